@@ -11,13 +11,16 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage properties test-torch test-gpu bench-gpu test-pycuda mutants clean
+.PHONY: help demo test venv lint types contracts unit fix coverage properties test-torch test-python test-native test-gpu bench-gpu test-pycuda mutants clean
 
 help:
 	@echo "make demo       record an example training run and print its report"
 	@echo "make test       lint, types, import contracts and tests (installs the dev extra)"
 	@echo "make fix        format and auto-fix"
 	@echo "make test-torch TORCH=2.6.0  the tests with another version of torch"
+	@echo "make test-native  torch's own CUDA code without a GPU (downloads its build with CUDA: 0.5 GB)"
+
+	@echo "make test-python PY_VERSION=3.13  what depends on Python's version, with another one"
 	@echo "make test-pycuda  pycuda's real code against a fake driver (builds it; two minutes)"
 	@echo "make mutants    how many small faults the tests notice, on a sample (an hour)"
 	@echo "make test-gpu   only the tests that need a CUDA device"
@@ -69,6 +72,33 @@ test-torch:
 	$(PYTHON) -m venv $(VENV_TORCH)
 	$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' torch==$(TORCH)
 	$(VENV_TORCH)/bin/python -m pytest $(PYTEST_ARGS)
+
+# Torch's own CUDA code without a GPU: the build with CUDA in an environment of its own, without
+# NVIDIA's packages. (A build without CUDA has a local version, which pip would prefer.)
+NATIVE_TORCH ?= 2.13.0
+VENV_NATIVE ?= .venv-native
+STAMP_NATIVE := $(VENV_NATIVE)/.stamp-native
+
+$(STAMP_NATIVE): pyproject.toml
+	$(PYTHON) -m venv $(VENV_NATIVE)
+	$(VENV_NATIVE)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test-native]'
+	$(VENV_NATIVE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'torch==$(NATIVE_TORCH),!=$(NATIVE_TORCH)+cpu'
+	@touch $@
+
+test-native: $(STAMP_NATIVE)
+	GPUPROBE_TEST_NATIVE=2xh100-80gb $(VENV_NATIVE)/bin/python -m pytest $(PYTEST_ARGS) -m 'gpu or native'
+
+# In an environment of its own, with the interpreter of that name: frames, and that nothing changes
+# a program.
+PY_VERSION ?= 3.13
+VENV_PYTHON = .venv-python-$(PY_VERSION)
+
+test-python:
+	python$(PY_VERSION) -m venv $(VENV_PYTHON)
+	$(VENV_PYTHON)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(VENV_PYTHON)/bin/python -m pytest $(PYTEST_ARGS) tests/test_frame_variables.py \
+		tests/test_unchanged_programs.py tests/hazards/test_hazard_corpus.py tests/sampler
+	$(VENV_PYTHON)/bin/python benchmarks/unchanged_programs.py
 
 # Builds pycuda from source, and runs its real code against a fake driver.
 test-pycuda: $(STAMP_DEV)

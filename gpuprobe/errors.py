@@ -115,7 +115,7 @@ class NotModelled(ProgramFailed, RuntimeError):
 
 
 class TooLarge(BaseException):
-    """A run that computes values which nobody requested is too large for this machine. Not an
+    """A run that computes values which were not requested is too large for this machine. Not an
     Exception: a program that catches those must not continue.
     """
 

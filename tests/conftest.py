@@ -29,6 +29,16 @@ def _settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_BY_LIBRARIES)}
 
 
+NATIVE = "GPUPROBE_TEST_NATIVE"
+"""The GPUs that ``make test-native`` gives the tests: the native engine is loaded before torch."""
+
+if os.environ.get(NATIVE):
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.process import load
+
+    load(parse_spec(os.environ[NATIVE]))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """What a test leaves does not decide what the next one of its process finds: a process group
@@ -47,6 +57,15 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("native") for item in items):
+        from gpuprobe.native.libraries import torch_build
+
+        build = torch_build()
+        if build is None or not build.cuda:
+            skipped = pytest.mark.skip(reason="torch is a build without CUDA (make test-native)")
+            for item in items:
+                if item.get_closest_marker("native"):
+                    item.add_marker(skipped)
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     try:

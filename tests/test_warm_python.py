@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import warm_python
+from default_sigint import default_sigint
 
 SEEN = """
 import json, os, sys, warnings
@@ -21,17 +22,19 @@ warnings.warn("shown", UserWarning)
 
 
 def run(python: str, *words: str, cwd: Path, **changes: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [python, *words],
-        cwd=cwd,
-        env={**os.environ, "MARK": "here", **changes},
-        input="typed\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    with default_sigint():
+        process = subprocess.Popen(
+            [python, *words],
+            cwd=cwd,
+            env={**os.environ, "MARK": "here", **changes},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with process:
+        out, err = process.communicate("typed\n", timeout=120)
+    return process.returncode, out, err
 
 
 ENDS = {
@@ -82,6 +85,32 @@ def test_a_command_that_is_gone_ends_its_program(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     status = Path(f"/proc/{number}/stat")
     assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+IN_THE_BACKGROUND = f"""
+import signal, subprocess, sys
+sys.path.insert(0, {str(Path(warm_python.__file__).parent)!r})
+import warm_python
+from default_sigint import default_sigint
+interrupted = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+warm = warm_python.shared().python
+print(subprocess.run([warm, "-c", interrupted], stderr=subprocess.PIPE).returncode)
+with default_sigint():
+    process = subprocess.Popen([sys.executable, "-c", interrupted], stderr=subprocess.PIPE)
+process.communicate()
+print(process.returncode)
+print(signal.getsignal(signal.SIGINT).name)
+"""
+
+
+def test_ctrl_c_ends_programs_of_tests_in_the_background(tmp_path: Path) -> None:
+    """A shell without job control starts them with SIGINT ignored."""
+    code, out, err = run(
+        "sh", "-c", 'trap "" INT; exec "$0" "$@"', sys.executable, "-c", IN_THE_BACKGROUND,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert out.split() == [str(-signal.SIGINT), str(-signal.SIGINT), "SIG_IGN"]
 
 
 def test_children_of_the_tests_leave_it_as_it_is(tmp_path: Path) -> None:

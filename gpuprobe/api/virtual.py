@@ -21,7 +21,7 @@ from gpuprobe.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpuprobe.engines.base import Measurement, Order, Session
+    from gpuprobe.engines.base import EngineSession, Measurement, Order
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
     from gpuprobe.model.plans.links import Links
@@ -37,6 +37,19 @@ def check_gpu(name: str) -> None:
     parse_spec(name)
 
 
+def load_native(gpu: str = "h100-80gb") -> None:
+    """Give this process, to its end, GPUs of the native engine (see `virtual_gpu`). Before torch is
+    imported, and before anything that imports it.
+
+    Raises ConfigError for an unknown GPU, UsageError if torch is imported already, and
+    EnvironmentUnavailable where torch or the machine does not allow it.
+    """
+    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.choice import prepare
+
+    prepare("native", Order(gpu))
+
+
 @contextmanager
 def virtual_gpu(
     gpu: str = "h100-80gb",
@@ -47,7 +60,7 @@ def virtual_gpu(
     torch: str = "",
     random: str = "host",
     engine: str = "auto",
-) -> Iterator[Session]:
+) -> Iterator[EngineSession]:
     """Give torch a CUDA device that this machine does not have, inside this context.
 
     ::

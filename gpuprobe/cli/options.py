@@ -115,7 +115,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "native", "virtual"),
         default="auto",
         help="native: torch's own CUDA code without a GPU (needs a build of torch with CUDA); "
-        "virtual: a model of it; auto (default): native if possible",
+        "virtual: a model of that code; auto (default): native if possible",
     )
 
 

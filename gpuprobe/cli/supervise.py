@@ -50,7 +50,7 @@ def supervised(command: Callable[[], int]) -> int:
     with open(reading, "rb", buffering=0) as stream:  # noqa: PTH123 (a descriptor)
         os.set_blocking(reading, False)  # a process that the program left behind may hold it open
         code = stream.read(1)
-    if received and os.WIFSIGNALED(status):
+    if received and os.WIFSIGNALED(status) and os.WTERMSIG(status) == received:
         signal.signal(received, signal.SIG_DFL)  # as this process would have ended by itself
         os.kill(os.getpid(), received)
     ended = os.waitstatus_to_exitcode(status)

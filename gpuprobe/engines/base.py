@@ -14,7 +14,7 @@ from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import Bytes
 
 
-class Evidence(Enum):
+class EvidenceGrade(Enum):
     """What figures rest on, as every report states it."""
 
     HARDWARE = "measured on a GPU"
@@ -53,7 +53,7 @@ class Order:
     endless: bool = False
 
 
-class Job(Protocol):
+class SimulatedRank(Protocol):
     """The job that an estimated run is one rank of: `gpuprobe.planning.job.Job`."""
 
     @property
@@ -69,7 +69,7 @@ class Job(Protocol):
         """How the others are reached; None where they are not simulated."""
 
 
-class Session(Protocol):
+class EngineSession(Protocol):
     """A process that has the GPUs of an `Order`."""
 
     @property
@@ -84,7 +84,7 @@ class Session(Protocol):
         """Give the process its GPUs."""
 
     def pause(self) -> None:
-        """Take them away for now: `start` continues with what lies on them."""
+        """Take them away for now: `start` continues with the tensors on them."""
 
     def stop(self) -> None:
         """Take them away, as far as the engine can."""
@@ -117,7 +117,7 @@ class DeviceRun:
 
 
 @dataclass
-class Run:
+class EngineRun:
     """What a whole run did, for the figures of an estimate.
 
     ``settings`` are those of the allocator, ``rank`` is one of ``ranks``. ``traffic`` is what was
@@ -127,7 +127,7 @@ class Run:
     """
 
     engine: str
-    evidence: Evidence
+    evidence: EvidenceGrade
     count: int
     devices: Sequence[DeviceRun]
     settings: AllocatorSettings
@@ -152,7 +152,7 @@ class Measurement(Protocol):
     """One estimated run on an engine. ``session`` is what the program finds."""
 
     @property
-    def session(self) -> Session:
+    def session(self) -> EngineSession:
         """The session that the run is made in."""
 
     def models(self) -> Mapping[int, GpuModel]:
@@ -179,5 +179,5 @@ class Measurement(Protocol):
         size is the largest possible one; ``""`` for none.
         """
 
-    def run(self, recording: Any) -> Run:
-        """What the run did, after `Session.stop`; ``recording`` is the one that was made of it."""
+    def run(self, recording: Any) -> EngineRun:
+        """What the run did, after `EngineSession.stop`, and by its ``recording``."""

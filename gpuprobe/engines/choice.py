@@ -6,7 +6,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
-from gpuprobe.engines.base import ENGINES, Job, Measurement, Order, Session
+from gpuprobe.engines.base import ENGINES, EngineSession, Measurement, Order, SimulatedRank
 from gpuprobe.errors import EnvironmentUnavailable, GpuprobeError, UsageError
 
 
@@ -48,10 +48,10 @@ def why_not_native(order: Order, *, ranks: int = 1) -> str:
     return ""
 
 
-def current() -> Session | None:
+def current() -> EngineSession | None:
     """The session that this process is in, None outside."""
     virtual = sys.modules.get("gpuprobe.virtual.session")
-    found: Session | None = None if virtual is None else virtual.current()
+    found: EngineSession | None = None if virtual is None else virtual.current()
     if found is None:
         from gpuprobe.native.process import loaded
 
@@ -86,7 +86,9 @@ def prepare(engine: str, order: Order, *, ranks: int = 1) -> str:
     return chosen
 
 
-def measurement(engine: str, order: Order, job: Job, *, bounded: bool = False) -> Measurement:
+def measurement(
+    engine: str, order: Order, job: SimulatedRank, *, bounded: bool = False
+) -> Measurement:
     """An estimated run, on the engine that `prepare` returned."""
     if engine == "native":
         from gpuprobe.engines.native import NativeMeasurement

@@ -10,10 +10,11 @@ from typing import Any, Final
 from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.engines.base import DeviceRun, Evidence, Job, Order, Run
+from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
 from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
+from gpuprobe.patching import when_imported
 
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -47,13 +48,19 @@ class NativeSession:
         self._order = order
         self.gpus = tuple(gpus)
         self._assumed: list[str] = []
+        self._values: Any = None  # a `gpuprobe.native.values.Values`, while values are computed
+        self._ended = False
+        self._unknown_as_nan = False
+        self._notes: tuple[str, ...] = ()
         self.runtime: process.Runtime | None = None
 
     @property
     def assumed(self) -> Sequence[str]:
         refused = self.runtime.refused() if self.runtime is not None else ()
+        values = self._values
         return (
             *self._assumed,
+            *(self._notes if values is None else values.notes),
             *(f"{name} was called, which the native engine does not answer" for name in refused),
         )
 
@@ -73,6 +80,21 @@ class NativeSession:
         else:
             self.runtime = process.loaded()
         _session = self
+        self._ended = False
+        when_imported("torch", self._compute)
+
+    def _compute(self) -> None:
+        """Compute values from now on. torch was imported."""
+        if self._ended or self._values is not None or not self.gpus:
+            return
+        from gpuprobe.native.values import Values
+
+        self._values = Values(
+            "shapes" if self._order.compute == "shapes" else "real",
+            self._order.assume,
+            unknown_as_nan=self._unknown_as_nan,
+        )
+        self._values.__enter__()
 
     def pause(self) -> None:
         """Nothing: the GPUs stay."""
@@ -80,6 +102,11 @@ class NativeSession:
     def stop(self) -> None:
         """End the session. The GPUs stay to the end of the process."""
         global _session
+        self._ended = True
+        values, self._values = self._values, None
+        if values is not None:
+            values.__exit__(None, None, None)
+            self._notes = values.notes
         if _session is self:
             _session = None
 
@@ -87,7 +114,10 @@ class NativeSession:
         """Nothing: recordings at level ``trace`` begin with the first use of a GPU."""
 
     def read_unknown_as_nan(self) -> None:
-        """Nothing so far."""
+        """Numbers that were not computed are NaN. Before `start`, or before torch is imported."""
+        self._unknown_as_nan = True
+        if self._values is not None:
+            self._values.reads.unknown_as_nan = True
 
     def peaks(self) -> Mapping[int, tuple[int, int]]:
         import torch
@@ -134,7 +164,7 @@ def refuse(order: Order, *, ranks: int = 1) -> None:
 class NativeMeasurement:
     """An estimated run on GPUs of the native engine that never run out of memory."""
 
-    def __init__(self, order: Order, job: Job, *, bounded: bool = False) -> None:
+    def __init__(self, order: Order, job: SimulatedRank, *, bounded: bool = False) -> None:
         refuse(order, ranks=job.ranks)
         self._order = order
         self._job = job
@@ -170,7 +200,7 @@ class NativeMeasurement:
     def unknown_read(self) -> tuple[str, str]:
         return "", ""
 
-    def run(self, recording: Any) -> Run:
+    def run(self, recording: Any) -> EngineRun:
         peaks = self._session.peaks()
         traces: dict[str, MemoryTrace] = {}
         for rank in recording.ranks:
@@ -178,9 +208,9 @@ class NativeMeasurement:
                 earlier = traces.get(trace.device)
                 traces[trace.device] = trace if earlier is None else joined(earlier, trace)
         self.assume(WORKSPACES)
-        return Run(
+        return EngineRun(
             engine="native",
-            evidence=Evidence.NATIVE,
+            evidence=EvidenceGrade.NATIVE,
             count=len(self._gpus),
             devices=[
                 # A GPU that is used has been traced: recordings begin with its first use.

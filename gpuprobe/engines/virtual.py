@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.catalogue.gpu_model import GpuModel
-from gpuprobe.engines.base import DeviceRun, Evidence, Job, Order, Run
+from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.version import installed
@@ -42,11 +42,11 @@ def session(order: Order) -> Iterator[VirtualSession]:
 
 
 class VirtualMeasurement:
-    """An estimated run on virtual GPUs. ``job`` is the `gpuprobe.planning.job.Job` that it is one
-    rank of; ``bounded``: raise TooLarge beyond what ``--compute auto`` may compute.
+    """An estimated run on virtual GPUs. ``bounded``: raise TooLarge beyond what ``--compute auto``
+    may compute.
     """
 
-    def __init__(self, order: Order, job: Job, *, bounded: bool = False) -> None:
+    def __init__(self, order: Order, job: SimulatedRank, *, bounded: bool = False) -> None:
         self._machine: Machine = machine_of(
             order.gpu,
             order.compute,
@@ -97,16 +97,16 @@ class VirtualMeasurement:
     def unknown_read(self) -> tuple[str, str]:
         return self._machine.given_nan, self._machine.bounded
 
-    def run(self, recording: Any) -> Run:
+    def run(self, recording: Any) -> EngineRun:
         machine = self._machine
         if self._peers is not None and machine.traffic is not None:
             self._peers.post_differences(machine.traffic.differences.document())
         low, high = (
             buffers(machine.traffic.communicators.values()) if machine.traffic else (None, None)
         )
-        run = Run(
+        run = EngineRun(
             engine="virtual",
-            evidence=Evidence.VIRTUAL,
+            evidence=EvidenceGrade.VIRTUAL,
             count=machine.count,
             devices=[
                 DeviceRun(

@@ -9,7 +9,7 @@
     baseline = "memory.json"      # relative to this file
     hazards = true                # also count races and implicit synchronisations
     compute = "shapes"            # on the virtual GPU: sizes alone, without the arithmetic
-    engine = "native"             # torch's own CUDA code, or "virtual": a model of it
+    engine = "native"             # torch's own CUDA code, or "virtual": a model
 
     [tool.gpuprobe.tolerance]
     peak_allocated = "2%"

@@ -24,6 +24,7 @@ from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.tensors import storage_key
 
 _PRIORITIES: Final = 4
@@ -482,7 +483,11 @@ class _Watch(TorchDispatchMode):
                 return NotImplemented  # the subclass unwraps first; its parts come back here
         kwargs = kwargs or {}
         began = time.perf_counter()
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - raised again
+            args = kwargs = None
+            raise passed_on(error)  # noqa: B904 - the same one
         seconds = time.perf_counter() - began
         self._source.guarded(self._source.ran, func, args, kwargs, result, seconds)
         return result

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from types import ModuleType
 from typing import Any, Final, Protocol
 
 import torch
 
 from gpuprobe.code_origin import name_of
+from gpuprobe.frame_variables import variables
 from gpuprobe.hazard_watch.places import is_users, site_at_hand
 from gpuprobe.hazards.accesses import RaceContext, Scope
 from gpuprobe.patching import Patches
@@ -129,10 +131,10 @@ def _scope(
     streams: dict[int, list[str]] = {}
     tensors: list[str] = []
     for name, value in _variables(frame):
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             if len(tensors) < 4 and source.block_of(value) == address:
                 tensors.append(name)
-        elif isinstance(value, torch.cuda.Stream):
+        elif issubclass(type(value), torch.cuda.Stream):
             actor = actors.get(_key(value))
             if actor is not None:
                 streams.setdefault(actor, []).append(name)
@@ -147,19 +149,19 @@ def _scope(
 
 def _variables(frame: Any) -> Iterator[tuple[str, Any]]:
     """Local variables, attributes of local objects one level deep, then global variables."""
-    local = frame.f_locals
-    for name, value in list(local.items())[:_MOST_NAMES]:
-        yield name, value
-    for name, value in list(local.items())[:_MOST_NAMES]:
-        if isinstance(value, (torch.Tensor, ModuleType, type)) or not name.isidentifier():
+    found = variables(frame)
+    local = list(islice(found.items(), _MOST_NAMES))
+    yield from local
+    for name, value in local:
+        if issubclass(type(value), (torch.Tensor, ModuleType, type)) or not name.isidentifier():
             continue
         attributes = _attributes(value)
         if attributes:
             for attribute, part in list(attributes.items())[:_MOST_NAMES]:
                 if isinstance(attribute, str) and attribute.isidentifier():
                     yield f"{name}.{attribute}", part
-    if frame.f_globals is not local:
-        for name, value in list(frame.f_globals.items())[:_MOST_NAMES]:
+    for name, value in list(islice(frame.f_globals.items(), _MOST_NAMES)):
+        if found.get(name) is not value:  # in a module they are the local ones
             yield name, value
 
 
@@ -184,5 +186,5 @@ def names_at_hand(source: TensorSource, addresses: list[int]) -> tuple[str, ...]
     return tuple(
         name
         for name, value in _variables(frame)
-        if isinstance(value, torch.Tensor) and source.block_of(value) in addresses
+        if issubclass(type(value), torch.Tensor) and source.block_of(value) in addresses
     )

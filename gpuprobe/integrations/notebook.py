@@ -94,7 +94,7 @@ def _record(cell: _Cell, asked: argparse.Namespace) -> Any:
         else:
             output = Path(asked.output)
         if asked.gpu is not None:
-            stack.enter_context(virtual_gpu(asked.gpu))
+            stack.enter_context(virtual_gpu(asked.gpu, engine=asked.engine))
         recorder = record(output, level=asked.level, force=asked.force)
         with recorder as rec:
             cell(apart=asked.gpu is not None, rec=rec)
@@ -107,7 +107,7 @@ def _estimate(cell: _Cell, asked: argparse.Namespace) -> Any:
     def step() -> None:
         cell(apart=True)
 
-    return estimate(step, asked.gpu or DEFAULT_GPU, steps=1)
+    return estimate(step, asked.gpu or DEFAULT_GPU, steps=1, engine=asked.engine)
 
 
 def _hazards(cell: _Cell, asked: argparse.Namespace) -> Any:
@@ -141,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("action", nargs="?", choices=tuple(_ACTIONS), default="record")
     parser.add_argument("--gpu", help=f"a virtual GPU to run on (estimate: {DEFAULT_GPU})")
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "native", "virtual"),
+        default="auto",
+        help="with --gpu: native: torch's own CUDA code; virtual: a model of that code",
+    )
     parser.add_argument("--level", choices=("counters", "trace"), default="trace")
     parser.add_argument("--output", help="where to keep the recording")
     parser.add_argument("--force", action="store_true", help="replace an existing recording")

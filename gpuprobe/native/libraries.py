@@ -221,7 +221,7 @@ def libraries_for(build: TorchBuild) -> Libraries:
     if not build.cuda:
         raise EnvironmentUnavailable(
             f"torch {build.version} is a build without CUDA, which the native engine needs",
-            hint="gpuprobe native install puts one beside it, or use --engine virtual",
+            hint="gpuprobe native install downloads one, or use --engine virtual",
         )
     if build.major not in SUPPORTED_MAJORS:
         raise EnvironmentUnavailable(

@@ -13,7 +13,13 @@ from typing import Final
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.values import Unavailable
-from gpuprobe.native.libraries import Libraries, TorchBuild, libraries_for, torch_build
+from gpuprobe.native.libraries import (
+    Libraries,
+    TorchBuild,
+    cache_folder,
+    libraries_for,
+    torch_build,
+)
 
 SETTINGS: Final = "GPUPROBE_NATIVE"
 """The environment variable that holds the settings, which children inherit."""
@@ -62,7 +68,7 @@ def settings_text(gpus: Sequence[GpuModel], build: TorchBuild, *, endless: bool 
 
 
 def add_to_environment(
-    environment: MutableMapping[str, str], libraries: Libraries, settings: str
+    environment: MutableMapping[str, str], libraries: Libraries, settings: str, build: TorchBuild
 ) -> None:
     """Make programs that are started with ``environment`` run on the native engine.
 
@@ -75,6 +81,12 @@ def add_to_environment(
         environment["LD_PRELOAD"] = f"{preload} {before}".strip()
     # Triton links its launchers to libcuda, which it would search for on the machine.
     environment["TRITON_LIBCUDA_PATH"] = str(libraries.folder)
+    if build.folder.parent.is_relative_to(cache_folder()):  # of `gpuprobe native install`
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        if str(build.folder.parent) not in paths:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                [str(build.folder.parent), *filter(None, paths)]
+            )
 
 
 class LogKind(IntEnum):
@@ -125,7 +137,7 @@ class _Entry(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Call:
+class NativeCall:
     """One logged call. ``stream`` numbers streams from 2 on in the order of their creation; 0 is
     the default stream, 1 the per-thread one. ``a`` and ``b``: target and source of a copy, or the
     number of an event and the stream that it was recorded on. ``name``: a kernel's mangled
@@ -153,6 +165,7 @@ class Runtime:
         self.libraries = libraries
         self.settings = settings
         self._core = core
+        core.gpn_settings_read.restype = ctypes.c_bool
         core.gpn_used.restype = ctypes.c_ulonglong
         core.gpn_unanswered_count.restype = ctypes.c_size_t
         core.gpn_unanswered_name.restype = ctypes.c_char_p
@@ -165,6 +178,10 @@ class Runtime:
         core.gpn_log_dropped.restype = ctypes.c_ulonglong
         if core.gpn_log_entry_size() != ctypes.sizeof(_Entry):
             raise EnvironmentUnavailable("the native engine's library is of another gpuprobe")
+
+    def settings_read(self) -> bool:
+        """Whether the runtime has read its settings: torch asked it for devices."""
+        return bool(self._core.gpn_settings_read())
 
     def used(self, index: int) -> int:
         """Bytes that this process holds on a device of the machine, its context included."""
@@ -187,13 +204,13 @@ class Runtime:
         """Calls that were not kept since the log was started."""
         return int(self._core.gpn_log_dropped())
 
-    def take_log(self) -> Iterator[Call]:
+    def take_log(self) -> Iterator[NativeCall]:
         """The logged calls, oldest first, which are then forgotten."""
         buffer = (_Entry * 4096)()
         while True:
             count = self._core.gpn_log_take(ctypes.byref(buffer), len(buffer))
             for entry in buffer[:count]:
-                yield Call(
+                yield NativeCall(
                     LogKind(entry.kind),
                     entry.device,
                     entry.stream,
@@ -229,6 +246,18 @@ def loaded() -> Runtime | None:
     return _loaded
 
 
+def build_to_run() -> TorchBuild | None:
+    """The torch that programs of this process run on the native engine: its own, or the one that
+    ``gpuprobe native install`` installed if its own has no CUDA; None without torch.
+    """
+    build = torch_build()
+    if build is not None and not build.cuda and "torch" not in sys.modules:
+        from gpuprobe.native.install import activate
+
+        return activate() or build
+    return build
+
+
 def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
     """Load the native engine into this process, before torch, and into the programs it starts.
     ``endless``: its GPUs never run out of memory.
@@ -237,12 +266,14 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
     EnvironmentUnavailable where torch or the machine does not allow it.
     """
     global _loaded
-    build = torch_build()
+    build = build_to_run()
     if build is None:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
     settings = settings_text(gpus, build, endless=endless)
     runtime = loaded()
     if runtime is not None:
+        if runtime.settings != settings and not runtime.settings_read():
+            os.environ[SETTINGS] = runtime.settings = settings
         if runtime.settings != settings:
             raise UsageError(
                 "this process has other GPUs already: with the native engine a process keeps those "
@@ -256,7 +287,7 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
             "torch is imported already; the native engine must be loaded before it",
             hint="call gpuprobe.virtual_gpu() before `import torch`, or use engine='virtual'",
         )
-    add_to_environment(os.environ, libraries, settings)
+    add_to_environment(os.environ, libraries, settings, build)
     _loaded = _open(libraries, settings)
     return _loaded
 

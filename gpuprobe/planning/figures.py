@@ -12,7 +12,7 @@ from gpuprobe.allocator.replays.requests import with_requests
 from gpuprobe.allocator.replays.whatif import WhatIfOutcome, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.summary import device_categories
-from gpuprobe.engines.base import DeviceRun, Evidence, Run
+from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade
 from gpuprobe.model.plans.estimate import (
     FITS,
     NOT,
@@ -67,12 +67,12 @@ class DeviceFit(NamedTuple):
     why: str
 
 
-def device_fit(run: Run, device: DeviceRun, others: Other = NOTHING) -> DeviceFit:
+def device_fit(run: EngineRun, device: DeviceRun, others: Other = NOTHING) -> DeviceFit:
     """Whether the run fits on a device, next to what processes need that it starts (``others``)."""
     model, trace, peak = device.model, device.trace, device.peak_allocated
     recorded = replay_trace(trace)
     low = high = device.peak_reserved
-    if run.evidence is Evidence.VIRTUAL:
+    if run.evidence is EvidenceGrade.VIRTUAL:
         free = what_if(trace, recorded, run.settings)
         low = min(free.peak_reserved.least, low)
         high = max(free.peak_reserved.most, high)
@@ -104,7 +104,7 @@ def device_fit(run: Run, device: DeviceRun, others: Other = NOTHING) -> DeviceFi
     return DeviceFit(low, high, peak, workspace, run.nccl_low, run.nccl_high, others, verdict, why)
 
 
-def fullest(run: Run, fits: Mapping[int, DeviceFit]) -> DeviceRun:
+def fullest(run: EngineRun, fits: Mapping[int, DeviceFit]) -> DeviceRun:
     """The device with the least room. ``fits`` are by the program's index of the device."""
 
     def need(device: DeviceRun) -> tuple[int, float]:
@@ -116,7 +116,7 @@ def fullest(run: Run, fits: Mapping[int, DeviceFit]) -> DeviceRun:
 
 
 def device_rows(
-    run: Run, fits: Mapping[int, DeviceFit], recording: Recording
+    run: EngineRun, fits: Mapping[int, DeviceFit], recording: Recording
 ) -> tuple[DeviceEstimate, ...]:
     """A row for each device; none if there is one."""
     if len(fits) < 2:
@@ -141,7 +141,7 @@ def device_rows(
 
 
 def estimate_of(
-    run: Run,
+    run: EngineRun,
     device: DeviceRun,
     fit: DeviceFit,
     report: Report,
@@ -293,7 +293,7 @@ def verdict_of(
     return FITS, ""
 
 
-def _sent(run: Run, report: Report) -> dict[int, CollectiveRecord]:
+def _sent(run: EngineRun, report: Report) -> dict[int, CollectiveRecord]:
     """What the rank sends in the last whole step, by number: the first ones also set things up."""
     if run.traffic is None:
         return {}

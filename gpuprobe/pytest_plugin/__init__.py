@@ -43,6 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "h100-80gb)",
     )
     group.addoption(
+        "--gpuprobe-engine",
+        choices=("native", "virtual"),
+        default=None,
+        help="native: run all tests on torch's own CUDA code without a GPU, which needs a build of "
+        "torch with CUDA; virtual: marked tests on a model of that code (default)",
+    )
+    group.addoption(
         "--gpuprobe-baselines",
         metavar="DIR",
         default="gpuprobe-baselines",
@@ -75,8 +82,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before conftest files that import torch
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
+    if config.getoption("--gpuprobe-engine") == "native":
+        from gpuprobe.pytest_plugin.hooks import load_engine
+
+        load_engine(config)
 
 
 def _wanted(items: list[pytest.Item]) -> list[pytest.Item]:

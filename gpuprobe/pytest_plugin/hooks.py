@@ -11,7 +11,7 @@ from gpuprobe.errors import GpuprobeError
 from gpuprobe.pytest_plugin.limits import limits_of
 from gpuprobe.pytest_plugin.meter import Devices, Meter
 
-__all__ = ["METER", "prepare"]
+__all__ = ["METER", "load_engine", "prepare"]
 
 METER: pytest.StashKey[Meter] = pytest.StashKey()
 """Of each test that is measured."""
@@ -24,7 +24,8 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     In a worker of pytest-xdist, which knows no such end, all of the tests fail with it instead.
     """
     try:
-        devices = Devices(_gpu(config))
+        native = config.getoption("--gpuprobe-engine") == "native"
+        devices = Devices(_gpu(config), native=native)
         for item in items:
             item.stash[METER] = Meter(item, limits_of(item), devices)
     except GpuprobeError as error:
@@ -33,6 +34,16 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         config.pluginmanager.register(_Refusal(items, _worded(error)), "gpuprobe-tests")
         return
     config.pluginmanager.register(_Hooks(devices), "gpuprobe-tests")
+
+
+def load_engine(config: pytest.Config) -> None:
+    """Load the native engine, for all tests. Raises pytest.UsageError where it cannot be loaded."""
+    from gpuprobe.api.virtual import load_native
+
+    try:
+        load_native(_gpu(config)[1])
+    except GpuprobeError as error:
+        raise pytest.UsageError(_worded(error)) from None
 
 
 def _gpu(config: pytest.Config) -> tuple[str, str]:

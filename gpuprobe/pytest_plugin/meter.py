@@ -27,19 +27,22 @@ _LONGEST = 120  # of a file's name, in characters: file systems take 255 bytes
 
 
 class Devices:
-    """What tests are measured on: the machine's own GPUs, or virtual ones.
+    """What tests are measured on: the machine's own GPUs, those of the native engine, which all
+    tests have, or virtual ones.
 
     A virtual machine is left after each test, so that tests that are not marked see none. It is
     kept for the next one only while something still lies on it, such as a model that a fixture
     of a wider scope made; else each test gets a fresh one.
     """
 
-    def __init__(self, gpu: tuple[str, str]) -> None:
+    def __init__(self, gpu: tuple[str, str], *, native: bool = False) -> None:
         self._asked, self._otherwise = gpu
+        self._native = native
         self._stack = ExitStack()
         self._session: Any = None
         self._active = False
-        self.virtual = ""
+        self.label = f"native {gpu[1]}" if native else ""
+        """What baselines name: "" for the machine's own GPUs."""
 
     def enter(self) -> None:
         """Raises MissingExtra without torch, ConfigError for bad allocator settings."""
@@ -47,12 +50,12 @@ class Devices:
 
         if self._session is None:
             with ExitStack() as stack:
-                if not self._asked and _has_cuda():
+                if self._native or (not self._asked and _has_cuda()):
                     return
-                self._session = stack.enter_context(virtual_gpu(self._otherwise))
+                self._session = stack.enter_context(virtual_gpu(self._otherwise, engine="virtual"))
                 self._stack = stack.pop_all()
             self._session.keep_stacks()
-            self.virtual = self._otherwise
+            self.label = f"virtual {self._otherwise}"
         else:
             self._session.start()
         self._active = True
@@ -227,10 +230,8 @@ class Meter:
     def _recorded(self, path: Path) -> Baseline:
         from gpuprobe.api.check import recorded
 
-        virtual = self._devices.virtual
         root = str(self._item.config.rootpath)
-        device = f"virtual {virtual}" if virtual else ""
-        return recorded(path, device=device, root=root, others=self._others)
+        return recorded(path, device=self._devices.label, root=root, others=self._others)
 
     def notify_allocators(self) -> None:
         """Of a test that fails: the lines that had most at its peak, in the report."""

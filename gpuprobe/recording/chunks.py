@@ -42,6 +42,7 @@ from gpuprobe.model.trace import (
     StackTable,
     known_line,
 )
+from gpuprobe.recording.budget import ChunkBudget, amounts, refuse_bomb
 
 CHUNK_VERSION = (1, 0)
 """(major, minor). History: 1.0: first version."""
@@ -53,15 +54,10 @@ _PREFIX = struct.Struct("<8sHHII")
 # more is lying, and is refused before anything of that size is allocated.
 _MAX_EXPANSION = 1032
 
-FREE_ROWS = 500_000
-ROWS_PER_BYTE = 4
-"""A recording may have `FREE_ROWS` events, and so many more for each byte of its chunks. A recorded
-event takes 5 bytes and more: its time alone takes one. Without this bound a file of 100 KB could
-have 30 million, and be read a thousand times under other names."""
-
 _UNPACKED_FREE = 128 << 20
 _UNPACKED_PER_BYTE = 256
-"""The same of the bytes that one chunk unpacks to; recorded ones unpack to 10 times their size."""
+"""Bytes that one chunk may unpack to, and so many more for each of its own; recorded ones unpack to
+10 times their size. `gpuprobe.recording.budget` limits what the bytes may describe."""
 
 # Level 1: half the size of level 0 in a fifth of the time of level 6, and it is spent between
 # two training steps.
@@ -253,8 +249,8 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
         "events": (trace.events, header.rows.events),
         "baseline": (trace.baseline, header.rows.baseline),
     }
-    if header.rows.events + header.rows.baseline > FREE_ROWS + ROWS_PER_BYTE * len(body):
-        raise DataError("more events than a file of its size holds")
+    budget = ChunkBudget()
+    budget.spend({"events": header.rows.events + header.rows.baseline}, len(body))
     seen: set[tuple[str, str]] = set()
     for column in header.columns:
         if column.typecode not in _TYPECODES:
@@ -276,14 +272,17 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
         setattr(table, column.name, values)
     for table, rows in tables.values():
         _restore(table, rows, len(body))
-    texts = from_plain(
-        _Texts, json.loads(unpack(header.tables, header.tables.length)), "its tables"
-    )
+    tables_json = unpack(header.tables, header.tables.length)
+    refuse_bomb(tables_json, len(body))
+    texts = from_plain(_Texts, json.loads(tables_json), "its tables")
     if position != len(body):
         raise DataError("bytes after its end")
     trace.stacks = _stack_table(texts)
     trace.segments = texts.segments
     trace.annotations = texts.annotations
+    counts = amounts(trace)
+    del counts["events"]  # they were checked before they were unpacked
+    budget.spend(counts, 0)
     _check_indices(trace)
     return trace
 

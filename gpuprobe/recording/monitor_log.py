@@ -58,9 +58,10 @@ def changes(old: Any, new: Any) -> dict[str, Any]:
 
 
 def applied(old: Any, made: Any) -> Any:
-    """``old`` with `changes` made to it; ``old`` itself stays as it is.
+    """``old`` with `changes` made to it, in place where it can be: with a copy, a change of a few
+    bytes would take as long as the reading is large.
 
-    Raises DataError where they do not belong together.
+    Raises DataError where they do not belong together; then some of them may have been made.
     """
     if not isinstance(made, dict) or set(made) - {"=", "+", "-"}:
         raise DataError("not a description of changes")
@@ -70,18 +71,17 @@ def applied(old: Any, made: Any) -> Any:
         return old
     if not isinstance(old, (dict, list)):
         raise DataError("changes of a value without parts")
-    result = old.copy()
     try:
         for key in made.get("-", ()):
-            del result[key]
+            del old[key]
         for key, part in made.get("+", {}).items():
-            if isinstance(result, list):
-                result[int(key)] = applied(result[int(key)], part)
+            if isinstance(old, list):
+                old[int(key)] = applied(old[int(key)], part)
             else:
-                result[key] = part["="] if key not in result else applied(result[key], part)
+                old[key] = part["="] if key not in old else applied(old[key], part)
     except _MISFITS as error:
         raise DataError(f"changes of a missing value: {error}") from error
-    return result
+    return old
 
 
 class MomentLog:
@@ -177,6 +177,12 @@ class ReplayedLog:
         self._next += 1
         return from_plain(Moment, self._plain)
 
+    def last(self) -> Moment | None:
+        """The last moment; None in a log without one. The moments before it are not decoded."""
+        while self._load(self._next):
+            self._next += 1
+        return None if self._at < 0 else from_plain(Moment, self._plain)
+
     def _load(self, number: int) -> bool:
         """Make ``_plain`` this reading, coming from the one before; whether it is there."""
         self._file.seek(self._starts[number])
@@ -196,7 +202,8 @@ class ReplayedLog:
         elif self._at != number - 1 or number == 0:
             raise DataError(f"{self._name}, line {number + 2}: it begins with changes")
         else:
-            self._plain = applied(self._plain, entry.get("changes"))
+            plain, self._plain, self._at = self._plain, None, -1  # until all are made
+            self._plain = applied(plain, entry.get("changes"))
         if number == len(self._starts) - 1:
             self._starts.append(self._file.tell())
         self._at = number
@@ -212,9 +219,8 @@ def read_moments(path: str | os.PathLike[str]) -> Iterator[Moment]:
 
 def last_moment(path: str | os.PathLike[str]) -> Moment:
     """The last moment of a log. Raises as `ReplayedLog`, and DataError where it has none."""
-    last = None
-    for moment in read_moments(path):
-        last = moment
+    with ReplayedLog(path) as log:
+        last = log.last()
     if last is None:
         raise DataError(f"{Path(path).name} has no readings yet")
     return last

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.io.files import open_regular, read_regular
+from gpuprobe.model.io.files import open_regular, read_regular, refuse_holes
 from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.chunks import FREE_ROWS, ROWS_PER_BYTE, decode_chunk
+from gpuprobe.recording.budget import ChunkBudget, amounts
+from gpuprobe.recording.chunks import decode_chunk
 from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_names
 from gpuprobe.recording.many.shapes import Shapes
 from gpuprobe.recording.many.steps import ColumnParser, Kept, read_at
@@ -61,6 +62,7 @@ class RecordingTail:
         self._shapes = Shapes()
         self._kept: Kept = OrderedDict()
         self._streams: dict[int, StreamFile[StreamParser]] = {}
+        self._inodes: dict[tuple[int, int], int] = {}  # rank, by its stream's device and inode
         self._chunks = Chunks(self.path, partial(_read_chunk, self.path))
 
     def poll(self) -> Recording:
@@ -76,11 +78,13 @@ class RecordingTail:
                 raise self._nothing()
             for rank in self._streams.keys() - names.keys():
                 del self._streams[rank]
+                self._inodes = {at: other for at, other in self._inodes.items() if other != rank}
             if self._columns is None:
                 self._columns = _size(self.path, names.values()) > LARGE
             for rank, name in names.items():
                 stream = self._streams.get(rank)
                 if stream is None:
+                    self._refuse_twice(rank, name)
                     stream = self._streams[rank] = StreamFile(self.path / name, self._parser)
                 with gc_paused():
                     stream.read_on()
@@ -94,6 +98,14 @@ class RecordingTail:
             ) from error
         parsers = {rank: stream.parser for rank, stream in self._streams.items()}
         return assembled(str(self.path), parsers, self._chunks)
+
+    def _refuse_twice(self, rank: int, name: str) -> None:
+        """Raise DataError for a link to another rank's stream: a large one under thousands of
+        names would be read as often. Raises OSError.
+        """
+        status = (self.path / name).stat()
+        if status.st_ino and self._inodes.setdefault((status.st_dev, status.st_ino), rank) != rank:
+            raise DataError(f"{name} of {self.path} is a link to the stream of another rank")
 
     def _parser(self, name: str) -> StreamParser:
         if self._columns:
@@ -181,6 +193,8 @@ class StreamFile(Generic[_P]):
                 self._offset = 0
                 self.parser = self._make(self._path.name)
             self._inode = status.st_ino
+            if status.st_size > self._offset:
+                refuse_holes(file)
             file.seek(self._offset)
             while most is None or read < most:
                 data = file.read(_PIECE)
@@ -208,8 +222,8 @@ class Chunks:
         """``read`` returns the bytes of a chunk by its name, and raises OSError."""
         self._path = path
         self._read = read
-        self._rows: dict[str, int] = {}  # of the chunks that were read
-        self._most = FREE_ROWS
+        self._read_before: set[str] = set()
+        self._budget = ChunkBudget()
         self._refused: str | None = None
 
     def load(self, name: str) -> MemoryTrace:
@@ -226,16 +240,14 @@ class Chunks:
                 f"{name}: the trace chunk cannot be read: {error.strerror or error}"
             ) from error
         trace = decode_chunk(data, name)
-        if name not in self._rows:
-            self._rows[name] = len(trace.events) + len(trace.baseline)
-            self._most += ROWS_PER_BYTE * len(data)
-        if sum(self._rows.values()) > self._most:
-            # No chunk is unpacked after this one: a reader goes on with the next step.
-            self._refused = (
-                f"{name}: the trace chunks of {self._path} unpack to far more events than "
-                "files of their size hold"
-            )
-            raise DataError(self._refused)
+        if name not in self._read_before:
+            self._read_before.add(name)
+            try:
+                self._budget.spend(amounts(trace), len(data))
+            except DataError as error:
+                # No chunk is unpacked after this one: a reader goes on with the next step.
+                self._refused = f"{name}: the trace chunks of {self._path} unpack to {error}"
+                raise DataError(self._refused) from error
         return trace
 
 

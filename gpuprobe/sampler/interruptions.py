@@ -6,6 +6,7 @@ from types import FrameType
 from typing import Any
 
 from gpuprobe.code_origin import PACKAGE
+from gpuprobe.frame_variables import variables
 
 
 def from_program(error: BaseException) -> bool:
@@ -22,7 +23,7 @@ def from_program(error: BaseException) -> bool:
         if (
             interrupted is not None
             and not frame.f_code.co_filename.startswith(PACKAGE)
-            and any(_holds(value, interrupted) for value in frame.f_locals.values())
+            and any(_holds(value, interrupted) for value in variables(frame).values())
         ):
             return True
         interrupted = frame

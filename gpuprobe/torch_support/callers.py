@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.code_origin import INSTALLED, PACKAGE, folder_of, name_of
+from gpuprobe.frame_variables import variables
 
 TORCH: Final = folder_of(torch)
 """What the file names of torch's own code begin with."""
@@ -43,6 +44,22 @@ def program_line() -> tuple[str, int]:
     return last
 
 
+_OF_OPERATORS: Final = f"{TORCH}_ops.py"
+
+
+def passed_on(error: BaseException) -> BaseException:
+    """What an operator raised that Python code called in the program's place, to be raised again
+    by that code, which lets go of its arguments: frames that the program does not have must not
+    keep its tensors alive while it handles the exception.
+    """
+    entry = error.__traceback__
+    if entry is not None:  # the caller's own frame
+        entry = entry.tb_next
+    while entry is not None and entry.tb_frame.f_code.co_filename == _OF_OPERATORS:
+        entry = entry.tb_next
+    return error.with_traceback(entry)
+
+
 _OF_MODULES: Final = f"{TORCH}nn/modules/module.py"
 _OF_SHARDS: Final = "_fsdp_param_group.py"
 
@@ -50,18 +67,15 @@ _OF_SHARDS: Final = "_fsdp_param_group.py"
 def module_at_work() -> str:
     """The module that a collective is made for: by FSDP2's own account, or the class of the one
     whose forward is at work. "" where there is none, as in a hook of the backward pass.
-
-    Before Python 3.13 a frame keeps what its ``f_locals`` once had until it ends, deleted names
-    too: no frame is asked whose variables may be large tensors that it deletes.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_filename.endswith(_OF_SHARDS):
-            this = frame.f_locals.get("self")
+            this: Any = variables(frame).get("self")
             if type(this).__name__ == "FSDPParamGroup":
                 return str(this._module_fqn or "")
         elif code.co_name == "_call_impl" and code.co_filename == _OF_MODULES:
-            return type(frame.f_locals["self"]).__name__
+            return type(variables(frame)["self"]).__name__
         frame = frame.f_back
     return ""

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from gpuprobe.code_origin import PACKAGE
+from gpuprobe.frame_variables import variables
 from gpuprobe.torch_support.callers import TORCH
 
 _MODULES: Final = f"{TORCH}nn/modules/module.py"
@@ -163,16 +164,14 @@ def _search() -> bool:
 
 
 def _called(generated: str) -> Any | None:
-    """The module whose forward is at work, if that is what was compiled. Only frames of torch's
-    own are asked for their variables: before Python 3.13 a frame keeps what its ``f_locals`` had.
-    """
+    """The module whose forward is at work, if that is what was compiled."""
     frame: Any = sys._getframe(2)
     differentiated = False
     while frame is not None:
         code = frame.f_code
         file, name = code.co_filename, code.co_name
         if file == _MODULES and name == "_call_impl":
-            module = frame.f_locals["self"]
+            module = variables(frame)["self"]
             if differentiated:
                 _remember(module)
             return module

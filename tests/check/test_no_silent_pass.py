@@ -146,6 +146,49 @@ def test_a_signal_reaches_the_program(changed: Path, tmp_path: Path) -> None:
         os.kill(int(ready.read_text()), 0)
 
 
+IGNORES = """\
+import os, signal
+assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+for process in {to}:
+    os.kill(process, signal.SIGINT)
+{then}
+"""
+
+CHECK = ("check", "train.py", "--baseline", "b.json")
+IN_THE_BACKGROUND: dict[str, tuple[tuple[str, ...], str, str, int, str]] = {
+    "run": (("run", "-q", "train.py"), "[os.getpid()]", "", 0, ""),
+    "check": (CHECK, "(os.getpid(), os.getppid())", TRAINING, 0, ""),
+    "a crash": (
+        CHECK,
+        "(os.getpid(), os.getppid())",
+        "os.kill(os.getpid(), signal.SIGSEGV)",
+        5,
+        "terminated this process by SIGSEGV",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IN_THE_BACKGROUND)
+def test_a_program_in_the_background_ignores_ctrl_c(
+    case: str, changed: Path, tmp_path: Path
+) -> None:
+    """It inherits that from a shell without job control, as it would without gpuprobe."""
+    words, to, then, code, message = IN_THE_BACKGROUND[case]
+    (changed / "train.py").write_text(IGNORES.format(to=to, then=then), encoding="utf-8")
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$0" "$@"']
+    done = subprocess.run(
+        [*ignoring, sys.executable, "-m", "gpuprobe", *words],
+        cwd=changed,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+
+
 def test_help_is_no_program(tmp_path: Path) -> None:
     assert gpuprobe(tmp_path, "baseline", "update", "--help").returncode == 0
     assert gpuprobe(tmp_path, "baseline", "update", "--nonsense").returncode == 2

@@ -18,6 +18,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from default_sigint import default_sigint
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuprobe.cli import main
@@ -135,15 +136,6 @@ def test_mistakes(options: list[str], says: str, capsys: pytest.CaptureFixture[s
 # -- serving
 
 
-# A test run in the background ignores SIGINT, and what it starts would, too.
-PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from gpuprobe.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @contextmanager
 def exporting(
     *options: str, libraries: Path | None = None
@@ -154,14 +146,16 @@ def exporting(
     environ = dict(os.environ)
     if libraries is not None:
         environ["LD_LIBRARY_PATH"] = str(libraries)
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "export", *(["--demo"] * (libraries is None)), *options],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
+    words = ["export", *(["--demo"] * (libraries is None)), *options]
+    with default_sigint():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpuprobe", *words],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
     assert process.stderr is not None
     said = []
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from default_sigint import default_sigint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -226,22 +227,15 @@ def test_nothing_fits(script: Path) -> None:
 
 
 def test_ctrl_c_prints_the_best_so_far(script: Path) -> None:
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "gpuprobe",
-            "fit",
-            str(script),
-            "--gpu",
-            "t4",
-            "--arg",
-            "batch_size",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = ["gpuprobe", "fit", str(script), "--gpu", "t4", "--arg", "batch_size"]
+    with default_sigint():
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with process:
         assert process.stderr is not None
         for line in process.stderr:
             if "batch_size 16: fits" in line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import corpus_collectives
+import corpus_deletions
 import corpus_graphs
 import corpus_host
 import corpus_memory
@@ -35,4 +36,5 @@ CASES: tuple[Case, ...] = (
     *corpus_users_loaders.CASES,
     *corpus_collectives.CASES,
     *corpus_offloads.CASES,
+    *corpus_deletions.CASES,
 )

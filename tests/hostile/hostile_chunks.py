@@ -56,6 +56,11 @@ def _tables(key: str, value: Any, header: Any, columns: Any, tables: Any) -> Non
     tables[key] = value
 
 
+def table_of(key: str, value: Any) -> Callable[[Any, Any, Any], None]:
+    """The change that puts rows in place of one of a chunk's tables."""
+    return partial(_tables, key, value)
+
+
 def _all(column: str, value: int, header: Any, columns: Any, tables: Any) -> None:
     values = columns["events", column]
     columns["events", column] = array(values.typecode, [value]) * len(values)
@@ -153,6 +158,9 @@ CHUNKS: dict[str, _Part] = {
     "a million frames": lazy(lambda: partial(
         _tables, "frames", [["", 0, ""]] + [["f.py", n, "f"] for n in range(1_000_000)]
     )),
+    "13 million frames": lazy(lambda: partial(_tables, "frames", [["", 0, ""]] * 13_000_000)),
+    "15 million stacks": lazy(lambda: partial(_tables, "stacks", [[]] * 15_000_000)),
+    "40 million strings": lazy(lambda: partial(_tables, "strings", [""] * 40_000_000)),
     "frames with negative lines": lazy(lambda: partial(
         _tables, "frames", [["", 0, ""]] + [["f.py", -n, "f"] for n in range(1, 60)]
     )),

@@ -87,6 +87,33 @@ def _two_long_lists(length: int, count: int) -> Any:
     return snapshot
 
 
+def _twice(depth: int) -> Any:
+    """Two lists that are equal, which takes 2**depth comparisons to find."""
+    first: list[Any] = []
+    second: list[Any] = []
+    for _ in range(depth):
+        first, second = [first, first], [second, second]
+    snapshot = _events(2)
+    for event, frames in zip(snapshot["device_traces"][0], (first, second), strict=True):
+        event["frames"] = frames
+    return snapshot
+
+
+def _long_list(length: int, different: bool, own: int, count: int) -> Any:
+    """One list in so many events, after events with lists of their own."""
+    frame = {"filename": "f.py", "line": 1, "name": "f"}
+    long = [{**frame, "line": n} for n in range(length)] if different else [frame] * length
+    snapshot = _events(own + count)
+    for n, event in enumerate(snapshot["device_traces"][0]):
+        event["frames"] = [frame, {**frame, "line": n}] if n < own else long
+    return snapshot
+
+
+def _on_devices(length: int, devices: int) -> Any:
+    snapshot = _long_list(length, False, 0, 1)
+    return {"segments": [], "device_traces": snapshot["device_traces"] * devices}
+
+
 def _blocks(count: int) -> Any:
     snapshot = modern()
     segment = snapshot["segments"][0]
@@ -192,6 +219,12 @@ STRUCTURES: dict[str, Callable[[], Any]] = {
     "a stack 100,000 deep": lambda: _deep_stack(100_000),
     "a thousand stacks 500 deep": lambda: _stacks(1_000, 500),
     "two long lists, in turn": lambda: _two_long_lists(50_000, 50_000),
+    "stacks that are lists of lists": lambda: _twice(60),
+    "a list of 2 million frames in 50 events": lambda: _long_list(2_000_000, True, 0, 50),
+    "a list of a million references in 20,000 events": lambda: _long_list(
+        1_000_000, False, 300, 20_000
+    ),
+    "a list of 400,000 references on 128 devices": lambda: _on_devices(400_000, 128),
     "a segment of 200,000 blocks": lambda: _blocks(200_000),
     "200,000 segments": lambda: _many_segments(200_000),
     "20,000 times out of memory": lambda: _ooms(20_000),

@@ -18,6 +18,7 @@ from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.recording import chunks
+from gpuprobe.recording.budget import LIMITS
 
 PREFIX = struct.Struct("<8sHHII")
 
@@ -258,7 +259,7 @@ def test_a_column_twice_is_a_data_error() -> None:
 
 def test_more_events_than_a_file_of_its_size_holds_are_refused_before_they_are_read() -> None:
     def lengthen(header: dict[str, Any]) -> None:
-        header["rows"]["events"] = chunks.FREE_ROWS + 10_000
+        header["rows"]["events"] = LIMITS["events"].free + 10_000
 
     data = rebuilt(chunks.encode_chunk(small_trace()), lengthen)
     with pytest.raises(DataError, match="more events than a file of its size holds"):

@@ -30,6 +30,7 @@ from gpuprobe.model.run.session import (
     Step,
 )
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recording.budget import LIMITS, Limit
 from gpuprobe.recording.chunks import decode_chunk
 from gpuprobe.recording.reader import RecordingTail, read_recording
 from gpuprobe.recording.stream import same_finding
@@ -313,8 +314,7 @@ def test_no_chunk_is_unpacked_after_one_too_many(
 ) -> None:
     """Thousands of files of 100 KB that unpack to a million events each take minutes to refuse."""
     trace = build.trace([(f"a.py:{n}", 512, Category.INPUT) for n in range(6)])
-    monkeypatch.setattr("gpuprobe.recording.reader.FREE_ROWS", len(trace.events) + 1)
-    monkeypatch.setattr("gpuprobe.recording.reader.ROWS_PER_BYTE", 0)
+    monkeypatch.setitem(LIMITS, "events", Limit(len(trace.events) + 1, 0))
     writer = RecordingWriter.create(tmp_path / "a.gpuprobe")
     writer.session(SESSION, ENVIRONMENT)
     writer.step(Step(0, 0, 1, traces=tuple(writer.trace(trace) for _ in range(4))))
@@ -331,7 +331,7 @@ def test_no_chunk_is_unpacked_after_one_too_many(
     monkeypatch.setattr("gpuprobe.recording.reader.decode_chunk", decode)
     rank.load_trace(names[0])
     for name in names[1:]:
-        with pytest.raises(DataError, match=f"{names[1]}: .* far more events"):
+        with pytest.raises(DataError, match=f"{names[1]}: .* more events"):
             rank.load_trace(name)
     assert decoded == [*names[:2]]
 

@@ -91,6 +91,8 @@ class WarmPython:
             self._start(base)
 
     def _start(self, base: Path) -> None:
+        from default_sigint import default_sigint  # not in the commands: they have no path to it
+
         self.folder = base / "bin"
         self.folder.mkdir()
         address = base / "socket"
@@ -108,12 +110,13 @@ class WarmPython:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(address))
         listening.listen(16)
-        self._server = subprocess.Popen(
-            [sys.executable, __file__, str(listening.fileno())],
-            env=_BEGAN_WITH,
-            pass_fds=[listening.fileno()],
-            stdin=subprocess.PIPE,  # its end is the server's
-        )
+        with default_sigint():  # the programs inherit the server's
+            self._server = subprocess.Popen(
+                [sys.executable, __file__, str(listening.fileno())],
+                env=_BEGAN_WITH,
+                pass_fds=[listening.fileno()],
+                stdin=subprocess.PIPE,  # its end is the server's
+            )
         listening.close()
 
     def close(self) -> None:

@@ -26,5 +26,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "estimate": ("planning.estimate", "estimate whether a script fits on a GPU"),
     "fit": ("planning.fit", "find the largest batch size that fits on a GPU"),
     "replay": ("recordings.replay", "replay an allocation trace; try allocator settings"),
+    "native": ("machine.native", "install what --engine native runs, where torch has no CUDA"),
     "completion": ("machine.completion", "print a completion script for a shell"),
 }

@@ -75,6 +75,50 @@ def _refuse_special(status: os.stat_result, where: str) -> None:
     raise OSError(errno.EINVAL, f"it is {what}, not a file", where)
 
 
+_MOST_PARTS = 10_000
+"""Stretches of data, with holes between them, that are counted: files that programs write have one,
+what was lost in a crash leaves a few holes."""
+
+_MOST_HOLES = 16 << 20
+"""Bytes of holes in a file that is read. What a crash leaves behind has fewer."""
+
+
+def stored_bytes(descriptor: int) -> int:
+    """The bytes of an open file that are really there, not holes, which are read as zeros: a file
+    of a few bytes can have a size of terabytes. What reading it may take is proportional to these.
+
+    A file system that does not report holes reports data throughout, as does one that compresses:
+    then it is the size. The offset is left at the start. Raises OSError.
+    """
+    size = os.fstat(descriptor).st_size
+    if not hasattr(os, "SEEK_DATA"):  # pragma: no cover - Windows
+        return size
+    found = end = 0
+    try:
+        for _ in range(_MOST_PARTS):
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+            found += end - start
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # there is no more data; else it cannot be known
+            found = size
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return min(found, size)
+
+
+def refuse_holes(file: IO[bytes]) -> None:
+    """Raise OSError for a file that is mostly holes: reading them takes as long as reading data.
+    The file is at its start.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size > _MOST_HOLES and size - stored_bytes(file.fileno()) > _MOST_HOLES:
+        raise OSError(
+            errno.EFBIG,
+            f"it has {size} bytes, of which {stored_bytes(file.fileno())} are stored",
+            file.name,
+        )
+
+
 def read_regular(
     path: str | os.PathLike[str], *, most: int = MOST_DOCUMENT, inside: bool = False
 ) -> bytes:
@@ -82,6 +126,8 @@ def read_regular(
     for a larger one, of which nothing is read."""
     with open_regular(path, inside=inside) as file:
         size = os.fstat(file.fileno()).st_size
+        if size <= most:
+            refuse_holes(file)
         data = file.read(most + 1) if size <= most else b""
     if size > most or len(data) > most:
         size = max(size, len(data))

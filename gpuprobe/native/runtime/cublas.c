@@ -1,6 +1,7 @@
 // cuBLAS and cuBLASLt: handles; products are counted and not computed.
 #include "native.h"
 
+typedef int64_t i64;
 enum { STREAM_NUMBER, POINTER_MODE, MATH_MODE, SM_TARGET, ATOMICS_MODE };
 int FN(cublasCreate_v2)(handle **out) { int result = ensure_context(current_device()); if (result) return 3; *out = new_handle(); return *out ? 0 : 3; }
 int FN(cublasDestroy_v2)(void *h) { drop_handle(h); return 0; }
@@ -21,7 +22,72 @@ static const char *const names[] = {"CUBLAS_STATUS_SUCCESS", "CUBLAS_STATUS_NOT_
   "", "", "CUBLAS_STATUS_MAPPING_ERROR", "", "CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR", "CUBLAS_STATUS_NOT_SUPPORTED"};
 const char *FN(cublasGetStatusName)(int status) { return status >= 0 && status < 16 && *names[status] ? names[status] : "CUBLAS_STATUS_UNKNOWN"; }
 const char *FN(cublasGetStatusString)(int status) { return FN(cublasGetStatusName)(status); }
-// Results on the host: a kernel that is not run leaves 0, the first element's index is 1.
+// --- results. Where the pointer mode says that a scalar is in host memory (0, the preset), the function
+// returns when it has the result: that of vectors of zeros, which is 0. In device memory it stays as it was.
+static void result(handle *h, const char *name, void *out, size_t width) {
+  library_call(name, is_handle(h) ? h->stream : NULL);
+  if (out && is_handle(h) && h->numbers[POINTER_MODE] == 0) memset(out, 0, width);
+}
+#define RESULT5(name, bytes) int FN(name)(handle *h, int n, const void *x, int step, void *out) { result(h, #name, out, bytes); return 0; }
+#define RESULT7(name, bytes) int FN(name)(handle *h, int n, const void *x, int step, const void *y, int step_y, void *out) { result(h, #name, out, bytes); return 0; }
+RESULT5(cublasSnrm2_v2, 4) RESULT5(cublasDnrm2_v2, 8) RESULT5(cublasScnrm2_v2, 4) RESULT5(cublasDznrm2_v2, 8)
+RESULT5(cublasSasum_v2, 4) RESULT5(cublasDasum_v2, 8) RESULT5(cublasScasum_v2, 4) RESULT5(cublasDzasum_v2, 8)
+RESULT5(cublasIsamax_v2, 4) RESULT5(cublasIdamax_v2, 4) RESULT5(cublasIcamax_v2, 4) RESULT5(cublasIzamax_v2, 4)
+RESULT5(cublasIsamin_v2, 4) RESULT5(cublasIdamin_v2, 4) RESULT5(cublasIcamin_v2, 4) RESULT5(cublasIzamin_v2, 4)
+RESULT7(cublasSdot_v2, 4) RESULT7(cublasDdot_v2, 8) RESULT7(cublasCdotu_v2, 8) RESULT7(cublasCdotc_v2, 8) RESULT7(cublasZdotu_v2, 16) RESULT7(cublasZdotc_v2, 16)
+static size_t element(int type) {   // cudaDataType
+  switch (type) {
+    case 1: case 4: return 8;              // R_64F, C_32F
+    case 5: return 16;                     // C_64F
+    case 2: case 14: return 2;             // R_16F, R_16BF
+    case 3: case 8: case 28: case 29: return 1;
+    default: return 4;
+  }
+}
+int FN(cublasDotEx)(handle *h, int n, const void *x, int x_type, int step, const void *y, int y_type, int step_y, void *out, int type, int compute) { result(h, "cublasDotEx", out, element(type)); return 0; }
+int FN(cublasDotcEx)(handle *h, int n, const void *x, int x_type, int step, const void *y, int y_type, int step_y, void *out, int type, int compute) { result(h, "cublasDotcEx", out, element(type)); return 0; }
+int FN(cublasNrm2Ex)(handle *h, int n, const void *x, int x_type, int step, void *out, int type, int compute) { result(h, "cublasNrm2Ex", out, element(type)); return 0; }
+
+// --- factorisations of batches: the status of each matrix, 0, goes to device memory where it is an array,
+// and to the host where the documentation says that it tells of wrong arguments.
+static int factored(const char *name, handle *h, int *statuses, int batch, int *on_host) {
+  void *stream = is_handle(h) ? h->stream : NULL;
+  library_call(name, stream);
+  if (statuses && batch > 0) set_output(stream, statuses, 4, (size_t)batch);
+  if (on_host) *on_host = 0;
+  return 0;
+}
+#define BATCHES(T) \
+int FN(cublas##T##getrfBatched)(handle *h, int n, void *a, int lda, int *pivots, int *statuses, int batch) { return factored("cublas" #T "getrfBatched", h, statuses, batch, NULL); } \
+int FN(cublas##T##getriBatched)(handle *h, int n, void *a, int lda, const int *pivots, void *c, int ldc, int *statuses, int batch) { return factored("cublas" #T "getriBatched", h, statuses, batch, NULL); } \
+int FN(cublas##T##matinvBatched)(handle *h, int n, void *a, int lda, void *inverse, int ldi, int *statuses, int batch) { return factored("cublas" #T "matinvBatched", h, statuses, batch, NULL); } \
+int FN(cublas##T##getrsBatched)(handle *h, int trans, int n, int nrhs, void *a, int lda, const int *pivots, void *b, int ldb, int *status, int batch) { return factored("cublas" #T "getrsBatched", h, NULL, 0, status); } \
+int FN(cublas##T##geqrfBatched)(handle *h, int m, int n, void *a, int lda, void *tau, int *status, int batch) { return factored("cublas" #T "geqrfBatched", h, NULL, 0, status); } \
+int FN(cublas##T##gelsBatched)(handle *h, int trans, int m, int n, int nrhs, void *a, int lda, void *c, int ldc, int *status, int *statuses, int batch) { return factored("cublas" #T "gelsBatched", h, statuses, batch, status); }
+BATCHES(S) BATCHES(D) BATCHES(C) BATCHES(Z)
+
+// --- copies between the host and the device, element by element where the steps are not 1
+static int copied(i64 count, size_t bytes, const char *from, i64 from_step, char *to, i64 to_step, void *stream) {
+  if (count < 0 || !bytes || from_step < 1 || to_step < 1) return 7;   // CUBLAS_STATUS_INVALID_VALUE
+  extern int gpn_cudaMemcpyAsync(void *, const void *, size_t, int, void *);
+  if (from_step == 1 && to_step == 1) return gpn_cudaMemcpyAsync(to, from, (size_t)count * bytes, 4, stream) ? 11 : 0;
+  for (i64 i = 0; i < count; i++)
+    if (gpn_cudaMemcpyAsync(to + (size_t)(i * to_step) * bytes, from + (size_t)(i * from_step) * bytes, bytes, 4, stream)) return 11;   // CUBLAS_STATUS_MAPPING_ERROR
+  return 0;
+}
+static int columns_copied(int rows, int columns, int bytes, const char *from, int from_leading, char *to, int to_leading, void *stream) {
+  for (int i = 0; i < columns; i++) {
+    int status = copied(rows, (size_t)bytes, from + (size_t)i * (size_t)from_leading * (size_t)bytes, 1, to + (size_t)i * (size_t)to_leading * (size_t)bytes, 1, stream);
+    if (status) return status;
+  }
+  return 0;
+}
+#define COPIES(Way) \
+int FN(cublas##Way##Vector)(int n, int bytes, const char *from, int from_step, char *to, int to_step) { return copied(n, (size_t)bytes, from, from_step, to, to_step, NULL); } \
+int FN(cublas##Way##VectorAsync)(int n, int bytes, const char *from, int from_step, char *to, int to_step, void *s) { return copied(n, (size_t)bytes, from, from_step, to, to_step, s); } \
+int FN(cublas##Way##Matrix)(int rows, int columns, int bytes, const char *from, int a, char *to, int b) { return columns_copied(rows, columns, bytes, from, a, to, b, NULL); } \
+int FN(cublas##Way##MatrixAsync)(int rows, int columns, int bytes, const char *from, int a, char *to, int b, void *s) { return columns_copied(rows, columns, bytes, from, a, to, b, s); }
+COPIES(Set) COPIES(Get)
 int FN(cublasLoggerConfigure)(int a, int b, int c, const char *d) { return 0; }
 
 // --- cuBLASLt. Descriptors are small structures of the caller's, of which only addresses count here.

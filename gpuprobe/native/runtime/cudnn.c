@@ -12,8 +12,8 @@ int FN(cudnnGetStream)(handle *h, void **s) { *s = h->stream; return 0; }
 const char *FN(cudnnGetErrorString)(int status) { return status ? "CUDNN_STATUS_NOT_SUPPORTED" : "CUDNN_STATUS_SUCCESS"; }
 void FN(cudnnGetLastErrorString)(char *text, size_t size) { if (size) *text = 0; }
 #define DESCRIPTOR(name) int FN(cudnnCreate##name)(handle **out) { *out = new_handle(); return *out ? 0 : 2; } int FN(cudnnDestroy##name)(void *d) { drop_handle(d); return 0; }
-DESCRIPTOR(TensorDescriptor) DESCRIPTOR(FilterDescriptor) DESCRIPTOR(ConvolutionDescriptor) DESCRIPTOR(ActivationDescriptor) DESCRIPTOR(PoolingDescriptor) DESCRIPTOR(DropoutDescriptor)
-DESCRIPTOR(RNNDescriptor) DESCRIPTOR(RNNDataDescriptor) DESCRIPTOR(CTCLossDescriptor) DESCRIPTOR(SpatialTransformerDescriptor)
+DESCRIPTOR(ConvolutionDescriptor) DESCRIPTOR(ActivationDescriptor) DESCRIPTOR(PoolingDescriptor) DESCRIPTOR(DropoutDescriptor)
+DESCRIPTOR(CTCLossDescriptor) DESCRIPTOR(SpatialTransformerDescriptor)   // the others: cudnn_tensors.c
 
 // --- the backend API
 typedef struct attribute { int name, type; int64_t count; void *bytes; struct attribute *next; } attribute;

@@ -389,4 +389,4 @@ const char *FN(cudaGetErrorString)(int error) {
 int FN(version)(void) { return 1; }
 int FN(devices)(void) { return machine_count(); }
 unsigned long long FN(used)(int index) { return used_memory(index); }
-bool FN(configured)(void) { return machine_count() > 0; }
+bool FN(settings_read)(void) { return settings != NULL; }   // until then they can be changed

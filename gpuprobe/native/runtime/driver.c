@@ -162,6 +162,14 @@ int FN(cuProfilerStop)(void) { return SUCCESS; }
 int FN(cudaProfilerStart)(void) { return SUCCESS; }
 int FN(cudaProfilerStop)(void) { return SUCCESS; }
 
+// --- looked up by name together with others, so they have to exist: multicast memory and green
+// contexts, which no device here has (attributes 132 and 161 of devices are 0)
+#define REFUSED(name) int FN(name)(void) { return refused(#name, NOT_SUPPORTED); }
+REFUSED(cuMulticastCreate) REFUSED(cuMulticastAddDevice) REFUSED(cuMulticastBindMem) REFUSED(cuMulticastBindAddr) REFUSED(cuMulticastUnbind) REFUSED(cuMulticastGetGranularity)
+REFUSED(cuGreenCtxCreate) REFUSED(cuGreenCtxDestroy) REFUSED(cuGreenCtxStreamCreate) REFUSED(cuCtxFromGreenCtx) REFUSED(cuDevResourceGenerateDesc) REFUSED(cuDevSmResourceSplitByCount) REFUSED(cuDeviceGetDevResource)
+REFUSED(cuStreamBatchMemOp_v2)
+int FN(cuStreamWaitValue32_v2)(void *s, uint64_t address, uint32_t value, unsigned flags) { return SUCCESS; }   // what would write it is complete
+
 // --- functions by name. A driver gives the newest version of a function that the caller may use.
 static void *function_named(const char *name) {
   static void *self;

@@ -90,7 +90,28 @@ int FN(cudaLaunchCooperativeKernel)(const void *host, dim3 grid, dim3 block, voi
 typedef struct { dim3 grid, block; size_t shared; void *stream, *attributes; unsigned count; } launch_config;   // cudaLaunchConfig_t
 int FN(cudaLaunchKernelExC)(const launch_config *c, const void *host, void **arguments) { return launch(kernel_name(host), c->grid, c->block, c->shared, c->stream); }
 
-// --- attributes. Registers are those of a kernel that limits nothing: a cubin is not read.
+// --- attributes. A model: the registers are 32 a thread, which limits no block of up to 1024 threads; a
+// cubin is not read, as the format of a library's fat binaries is not documented.
+//
+// The binary of a function is the one that CUDA would load (Programming Guide, "Binary Compatibility" and
+// "PTX Compatibility"): of the cubins of the device's major version the newest that is not newer than the
+// device; otherwise the newest PTX, compiled for the device. The setting "architectures" lists what torch
+// was built for; missing, it is what the wheels on PyPI are built for.
+static void architecture(const device *d, int *ptx, int *binary) {
+  const char *built = setting_text("architectures");
+  if (!*built) built = cuda_version >= 13000 ? "75,80,86,90,100,120" : cuda_version >= 12080 ? "70,75,80,86,90,100,120" : "50,60,70,75,80,86,90";
+  int own = d->major * 10 + d->minor, newest = 0;
+  *ptx = *binary = 0;
+  for (const char *at = built; *at;) {
+    char *end;
+    int found = (int)strtol(at, &end, 10);
+    if (end == at) break;
+    if (found <= own && found / 10 == d->major && found > *binary) *ptx = *binary = found;
+    if (found <= own && found > newest) newest = found;
+    at = *end ? end + 1 : end;
+  }
+  if (!*binary) { *binary = own; *ptx = newest ? newest : own; }
+}
 typedef struct { size_t shared, constant, local; int threads, registers, ptx, binary, cache, dynamic_shared, carveout, cluster_set, cluster[3], policy, non_portable, reserved[16]; } function_attributes;
 _Static_assert(sizeof(function_attributes) == 144, "cudaFuncAttributes has 144 bytes");
 int FN(cudaFuncGetAttributes)(function_attributes *out, const void *host) {
@@ -99,7 +120,7 @@ int FN(cudaFuncGetAttributes)(function_attributes *out, const void *host) {
   device *d = visible_device(ordinal);
   memset(out, 0, sizeof *out);
   out->threads = d->threads_per_block; out->registers = 32; out->dynamic_shared = d->shared_per_block;
-  out->ptx = out->binary = d->major * 10 + d->minor;
+  architecture(d, &out->ptx, &out->binary);
   return SUCCESS;
 }
 int FN(cudaFuncSetAttribute)(const void *host, int attribute, int value) { return SUCCESS; }

@@ -45,7 +45,7 @@ size_t FN(log_count)(void) { pthread_mutex_lock(&lock); size_t n = count; pthrea
 unsigned long long FN(log_dropped)(void) { return dropped; }
 
 // --- functions that are exported and not answered: see gpuprobe/native/answers.py
-static int refused(const char *name, int status) {
+int refused(const char *name, int status) {
   LOG(.kind = LOG_UNANSWERED, .name = name, .device = -1);
   pthread_mutex_lock(&lock);
   bool known = false;

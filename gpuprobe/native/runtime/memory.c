@@ -15,7 +15,8 @@ typedef struct {
   range r;
   int fd;         // of memory that other processes map, -1 otherwise
   size_t offset;  // in that file
-  bool imported;
+  bool imported;  // counted where it was made: by another process, a physical handle, a pool
+  struct pool *pool;
 } entry;
 static entry *entries;
 static size_t n_entries, room;
@@ -78,18 +79,23 @@ bool range_of(const void *address, range *found) {
   return e != NULL;
 }
 
-static int allocate(void **out, size_t bytes, int ordinal, memory_kind kind) {
+typedef struct pool pool;
+static bool pool_take(pool *p, size_t bytes);
+static void pool_give(pool *p, size_t bytes);
+
+static int allocate(void **out, size_t bytes, int ordinal, memory_kind kind, pool *from) {
   *out = NULL;
-  if (kind == DEVICE_MEMORY && !take_memory(ordinal, bytes)) return OUT_OF_MEMORY;
+  if (kind == DEVICE_MEMORY && !(from ? pool_take(from, bytes) : take_memory(ordinal, bytes))) return OUT_OF_MEMORY;
   pthread_rwlock_wrlock(&table_lock);
   char *base = new_addresses(bytes);
   size_t mapped = (bytes + PAGE - 1) & ~(PAGE - 1);
   bool ok = base && mmap(base, mapped ? mapped : PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
   if (ok && kind == DEVICE_MEMORY) madvise(base, mapped, MADV_NOHUGEPAGE);   // a touched byte costs a page, not 2 MiB
-  ok = ok && add_entry((entry){{base, bytes, ordinal, kind}, -1, 0, false});
+  ok = ok && add_entry((entry){{base, bytes, ordinal, kind}, -1, 0, from != NULL, from});
   pthread_rwlock_unlock(&table_lock);
   if (!ok) {
-    if (kind == DEVICE_MEMORY) give_memory(ordinal, bytes);
+    if (from) pool_give(from, bytes);
+    else if (kind == DEVICE_MEMORY) give_memory(ordinal, bytes);
     return OUT_OF_MEMORY;
   }
   *out = base;
@@ -111,7 +117,8 @@ static int release(void *address, bool device_memory) {
   mmap(dead.r.base, mapped ? mapped : PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   pthread_rwlock_unlock(&table_lock);
   if (dead.fd >= 0) close(dead.fd);
-  if (dead.r.kind == DEVICE_MEMORY && !dead.imported) give_memory(dead.r.device, dead.r.size);
+  if (dead.pool) pool_give(dead.pool, dead.r.size);
+  else if (dead.r.kind == DEVICE_MEMORY && !dead.imported) give_memory(dead.r.device, dead.r.size);
   return SUCCESS;
 }
 
@@ -119,7 +126,7 @@ int FN(cudaMalloc)(void **out, size_t bytes) {
   int device_now = current_device(), result = ensure_context(device_now);
   if (result) { *out = NULL; return fail(result); }
   if (!bytes) { *out = NULL; return SUCCESS; }
-  result = allocate(out, bytes, device_now, DEVICE_MEMORY);
+  result = allocate(out, bytes, device_now, DEVICE_MEMORY, NULL);
   LOG(.kind = LOG_MALLOC, .device = device_now, .a = (uint64_t)*out, .bytes = bytes);
   return fail(result);
 }
@@ -133,7 +140,7 @@ int FN(cudaMallocManaged)(void **out, size_t bytes, unsigned flags) { return FN(
 int FN(cudaMallocPitch)(void **out, size_t *pitch, size_t width, size_t height) { *pitch = (width + 511) & ~(size_t)511; return FN(cudaMalloc)(out, *pitch * height); }
 int FN(cudaHostAlloc)(void **out, size_t bytes, unsigned flags) {
   int result = ensure_context(current_device());
-  if (!result) result = allocate(out, bytes, current_device(), PINNED_MEMORY);
+  if (!result) result = allocate(out, bytes, current_device(), PINNED_MEMORY, NULL);
   LOG(.kind = LOG_HOST_ALLOC, .device = -1, .a = (uint64_t)*out, .bytes = bytes);
   return fail(result);
 }
@@ -142,7 +149,7 @@ int FN(cudaFreeHost)(void *address) { LOG(.kind = LOG_HOST_FREE, .device = -1, .
 int FN(cudaHostRegister)(void *address, size_t bytes, unsigned flags) {
   if (!address || !bytes) return fail(INVALID_VALUE);
   pthread_rwlock_wrlock(&table_lock);
-  bool ok = !entry_of(address) && add_entry((entry){{address, bytes, current_device(), REGISTERED_MEMORY}, -1, 0, false});
+  bool ok = !entry_of(address) && add_entry((entry){{address, bytes, current_device(), REGISTERED_MEMORY}, -1, 0, false, NULL});
   pthread_rwlock_unlock(&table_lock);
   return ok ? SUCCESS : fail(712);   // cudaErrorHostMemoryAlreadyRegistered
 }
@@ -261,11 +268,16 @@ void set_bytes(void *to, int value, size_t width, size_t count) {
   else for (size_t i = 0; i < count; i++) ((uint32_t *)to)[i] = (uint32_t)value;
 }
 
+void set_output(void *stream, void *to, size_t width, size_t count) {
+  if (to && !capture_node(stream, (graph_node){MEMSET_NODE, .to = to, .width = width, .count = count})) set_bytes(to, 0, width, count);
+}
+
 static int copied(void *to, const void *from, size_t bytes, void *stream, bool waits) {
   int result = ensure_context(current_device());
   if (result) return fail(result);
   if (waits && (result = may_synchronize(stream))) return fail(result);
   LOG(.kind = LOG_MEMCPY, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .b = (uint64_t)from, .bytes = bytes, .name = waits ? "sync" : "async");
+  if (is_computed() && computed_copy(to, from, bytes)) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
   if (capture_node(stream, (graph_node){MEMCPY_NODE, .to = to, .from = from, .bytes = bytes})) return SUCCESS;
   copy_bytes(to, from, bytes);
   return SUCCESS;
@@ -287,6 +299,7 @@ static int filled(void *to, int value, size_t width, size_t count, void *stream)
   int result = ensure_context(current_device());
   if (result) return fail(result);
   LOG(.kind = LOG_MEMSET, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .bytes = width * count);
+  if (computed_fill()) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
   if (capture_node(stream, (graph_node){MEMSET_NODE, .to = to, .value = value, .width = width, .count = count})) return SUCCESS;
   set_bytes(to, value, width, count);
   return SUCCESS;
@@ -302,36 +315,84 @@ int FN(cuMemsetD32_v2)(uint64_t to, unsigned value, size_t count) { return fille
 int FN(cuMemsetD8Async)(uint64_t to, unsigned char value, size_t count, void *stream) { return filled((void *)to, value, 1, count, stream); }
 int FN(cuMemsetD16Async)(uint64_t to, unsigned short value, size_t count, void *stream) { return filled((void *)to, value, 2, count, stream); }
 int FN(cuMemsetD32Async)(uint64_t to, unsigned value, size_t count, void *stream) { return filled((void *)to, (int)value, 4, count, stream); }
+int FN(cuStreamWriteValue32)(void *stream, uint64_t to, uint32_t value, unsigned flags) { return filled((void *)to, (int)value, 4, 1, stream); }
 int FN(cuStreamWriteValue32_v2)(void *stream, uint64_t to, uint32_t value, unsigned flags) { return filled((void *)to, (int)value, 4, 1, stream); }
 
-// --- memory pools (cudaMallocAsync): freed memory stays with the pool until it is trimmed
-#define MAX_POOLS 256
-typedef struct { uint32_t magic; int device; uint64_t threshold, reserved, reserved_high, used, used_high; int flags[3]; } pool;
-static pool default_pools[MAX_DEVICES];
+// --- memory pools (cudaMallocAsync). A model: a pool reserves whole blocks and holds what its threshold
+// allows, as documented; the size of a block and how free memory within the pool is found are not.
+#define POOL_BLOCK ((uint64_t)32 << 20)
+struct pool { uint32_t magic; int device; uint64_t threshold, reserved, reserved_high, used, used_high; int flags[3]; };
+static pool default_pools[MAX_DEVICES], *current_pools[MAX_DEVICES];
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static pool *default_pool(int ordinal) { pool *p = &default_pools[ordinal]; p->magic = 0x706f6f6c; p->device = ordinal; return p; }
-int FN(cudaDeviceGetDefaultMemPool)(pool **out, int ordinal) { if (!visible_device(ordinal)) return fail(INVALID_DEVICE); *out = default_pool(ordinal); return SUCCESS; }
-int FN(cudaDeviceGetMemPool)(pool **out, int ordinal) { return FN(cudaDeviceGetDefaultMemPool)(out, ordinal); }
-int FN(cudaDeviceSetMemPool)(int ordinal, pool *p) { return SUCCESS; }
-int FN(cudaMallocAsync)(void **out, size_t bytes, void *stream) {
-  int ordinal = current_device(), result = ensure_context(ordinal);
-  if (!result) result = bytes ? allocate(out, bytes, ordinal, DEVICE_MEMORY) : (*out = NULL, SUCCESS);
-  if (!result && bytes) {
-    pool *p = default_pool(ordinal);
-    p->used += bytes; p->reserved = p->used;
+static pool *current_pool(int ordinal) { return current_pools[ordinal] ? current_pools[ordinal] : default_pool(ordinal); }
+static bool pool_take(pool *p, size_t bytes) {
+  pthread_mutex_lock(&pool_lock);
+  uint64_t want = p->used + bytes <= p->reserved ? p->reserved : (p->used + bytes + POOL_BLOCK - 1) / POOL_BLOCK * POOL_BLOCK;
+  bool fits = want >= bytes && (want == p->reserved || take_memory(p->device, want - p->reserved));
+  if (fits) {
+    p->used += bytes; p->reserved = want;
     if (p->used > p->used_high) p->used_high = p->used;
     if (p->reserved > p->reserved_high) p->reserved_high = p->reserved;
   }
-  LOG(.kind = LOG_MALLOC, .device = ordinal, .stream = stream_number(stream), .a = result ? 0 : (uint64_t)*out, .bytes = bytes);
+  pthread_mutex_unlock(&pool_lock);
+  return fits;
+}
+static void pool_keep(pool *p, uint64_t keep) {   // with the lock
+  uint64_t least = (p->used + POOL_BLOCK - 1) / POOL_BLOCK * POOL_BLOCK, target = keep > least ? keep / POOL_BLOCK * POOL_BLOCK : least;
+  if (target < p->reserved) { give_memory(p->device, p->reserved - target); p->reserved = target; }
+}
+// CUDA gives memory above the threshold back at the next synchronisation; here all work is complete.
+static void pool_give(pool *p, size_t bytes) {
+  pthread_mutex_lock(&pool_lock);
+  p->used -= bytes;
+  pool_keep(p, p->threshold);
+  pthread_mutex_unlock(&pool_lock);
+}
+static bool is_pool(const pool *p) { return p && p->magic == 0x706f6f6c; }
+int FN(cudaDeviceGetDefaultMemPool)(pool **out, int ordinal) { if (!visible_device(ordinal)) return fail(INVALID_DEVICE); *out = default_pool(ordinal); return SUCCESS; }
+int FN(cudaDeviceGetMemPool)(pool **out, int ordinal) { if (!visible_device(ordinal)) return fail(INVALID_DEVICE); *out = current_pool(ordinal); return SUCCESS; }
+int FN(cudaDeviceSetMemPool)(int ordinal, pool *p) { if (!visible_device(ordinal) || !is_pool(p) || p->device != ordinal) return fail(INVALID_VALUE); current_pools[ordinal] = p; return SUCCESS; }
+typedef struct { int allocation_type, handle_types, location_type, location_id; } pool_properties;   // the begin of cudaMemPoolProps
+int FN(cudaMemPoolCreate)(pool **out, const pool_properties *properties) {
+  if (!visible_device(properties->location_id)) return fail(INVALID_VALUE);
+  *out = calloc(1, sizeof **out);
+  if (!*out) return fail(OUT_OF_MEMORY);
+  (*out)->magic = 0x706f6f6c; (*out)->device = properties->location_id;
+  return SUCCESS;
+}
+int FN(cudaMemPoolDestroy)(pool *p) {   // its memory stays until it is freed, so the pool does too
+  if (!is_pool(p) || p == default_pool(p->device)) return fail(INVALID_VALUE);
+  if (current_pools[p->device] == p) current_pools[p->device] = NULL;
+  pthread_mutex_lock(&pool_lock);
+  p->threshold = 0;
+  pool_keep(p, 0);
+  pthread_mutex_unlock(&pool_lock);
+  return SUCCESS;
+}
+static int pool_allocate(void **out, size_t bytes, pool *p, void *stream) {
+  int result = ensure_context(p->device);
+  if (!result) result = bytes ? allocate(out, bytes, p->device, DEVICE_MEMORY, p) : (*out = NULL, SUCCESS);
+  LOG(.kind = LOG_MALLOC, .device = p->device, .stream = stream_number(stream), .a = result ? 0 : (uint64_t)*out, .bytes = bytes);
   return fail(result);
 }
+int FN(cudaMallocAsync)(void **out, size_t bytes, void *stream) {
+  *out = NULL;
+  int ordinal = current_device(), result = ensure_context(ordinal);
+  return result ? fail(result) : pool_allocate(out, bytes, current_pool(ordinal), stream);
+}
+int FN(cudaMallocFromPoolAsync)(void **out, size_t bytes, pool *p, void *stream) { *out = NULL; return is_pool(p) ? pool_allocate(out, bytes, p, stream) : fail(INVALID_VALUE); }
 int FN(cudaFreeAsync)(void *address, void *stream) {
-  range r;
-  if (range_of(address, &r) && r.kind == DEVICE_MEMORY) { pool *p = default_pool(r.device); p->used -= r.size; p->reserved = p->used; }
   LOG(.kind = LOG_FREE, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)address);
   return fail(release(address, true));
 }
-int FN(cudaMallocFromPoolAsync)(void **out, size_t bytes, pool *p, void *stream) { return FN(cudaMallocAsync)(out, bytes, stream); }
-int FN(cudaMemPoolTrimTo)(pool *p, size_t keep) { return SUCCESS; }
+int FN(cudaMemPoolTrimTo)(pool *p, size_t keep) {
+  if (!is_pool(p)) return fail(INVALID_VALUE);
+  pthread_mutex_lock(&pool_lock);
+  pool_keep(p, keep);
+  pthread_mutex_unlock(&pool_lock);
+  return SUCCESS;
+}
 int FN(cudaMemPoolSetAccess)(pool *p, const void *list, size_t count) { return SUCCESS; }
 int FN(cudaMemPoolSetAttribute)(pool *p, int attribute, void *value) {
   if (attribute >= 1 && attribute <= 3) p->flags[attribute - 1] = *(int *)value;
@@ -395,7 +456,7 @@ int FN(cuMemMap)(uint64_t address, size_t bytes, size_t offset, physical *p, uin
   void *got = n_maps == MAX_HANDLES ? MAP_FAILED
     : p->fd < 0 ? mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
     : mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, p->fd, (off_t)offset);
-  if (got == MAP_FAILED || !add_entry((entry){{(char *)address, bytes, p->device, DEVICE_MEMORY}, p->fd < 0 ? -1 : dup(p->fd), offset, true})) result = OUT_OF_MEMORY;
+  if (got == MAP_FAILED || !add_entry((entry){{(char *)address, bytes, p->device, DEVICE_MEMORY}, p->fd < 0 ? -1 : dup(p->fd), offset, true, NULL})) result = OUT_OF_MEMORY;
   else { maps[n_maps].address = address; maps[n_maps++].handle = p; atomic_fetch_add(&p->references, 1); }
   pthread_rwlock_unlock(&table_lock);
   LOG(.kind = LOG_MAP, .device = p->device, .a = address, .bytes = bytes);
@@ -500,7 +561,7 @@ int FN12(cudaIpcOpenMemHandle)(void **out, ipc_handle h, unsigned flags) {
   char *base = new_addresses(h.bytes);
   size_t mapped = (h.bytes + PAGE - 1) & ~(PAGE - 1);
   bool ok = base && mmap(base, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, (off_t)h.offset) != MAP_FAILED
-    && add_entry((entry){{base, h.bytes, current_device(), DEVICE_MEMORY}, fd, h.offset, true});
+    && add_entry((entry){{base, h.bytes, current_device(), DEVICE_MEMORY}, fd, h.offset, true, NULL});
   pthread_rwlock_unlock(&table_lock);
   if (!ok) { close(fd); return fail(OUT_OF_MEMORY); }
   *out = base;

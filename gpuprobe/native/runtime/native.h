@@ -87,6 +87,7 @@ typedef struct {
 bool range_of(const void *address, range *found);
 void copy_bytes(void *to, const void *from, size_t bytes);
 void set_bytes(void *to, int value, size_t width, size_t count);
+void set_output(void *stream, void *to, size_t width, size_t count);   // zeros, in the stream's order; NULL is ignored
 
 // --- stream.c
 typedef struct graph graph;
@@ -119,6 +120,11 @@ typedef struct {
 } graph_node;
 bool capture_node(void *stream, graph_node node);   // false where the stream is not capturing
 
+// --- computed.c: operators whose values something else computes
+bool is_computed(void);                                            // in this thread, now
+bool computed_copy(void *to, const void *from, size_t bytes);      // whether a copy is done with
+bool computed_fill(void);                                          // the same of a memset
+
 // --- log.c
 enum log_kind {
   LOG_LAUNCH, LOG_LIBRARY, LOG_MALLOC, LOG_FREE, LOG_HOST_ALLOC, LOG_HOST_FREE, LOG_MEMCPY, LOG_MEMSET,
@@ -139,6 +145,8 @@ extern atomic_bool logging;
 void log_add(log_entry entry);
 #define LOG(...) do { if (atomic_load_explicit(&logging, memory_order_relaxed)) log_add((log_entry){__VA_ARGS__}); } while (0)
 uint64_t stream_number(void *handle);
+
+int refused(const char *name, int status);   // prints and keeps the name of a function without an answer
 
 // --- kernel.c
 int library_call(const char *name, void *stream);   // a kernel of a library: logged, not run

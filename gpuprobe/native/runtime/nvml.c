@@ -64,6 +64,10 @@ int FN(nvmlDeviceGetPciInfo_v3)(device *d, pci *out) {
   return NVML_SUCCESS;
 }
 int FN(nvmlDeviceGetP2PStatus)(device *a, device *b, int kind, int *status) { *status = 0; return NVML_SUCCESS; }
+// Links: how many a GPU has, and to what, is not in the catalogue.
+int FN(nvmlDeviceGetNvLinkState)(device *d, unsigned link, unsigned *on) { return NVML_NOT_SUPPORTED; }
+int FN(nvmlDeviceGetNvLinkRemoteDeviceType)(device *d, unsigned link, int *type) { return NVML_NOT_SUPPORTED; }
+int FN(nvmlDeviceGetNvLinkRemotePciInfo_v2)(device *d, unsigned link, pci *out) { return NVML_NOT_SUPPORTED; }
 int FN(nvmlDeviceGetMigMode)(device *d, unsigned *now, unsigned *pending) { return NVML_NOT_SUPPORTED; }
 int FN(nvmlDeviceGetMaxMigDeviceCount)(device *d, unsigned *out) { *out = 0; return NVML_SUCCESS; }
 int FN(nvmlDeviceGetNumGpuCores)(device *d, unsigned *out) { *out = (unsigned)d->multiprocessors * 128; return NVML_SUCCESS; }
@@ -91,6 +95,10 @@ int FN(nvmlSystemGetCudaDriverVersion_v2)(int *version) { machine_count(); *vers
 int FN(nvmlSystemGetCudaDriverVersion)(int *version) { return FN(nvmlSystemGetCudaDriverVersion_v2)(version); }
 int FN(nvmlSystemGetDriverVersion)(char *text, unsigned size) { machine_count(); snprintf(text, size, "%s", driver_version >= 13000 ? "580.65.06" : "550.54.14"); return NVML_SUCCESS; }
 int FN(nvmlSystemGetNVMLVersion)(char *text, unsigned size) { machine_count(); snprintf(text, size, "%d.%s", driver_version / 1000, driver_version >= 13000 ? "580.65.06" : "550.54.14"); return NVML_SUCCESS; }
+int FN(nvmlDeviceGetNvLinkState)(device *d, unsigned link, unsigned *active) { return NVML_NOT_SUPPORTED; }
+int FN(nvmlDeviceGetNvLinkRemoteDeviceType)(device *d, unsigned link, int *type) { return NVML_NOT_SUPPORTED; }
+int FN(nvmlDeviceGetNvLinkRemotePciInfo_v2)(device *d, unsigned link, pci *out) { return NVML_NOT_SUPPORTED; }
+int FN(nvmlDeviceGetNvLinkCapability)(device *d, unsigned link, int which, unsigned *out) { return NVML_NOT_SUPPORTED; }
 // Fabric: there is none, and torch's allocator asks before it maps memory.
 typedef struct { unsigned version; unsigned char cluster[16]; unsigned status; unsigned clique; unsigned char state; unsigned health; } fabric;
 int FN(nvmlDeviceGetGpuFabricInfoV)(device *d, fabric *out) { unsigned version = out->version; memset(out, 0, sizeof *out); out->version = version; return NVML_SUCCESS; }

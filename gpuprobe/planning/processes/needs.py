@@ -21,7 +21,7 @@ from gpuprobe.planning.processes import ENDED
 
 if TYPE_CHECKING:
     from gpuprobe.catalogue.gpu_model import GpuModel
-    from gpuprobe.engines.base import Session
+    from gpuprobe.engines.base import EngineSession
 
 _OF_PROCESSES: Final = 0.02
 """Of their reserved memory, to both sides, as for the ranks of a job: which blocks are reused
@@ -52,7 +52,7 @@ class Needs(NamedTuple):
 
 
 class _Process:
-    def __init__(self, session: Session, folder: Path, since: float) -> None:
+    def __init__(self, session: EngineSession, folder: Path, since: float) -> None:
         self._session = session
         self._file = folder / f"{os.getpid()}.json"
         self._since = since

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from gpuprobe.errors import GpuprobeError
+from gpuprobe.errors import DataError, GpuprobeError
 from gpuprobe.model.bounds import MOST_DEVICES
 from gpuprobe.model.run.children import ChildPeak, ChildProcess
 from gpuprobe.model.run.columns import FULL
-from gpuprobe.recording.files import CHILD_NAME
+from gpuprobe.recording.files import CHILD_NAME, stream_names
 from gpuprobe.recording.reader import read_recording
 
 MOST: Final = 10_000
@@ -33,8 +33,26 @@ def read_children(directory: Path) -> tuple[ChildProcess, ...]:
         names: Iterable[str] = child_names(directory)
     except OSError:  # it was removed since
         return ()
-    found = [child for name in names if (child := _read(directory / name)) is not None]
+    seen: set[tuple[int, int]] = set()
+    found = []
+    for name in names:
+        streams = _streams(directory / name)
+        # A stream under several names would be read as often, and is of one process.
+        if seen.isdisjoint(streams):
+            seen |= streams
+            child = _read(directory / name)
+            if child is not None:
+                found.append(child)
     return tuple(sorted(found, key=lambda child: (child.session.started_at, child.name)))
+
+
+def _streams(path: Path) -> set[tuple[int, int]]:
+    """The device and inode of each stream of a recording; none if it cannot be read."""
+    try:
+        found = [(path / name).stat() for name in stream_names(path).values()]
+    except (OSError, DataError):
+        return set()
+    return {(status.st_dev, status.st_ino) for status in found if status.st_ino}
 
 
 def _read(path: Path) -> ChildProcess | None:

@@ -23,7 +23,7 @@ from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError
 from gpuprobe.model.bounds import Bounds, Count, LineNumber
 from gpuprobe.model.io.codec import from_plain
-from gpuprobe.model.io.files import open_regular
+from gpuprobe.model.io.files import open_regular, stored_bytes
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import CollectiveRecord, group_text, wire_bytes
@@ -254,7 +254,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         size = os.fstat(stream.fileno()).st_size
         if size > _MOST_DUMP:
             raise DataError(f"{path}: a dump of {size} bytes is too large")
-        os.lseek(stream.fileno(), 0, os.SEEK_SET)  # what was peeked at is read again
+        size = stored_bytes(stream.fileno())  # what was peeked at is read again
         try:
             child = subprocess.run(
                 command_of(__name__, size), stdin=stream, capture_output=True, check=False
@@ -276,6 +276,84 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "entries" in found else None
 
 
+def _with_places(plain: dict[str, Any]) -> dict[str, Any]:
+    """The dump with one frame of each stack, the one that `_place` chooses. torch shares frames
+    between stacks, so that written out they would take a hundred times the dump's size.
+    """
+    entries = plain.get("entries")
+    if not isinstance(entries, list):
+        return plain
+    chosen: dict[int, Any] = {}  # by the id of the list of frames
+
+    def place(frames: Any) -> Any:
+        if not isinstance(frames, (list, tuple)):
+            return frames
+        found = chosen.get(id(frames))
+        if found is None:
+            # What is not a frame is kept: it is refused where it is decoded.
+            one = next(filter(_is_users, frames), frames[0] if frames else None)
+            found = chosen[id(frames)] = [] if one is None else [one]
+        return found
+
+    with_frames = [
+        {**entry, "frames": place(entry["frames"])}
+        if isinstance(entry, dict) and "frames" in entry
+        else entry
+        for entry in entries
+    ]
+    return {**plain, "entries": with_frames}
+
+
+_EMPTY_FRAME: Final = (("filename", ""), ("line", 0), ("name", ""))
+
+
+def _is_users(plain: Any) -> bool:
+    """Whether it is a frame of the program, or not a frame at all."""
+    if not isinstance(plain, dict):
+        return True
+    filename, line, name = (plain.get(key, empty) for key, empty in _EMPTY_FRAME)
+    if not isinstance(filename, str) or not isinstance(line, int) or not isinstance(name, str):
+        return True
+    return is_user_frame(Frame(filename, line, name))
+
+
+_FREE_VALUES: Final = 1 << 20
+_FREE_TEXT: Final = 16 << 20
+_TEXT_PER_BYTE: Final = 16
+"""Values that a dump may have when it is written out, with one for each of its bytes, and their
+characters. Its keys are what it repeats: an entry of 250 bytes has 30 values in 700 characters."""
+
+
+def _refuse_repetition(plain: Any, size: int) -> None:
+    """Raise SnapshotError for a dump of ``size`` bytes that refers to the same parts so often that
+    it would be far larger when it is written out. RecursionError for parts that contain themselves.
+    """
+    sizes: dict[int, tuple[int, int]] = {}  # by the id of a part: its values and characters
+
+    def written(value: Any) -> tuple[int, int]:
+        if isinstance(value, str):
+            return 1, len(value)
+        if isinstance(value, int):
+            return 1, value.bit_length() // 3
+        if not isinstance(value, (dict, list, tuple)):
+            return 1, 4
+        found = sizes.get(id(value))
+        if found is None:
+            parts = [written(part) for part in value]
+            if isinstance(value, dict):
+                parts += [written(part) for part in value.values()]
+            values, characters = (sum(column) for column in zip((1, 2), *parts, strict=True))
+            found = sizes[id(value)] = values, characters
+        return found
+
+    values, characters = written(plain)
+    if values > _FREE_VALUES + size or characters > _FREE_TEXT + _TEXT_PER_BYTE * size:
+        raise SnapshotError(
+            "the dump repeats the same entries so often that it describes more than a file of its "
+            "size can hold"
+        )
+
+
 def main(size: int) -> None:
     """The process that reads: JSON on stdout."""
     limit_process(size)
@@ -285,6 +363,8 @@ def main(size: int) -> None:
         kept = None
         if isinstance(found, Mapping):
             kept = {key: found[key] for key in ("entries", "pg_config") if key in found}
+            kept = _with_places(kept)
+            _refuse_repetition(kept, size)
         answer = json.dumps({"dump": kept})
     except SnapshotError as error:
         answer = json.dumps({"error": str(error)})

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from gpuprobe.errors import InternalError
-from gpuprobe.model.io.files import open_regular
+from gpuprobe.model.io.files import open_regular, stored_bytes
 
 SNAPSHOT_WORKER = "gpuprobe.recording.snapshot.worker"
 _PICKLE = b"\x80"
@@ -24,8 +24,8 @@ _START = "import sys; sys.path[:] = {path!r}; from {module} import main; main({s
 
 
 def command_of(module: str, size: int) -> list[str]:
-    """The command that calls ``main`` of a module with the size of the file, which is its standard
-    input.
+    """The command that calls ``main`` of a module with the size of the file (`stored_bytes`), which
+    is its standard input.
     """
     code = _START.format(path=[str(entry) for entry in sys.path], module=module, size=size)
     # -S and -E: the child needs no site packages; sys.path is passed to it.
@@ -66,7 +66,7 @@ def begun(path: str | os.PathLike[str]) -> Iterator[Begun | None]:
     found = None
     try:
         with open_regular(path) as stream:
-            size = os.fstat(stream.fileno()).st_size
+            size = stored_bytes(stream.fileno())
             # Not by the stream, which would read ahead of the child.
             if sys.executable and os.pread(stream.fileno(), 1, 0) == _PICKLE:
                 found = Begun(start(stream, size))

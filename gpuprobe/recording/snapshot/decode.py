@@ -76,11 +76,6 @@ when the next column's pass comes."""
 MOST_DEVICES = 128
 """torch has no more: ``DeviceIndex`` is an int8_t (c10/core/Device.h)."""
 
-_FREE_TEXT = 16 << 20
-_TEXT_PER_BYTE = 16
-"""Characters of names that a snapshot may have, and so many more for each byte of its file. Names
-are shared in real ones: a frame of 120 characters takes 25 bytes and more."""
-
 
 class Decoded(NamedTuple):
     """``foreign`` counts trace entries whose action this version does not know, ``odd`` the details
@@ -115,7 +110,7 @@ def decode(
     here, those that accounts are made of first; then `add_baseline` is left to whoever has them.
     ``limit`` bounds the events and blocks that are looked at: a pickle can refer to one list
     many times, and so describe more than it holds; ``size``, of its file in bytes, bounds the
-    text of names likewise. Raises SnapshotError for anything that is not a snapshot: what, and
+    names and stacks likewise. Raises SnapshotError for anything that is not a snapshot: what, and
     where.
     """
     place = _Place()
@@ -124,8 +119,7 @@ def decode(
             devices = devices_of(snapshot)
         else:
             devices = [only]
-        most_text = math.inf if size is None else _FREE_TEXT + _TEXT_PER_BYTE * size
-        odd = Oddities(most_text)
+        odd = Oddities(size)
         decoder = _Decoder(snapshot, place, math.inf if limit is None else limit, keep, odd)
         found = decoder.run(devices)
         if keep is None:

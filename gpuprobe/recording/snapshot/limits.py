@@ -13,14 +13,21 @@ SECONDS_FLOOR = 5
 """Processor seconds, plus one per 5 MB of file. Measured: 0.05 s, plus 0.05 s per 5 MB."""
 
 
+MOST_SECONDS = 600
+"""Processor seconds for a file of any size: some file systems do not report how much of a file is
+stored. At 0.05 s per 5 MB these read 60 GB."""
+
+
 def limit_process(size: int) -> None:
-    """Limits on memory and processor time of the child, for a file of ``size`` bytes."""
+    """Limits on memory and processor time of the child, for a file in which ``size`` bytes are
+    stored.
+    """
     try:
         import resource
     except ImportError:  # pragma: no cover - not a POSIX system
         return
     memory = MEMORY_FLOOR + MEMORY_PER_BYTE * size
-    seconds = SECONDS_FLOOR + size // 5_000_000
+    seconds = min(SECONDS_FLOOR + size // 5_000_000, MOST_SECONDS)
     for what, value in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, seconds),

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuprobe._version import __version__
 from gpuprobe.errors import NotARecording, SnapshotError
-from gpuprobe.model.io.files import open_regular
+from gpuprobe.model.io.files import open_regular, stored_bytes
 from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session
@@ -44,7 +44,7 @@ def read_snapshot(path: str | os.PathLike[str], begun: Begun | None = None) -> R
             decoded = answer_of(process)
         else:
             with open_regular(path) as stream:
-                decoded = read_in_child(stream, os.fstat(stream.fileno()).st_size)
+                decoded = read_in_child(stream, stored_bytes(stream.fileno()))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotARecording(f"there is no file {path}") from error
     except OSError as error:

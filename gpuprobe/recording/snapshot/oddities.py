@@ -6,6 +6,7 @@ addresses, sizes, states of blocks) is refused where it is wrong: see `decode`.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,9 +15,17 @@ from typing import Any, TypeVar
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.bounds import NewestMicroseconds
 from gpuprobe.model.text import shortened
-from gpuprobe.model.trace import Frame, known_line
+from gpuprobe.model.trace import Frame, StackTable, known_line
+from gpuprobe.recording.budget import LIMITS, MOST_FRAMES
 
 T = TypeVar("T")
+
+_HINT = "create one with torch.cuda.memory._dump_snapshot(path)"
+
+_FREE_TEXT = 16 << 20
+_TEXT_PER_BYTE = 16
+"""Characters of names that a snapshot may have, and so many more for each byte of its file. Names
+are shared in real ones: a frame of 120 characters takes 25 bytes and more."""
 
 FRAMES = "invalid stack frames"
 LINES = "stack frames with an impossible line number"
@@ -40,15 +49,20 @@ _WRONG = (KeyError, TypeError, ValueError, OverflowError, AttributeError, Recurs
 
 
 class Oddities:
-    """Counts what is odd, and bounds the text that is taken over.
+    """Counts what is odd, and bounds the names and stacks that are taken over from a file in which
+    ``size`` bytes are stored; None: from this process, without bounds.
 
-    ``most_text``: characters of names. A pickle can refer to one long text many times, and so
-    describe a thousand times what it holds.
+    A pickle can refer to one long text or list many times, and so describe a thousand times what it
+    holds.
     """
 
-    def __init__(self, most_text: float) -> None:
+    def __init__(self, size: int | None = None) -> None:
         self.counts: Counter[str] = Counter()
-        self._left = most_text
+        self._left = self._frames_left = self._depth_left = math.inf
+        if size is not None:
+            self._left = _FREE_TEXT + _TEXT_PER_BYTE * size
+            self._frames_left = MOST_FRAMES
+            self._depth_left = LIMITS["frames of stacks"].free + size
 
     def frame(self, plain: Any) -> Frame:
         """A frame; what is none is the unknown one. Raises SnapshotError for too much text."""
@@ -74,9 +88,30 @@ class Oddities:
             raise SnapshotError(
                 "the snapshot repeats the same text so often that it describes more than a file "
                 "of its size can hold",
-                hint="create one with torch.cuda.memory._dump_snapshot(path)",
+                hint=_HINT,
             )
         return short
+
+    def index(self, table: StackTable, plain: Any) -> int:
+        """The index of a frame, added if new. Raises SnapshotError for too many."""
+        known = len(table.frames)
+        found = table.frame(self.frame(plain))
+        self._frames_left -= len(table.frames) - known
+        if self._frames_left < 0:
+            raise SnapshotError(
+                f"the snapshot has more than {MOST_FRAMES:,} different stack frames", hint=_HINT
+            )
+        return found
+
+    def stack(self, depth: int) -> None:
+        """Count a stack of so many frames. Raises SnapshotError for too many in all stacks."""
+        self._depth_left -= depth
+        if self._depth_left < 0:
+            raise SnapshotError(
+                "the snapshot repeats the same stack so often that it describes more than a file "
+                "of its size can hold",
+                hint=_HINT,
+            )
 
     def frames(self, listed: Any) -> Sequence[Any]:
         """A list of frames; what is none has no frames."""

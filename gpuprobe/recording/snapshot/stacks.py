@@ -8,7 +8,6 @@ are compared by identity of their items, which C does at a nanosecond each.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Iterable
 from operator import itemgetter
@@ -19,6 +18,10 @@ from gpuprobe.recording.snapshot.oddities import Oddities
 
 _CROWDED = 8
 """So many stacks that look alike at two frames are told apart by a key of all frames."""
+
+_LONG = 2048
+"""Frames of a stack that is not compared with others: each comparison of two lists takes as long as
+they are, and a file can refer to them at every event. Python stops a recursion at 1,000 frames."""
 
 _SAMPLE = 256
 """So many events tell whether lists are shared. A wrong guess costs time only."""
@@ -31,7 +34,7 @@ class StackInterner:
 
     def __init__(self, table: StackTable, odd: Oddities | None = None) -> None:
         self._table = table
-        self._odd = odd or Oddities(math.inf)
+        self._odd = odd or Oddities()
         self._frames: dict[int, int] = {}  # id of a frame's dict -> frame index
         self._lists: dict[int, int] = {}  # id of a list -> stack index
         # What a list looks like at two frames -> pairs (list, stack index).
@@ -72,11 +75,15 @@ class StackInterner:
         last: Any = None
         index = 0
         for frames in lists:
+            count = len(frames)
+            if count > _LONG:
+                index, last = self.one(frames), None
+                append(index)
+                continue
             if frames == last:  # both halves of a free have the stack of the first
                 append(index)
                 continue
             last = frames
-            count = len(frames)
             try:
                 look = (count, identity(frames[count >> 2]), identity(frames[count >> 1]))
             except IndexError:
@@ -106,11 +113,12 @@ class StackInterner:
     def _add(self, frames: Any) -> int:
         if not isinstance(frames, (list, tuple)):
             frames = self._odd.frames(frames)
+        self._odd.stack(len(frames))
         known = self._frames
         ids = []
         for frame in frames:
             index = known.get(id(frame))
             if index is None:
-                index = known[id(frame)] = self._table.frame(self._odd.frame(frame))
+                index = known[id(frame)] = self._odd.index(self._table, frame)
             ids.append(index)
         return self._table.stack(tuple(ids))

@@ -28,8 +28,10 @@ from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.sampler.base import DeviceMark
 from gpuprobe.sampler.interruptions import from_program
+from gpuprobe.sampler.tracing.accumulation import ADD, owners_of_gradients, sum_in_place
 from gpuprobe.sampler.tracing.module_calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
+from gpuprobe.torch_support.callers import passed_on
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -41,9 +43,9 @@ BLIND_SPOTS = (
         "they are counted from their first use by an operator",
     ),
     BlindSpot(
-        "gradient accumulation while tracing",
-        "torch then adds a second gradient out of place, so one more gradient may be alive "
-        "temporarily than without tracing",
+        "formulas of the backward pass while tracing",
+        "torch then computes a few of them (index_add, scatter) out of place, so one more gradient "
+        "may be alive temporarily than without tracing",
     ),
 )
 
@@ -134,6 +136,7 @@ class CpuTrace(TorchDispatchMode):
 
     def start(self, tensors: Iterable[Any]) -> None:
         """Begin watching; ``tensors`` are those that exist already."""
+        owners_of_gradients()  # counted before anything is traced
         self.active = True
         for tensor in tensors:
             self._see_tensor(tensor, no_origin=True)
@@ -264,7 +267,15 @@ class CpuTrace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = None
+            if func is ADD and not kwargs:
+                result = sum_in_place(*args)
+            if result is None:
+                result = func(*args, **(kwargs or {}))
+        except BaseException as error:  # noqa: BLE001 - raised again
+            args = kwargs = None  # type: ignore[assignment]
+            raise passed_on(error)  # noqa: B904 - the same one
         if self.active:
             try:
                 if _function_modes():  # of the program's, which must not hear what is asked here

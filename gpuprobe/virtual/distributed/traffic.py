@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from gpuprobe.frame_variables import variables
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
@@ -163,6 +164,6 @@ def _waited_for() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == dist.distributed_c10d.__file__:
-            return not frame.f_locals.get("async_op", True)
+            return not variables(frame).get("async_op", True)
         frame = frame.f_back
     return False

@@ -16,6 +16,7 @@ import torch
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from gpuprobe.code_origin import folder_of
+from gpuprobe.frame_variables import variables
 from gpuprobe.torch_support.tensors import storage_key
 from gpuprobe.virtual import frames
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
@@ -353,7 +354,7 @@ def _asked_by_torch(machine: Machine) -> int:
     frame = frames.caller()
     if frame is None or frame.f_code.co_filename != _DDP:
         return HOST
-    owner = frame.f_locals.get("self")
+    owner = variables(frame).get("self")
     for parameter in owner.parameters() if isinstance(owner, torch.nn.Module) else ():
         return machine.place_of(parameter)
     return HOST

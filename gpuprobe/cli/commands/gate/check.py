@@ -67,7 +67,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         choices=("auto", "native", "virtual"),
-        help="with --gpu: torch's own CUDA code without a GPU (native) or a model of it (virtual); "
+        help="with --gpu: torch's own CUDA code without a GPU (native) or a model (virtual); "
         "auto: native if possible",
     )
     parser.add_argument(

@@ -1,0 +1,340 @@
+"""Run torch's own samples of its operators (`op_db`) on the native engine, forward and backward.
+
+Needs a CUDA build of torch (no GPU, none of NVIDIA's libraries) and expecttest:
+
+    python benchmarks/native_operators.py --dtypes float32 --samples 5 --results results.jsonl
+
+Each operator and dtype runs in a process that is forked from one that has imported torch, with a
+time limit, so a crash or an endless loop loses one operator only. Results are appended to
+``--results``; a second run continues where the first one stopped.
+
+Each sample either runs, or is refused by name (a function that the native engine does not answer was
+called and the operator raised an error), or raises another error. Kernels compute nothing, so
+tensors hold zeros: errors that a value decides (`VALUE_DECIDES`) are counted apart, and so are
+samples that the CPU refuses too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.native.process import LogKind, Runtime, load
+
+VALUE_DECIDES: Final = (
+    r"probability tensor contains|invalid multinomial distribution",
+    r"singular|not positive-definite|failed to converge|ill-conditioned",
+    r"repeats can not be negative|must be non-negative|must be positive|should be (non-)?negative",
+    r"Expected (value argument|parameter)|All elements .* must be|must be in the range",
+    r"index \d+ is out of bounds|out of range|size of .* must match|Sizes of tensors must match",
+    r"has a value of zero|division by zero|Integers? to negative|lengths? .* (sum|greater|at least)",
+    r"cannot convert float|a Tensor with 0 elements|Boolean value of Tensor|target_lengths?",
+    r"[Ii]nvalid (offsets|lengths)|offsets\[|expected .*offsets|must be (strictly )?monoton",
+    r"should not contain infs or NaNs|weights cannot be negative|normal expects all elements of std",
+    r"Index to scalar can have only 1 value|index -1 is out of bounds|expected a non-empty list of Tens",
+    r"input_lengths|bins must|min .* max|values? .* (sum|add up) to",
+)
+"""Messages of errors that depend on what a tensor holds. What is not listed counts as an error."""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--gpu", default="h100-80gb", help="a GPU of the catalogue")
+    parser.add_argument("--dtypes", default="float32", help="names separated by commas, or `all`")
+    parser.add_argument("--samples", type=int, default=5, help="of each operator; 0: all")
+    parser.add_argument("--only", default="", help="regular expression of operators' names")
+    parser.add_argument("--results", type=Path, default=Path("native_operators.jsonl"))
+    parser.add_argument("--limit", type=float, default=60, help="seconds for an operator and dtype")
+    parser.add_argument("--table-only", action="store_true", help="print what --results holds")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = _arguments()
+    results = _read(arguments.results)
+    if not arguments.table_only:
+        # torch counts devices with NVML then, and not with CUDA, after which it refuses to fork.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        runtime = load(parse_spec(arguments.gpu))
+        _run(arguments, runtime, results)
+    print("\n".join(_table(results)))
+    return int(any(entry["crashed"] or entry["hung"] for entry in results.values()))
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8") as file:
+        return {entry["key"]: entry for entry in map(json.loads, file)}
+
+
+def _run(
+    arguments: argparse.Namespace, runtime: Runtime, results: dict[str, dict[str, Any]]
+) -> None:
+    import torch
+    import torch.utils._triton
+
+    # Importing op_db queries the device, which initialises CUDA: children could not be forked then.
+    gpu = parse_spec(arguments.gpu)[0]
+    asked = torch.cuda.get_device_capability
+    torch.utils._triton.has_triton = lambda: True
+    torch.cuda.get_device_capability = lambda device=None: gpu.capability
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    torch.cuda.get_device_capability = asked
+
+    if torch.cuda.is_initialized():
+        raise SystemExit("importing op_db has initialised CUDA: children cannot be forked")
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    chosen = None if arguments.dtypes == "all" else set(arguments.dtypes.split(","))
+    with arguments.results.open("a", encoding="utf-8") as file:
+        for op in op_db:
+            if not re.search(arguments.only, op.full_name):
+                continue
+            for dtype in sorted(op.supported_dtypes("cuda"), key=str):
+                name = str(dtype).removeprefix("torch.")
+                key = f"{op.full_name} {name} {arguments.samples}"
+                if key in results or (chosen is not None and name not in chosen):
+                    continue
+                entry = _in_child(
+                    lambda report, op=op, dtype=dtype: _samples(
+                        op, dtype, arguments.samples, runtime, report
+                    ),
+                    arguments.limit,
+                )
+                results[key] = {"key": key, "operator": op.full_name, "dtype": name, **entry}
+                file.write(json.dumps(results[key]) + "\n")
+                file.flush()
+
+
+def _in_child(work: Callable[[Callable[[str, str], None]], None], limit: float) -> dict[str, Any]:
+    """What ``work`` reports in a forked process: counts by outcome, and how the process ended."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        # What the engine and torch print belongs to the reports, which hold it.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        if not os.environ.get("NATIVE_OPERATORS_STDERR"):
+            os.dup2(null, 2)
+
+        def report(outcome: str, detail: str) -> None:
+            os.write(writing, (json.dumps([outcome, detail[:300]]) + "\n").encode())
+
+        try:
+            work(report)
+        except BaseException:
+            report("error", "driver: " + traceback.format_exc()[-250:])
+        os._exit(0)
+    os.close(writing)
+    data, hung, end = b"", False, time.monotonic() + limit
+    while True:
+        ready, _, _ = select.select([reading], [], [], max(0, end - time.monotonic()))
+        if not ready:
+            hung = True
+            os.kill(child, signal.SIGKILL)
+            break
+        part = os.read(reading, 65536)
+        if not part:
+            break
+        data += part
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    counts: dict[str, Counter[str]] = {}
+    begun = ""
+    for line in data.decode().splitlines():
+        outcome, detail = json.loads(line)
+        if outcome == "begin":
+            begun = detail
+        else:
+            begun = ""
+            counts.setdefault(outcome, Counter())[detail] += 1
+    crash = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
+    return {
+        **{name: dict(counts.get(name, {})) for name in OUTCOMES},
+        "crashed": "" if hung or not crash else f"{crash} in {begun or 'samples'}",
+        "hung": begun or "samples" if hung else "",
+    }
+
+
+OUTCOMES: Final = ("ran", "refused", "value", "cpu", "error", "around")
+"""Ran; raised after a refusal (the functions); raised because of a value; raises on the CPU too;
+raised something else; ran after a refusal that torch works around.
+"""
+
+
+def _samples(
+    op: Any, dtype: Any, most: int, runtime: Runtime, report: Callable[[str, str], None]
+) -> None:
+    import torch
+
+    runtime.start_log(4096)
+
+    def refused() -> str:
+        names = [call.name for call in runtime.take_log() if call.kind is LogKind.UNANSWERED]
+        runtime.start_log(4096)  # what was dropped in between is forgotten
+        return ", ".join(dict.fromkeys(names))
+
+    backward = dtype in op.supported_backward_dtypes("cuda") and op.supports_autograd
+
+    def attempt(kind: str, number: int, call: Callable[[], Any], cpu: Callable[[], Any]) -> Any:
+        report("begin", f"{kind} {number}")
+        try:
+            out = call()
+            torch.cuda.synchronize()
+        except Exception as error:
+            names = refused()
+            message = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if names:
+                report("refused", names)
+            elif any(re.search(pattern, message) for pattern in VALUE_DECIDES):
+                report("value", message)
+            elif _raises(cpu):
+                report("cpu", message)
+            else:
+                report("error", f"{kind}: {message}")
+            return None
+        names = refused()
+        report("around" if names else "ran", names or kind)
+        return out
+
+    # Forward and backward of the samples that torch makes on the device; made on the CPU and copied
+    # where that needs values.
+    where = "cuda"
+    report("begin", "making samples")
+    for number in range(most or 10_000):
+        torch.manual_seed(0)
+        try:
+            sample = _sample(op, where, dtype, backward, number)
+        except Exception:
+            refused()
+            where = "cpu"
+            try:
+                sample = _sample(op, where, dtype, backward, number)
+            except Exception as error:
+                report("cpu", f"making samples: {error}".partition("\n")[0])
+                return
+        if sample is None:
+            return
+        if where == "cpu":
+            sample = _moved(sample, "cuda")
+
+        def call(sample: Any = sample) -> Any:
+            out = op(sample.input, *sample.args, **sample.kwargs)
+            return sample.output_process_fn_grad(out) if backward else out
+
+        def on_cpu(number: int = number) -> Any:
+            other = _sample(op, "cpu", dtype, backward, number)
+            return op(other.input, *other.args, **other.kwargs)
+
+        out = attempt("forward", number, call, on_cpu)
+        if out is None or not backward:
+            continue
+        outputs = [t for t in _tensors(out) if t.requires_grad]
+        inputs = [t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad]
+        if not outputs or not inputs:
+            continue
+
+        def back(outputs: Any = outputs, inputs: Any = inputs) -> Any:
+            torch.autograd.grad(
+                outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True
+            )
+            return True
+
+        def back_on_cpu(number: int = number) -> Any:
+            other = _sample(op, "cpu", dtype, True, number)
+            out = other.output_process_fn_grad(op(other.input, *other.args, **other.kwargs))
+            outputs = [t for t in _tensors(out) if t.requires_grad]
+            inputs = [t for t in _tensors([other.input, other.args, other.kwargs]) if t.requires_grad]
+            torch.autograd.grad(
+                outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True
+            )
+
+        attempt("backward", number, back, back_on_cpu)
+
+
+_generators: dict[tuple[str, str], Iterator[Any]] = {}
+
+
+def _sample(op: Any, device: str, dtype: Any, backward: bool, number: int) -> Any:
+    """A sample, by its number; None after the last one."""
+    key = device, f"{op.full_name} {dtype}"
+    kept = _generators.setdefault(
+        key, enumerate(op.sample_inputs(device, dtype, requires_grad=backward))
+    )
+    for found, sample in kept:
+        if found == number:
+            return sample
+    return None
+
+
+def _moved(sample: Any, device: str) -> Any:
+    import torch
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().to(device).requires_grad_(value.requires_grad)
+        return torch.device(device) if isinstance(value, torch.device) else value
+
+    return sample.transform(move)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _raises(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except Exception:
+        return True
+    return False
+
+
+def _table(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    entries = list(results.values())
+    totals = {name: sum(sum(entry[name].values()) for entry in entries) for name in OUTCOMES}
+    crashed = [entry for entry in entries if entry["crashed"]]
+    hung = [entry for entry in entries if entry["hung"]]
+    yield f"operators x dtypes: {len(entries)}   calls: {sum(totals.values())}"
+    yield f"  ran                          {totals['ran'] + totals['around']}"
+    yield f"    of them around a refusal   {totals['around']}"
+    yield f"  refused by name              {totals['refused']}"
+    yield f"  raised, a value decides      {totals['value']}"
+    yield f"  raised, as on the CPU        {totals['cpu']}"
+    yield f"  raised something else        {totals['error']}"
+    yield f"  operators that crashed       {len(crashed)}"
+    yield f"  operators that hung          {len(hung)}"
+    for entry in crashed + hung:
+        yield f"    {entry['operator']} {entry['dtype']}: {entry['crashed'] or 'hung in ' + entry['hung']}"
+    for outcome in ("refused", "around", "error", "value"):
+        lines: dict[str, list[str]] = {}
+        for entry in entries:
+            for detail in entry[outcome]:
+                lines.setdefault(detail, []).append(f"{entry['operator']} {entry['dtype']}")
+        if lines:
+            yield f"{outcome}:"
+        for detail, names in sorted(lines.items()):
+            yield f"  {detail}: {', '.join(names[:4])}{' …' if len(names) > 4 else ''} ({len(names)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""Values of torch's own operator tests (``op_db``, float32) on the native engine and on the CPU.
+
+For each operator, the first samples are computed on the CPU and, with `Values`, on the device, with
+their gradients, and the largest difference is printed, relative to the largest value. Operators
+that the runtime does not answer and those that are refused are listed by name. Needs a CUDA build
+of torch, expecttest and no GPU.
+
+    python benchmarks/native_values.py [--samples 5] [OPERATOR ...]
+    python benchmarks/native_values.py --time    # a training step against no computing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from typing import Any
+
+RANDOM = ("dropout", "bernoulli", "normal", "rand", "uniform", "multinomial", "geometric",
+          "exponential", "cauchy", "empty", "rrelu", "new_empty", "poisson")  # fmt: skip
+CLOSE = 1e-4
+
+
+def child(names: list[str], samples: int, skip: int) -> None:
+    """Print one JSON line before and after each operator, from number ``skip`` on."""
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.process import load
+
+    load(parse_spec("h100-80gb"))
+    import torch
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.utils._pytree import tree_flatten, tree_map
+
+    from gpuprobe.native.values import Values
+
+    torch.set_num_threads(1)
+    chosen = [op for op in op_db if torch.float32 in op.dtypes and (not names or op.name in names)]
+    print(json.dumps({"count": len(chosen)}), flush=True)
+
+    def move(value: Any, device: str) -> Any:
+        def one(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                made = item.detach().to(device, copy=True)
+                return made.requires_grad_(item.requires_grad)
+            return torch.device(device) if isinstance(item, (torch.device, str)) and str(item) == "cpu" else item
+
+        return tree_map(one, value)
+
+    def results(op: Any, sample: Any, device: str) -> list[Any]:
+        torch.manual_seed(0)
+        given, args, kwargs = (move(part, device) for part in (sample.input, sample.args, sample.kwargs))
+        out = op(given, *args, **kwargs)
+        flat = [item for item in tree_flatten(out)[0] if isinstance(item, torch.Tensor)]
+        leaves = [
+            item
+            for item in tree_flatten((given, args, kwargs))[0]
+            if isinstance(item, torch.Tensor) and item.requires_grad
+        ]
+        differentiable = [item for item in flat if item.requires_grad]
+        grads: Any = []
+        if differentiable and leaves and op.supports_autograd:
+            grads = torch.autograd.grad(
+                differentiable, leaves, [torch.ones_like(item) for item in differentiable],
+                allow_unused=True,
+            )  # fmt: skip
+        return [
+            item.detach().to_dense().cpu() if item.layout is not torch.strided else item.detach().cpu()
+            for item in (*flat, *(grad for grad in grads if grad is not None))
+        ]
+
+    def distance(a: Any, b: Any) -> float:
+        if a.shape != b.shape:
+            return math.inf
+        if not a.numel():
+            return 0.0
+        a, b = a.resolve_conj().to(torch.complex128), b.resolve_conj().to(torch.complex128)
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+        same = (a == b) | (a.isnan() & b.isnan())
+        a, b = torch.where(same, 0, a), torch.where(same, 0, b)
+        if not bool((a.isfinite() & b.isfinite()).all()):
+            return math.inf
+        return float((a - b).abs().max() / (a.abs().max() + 1e-12))
+
+    for number, op in enumerate(chosen):
+        if number < skip:
+            continue
+        name = f"{op.name}.{op.variant_test_name}".rstrip(".")
+        print(json.dumps({"start": name, "number": number}), flush=True)
+        worst, errors, ran = 0.0, [], 0
+        try:
+            inputs = []
+            for i, sample in enumerate(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)):
+                if i == samples:
+                    break
+                inputs.append(sample)
+        except Exception as error:  # its samples need something that is missing
+            print(json.dumps({"name": name, "number": number, "no_samples": str(error)[:90]}), flush=True)
+            continue
+        for sample in inputs:
+            try:
+                expected = results(op, sample, "cpu")
+            except Exception:  # not on the CPU: nothing to compare
+                continue
+            try:
+                with Values():
+                    found = results(op, sample, "cuda")
+                if not any(word in op.name for word in RANDOM):
+                    parts = [distance(a, b) for a, b in zip(expected, found, strict=False)]
+                    worst = max([worst, *parts, 0.0 if len(expected) == len(found) else math.inf])
+                ran += 1
+            except Exception as error:
+                errors.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:150]}")
+        print(json.dumps({"name": name, "number": number, "ran": ran, "worst": worst, "errors": errors}), flush=True)
+
+
+def operators(names: list[str], samples: int) -> None:
+    rows, crashed, number, count = [], [], 0, 1
+    while number < count:
+        command = [sys.executable, __file__, "--child", str(number), "--samples", str(samples), *names]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        started = ""
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            row = json.loads(line)
+            if "count" in row:
+                count = row["count"]
+            elif "start" in row:
+                started, number = row["start"], row["number"] + 1
+            else:
+                rows.append(row)
+                started = ""
+        process.wait()
+        if started:
+            crashed.append(started)
+        elif number < count:
+            raise SystemExit("the child ended without a reason")
+    ran = [row for row in rows if row.get("ran")]
+    equal = [row for row in ran if row["worst"] == 0]
+    close = [row for row in ran if 0 < row["worst"] <= CLOSE]
+    print(f"{count} operators, {len(ran)} ran on the device: {len(equal)} equal, {len(close)} within {CLOSE}")
+    print("\ndiffer:")
+    for row in ran:
+        if row["worst"] > CLOSE:
+            print(f"  {row['name']:<50} {row['worst']:.3g}")
+    print("\nerrors:")
+    for row in rows:
+        for text in dict.fromkeys(row.get("errors", ())):
+            print(f"  {row['name']:<50} {text}")
+    print("\nno samples:", [row["name"] for row in rows if "no_samples" in row])
+    print("crashed:", crashed)
+
+
+def timings() -> None:
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.process import load
+
+    load(parse_spec("h100-80gb"))
+    import contextlib
+
+    import torch
+
+    from gpuprobe.native.values import Values
+
+    def step(device: str) -> float:
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+        model = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        data = torch.randn(2, 64, 256).to(device)
+        begin = time.perf_counter()
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(data).square().mean().backward()
+            optimizer.step()
+        return (time.perf_counter() - begin) * 100
+
+    ways: dict[str, Any] = {
+        "no values": contextlib.nullcontext, "shapes": lambda: Values("shapes"), "real": Values,
+    }  # fmt: skip
+    step("cuda")
+    print(f"{'CPU':<12}{step('cpu'):8.1f} ms a step")
+    for name, way in ways.items():
+        with way():
+            print(f"{name:<12}{step('cuda'):8.1f} ms a step")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("operators", nargs="*")
+    parser.add_argument("--samples", type=int, default=5)
+    parser.add_argument("--time", action="store_true")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child is not None:
+        child(given.operators, given.samples, given.child)
+    elif given.time:
+        timings()
+    else:
+        operators(given.operators, given.samples)

@@ -1,0 +1,491 @@
+"""Nothing that gpuprobe does changes a program: random programs, bare and with each watcher.
+
+    python benchmarks/unchanged_programs.py [--programs 10000] [--first SEED] [--engine gpu cpu]
+        [--watchers NAME ...] [--minutes N] [--show N]
+
+Each program (`program_sources.py`) runs twice: bare, and with a watcher. Compared are
+
+* every allocation and free, in order: on a virtual GPU, with values, by size and stream, from the
+  allocator; on the CPU by size, from torch's own profiler, which runs in both;
+* values, bit for bit, and what else the program can tell of its tensors: whether a gradient was
+  stolen, copied or added in place, reference and use counts, versions, names of graph nodes;
+* when each object ends, among the allocations and all else that happens;
+* the random number generators of Python and torch, on both devices;
+* exceptions with the program's frames in their tracebacks; stdout, stderr and warnings.
+
+Garbage in cycles is collected where the program does it, and after it: how soon Python does so
+alone depends on how many objects there are, a watcher's too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import ctypes
+import gc
+import io
+import itertools
+import linecache
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+import program_sources  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import gpuprobe  # noqa: E402
+from gpuprobe.errors import GpuprobeError  # noqa: E402
+from gpuprobe.model.memory import TraceAction  # noqa: E402
+from gpuprobe.virtual.session import current  # noqa: E402
+
+GPU = "h100-80gb"
+ENGINES = ("gpu", "cpu")
+_FREED = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
+_NUMBERS = (8, 16)
+"""Bytes of the tensors that torch makes of Python's numbers (real, complex), for one operator.
+Under any dispatch mode of Python it makes them twice; they are left out on the CPU."""
+BATCH = 250  # programs of one virtual GPU
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+Run = Callable[[], None]
+Event = tuple[Any, ...]
+
+
+class Block:
+    """A context manager of the program's."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __enter__(self) -> Block:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+class Observer:
+    """What can be told of one run, as a list of events."""
+
+    def __init__(self, name: str) -> None:
+        self.events: list[Event] = []
+        self._name = name
+        self._ends: dict[int, Any] = {}
+        self._streams: dict[int, int] = {}
+        self.open = True
+
+    def allocator(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+        """A listener of a virtual device."""
+        number = self._streams.setdefault(stream, len(self._streams)) if stream else 0
+        self.events.append(("memory", action, size, number))
+
+    def note(self, *values: Any) -> None:
+        self.events.append(("note", *map(self._told, values)))
+
+    def ref(self, thing: Any) -> None:
+        number = len(self._ends)
+        self._ends[number] = weakref.ref(thing, lambda _: self._ended(number))
+
+    def _ended(self, number: int) -> None:
+        if self.open:
+            self.events.append(("ended", number))
+
+    def _told(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                plain = value.detach()
+                made = str(plain.dtype), tuple(plain.shape), plain.stride(), plain.device.type
+                return "tensor", *made, *_bytes(plain.cpu().contiguous())
+        if isinstance(value, BaseException):
+            return self._error(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._told, value))
+        return repr(value)
+
+    def _error(self, error: BaseException) -> Any:
+        frames = [
+            (frame.f_code.co_name, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if frame.f_code.co_filename == self._name
+        ]
+        return "error", type(error).__name__, str(error), frames, getattr(error, "__notes__", [])
+
+
+def _bytes(host: torch.Tensor) -> tuple[bytes, int]:
+    """The first few, and a hash of all."""
+    size = host.numel() * host.element_size()
+    data = ctypes.string_at(host.data_ptr(), size) if size else b""
+    return data[:32], hash(data)
+
+
+def rng(engine: str) -> Event:
+    states = [torch.get_rng_state()]
+    if engine == "gpu":
+        states.append(torch.cuda.get_rng_state())
+    return "generators", hash(random.getstate()), *map(_bytes, states)
+
+
+def observe(seed: int, engine: str, watcher: Callable[[Run, Path], None], folder: Path) -> Any:
+    """Run the program of a seed under a watcher, and return all that can be told of it."""
+    name = f"<program {seed}>"
+    text = program_sources.source(seed, streams=engine == "gpu")
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    code = compile(text, name, "exec")
+    observer = Observer(name)
+    out, err = io.StringIO(), io.StringIO()
+    names: dict[str, Any] = {
+        "torch": torch,
+        "nn": nn,
+        "F": F,
+        "checkpoint": checkpoint,
+        "random": random,
+        "warnings": warnings,
+        "sys": sys,
+        "threading": threading,
+        "gc": gc,
+        "copy": copy,
+        "TorchFunctionMode": TorchFunctionMode,
+        "TorchDispatchMode": TorchDispatchMode,
+        "D": "cuda" if engine == "gpu" else "cpu",
+        "Block": Block,
+        "__name__": name,
+        "note": observer.note,
+        "ref": observer.ref,
+    }
+
+    def run() -> None:
+        with ExitStack() as stack:
+            profiler = stack.enter_context(_profiled()) if engine == "cpu" else None
+            if engine == "gpu":
+                session = current()
+                assert session is not None
+                listeners = session.machine.devices[0].listeners
+                listeners.append(observer.allocator)
+                stack.callback(listeners.remove, observer.allocator)
+            _run(code, names, observer, engine)
+        if profiler is not None:
+            observer.events.append(("memory", profiler.sizes))
+
+    if engine == "gpu":
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    random.seed(seed)
+    torch.manual_seed(seed)
+    gc.disable()
+    filters = warnings.filters[:]
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(out))
+            stack.enter_context(contextlib.redirect_stderr(err))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("always")
+            watcher(run, folder)
+    finally:
+        gc.enable()
+        warnings.filters[:] = filters
+        observer.open = False
+    texts = [_ADDRESS.sub("0x", stream.getvalue()) for stream in (out, err)]
+    return [*observer.events, ("stdout", texts[0]), ("stderr", texts[1])]
+
+
+def _run(code: Any, names: dict[str, Any], observer: Observer, engine: str) -> None:
+    result = None
+    try:
+        exec(code, names)
+        result = names["main"]()
+        observer.events.append(("returned", len(result)))
+    except Exception as error:  # noqa: BLE001 - the program's: what it is, is compared
+        observer.note(error)
+        error.__traceback__ = None
+    observer.events.append(rng(engine))
+    del result
+    names.clear()
+    observer.events.append(("names ended",))
+    gc.collect()
+    observer.events.append(("collected",))
+
+
+class _Profile:
+    sizes: list[int]
+
+
+@contextmanager
+def _profiled() -> Iterator[_Profile]:
+    """The sizes of what torch allocates on the CPU; of what it frees, as negative ones."""
+    found = _Profile()
+    with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as profiler:
+        yield found
+    events = profiler.kineto_results.events()
+    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    found.sizes = [size for size in sizes if abs(size) not in _NUMBERS]
+
+
+# -- watchers
+
+
+def counters(run: Run, folder: Path) -> None:
+    with gpuprobe.record(folder / "run.gpuprobe", level="counters", force=True):
+        run()
+
+
+def trace(run: Run, folder: Path) -> None:
+    with gpuprobe.record(folder / "run.gpuprobe", trace_steps="all", force=True):
+        run()
+
+
+def hazards(run: Run, folder: Path) -> None:
+    with gpuprobe.detect_hazards():
+        run()
+
+
+def check(run: Run, folder: Path) -> None:
+    """What ``gpuprobe check`` has around a program: a trace, the precisions and, on a GPU,
+    hazards.
+    """
+    from gpuprobe.sampler.hooks.precision import PrecisionWatch
+
+    watch = PrecisionWatch()
+    watch.start()
+    try:
+        with gpuprobe.detect_hazards() if torch.cuda.is_available() else nullcontext():
+            trace(run, folder)
+    finally:
+        watch.stop()
+
+
+def notebook(run: Run, folder: Path) -> None:
+    """A cell with ``%%gpuprobe``, in a shell of IPython's."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from gpuprobe.integrations import notebook
+
+    shell = InteractiveShell.instance()
+    shell.user_ns["run"] = run
+    try:
+        output = folder / "cell.gpuprobe"
+        notebook.run_cell(shell, f"record --level trace --force --output {output}", "run()")
+    finally:
+        del shell.user_ns["run"]
+
+
+def plugin(run: Run, folder: Path) -> None:
+    """A test that gpuprobe's plugin for pytest measures, with limits of all kinds."""
+    file = folder / "test_program.py"
+    file.write_text(_TEST)
+    sys.modules["unchanged_program"] = module = ModuleType("unchanged_program")
+    module.run = run  # type: ignore[attr-defined]
+    options = ["-p", "no:terminal", "-p", "no:warnings", "-p", "no:cacheprovider", "-s", "-c"]
+    try:
+        code = pytest.main([*options, os.devnull, f"--rootdir={folder}", str(file)])
+    finally:
+        del sys.modules["unchanged_program"]
+        sys.modules.pop("test_program", None)
+    assert code == 0, code
+
+
+_TEST = """
+import pytest, unchanged_program
+
+@pytest.mark.gpu_memory(max_peak="70 GiB", max_syncs=1_000_000)
+def test_program():
+    unchanged_program.run()
+"""
+
+
+def dashboard(run: Run, folder: Path) -> None:
+    """A trace that another process reads over and over while it is written."""
+    code = "import sys, unchanged_programs; unchanged_programs.read_on(sys.argv[1])"
+    path = str(folder / "run.gpuprobe")
+    shutil.rmtree(path, ignore_errors=True)
+    search = os.pathsep.join((str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")))
+    reader = subprocess.Popen(
+        [sys.executable, "-c", code, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": search},
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    with reader:
+        assert reader.stdout.readline() == b"ready\n"
+        try:
+            trace(run, folder)
+        finally:
+            reader.stdin.close()
+    assert reader.returncode == 0
+
+
+def read_on(path: str) -> None:
+    """The other process of `dashboard`: reads until its stdin ends, and at least once."""
+    from gpuprobe.api.live import Followed
+
+    print("ready", flush=True)
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    followed = None
+    while True:
+        last = ended.is_set()
+        if followed is None:
+            with contextlib.suppress(GpuprobeError):  # the recording has not begun
+                followed = Followed(path)
+        if followed is not None:
+            followed.poll()
+        if last:
+            return
+
+
+def bare(run: Run, folder: Path) -> None:
+    """None: the program for a second time."""
+    run()
+
+
+WATCHERS: dict[str, Callable[[Run, Path], None]] = {
+    "bare": bare,
+    "counters": counters,
+    "trace": trace,
+    "hazards": hazards,
+    "check": check,
+    "notebook": notebook,
+    "plugin": plugin,
+    "dashboard": dashboard,
+}
+BULK = {
+    "gpu": ["bare", "counters", "trace", "hazards", "check"],
+    "cpu": ["bare", "counters", "trace", "check"],
+}
+"""What each engine is watched by unless ``--watchers`` names others: the others are these, begun
+by something else, and take longer. Where torch has no device ``detect_hazards()`` and the plugin
+simulate one: then it is another machine that the program runs on."""
+
+
+def _settled(events: list[Event]) -> list[Event]:
+    """Frees that nothing comes between in the order of their sizes. Nodes of the graph that Python
+    code has looked at, and objects of one cycle, end in another order among themselves.
+    """
+    found: list[Event] = []
+    freed: list[Event] = []
+    for event in events:
+        if event[0] == "memory" and isinstance(event[1], list):
+            event = "memory", _settled_sizes(event[1])
+        elif event[0] == "ended" or (event[0] == "memory" and event[1] in _FREED):
+            freed.append(event)
+            continue
+        found += [*sorted(freed), event]
+        freed.clear()
+    return found + sorted(freed)
+
+
+def _settled_sizes(sizes: list[int]) -> list[int]:
+    found: list[int] = []
+    for freed, run in itertools.groupby(sizes, lambda size: size < 0):
+        together = list(run)
+        found += sorted(together) if freed else together
+    return found
+
+
+def difference(bare: list[Event], watched: list[Event]) -> str:
+    """The first event that differs, in words; "" for none."""
+    bare, watched = _settled(bare), _settled(watched)
+    for at, (one, other) in enumerate(zip(bare, watched, strict=False)):
+        if one != other and one[0] == other[0] == "memory" and isinstance(one[1], list):
+            pairs = enumerate(zip(one[1], other[1], strict=False))
+            place = next((i for i, (a, b) in pairs if a != b), -1)
+            part = slice(max(0, place - 6), place + 6)
+            return f"memory: at {place}: bare {one[1][part]}, watched {other[1][part]}"
+        if one != other:
+            return f"{one[0]}: event {at}: bare {str(one)[:300]}, watched {str(other)[:300]}"
+    if len(bare) != len(watched):
+        longer = max(bare, watched, key=len)
+        return f"{longer[min(len(bare), len(watched))][0]}: {len(bare)} events, {len(watched)}"
+    return ""
+
+
+def judge(seeds: list[int], engine: str, names: list[str]) -> dict[str, dict[int, str]]:
+    """The first difference of each program that has one, by watcher."""
+    found: dict[str, dict[int, str]] = {name: {} for name in names}
+    folder = Path(tempfile.mkdtemp(prefix="unchanged"))
+    gpu = gpuprobe.virtual_gpu(GPU, "real") if engine == "gpu" else nullcontext()
+    try:
+        with gpu:
+            for number, seed in enumerate(seeds):
+                if number in (0, 1, 5, 20, 60):  # what there is now: collecting is quick then
+                    gc.collect()
+                    gc.freeze()
+                alone = observe(seed, engine, bare, folder)
+                for name in names:
+                    watcher = WATCHERS[name]
+                    text = difference(alone, observe(seed, engine, watcher, folder))
+                    if text:  # the first run of all of something may make what is kept
+                        alone = observe(seed, engine, bare, folder)
+                        text = difference(alone, observe(seed, engine, watcher, folder))
+                    if text:
+                        found[name][seed] = text
+    finally:
+        gc.unfreeze()
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--programs", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first program")
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--watchers", nargs="+", choices=WATCHERS)
+    parser.add_argument("--minutes", type=float, help="end after so many")
+    parser.add_argument("--show", type=int, default=5, help="differences to print, of each")
+    given = parser.parse_args()
+    torch.set_num_threads(1)  # of tensors this small, more only wait for each other
+    last = given.first + given.programs
+    ran: Counter[str] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
+    began = time.monotonic()
+    for first in range(given.first, last, BATCH):
+        if given.minutes is not None and time.monotonic() - began > 60 * given.minutes:
+            break
+        seeds = list(range(first, min(first + BATCH, last)))
+        for engine in given.engine:
+            for name, rows in judge(seeds, engine, given.watchers or BULK[engine]).items():
+                for seed, text in rows.items():
+                    if counts[engine, name] < given.show:
+                        print(f"{engine} {name} program {seed}: {text}", flush=True)
+                    counts[engine, name] += 1
+            ran[engine] += len(seeds)
+            print(f"{engine}: {ran[engine]} programs", file=sys.stderr, flush=True)
+    print(f"\nPython {sys.version.split()[0]}, torch {torch.__version__}")
+    print("engine  watcher     programs  differ")
+    for engine in given.engine:
+        for name in given.watchers or BULK[engine]:
+            print(f"{engine:6}  {name:10} {ran[engine]:9} {counts[engine, name]:7}")
+    return 1 if counts else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    sys.exit(main())

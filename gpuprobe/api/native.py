@@ -1,0 +1,52 @@
+"""The native engine: what it would run here, and the build of torch that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpuprobe.errors import EnvironmentUnavailable
+
+
+class NativeStatus(NamedTuple):
+    """Whether programs can run on the native engine here, and with which torch, in words."""
+
+    ready: bool
+    text: str
+
+
+def status() -> NativeStatus:
+    """What ``--engine native`` would run here. Compiles the runtime if that was not done yet."""
+    from gpuprobe.native.install import installed, release_here
+    from gpuprobe.native.libraries import libraries_for, torch_build
+
+    try:
+        build = torch_build()
+        where = "this environment's"
+        if build is None or not build.cuda:
+            build = installed(release_here())
+            where = "installed by gpuprobe native install"
+        if build is None:
+            return NativeStatus(
+                False, f"torch {release_here()} is a build without CUDA: gpuprobe native install"
+            )
+        libraries_for(build)
+    except EnvironmentUnavailable as error:
+        return NativeStatus(False, f"{error}" + (f" ({error.hint})" if error.hint else ""))
+    return NativeStatus(True, f"ready: torch {build.version} ({where})")
+
+
+def install(options: Sequence[str] = ()) -> str:
+    """Install the build with CUDA of this environment's torch. Returns its version; raises
+    UsageError if the environment's own has CUDA, EnvironmentUnavailable where pip fails.
+    """
+    from gpuprobe.native.install import install as install_build
+
+    return install_build(options).version
+
+
+def remove() -> bool:
+    """Delete what `install` installed. False if there was nothing."""
+    from gpuprobe.native.install import remove as remove_build
+
+    return remove_build()

@@ -1,0 +1,153 @@
+"""The variables of a frame, read so that neither the frame nor the program can tell.
+
+Before Python 3.13 the attribute ``f_locals`` of a function's frame is a snapshot that the frame
+keeps: what it held once stays alive until the function returns, deleted or not, and the dict that
+the program's own ``locals()`` returned is refreshed, as it is the same one. In the body of a class
+it can add names. There the variables are read where the interpreter has them. Since 3.13 (PEP 667)
+``f_locals`` is a view that keeps nothing.
+
+Places: ``Include/cpython/frameobject.h`` of CPython 3.10, ``Include/internal/pycore_frame.h`` of
+3.11 and 3.12; they are the same in all releases of a minor version. That a frame is laid out so is
+checked for each one before anything is read as an object.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import sys
+from collections.abc import Iterator
+from types import CellType, CodeType
+from typing import Any, Final, NamedTuple
+
+_WORD: Final = ctypes.sizeof(ctypes.c_void_p)
+
+
+class _Layout(NamedTuple):
+    """Where things are in the interpreter's record of a call, in words from its beginning."""
+
+    frame: int | None
+    """The pointer to the frame object; None where the record is the frame object."""
+    code: int
+    namespace: int
+    """The pointer to the snapshot, or to the names of a module or the body of a class."""
+    slots: int
+    """The first local variable."""
+
+
+_RECORD: Final = 3
+"""Where a frame object's pointer to the record is, in words: after its head and ``f_back``."""
+
+
+def _layout() -> _Layout | None:
+    if object.__basicsize__ != 2 * _WORD or sys.implementation.name != "cpython":
+        return None  # a build that traces references (Py_TRACE_REFS)
+    return {
+        (3, 10): _Layout(frame=None, code=4, namespace=7, slots=44),
+        (3, 11): _Layout(frame=5, code=4, namespace=3, slots=9),
+        (3, 12): _Layout(frame=6, code=0, namespace=5, slots=9),
+    }.get(sys.version_info[:2])
+
+
+_LAYOUT: Final = _layout()
+_KEEPS: Final = sys.version_info < (3, 13)
+"""Whether a frame keeps what its ``f_locals`` once had."""
+
+_VIEW: Final = type((lambda: sys._getframe().f_locals)())
+"""What ``f_locals`` of a function's frame is."""
+
+
+def variables(frame: Any) -> dict[str, Any]:
+    """The variables of a frame by name, those of its closure among them: a dict of the caller's,
+    so that it keeps them alive as long as it is kept.
+
+    The frame is one of the calling thread, or has ended: other threads' would change meanwhile.
+    It is none of a generator that was closed before its end: of those Python 3.13.0 reads memory
+    that was freed (python/cpython#125723).
+    """
+    if not _KEEPS:
+        local = frame.f_locals
+        # Of a module's frame too, while a comprehension in it is at work.
+        return dict(local) if type(local) is _VIEW else _of_dict(local)
+    layout = _LAYOUT
+    start = _record(frame, layout) if layout is not None else None
+    if layout is None or start is None:
+        return _emptied(frame)
+    code = frame.f_code
+    found: dict[str, Any] = {}
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        found = _of_dict(_object(start + layout.namespace * _WORD))
+    for slot, (name, shared) in enumerate(_names(code)):
+        value = _object(start + (layout.slots + slot) * _WORD)
+        if shared and type(value) is CellType:
+            try:
+                value = value.cell_contents
+            except ValueError:  # empty
+                continue
+        if value is not _NOTHING:
+            # A comprehension's variable comes before the closure's of that name.
+            found.setdefault(name, value)
+    return found
+
+
+def _of_dict(namespace: Any) -> dict[str, Any]:
+    """The names of a module or the body of a class, without running code of a class: one may have
+    a namespace of any kind (``__prepare__``).
+    """
+    return dict(dict.items(namespace)) if issubclass(type(namespace), dict) else {}
+
+
+_NOTHING: Final = object()
+
+
+def _object(address: int) -> Any:
+    """The object that the pointer at an address leads to; `_NOTHING` where it is null."""
+    if ctypes.c_void_p.from_address(address).value is None:
+        return _NOTHING
+    return ctypes.py_object.from_address(address).value
+
+
+def _record(frame: Any, layout: _Layout) -> int | None:
+    """The address of the record of a frame's call; None if it is not laid out as expected."""
+    start = id(frame)
+    if layout.frame is not None:
+        start = ctypes.c_void_p.from_address(start + _RECORD * _WORD).value or 0
+        if not start or _pointer(start, layout.frame) != id(frame):
+            return None
+    return start if _pointer(start, layout.code) == id(frame.f_code) else None
+
+
+def _pointer(start: int, word: int) -> int | None:
+    return ctypes.c_void_p.from_address(start + word * _WORD).value
+
+
+def _names(code: CodeType) -> Iterator[tuple[str, bool]]:
+    """The variables of a function in the order of their slots, and whether each may be in a cell.
+
+    Since 3.11 a parameter that inner functions use has one slot, before that two.
+    """
+    cells, free = code.co_cellvars, code.co_freevars
+    one_slot = sys.version_info >= (3, 11)
+    own = code.co_varnames
+    for name in own:
+        yield name, one_slot and name in cells
+    for name in cells:
+        if not (one_slot and name in own):
+            yield name, True
+    for name in free:
+        yield name, True
+
+
+def _emptied(frame: Any) -> dict[str, Any]:
+    """The same from ``f_locals``, where the interpreter's records are of an unknown layout: of a
+    function's, the snapshot is emptied of its variables again. A dict that the program got from
+    ``locals()`` in that very call loses them too.
+    """
+    code = frame.f_code
+    local = frame.f_locals
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        return _of_dict(local)
+    found = dict(local)
+    for name, _ in _names(code):
+        local.pop(name, None)
+    return found

@@ -1,0 +1,196 @@
+"""Compiled regions and Triton kernels, which launch kernels without an operator.
+
+The graph that Inductor compiled is run on the CPU, operator by operator, and its results are put
+where the compiled code's are. Other Triton kernels are refused by name.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gpuprobe.errors import NotModelled
+from gpuprobe.native.values.aliases import CPU
+from gpuprobe.native.values.draws import Key, generator_of, key_of
+from gpuprobe.native.values.mode import Call
+from gpuprobe.native.values.plans import plan_of
+from gpuprobe.native.values.skipping import SKIP_DEVICE, SKIP_TO_DEVICE
+from gpuprobe.patching import Patches, when_imported
+
+_Tensor: Final = torch.Tensor
+
+
+def _seeds(count: int, device: Any) -> Any:
+    return torch.randint(0, 1 << 62, (count,))
+
+
+def _random(size: Any, seed: Any, mode: str, *, offset: int = 0) -> Any:
+    draw = {"rand": torch.rand, "randn": torch.randn}[mode]
+    return draw(tuple(size), generator=generator_of((int(seed), offset)))
+
+
+def _randint(low: int, high: int, size: Any, seed: Any, *, offset: int = 0) -> Any:
+    return torch.randint(low, high, tuple(size), generator=generator_of((int(seed), offset)))
+
+
+_RANDOM: Final[dict[str, Callable[..., Any]]] = {
+    "inductor_seeds": _seeds,
+    "inductor_seed": lambda device: torch.randint(0, 1 << 62, ()),
+    "inductor_lookup_seed": lambda seeds, index: seeds[index],
+    "inductor_random": _random,
+    "inductor_randint": _randint,
+}
+"""Inductor's own operators: a number is drawn from the seed, in the backward pass again."""
+
+
+class OnCpu(torch.fx.Interpreter):
+    """Runs a graph of operators for CUDA on CPU tensors."""
+
+    def __init__(self, graph: Any, mode: Any, key: Key) -> None:
+        super().__init__(graph, garbage_collect_values=True)
+        self._mode = mode
+        self._key = key
+        self._draws = 0
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            raise NotModelled(
+                f"values of a compiled region with {target.name()} are not computed",
+                hint="use compute='shapes', or run without torch.compile",
+            )
+        if not isinstance(target, torch._ops.OpOverload):
+            return super().call_function(target, args, kwargs)
+        plan = self._mode.plan(target)
+        given = {name: CPU if isinstance(v, torch.device) else v for name, v in kwargs.items()}
+        values = [CPU if isinstance(v, torch.device) else v for v in args]
+        self._draws += 1
+        random = _RANDOM.get(plan.name)
+        if random is not None:
+            with torch.random.fork_rng(devices=()):
+                torch.manual_seed(self._key[0] ^ (self._key[1] << 20) ^ self._draws)
+                return random(*values, **given)
+        key = (self._key[0], (self._key[1] << 20) + self._draws) if plan.random else None
+        return self._mode.found(Call(plan, values, given, key))
+
+    def fetch_attr(self, target: str) -> Any:
+        found = super().fetch_attr(target)
+        if isinstance(found, _Tensor) and found.is_cuda:
+            return self._mode.aliases.of(found)
+        return found
+
+
+def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -> None:
+    """Compute compiled regions with ``mode``. ``unknown`` is called with each tensor that they
+    write instead, where nothing is to be computed.
+    """
+
+    def inductor() -> None:
+        from torch._inductor import compile_fx
+
+        before = compile_fx._compile_fx_inner
+
+        @functools.wraps(before)
+        def compile_inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+            graph = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+            compiled = before(gm, inputs, **kwargs)
+            run = getattr(compiled, "current_callable", None)
+            if run is not None:
+                compiled.current_callable = _with_values(run, graph, mode, unknown)
+            return compiled
+
+        patches.set(compile_fx, "_compile_fx_inner", compile_inner)
+
+    def functorch() -> None:
+        # A region from this cache would come without its graph.
+        import torch._functorch.config as config
+
+        patches.add(_changed(config, "enable_autograd_cache", False))
+
+    def triton() -> None:
+        from triton.runtime.jit import JITFunction
+
+        before = JITFunction.run
+
+        @functools.wraps(before)
+        def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inside = mode.skipping.set(0)
+            mode.skipping.set(inside)
+            if inside or kwargs.get("warmup"):
+                return before(self, *args, **kwargs)
+            if unknown is None:
+                raise NotModelled(
+                    f"values of the Triton kernel {self.__name__} are not computed",
+                    hint="use compute='shapes', or a version of it in torch's operators",
+                )
+            result = before(self, *args, **kwargs)
+            for item in (*args, *kwargs.values()):
+                if isinstance(item, _Tensor):
+                    unknown(item)
+            return result
+
+        patches.set(JITFunction, "run", launch)
+
+    patches.add(when_imported("torch._inductor.compile_fx", inductor))
+    patches.add(when_imported("torch._functorch.config", functorch))
+    patches.add(when_imported("triton.runtime.jit", triton))
+
+
+def _changed(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set a setting of a module of settings; return what puts the old one back."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    return lambda: setattr(owner, name, before)
+
+
+def _written_inputs(graph: Any) -> list[int]:
+    """Which inputs a compiled graph copies its results to."""
+    places = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    found = []
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            for where in plan_of(node.target).written:
+                item = node.kwargs.get(where) if isinstance(where, str) else node.args[where]
+                if item in places:
+                    found.append(places[item])
+    return found
+
+
+def _with_values(run: Any, graph: Any, mode: Any, unknown: Callable[[Any], None] | None) -> Any:
+    written = _written_inputs(graph)
+
+    @functools.wraps(run)
+    def compute(inputs: Any) -> Any:
+        values: Any = None
+        changed: list[Any] = []
+        if unknown is None:
+            with mode.below():
+                given = [
+                    mode.aliases.of(item) if isinstance(item, _Tensor) and item.is_cuda else item
+                    for item in inputs
+                ]
+                values = OnCpu(graph, mode, key_of(None, None)).run(*given)
+        else:
+            changed = [inputs[i] for i in written]
+        before = mode.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
+        try:
+            with _disable_current_modes():
+                results = run(inputs)
+        finally:
+            mode.skipping.set(before)
+        if unknown is not None:
+            for item in (*changed, *results):
+                if isinstance(item, _Tensor):
+                    unknown(item)
+            return results
+        with mode.below():
+            for target, value in zip(results, values, strict=True):
+                if isinstance(target, _Tensor) and isinstance(value, _Tensor) and target.is_cuda:
+                    mode.aliases.of(target).copy_(value)
+        return results
+
+    return compute

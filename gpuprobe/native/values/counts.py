@@ -1,0 +1,64 @@
+"""Operators whose kernels count elements: the size of the result depends on values.
+
+The host reads the count that a kernel wrote. The CPU computes the result first, and the runtime
+gives the count where the host reads it, so that the operator itself allocates what it would on a
+GPU, temporary memory included. Sizes of the counts: what the operators of CUDA builds read, as
+measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+_CHUNK: Final = (1 << 31) - 1
+"""Elements that ``nonzero_cuda_out_impl`` counts at once."""
+
+
+def _nonzero(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+    flat = given[0]
+    if flat.numel() <= _CHUNK:
+        yield found.size(0), 4
+        return
+    flat = flat.contiguous().view(-1)
+    counts = [int(part.count_nonzero()) for part in flat.split(_CHUNK)]
+    for count in counts:
+        yield count, 4
+
+
+def _unique(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+    if given[0].dtype is torch.bool:
+        yield int(given[0].count_nonzero()), 4
+    else:
+        yield found[0].size(0), 8
+
+
+def _unique_dim(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+    yield found[0].size(given[1]), 4
+
+
+def _consecutive(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+    dim = given[3] if len(given) > 3 else None
+    if dim is None:
+        yield found[0].size(0), 8
+    else:
+        yield found[0].size(dim), 4
+
+
+def _coalesce(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+    yield found._nnz(), 4
+
+
+COUNTS: Final[dict[str, Callable[[Any, Any], Iterator[tuple[int, int]]]]] = {
+    "nonzero": _nonzero,
+    "_unique": _unique,
+    "_unique2": _unique,
+    "unique_dim": _unique_dim,
+    "unique_dim_consecutive": _unique_dim,
+    "unique_consecutive": _consecutive,
+    "_coalesce": _coalesce,
+}
+"""By operator: the numbers that the host reads, with their sizes in bytes, from the operator's
+arguments and its results on the CPU."""

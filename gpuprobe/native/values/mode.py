@@ -1,0 +1,559 @@
+"""The mode that computes values: each operator on the device is run again on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes as _disabled
+
+from gpuprobe.errors import NotModelled
+from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
+from gpuprobe.native.values.attention import KEYED
+from gpuprobe.native.values.counts import COUNTS
+from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
+from gpuprobe.native.values.plans import MASKED, How, Plan, masked, plan_of
+from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
+from gpuprobe.native.values.twins import TWINS
+
+_Tensor: Final = torch.Tensor
+_Device: Final = torch.device
+_Generator: Final = torch.Generator
+_Exclude = torch._C._ExcludeDispatchKeyGuard
+_Plain = torch._C.DisableTorchFunction
+_push = torch._C._push_on_torch_dispatch_stack
+_pop = torch._C._pop_torch_dispatch_stack
+_KeySet = torch._C.DispatchKeySet
+_ABOVE: Final = (
+    _KeySet(torch._C.DispatchKey.AutogradFunctionality)
+    | _KeySet(torch._C.DispatchKey.AutogradOther)
+    | _KeySet(torch._C.DispatchKey.AutogradNestedTensor)
+    | _KeySet(torch._C.DispatchKey.ADInplaceOrView)
+    | _KeySet(torch._C.DispatchKey.AutocastCPU)
+    | _KeySet(torch._C.DispatchKey.AutocastCUDA)
+)
+"""What a CPU kernel must not pass through: the program's graph and its autocasting have had their
+part with the operator itself."""
+_CUDA: Final = _KeySet(torch._C.DispatchKey.CUDA)
+_SPARSE: Final = _KeySet(torch._C.DispatchKey.SparseCUDA)
+_COMPRESSED: Final = _KeySet(torch._C.DispatchKey.SparseCsrCUDA)
+_NARROW: Final = frozenset(
+    dtype
+    for name in (
+        "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+        "float8_e5m2fnuz", "float8_e8m0fnu",
+    )
+    if (dtype := getattr(torch, name, None)) is not None
+)  # fmt: skip
+_NO_KERNEL: Final = ("not implemented for", "not supported", "Unsupported", "unsupported", "expected")
+_LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
+"""What these read decides how kernels are launched, and nothing else."""
+
+
+class Call:
+    """One operator made for the CPU, to be run now or at each replay of a CUDA graph."""
+
+    __slots__ = ("args", "key", "kwargs", "plan", "results")
+
+    def __init__(self, plan: Plan, args: list[Any], kwargs: dict[str, Any], key: Key | None):
+        self.plan = plan
+        self.args = args
+        self.kwargs = kwargs
+        self.key = key
+        self.results: list[Any] = []
+
+
+class ComputingMode(TorchDispatchMode):
+    """Runs operators on CUDA, and on the CPU over the same memory.
+
+    One instance serves all threads; entering is done by `Values`.
+    """
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """torch.compile does not refuse to compile because of this mode."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled, and torch's wrapper against that costs 2 us per operator."""
+        return False
+
+    def __init__(self, skipping: Skipping) -> None:
+        super().__init__()
+        self.aliases = Aliases()
+        self.skipping = skipping
+        self.capture: Any = None
+        """Where calls are kept while a CUDA graph is captured."""
+        self._plans: dict[Any, Plan] = {}
+        self._own: dict[type, bool] = {}
+        self._set = skipping.set
+        self._reads = skipping.unknown_reads
+        self._run: dict[How, Callable[..., Any]] = {
+            How.WHOLE: self._whole,
+            How.PARTS: self._parts,
+            How.READS: self._reading,
+            How.COUNTS: self._counting,
+            How.COPY: self._copying,
+            How.ANSWER: self._answering,
+            How.FLATTEN: self._flattening,
+        }
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        plan = self._plans.get(func) or self.plan(func)
+        if types and any(self._foreign(kind) for kind in types):
+            return NotImplemented  # its own __torch_dispatch__ comes back with plain tensors
+        return self.operate(plan, func, args, kwargs or {})
+
+    def plan(self, func: Any) -> Plan:
+        """The plan for an operator, made once."""
+        found = self._plans.get(func)
+        if found is None:
+            found = self._plans[func] = plan_of(func)
+        return found
+
+    def _foreign(self, kind: type) -> bool:
+        found = self._own.get(kind)
+        if found is None:
+            handler = getattr(kind, "__torch_dispatch__", None)
+            found = self._own[kind] = (
+                handler is not None and handler is not torch._C._disabled_torch_dispatch_impl
+                and kind is not _Tensor and kind is not torch.nn.Parameter
+                and getattr(handler, "__func__", handler)
+                is not getattr(_Tensor.__torch_dispatch__, "__func__", _Tensor.__torch_dispatch__)
+            )  # fmt: skip
+        return found
+
+    def operate(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on plain tensors, and compute its values."""
+        run = self._run.get(plan.how)
+        if run is None:
+            return func(*args, **kwargs)
+        return run(plan, func, args, kwargs)
+
+    @contextmanager
+    def below(self) -> Iterator[None]:
+        """Plain tensors: without this mode, autograd, autocasting and the program's own modes."""
+        with _disabled(), _Plain(), _Exclude(_ABOVE), torch.no_grad():
+            yield
+
+    # --- arguments
+
+    def _lower(self, value: Any) -> tuple[Any, bool]:
+        """A value among arguments made for the CPU, and whether it was on the device."""
+        if isinstance(value, _Tensor):
+            if value.is_cuda:
+                return self.aliases.of(value), True
+            if self.capture is not None and value.device.type == "cpu":
+                # A replay reads the memory that it has then.
+                return (self.aliases.of(value) if value.dim() else value.clone()), False
+            return value, False
+        kind = type(value)
+        if kind is list or kind is tuple:
+            made, any_there = [], False
+            for item in value:
+                low, there = self._lower(item)
+                made.append(low)
+                any_there = any_there or there
+            return (made if kind is list else tuple(made)), any_there
+        if kind is _Device:
+            return (CPU, True) if value.type == "cuda" else (value, False)
+        return value, False
+
+    def lower(self, plan: Plan, args: Any, kwargs: Any) -> Call | None:
+        """The call made for the CPU, or None for one that has nothing to do with the device."""
+        found = False
+        made: list[Any] = []
+        with _Plain(), _Exclude(_ABOVE):
+            for value in args:
+                if isinstance(value, _Tensor) and value.is_cuda:
+                    made.append(self.aliases.of(value))
+                    found = True
+                elif type(value) in _SIMPLE:
+                    made.append(value)
+                else:
+                    low, there = self._lower(value)
+                    made.append(low)
+                    found = found or there
+            given: dict[str, Any] = {}
+            if kwargs:
+                for name, value in kwargs.items():
+                    low, there = self._lower(value)
+                    given[name] = low
+                    found = found or there
+                if given.get("pin_memory"):
+                    given["pin_memory"] = False
+        return Call(plan, made, given, None) if found else None
+
+    def _key(self, plan: Plan, args: Any, kwargs: Any) -> Key | None:
+        if not plan.random and plan.name not in KEYED:
+            return None
+        if self.capture is not None:
+            return self.capture.next_key()
+        generator = kwargs.get("generator")
+        device = kwargs.get("device")
+        for value in args:
+            if isinstance(value, _Generator):
+                generator = value
+            elif isinstance(value, _Tensor) and device is None:
+                device = value.device
+        if generator is not None and generator.device.type != "cuda":
+            return None
+        return key_of(generator, device)
+
+    @staticmethod
+    def may_read(plan: Plan) -> bool:
+        """Whether the zeros that the host reads are right, or decide no result: linear algebra
+        reads that it succeeded.
+        """
+        name = plan.name
+        return name in _LAUNCH_ONLY or name.startswith(("linalg_", "_linalg_"))
+
+    # --- ways
+
+    def _whole(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        call = self.lower(plan, args, kwargs)
+        if call is None:
+            return func(*args, **kwargs)
+        if plan.random or plan.name in KEYED:
+            call.key = self._key(plan, args, kwargs)
+        before = self._set(INSIDE)
+        reads = self._reads()
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._set(before)
+        if (
+            self._reads() != reads
+            and not self.may_read(plan)
+            and _keys(args, kwargs) is _CUDA  # of sparse ones the sizes are compared: see _put
+        ):
+            raise NotModelled(
+                f"{plan.func}: the host reads what its kernels compute, which is not known",
+                hint="report it; compute this operator on the CPU",
+            )
+        if plan.out:  # out= may have been resized
+            key, call = call.key, self.lower(plan, args, kwargs) or call
+            call.key = key
+        return self.finish(call, out)
+
+    def finish(self, call: Call, out: Any) -> Any:
+        """Compute the values of a call whose operator has run, with the result ``out``."""
+        if call.plan.fresh:
+            call.results = self.targets(call.plan, out)
+        if self.capture is not None:
+            self.capture.calls.append(call)
+        else:
+            out = self.compute(call, out)
+        return out
+
+    def targets(self, plan: Plan, out: Any) -> list[Any]:
+        """CPU tensors over the new tensors among results; sparse ones themselves."""
+        outs = out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
+        made: list[Any] = []
+        with _Plain(), _Exclude(_ABOVE):
+            for i in plan.fresh:
+                item = outs[i]
+                if isinstance(item, (list, tuple)):
+                    made.append([self._target(one) for one in item])
+                else:
+                    made.append(self._target(item))
+        return made
+
+    def _target(self, item: Any) -> Any:
+        if not isinstance(item, _Tensor):
+            return None
+        if item.layout is not torch.strided:
+            return item
+        return self.aliases.of(item) if item.device.type in ("cuda", "cpu") else None
+
+    def compute(self, call: Call, out: Any = None) -> Any:
+        """Run the CPU's kernel of a call and put its results where the operator's are."""
+        found = self.found(call)
+        plan = call.plan
+        if not plan.fresh:
+            return out
+        many = len(plan.func._schema.returns) > 1
+        with _Plain(), _Exclude(_ABOVE):
+            for target, i in zip(call.results, plan.fresh, strict=True):
+                value = found[i] if many else found
+                if type(target) is list:
+                    for one, item in zip(target, value or (), strict=False):
+                        self._put(plan, one, item)
+                elif value is not None and target is not None:
+                    replaced = self._put(plan, target, value)
+                    if replaced is not None:
+                        if many:
+                            out = tuple(
+                                replaced if j == i else item for j, item in enumerate(out)
+                            )
+                        else:
+                            out = replaced
+        return out
+
+    def _put(self, plan: Plan, target: Any, value: Any) -> Any:
+        if not isinstance(value, _Tensor) or target is None:
+            return None
+        if target.layout is not torch.strided:
+            return self._put_sparse(plan, target, value)
+        if target.shape != value.shape:
+            if target.numel() == value.numel():
+                value = value.reshape(target.shape)
+            elif not target.numel() or (not value.numel() and plan.how is How.COUNTS):
+                return None  # a result that was not wanted
+            else:
+                raise NotModelled(
+                    f"{plan.func}: a result of shape {tuple(target.shape)} on CUDA has shape "
+                    f"{tuple(value.shape)} on the CPU"
+                )
+        target.copy_(value)
+        return None
+
+    def _put_sparse(self, plan: Plan, target: Any, value: Any) -> Any:
+        """Copy a sparse result; where it has another number of elements, return a new tensor."""
+        parts, values = parts_of(target), parts_of(value)
+        if value.layout is torch.sparse_coo and target.layout is torch.sparse_coo:
+            if all(a.shape == b.shape for a, b in zip(parts, values, strict=True)):
+                for part, item in zip(parts, values, strict=True):
+                    self.aliases.of(part).copy_(item)
+                return None
+            made = []
+            for item in values:
+                part = torch.empty(item.shape, dtype=item.dtype, device=target.device)
+                self.aliases.of(part).copy_(item)
+                made.append(part)
+            return torch.sparse_coo_tensor(
+                *made,
+                value.size(),
+                device=target.device,
+                check_invariants=False,
+                is_coalesced=value.is_coalesced(),
+            )
+        if len(parts) == len(values) and all(
+            a.shape == b.shape for a, b in zip(parts, values, strict=True)
+        ):
+            for part, item in zip(parts, values, strict=True):
+                self.aliases.of(part).copy_(item)
+            return None
+        raise NotModelled(f"{plan.func}: a sparse result of layout {target.layout}")
+
+    def found(self, call: Call) -> Any:
+        """The CPU's results of a call."""
+        plan, args, kwargs = call.plan, call.args, call.kwargs
+        func = plan.func
+        key = call.key
+        keyed = KEYED.get(plan.name) if func._overloadname == "default" else None
+        if keyed is not None:
+            run: Callable[..., Any] = keyed
+            args = [key or (0, 0), *args]
+            key = None
+        else:
+            run = TWINS.get(f"{plan.name}.{func._overloadname}", func)
+        if self._profiling():
+            torch.autograd._enable_record_function(False)
+            try:
+                return self._guarded(plan, run, args, kwargs, key)
+            finally:
+                torch.autograd._enable_record_function(True)
+        return self._guarded(plan, run, args, kwargs, key)
+
+    @staticmethod
+    def _profiling() -> bool:
+        return bool(torch._C._autograd._profiler_enabled())
+
+    def _guarded(self, plan: Plan, run: Any, args: Any, kwargs: Any, key: Key | None) -> Any:
+        with _Plain(), _Exclude(_ABOVE):
+            if key is None:
+                return self._attempt(plan, run, args, kwargs)
+            if plan.takes_generator:
+                generator = generator_of(key)
+                given = dict(kwargs)
+                positional = [generator if isinstance(v, _Generator) else v for v in args]
+                if not any(v is generator for v in positional):
+                    given["generator"] = generator
+                return self._attempt(plan, run, positional, given)
+            with Apart(key):
+                return self._attempt(plan, run, args, kwargs)
+
+    def _attempt(self, plan: Plan, run: Any, args: Any, kwargs: Any) -> Any:
+        if plan.in_float32 and _has_narrow(args):
+            return _in_float32(plan, run, args, kwargs)
+        try:
+            return run(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, NotModelled):
+                raise
+            text = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            if _has_narrow(args) and any(words in text for words in _NO_KERNEL):
+                try:
+                    made = _in_float32(plan, run, args, kwargs)
+                except (RuntimeError, NotImplementedError):
+                    pass
+                else:
+                    plan.in_float32 = True
+                    return made
+            raise NotModelled(
+                f"{plan.func}: the CPU does not compute its values: {text}",
+                hint="use compute='shapes', or the CPU for this operator",
+            ) from error
+
+    def _parts(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operators that an operator consists of come back to this mode."""
+        _push(self)
+        try:
+            return func.redispatch(_keys(args, kwargs), *args, **kwargs)
+        finally:
+            _pop(None)
+
+    def _reading(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        if plan.name in MASKED and not masked(args):
+            return self._whole(plan, func, args, kwargs)
+        call = self.lower(plan, args, kwargs)
+        if call is None:
+            return func(*args, **kwargs)
+        call.key = self._key(plan, args, kwargs)
+        before = self._set(BETWEEN)
+        capture, self.capture = self.capture, None
+        try:
+            out = self._parts(plan, func, args, kwargs)
+        finally:
+            self.capture = capture
+            self._set(before)
+        if plan.out:
+            key, call = call.key, self.lower(plan, args, kwargs) or call
+            call.key = key
+        return self.finish(call, out)
+
+    def _counting(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        call = self.lower(plan, args, kwargs)
+        if call is None or self.capture is not None:
+            return func(*args, **kwargs)
+        if plan.out:
+            # The CPU's kernel would resize a tensor over memory that it does not own.
+            given = {
+                name: torch.empty(0, dtype=value.dtype, device=CPU) if name in plan.written else value
+                for name, value in call.kwargs.items()
+            }
+            call.kwargs = given
+        found = self.found(call)
+        skipping = self.skipping
+        for value, size in COUNTS[plan.name](call.args, found):
+            skipping.answer(value, size)
+        before = self._set(INSIDE)
+        reads = self._reads()
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._set(before)
+            skipping.forget()
+        if self._reads() != reads:
+            raise NotModelled(
+                f"{plan.func}: the host reads more than the count that its kernels compute",
+                hint="report it; compute this operator on the CPU",
+            )
+        many = len(plan.func._schema.returns) > 1
+        outs = out if many else (out,)
+        values = found if many else (found,)
+        with _Plain(), _Exclude(_ABOVE):
+            for item, value in zip(outs, values, strict=True):
+                replaced = self._put(plan, self._target(item), value)
+                if replaced is not None and not many:
+                    out = replaced
+        return out
+
+    def _copying(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        call = self.lower(plan, args, kwargs)
+        if call is None:
+            if any(_on_cuda(item) for item in args):
+                raise NotModelled(f"{plan.func}: tensors that are not on the device alone")
+            return func(*args, **kwargs)
+        before = self._set(COPYING)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._set(before)
+        return self.finish(call, out)
+
+    def _flattening(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        """The weights become views of the result."""
+        with _Plain(), _Exclude(_ABOVE):
+            values = [self.aliases.of(weight).clone() for weight in args[0]]
+        before = self._set(INSIDE)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._set(before)
+        with _Plain(), _Exclude(_ABOVE):
+            for weight, value in zip(args[0], values, strict=True):
+                self.aliases.of(weight).copy_(value)
+        return out
+
+    def _answering(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        call = self.lower(plan, args, kwargs)
+        if call is None:
+            return func(*args, **kwargs)
+        before = self._set(INSIDE)
+        try:
+            func(*args, **kwargs)  # for its memory
+        finally:
+            self._set(before)
+        return self.found(call)
+
+
+_SIMPLE: Final = frozenset({int, float, bool, str, type(None), torch.dtype})
+
+
+def _on_cuda(item: Any) -> bool:
+    return isinstance(item, _Tensor) and bool(item.is_cuda)
+
+
+def _keys(args: Any, kwargs: Any) -> Any:
+    """The dispatch keys of CUDA's kernels for some arguments."""
+    for item in (*args, *kwargs.values()):
+        if isinstance(item, _Tensor):
+            if item.layout is torch.sparse_coo:
+                return _SPARSE
+            if item.layout is not torch.strided:
+                return _COMPRESSED
+    return _CUDA
+
+
+def _has_narrow(args: Any) -> bool:
+    for item in args:
+        if isinstance(item, _Tensor):
+            if item.dtype in _NARROW or item.dtype is torch.complex32:
+                return True
+        elif isinstance(item, (list, tuple)) and _has_narrow(item):
+            return True
+    return False
+
+
+def _in_float32(plan: Plan, run: Any, args: Any, kwargs: Any) -> Any:
+    """Run a CPU function in float32, and round what it writes."""
+    pairs: list[tuple[Any, Any]] = []
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, _Tensor):
+            if value.dtype in _NARROW:
+                made = value.to(torch.float32)
+            elif value.dtype is torch.complex32:
+                made = value.to(torch.complex64)
+            else:
+                return value
+            pairs.append((value, made))
+            return made
+        if isinstance(value, (list, tuple)):
+            return type(value)([wide(item) for item in value])
+        if isinstance(value, torch.dtype) and value in _NARROW:
+            return torch.float32
+        return value
+
+    found = run(*[wide(item) for item in args], **{k: wide(v) for k, v in kwargs.items()})
+    if plan.written:
+        for value, made in pairs:
+            value.copy_(made)
+    return found

@@ -1,0 +1,101 @@
+"""What a program gets that reads a value which was not computed, or the error.
+
+In this order: what ``--assume`` gives for the line; what torch's own code may have, as the value
+decides nothing that is allocated; what ``decide`` finds; NaN where that is allowed, with a note.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.errors import ValueNeeded
+from gpuprobe.model.plans.assumptions import Assumptions
+from gpuprobe.torch_support.callers import TORCH, place_of, program_line
+
+TRUTH, NUMBER, ARRAY, COUNT = "true or false", "a number", "numpy()", "how many elements"
+Decide = Callable[[str, str, int], "bool | int | float | None"]
+"""Called with how a value is read, the file and the line; None leaves it open."""
+
+_HARMLESS: Final = (
+    ("amp/grad_scaler.py", "gradient scaling finds no overflow", 0.0),
+    ("nn/init.py", "resampling in torch's initialisers stops after the first try", 0.0),
+    ("optim/_adafactor.py", "norms that Adafactor reads are unknown", math.nan),
+)
+_DEPTH: Final = 8
+
+
+class Reads:
+    """The rules, and the notes about where they applied."""
+
+    def __init__(
+        self,
+        assume: Iterable[str] = (),
+        *,
+        unknown_as_nan: bool = False,
+        decide: Decide | None = None,
+    ) -> None:
+        self.assumptions = Assumptions(assume)
+        self.notes: dict[str, None] = {}
+        """What was assumed, in order, each once."""
+        self.unknown_as_nan = unknown_as_nan
+        self._decide = decide
+
+    def value(self, dtype: Any, how: str = NUMBER) -> bool | int | float:
+        """What one element is. Raises ValueNeeded."""
+        file, line = program_line()
+        place = place_of(file, line)
+        given = self.assumptions.at(file, line) if self.assumptions else None
+        if given is not None:
+            self.notes[f"{place}: {given.text.rpartition('=')[2]}, as --assume has it"] = None
+            floating = dtype.is_floating_point
+            return given.value if floating or isinstance(given.value, bool) else int(given.value)
+        known = _harmless()
+        if known is not None:
+            self.notes[known[0]] = None
+            return known[1]
+        if self._decide is not None:
+            decided = self._decide(how, file, line)
+            if decided is not None:
+                self.notes[f"{place}: {decided}"] = None
+                return decided
+        if self.unknown_as_nan and dtype.is_floating_point and how != TRUTH:
+            self.notes[f"values that are read but not computed are NaN: {place}"] = None
+            return math.nan
+        raise self.refuse(how, assumable=True)
+
+    def refuse(self, what: str, *, assumable: bool = False) -> ValueNeeded:
+        """The error for what cannot be known."""
+        file, line = program_line()
+        place = place_of(file, line)
+        hint = "compute the values (--compute real, compute='real')"
+        if assumable:
+            hint += f", or give this one: --assume {place}=VALUE"
+        return ValueNeeded(
+            f"{place}: the program needs {what}, which compute='shapes' has not computed",
+            hint=hint,
+            place=place,
+        )
+
+
+def _harmless() -> tuple[str, float] | None:
+    frame: Any = sys._getframe(2)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return None
+        name = frame.f_code.co_filename
+        if name.startswith(TORCH):
+            for end, what, value in _HARMLESS:
+                if name.endswith(end):
+                    return what, value
+        frame = frame.f_back
+    return None
+
+
+def fill(reads: Reads, tensor: Any, how: str) -> Any:
+    """A host tensor with what the rules give for the elements of one that is unknown."""
+    return torch.full(tensor.shape, reads.value(tensor.dtype, how), dtype=tensor.dtype)

@@ -1,0 +1,116 @@
+"""Computing values around a program: ``with Values(): ...``."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from gpuprobe.errors import UsageError
+from gpuprobe.native.process import loaded
+from gpuprobe.native.values import collectives, compiled, graphs, threads
+from gpuprobe.native.values.mode import ComputingMode
+from gpuprobe.native.values.reads import ARRAY, Decide, Reads, fill
+from gpuprobe.native.values.shapes import ShapesMode
+from gpuprobe.native.values.skipping import Skipping
+from gpuprobe.patching import Patches
+
+
+class Values:
+    """Computes the values of tensors on the devices of the native engine while it is entered."""
+
+    def __init__(
+        self,
+        compute: Literal["real", "shapes"] = "real",
+        assume: Iterable[str] = (),
+        *,
+        unknown_as_nan: bool = False,
+        decide: Decide | None = None,
+    ) -> None:
+        """``assume``, ``unknown_as_nan`` and ``decide`` apply to ``shapes``: see `Reads`.
+
+        Raises UsageError where the native engine is not loaded, and for wrong assumptions.
+        """
+        runtime = loaded()
+        if runtime is None:
+            raise UsageError("values are computed on the native engine, which is not loaded")
+        skipping = Skipping(runtime.libraries.core)
+        self.reads = Reads(assume, unknown_as_nan=unknown_as_nan, decide=decide)
+        self.mode: Any = (
+            ComputingMode(skipping) if compute == "real" else ShapesMode(skipping, self.reads)
+        )
+        self._patches: Patches | None = None
+
+    def __enter__(self) -> Values:
+        if self._patches is not None:
+            raise UsageError("Values is entered already")
+        self._patches = Patches()
+        self._patches.add(threads.join(self.mode))
+        graphs.follow(self.mode, self._patches)
+        collectives.follow(self.mode, self._patches)
+        shapes = isinstance(self.mode, ShapesMode)
+        compiled.follow(
+            self.mode, self._patches, self.mode.knowledge.forget if shapes else None
+        )
+        self._follow_printing(self._patches)
+        if isinstance(self.mode, ShapesMode):
+            self._follow_arrays(self.mode, self._patches)
+        torch._C._push_on_torch_dispatch_stack(self.mode)
+        return self
+
+    def _follow_printing(self, patches: Patches) -> None:
+        """`repr` disables all modes, and computes what it prints."""
+        before = torch._tensor_str._str_intern
+        mode = self.mode
+
+        @functools.wraps(before)
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            torch._C._push_on_torch_dispatch_stack(mode)
+            try:
+                return before(*args, **kwargs)
+            finally:
+                torch._C._pop_torch_dispatch_stack(None)
+
+        patches.set(torch._tensor_str, "_str_intern", computed)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed about values that were read and not computed."""
+        return tuple(self.reads.notes)
+
+    def _follow_arrays(self, mode: ShapesMode, patches: Patches) -> None:
+        """NumPy and lists read host memory without an operator."""
+
+        def checked(name: str) -> None:
+            before = getattr(torch.Tensor, name)
+
+            @functools.wraps(before)
+            def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not mode.knowledge.known(
+                    tensor
+                ):
+                    tensor = fill(self.reads, tensor, ARRAY)
+                return before(tensor, *args, **kwargs)
+
+            patches.set(torch.Tensor, name, read)
+
+        for name in ("numpy", "tolist", "__array__"):
+            checked(name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        torch._C._pop_torch_dispatch_stack(None)
+        # Threads of the backward pass drop the mode when they are done. One that must wait for the
+        # interpreter's lock until Python ends would end the process with an error.
+        time.sleep(0.001)
+        patches, self._patches = self._patches, None
+        if patches is not None:
+            patches.undo()

@@ -1,0 +1,274 @@
+"""``compute="shapes"``: values of whole numbers, truth values and small tensors only.
+
+A storage is known or unknown as a whole. On the device one is known once an operator has written
+it that was computed, and is never known if it holds more than `LIMIT` bytes of floating point. On
+the host one is unknown once unknown values were copied to it. Unknown memory is not touched: it
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gpuprobe.native.values.aliases import parts_of
+from gpuprobe.native.values.mode import Call, ComputingMode
+from gpuprobe.native.values.plans import MASKED, How, Plan, masked
+from gpuprobe.native.values.reads import COUNT, TRUTH, Reads
+from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
+
+LIMIT: Final = 1 << 20
+"""Bytes of a storage of floating point up to which it is computed."""
+_Tensor: Final = torch.Tensor
+_HIDDEN_WRITES: Final = {
+    "native_batch_norm": (3, 4),
+    "cudnn_batch_norm": (3, 4),
+    "batch_norm_gather_stats": (3, 4),
+    "batch_norm_gather_stats_with_counts": (3, 4),
+}
+"""Arguments that operators write to although their schemas do not declare it."""
+_FRESH: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+def tensors_in(values: Any) -> Iterator[Any]:
+    """The tensors among arguments or results, in lists too."""
+    for value in values:
+        if isinstance(value, _Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+class Knowledge:
+    """Which storages hold values that were computed. It keeps none alive."""
+
+    def __init__(self) -> None:
+        self._device: dict[int, StorageWeakRef] = {}
+        self._host: dict[int, StorageWeakRef] = {}
+        self._purge_at = 4096
+
+    def allows(self, tensor: Any) -> bool:
+        """Whether a tensor may be known: its type and size."""
+        dtype = tensor.dtype
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return True
+        return all(part.untyped_storage().nbytes() <= LIMIT for part in parts_of(tensor))
+
+    def known(self, tensor: Any) -> bool:
+        """Whether the values of a tensor are computed."""
+        kind = tensor.device.type
+        if kind == "cpu":
+            return not self._host or all(
+                part.untyped_storage()._cdata not in self._host for part in parts_of(tensor)
+            )
+        if kind != "cuda":
+            return True
+        if not self.allows(tensor):
+            return False
+        device = self._device
+        return all(
+            not part.numel() or part.untyped_storage()._cdata in device for part in parts_of(tensor)
+        )
+
+    def learn(self, tensor: Any) -> None:
+        """Values were computed and written."""
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
+            if tensor.is_cuda:
+                if storage._cdata not in self._device:
+                    self._device[storage._cdata] = StorageWeakRef(storage)
+            else:
+                self._host.pop(storage._cdata, None)
+        if len(self._device) > self._purge_at:
+            self._purge()
+
+    def forget(self, tensor: Any) -> None:
+        """Unknown values were written."""
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
+            if tensor.is_cuda:
+                self._device.pop(storage._cdata, None)
+            elif tensor.device.type == "cpu" and storage._cdata not in self._host:
+                self._host[storage._cdata] = StorageWeakRef(storage)
+        if len(self._host) > self._purge_at:
+            self._purge()
+
+    def forget_storage(self, key: int) -> None:
+        """A storage on the device holds unknown values, by its number."""
+        self._device.pop(key, None)
+
+    def _purge(self) -> None:
+        for table in (self._device, self._host):
+            for key in [key for key, reference in table.items() if reference.expired()]:
+                del table[key]
+        self._purge_at = 2 * max(2048, len(self._device), len(self._host))
+
+
+def _covers(tensor: Any) -> bool:
+    """Whether a tensor covers all of its storage."""
+    return bool(
+        tensor.layout is torch.strided
+        and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    )
+
+
+class ShapesMode(ComputingMode):
+    """Computes operators of which all inputs are known and all results may be."""
+
+    def __init__(self, skipping: Skipping, reads: Reads) -> None:
+        super().__init__(skipping)
+        self.knowledge = Knowledge()
+        self.reads = reads
+        self._run[How.SCALAR] = self._scalar
+        self._run[How.ONLY] = self._only
+
+    def _only(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if plan.name in _FRESH and out.is_cuda and self.knowledge.allows(out):
+            self.knowledge.learn(out)  # what the memory holds is what a program gets
+        return out
+
+    def _written(self, plan: Plan, args: Any, kwargs: Any) -> list[Any]:
+        found: list[Any] = []
+        for where in plan.written:
+            if isinstance(where, str):
+                found.append(kwargs.get(where))
+            else:
+                found.append(args[where] if where < len(args) else None)
+        for where in _HIDDEN_WRITES.get(plan.name, ()):
+            found.append(args[where])
+        return list(tensors_in(found))
+
+    def _ready(self, plan: Plan, args: Any, kwargs: Any) -> bool:
+        """Whether all that an operator reads is known."""
+        known = self.knowledge.known
+        skip: set[int] = set()
+        if plan.overwrites or plan.out:
+            for item in self._written(plan, args, kwargs):
+                if _covers(item) or plan.out:
+                    skip.add(id(item))
+        return all(
+            id(item) in skip or known(item) for item in tensors_in((*args, *kwargs.values()))
+        )
+
+    def _settle(self, plan: Plan, call: Call, ready: bool, out: Any, written: list[Any]) -> Any:
+        """Compute a call that is ready and small enough, and note what is known now."""
+        knowledge = self.knowledge
+        outs = out if isinstance(out, (tuple, list)) else (out,)
+        fresh = [
+            item
+            for i, item in enumerate(outs)
+            if len(plan.func._schema.returns) <= 1 or i in plan.fresh
+        ]
+        made = list(tensors_in(fresh)) if plan.fresh else []
+        touched = [*made, *written]
+        if self.capture is not None:
+            # A replay writes unknown values.
+            call.results = [part.untyped_storage()._cdata for t in touched for part in parts_of(t)]
+            call.args, call.kwargs = [], {}
+            self.capture.calls.append(call)
+            ready = False
+        elif ready and all(knowledge.allows(item) for item in touched):
+            if plan.fresh:
+                call.results = self.targets(plan, out)
+            out = super().compute(call, out)
+            for item in (*touched, *(tensors_in((out,)) if plan.fresh else ())):
+                knowledge.learn(item)
+            return out
+        for item in touched:
+            knowledge.forget(item)
+        return out
+
+    def compute(self, call: Call, out: Any = None) -> Any:
+        """A replay: what the graph wrote is unknown."""
+        for key in call.results:
+            self.knowledge.forget_storage(key)
+        return out
+
+    def _on_host(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator on the host alone."""
+        ready = not self.knowledge._host or self._ready(plan, args, kwargs)
+        out = func(*args, **kwargs)
+        if not ready:
+            outs = out if isinstance(out, (tuple, list)) else (out,)
+            for item in (*tensors_in(outs), *self._written(plan, args, kwargs)):
+                self.knowledge.forget(item)
+        elif plan.overwrites and self.knowledge._host:
+            for item in self._written(plan, args, kwargs):
+                if _covers(item):
+                    self.knowledge.learn(item)
+        return out
+
+    def _inside(self, how: int, run: Callable[[], Any]) -> Any:
+        before = self._set(how)
+        try:
+            return run()
+        finally:
+            self._set(before)
+
+    def _whole(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        call = self.lower(plan, args, kwargs)
+        if call is None:
+            return self._on_host(plan, func, args, kwargs)
+        call.key = self._key(plan, args, kwargs)
+        ready = self._ready(plan, args, kwargs)
+        if plan.name == "multinomial" and not ready:
+            self.skipping.answer(1, 1)  # the probabilities are valid,
+            self.skipping.answer(0, 1)  # and not all zero
+        reads = self._reads()
+        out = self._inside(INSIDE, lambda: func(*args, **kwargs))
+        if self._reads() != reads and not self.may_read(plan):
+            raise self.reads.refuse(f"what {plan.func} computes")
+        if plan.out and ready:
+            key, call = call.key, self.lower(plan, args, kwargs) or call
+            call.key = key
+        return self._settle(plan, call, ready, out, self._written(plan, args, kwargs))
+
+    def _reading(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        if plan.name in MASKED and not masked(args):
+            return self._whole(plan, func, args, kwargs)
+        ready = self._ready(plan, args, kwargs)
+        if plan.name == "multinomial" and not ready:
+            return self._whole(plan, func, args, kwargs)
+        call = self.lower(plan, args, kwargs)
+        if call is None:
+            return self._on_host(plan, func, args, kwargs)
+        call.key = self._key(plan, args, kwargs)
+        out = self._inside(BETWEEN, lambda: self._parts(plan, func, args, kwargs))
+        return self._settle(plan, call, ready, out, self._written(plan, args, kwargs))
+
+    def _counting(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self._ready(plan, args, kwargs):
+            raise self.reads.refuse(f"{COUNT} {plan.name} finds")
+        out = super()._counting(plan, func, args, kwargs)
+        for item in tensors_in(out if isinstance(out, (tuple, list)) else (out,)):
+            self.knowledge.learn(item)
+        return out
+
+    def _copying(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        call = self.lower(plan, args, kwargs)
+        if call is None:
+            return self._on_host(plan, func, args, kwargs)
+        ready = self._ready(plan, args, kwargs)
+        out = self._inside(COPYING, lambda: func(*args, **kwargs))
+        return self._settle(plan, call, ready, out, self._written(plan, args, kwargs))
+
+    def _flattening(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        return self._inside(INSIDE, lambda: func(*args, **kwargs))
+
+    def _scalar(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        if self.knowledge.known(tensor):
+            return func(*args, **kwargs)
+        how = TRUTH if tensor.dtype is torch.bool else "a number"
+        value = self.reads.value(tensor.dtype, how)
+        return bool(value) if tensor.dtype is torch.bool else value
+
+    def _answering(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._ready(plan, args, kwargs):
+            return super()._answering(plan, func, args, kwargs)
+        self._inside(INSIDE, lambda: func(*args, **kwargs))
+        return bool(self.reads.value(torch.bool, "whether two tensors are equal"))

@@ -1,0 +1,266 @@
+"""The native engine in whole programs: the same commands, on torch's own CUDA code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.native, pytest.mark.slow]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+TRAIN = """\
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512))
+model = model.cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    loss = model(torch.randn(64, 512, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("peak", torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+print(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """As of a user's shell: without what `make test-native` gives the tests' own process."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
+    }
+    return {**kept, **more}
+
+
+def gpuprobe(*arguments: object, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuprobe", *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def python(text: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    (cwd / "program.py").write_text(text, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN, encoding="utf-8")
+    return path
+
+
+def test_an_unmodified_program_runs_and_is_recorded(script: Path, tmp_path: Path) -> None:
+    ran = gpuprobe(
+        "run", "--gpu", "l4", "--level", "trace", "-o", "r.gpuprobe", script, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "NVIDIA L4 " in ran.stdout
+    peak = int(ran.stdout.split("peak ")[1].split()[0])
+    report = json.loads(gpuprobe("report", "--json", "r.gpuprobe", cwd=tmp_path).stdout)
+    assert report["peak"]["allocated"]["at_most"] == peak
+
+
+def test_an_estimate_is_the_peak_of_the_run(script: Path, tmp_path: Path) -> None:
+    ran = gpuprobe("run", "--gpu", "h100-80gb", "-o", "r.gpuprobe", script, cwd=tmp_path)
+    _, allocated, reserved = ran.stdout.split("\n", 1)[0].split()
+    found = estimate(script, tmp_path, "--steps", "4")
+    assert found["engine"] == "native"
+    assert found["peak_allocated"] == int(allocated)
+    assert found["reserved"] == {"at_least": int(reserved), "at_most": int(reserved)}
+
+
+def estimate(script: Path, cwd: Path, *options: str) -> dict[str, Any]:
+    done = gpuprobe(
+        *("estimate", script, "--gpu", "h100-80gb", "--compute", "shapes", "--json", *options),
+        cwd=cwd,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_largest_value_is_searched_in_processes_of_their_own(
+    script: Path, tmp_path: Path
+) -> None:
+    script.write_text("BATCH = 2048\n" + TRAIN.replace("randn(64", "randn(BATCH"), encoding="utf-8")
+    done = gpuprobe(
+        *("fit", script, "--gpu", "t4", "--arg", "BATCH", "--max", "4096"),
+        *("--compute", "shapes", "--no-suggestions", "--json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["largest"] == 4096
+    assert len({trial["peak_allocated"] for trial in found["trials"]}) == len(found["trials"])
+
+
+def test_a_program_runs_out_of_memory_where_the_gpu_does(tmp_path: Path) -> None:
+    text = """\
+import gpuprobe
+with gpuprobe.virtual_gpu("t4", engine="native"):
+    import torch
+    kept = []
+    try:
+        while True:
+            kept.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError as error:
+        print(len(kept), "CUDA out of memory" in str(error))
+    free, total = torch.cuda.mem_get_info()
+    print(0 <= free < 1 << 30, total == torch.cuda.get_device_properties(0).total_memory)
+"""
+    done = python(text, tmp_path)
+    assert done.stdout == "14 True\nTrue True\n", done.stderr
+
+
+def test_torch_that_is_imported_already_gets_a_sentence_with_the_remedy(tmp_path: Path) -> None:
+    # Without the engine this torch cannot be imported here: it is loaded by hand, as another
+    # process would have inherited NVIDIA's libraries.
+    text = """\
+import importlib.util, sys
+sys.modules["torch"] = importlib.util.module_from_spec(importlib.util.find_spec("torch"))
+import gpuprobe
+try:
+    with gpuprobe.virtual_gpu("t4", engine="native"):
+        pass
+except gpuprobe.errors.UsageError as error:
+    print(error, "|", error.hint)
+"""
+    done = python(text, tmp_path)
+    assert "torch is imported already" in done.stdout, done.stderr
+    assert "before `import torch`" in done.stdout
+
+
+def test_children_have_the_gpus_too(tmp_path: Path) -> None:
+    text = """\
+import subprocess, sys
+import gpuprobe
+
+def child():
+    import torch
+    print(torch.cuda.get_device_name(), torch.zeros(8, device="cuda").shape, flush=True)
+
+if __name__ == "__main__":
+    with gpuprobe.virtual_gpu("l4", engine="native"):
+        import torch
+        import torch.multiprocessing as mp
+        code = "import torch; print(torch.cuda.get_device_name(), torch.zeros(8, device='cuda').device)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        process = mp.get_context("spawn").Process(target=child)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        loader = torch.utils.data.DataLoader(range(8), batch_size=4, num_workers=1)
+        print([batch.cuda().shape for batch in loader])
+"""
+    done = python(text, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("NVIDIA L4") == 2
+    assert "[torch.Size([4]), torch.Size([4])]" in done.stdout
+
+
+def test_a_tensor_sent_to_another_process_is_the_same_memory(tmp_path: Path) -> None:
+    text = """\
+import gpuprobe
+
+def child(queue, done):
+    tensor = queue.get()
+    tensor.fill_(0)
+    import ctypes
+    ctypes.memset(tensor.data_ptr(), 1, tensor.nbytes)  # as a kernel would
+    done.set()
+
+if __name__ == "__main__":
+    with gpuprobe.virtual_gpu("l4", engine="native"):
+        import torch
+        import torch.multiprocessing as mp
+        spawn = mp.get_context("spawn")
+        queue, done = spawn.Queue(), spawn.Event()
+        process = spawn.Process(target=child, args=(queue, done))
+        process.start()
+        tensor = torch.zeros(1024, dtype=torch.uint8, device="cuda")
+        queue.put(tensor)
+        done.wait()
+        print(tensor.cpu().sum().item())
+        process.join()
+        print(process.exitcode)
+"""
+    done = python(text, tmp_path)
+    assert done.stdout == "1024\n0\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"PATH": "/nowhere", "CC": ""}, "no C compiler"),
+        ({"CC": "/bin/false"}, "cannot compile the native engine"),
+    ],
+)
+def test_without_a_compiler_one_line_names_it(
+    script: Path, tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    from gpuprobe.native import libraries
+
+    if (libraries.SOURCES / f"libgpuprobe-cuda-{os.uname().machine}.so").exists():
+        pytest.skip("installed from a wheel, which carries the runtime compiled")
+    cache = tmp_path / "cache"
+    done = gpuprobe(
+        *("run", "--gpu", "l4", "--engine", "native", script),
+        cwd=tmp_path,
+        XDG_CACHE_HOME=str(cache),
+        **settings,
+    )
+    assert done.returncode == 3
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 2  # the error and its hint
+
+
+def test_a_cache_that_cannot_be_written_is_replaced(script: Path, tmp_path: Path) -> None:
+    done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path, XDG_CACHE_HOME="/proc/nothing")
+    assert done.returncode == 0, done.stderr
+    assert "NVIDIA L4" in done.stdout
+
+
+def test_a_preloaded_library_stays_preloaded(tmp_path: Path) -> None:
+    text = """\
+import os
+import gpuprobe
+with gpuprobe.virtual_gpu("l4", engine="native"):
+    print(os.environ["LD_PRELOAD"].split()[-1])
+"""
+    done = python(text, tmp_path, LD_PRELOAD="libm.so.6")
+    assert done.stdout == "libm.so.6\n", done.stderr
+
+
+def test_ctrl_c_ends_the_program(tmp_path: Path) -> None:
+    text = """\
+import os, signal
+import torch
+torch.zeros(8, device="cuda")
+os.kill(os.getpid(), signal.SIGINT)
+"""
+    script = tmp_path / "train.py"
+    script.write_text(text, encoding="utf-8")
+    done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path)
+    assert done.returncode == 130, done.stderr

@@ -1,0 +1,93 @@
+"""Values on the native engine equal the CPU's: forward, backward and optimizer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PROGRAMS = Path(__file__).parent / "values_programs.py"
+
+pytestmark = pytest.mark.skipif(
+    torch.version.cuda is None, reason="torch is a CPU build: the native engine needs a CUDA build"
+)
+
+ROUNDED = {
+    # Kernels of the CPU keep statistics in bfloat16 where CUDA's, and ours, have float32; AdamW's
+    # first steps are as long for a small gradient as for a large one.
+    "sdpa_bfloat16": 0.1,
+    # Autocasting has other lists of operators for CUDA than for the CPU.
+    "autocast_and_scaler": 0.1,
+}
+CLOSE = 2e-5
+"""Other formulas in float32 (fused cells, root mean square norms, capturable optimizers)."""
+EXACT = {
+    "mlp_adamw_foreach", "mlp_adamw_fused", "mlp_sgd_momentum", "mlp_sgd_fused", "mlp_adafactor",
+    "mlp_rmsprop_adagrad", "clip_grad_norm", "gradient_accumulation", "cnn",
+    "resnet_channels_last", "transposed_and_1d_convolutions", "sdpa_causal", "sdpa_mask",
+    "transformer_encoder", "embedding_bag", "checkpointing", "functional_gradients",
+    "custom_function_and_double_backward", "custom_operator", "model_parallel",
+    "side_streams_and_pinned_copies", "cuda_graph", "indexing", "counting", "sorting",
+    "narrow_types", "views_and_out_arguments", "huggingface_gpt2", "subclass_with_dispatch",
+}  # fmt: skip
+"""Equal to every digit: the same kernels run on the same values."""
+NAMES = [
+    line.split("(")[0].removeprefix("def ")
+    for before, line in zip(
+        PROGRAMS.read_text().splitlines(), PROGRAMS.read_text().splitlines()[1:], strict=False
+    )
+    if before == "@program"
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, dict[str, Any]]:
+    """What each program gave: all run in one process, which loads the engine before torch."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS)], capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["program"]: line for line in lines}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_equal_the_cpus(name: str, outcomes: dict[str, dict[str, Any]]) -> None:
+    outcome = outcomes[name]
+    assert "error" not in outcome, outcome["error"]
+    assert outcome["moving"] > 0  # not all zeros
+    allowed = 0.0 if name in EXACT else ROUNDED.get(name, CLOSE)
+    assert outcome["difference"] <= allowed
+    assert outcome["rng"], "the program's CPU generator was advanced"
+
+
+CASES = {
+    "real_refuses_by_name": "NotModelled aten",
+    "triton_refused": "NotModelled double",
+    "unknown_scalar": "ValueNeeded",
+    "assumed": "0.25",
+    "nan": "nan noted",
+    "count": "ValueNeeded",
+    "known": "[4, 5]",
+    "host": "ValueNeeded",
+    "scaler": "65536.0",
+    "random": "reproducible, undisturbed",
+    "thread": "6.0",
+    "dropout": "same mask",
+    "big": "small",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rules(case: str) -> None:
+    program = Path(__file__).parent / "values_cases.py"
+    done = subprocess.run(
+        [sys.executable, str(program), case], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert CASES[case] in done.stdout

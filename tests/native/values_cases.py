@@ -1,0 +1,169 @@
+"""Small programs about the rules of values on the native engine, run by `test_values`."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+from typing import Any
+
+from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.native.process import load
+
+load(parse_spec("h100-80gb"))
+
+import torch  # noqa: E402 - the engine comes first
+
+from gpuprobe.errors import NotModelled, ValueNeeded  # noqa: E402
+from gpuprobe.native.values import Values  # noqa: E402
+
+
+def large() -> Any:
+    return torch.randn(1000, 1000, device="cuda")
+
+
+def real_refuses_by_name() -> None:
+    with Values():
+        try:
+            torch.ops.aten._fill_mem_eff_dropout_mask_(torch.ones(1, 2, 4, 4, device="cuda"), 0.5, 1, 1)
+        except NotModelled as error:
+            print("NotModelled", error)
+
+
+def triton_refused() -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def double(pointer, count: tl.constexpr):  # type: ignore[no-untyped-def]
+        places = tl.arange(0, count)
+        tl.store(pointer + places, tl.load(pointer + places) * 2)
+
+    with Values():
+        try:
+            double[(1,)](torch.ones(8, device="cuda"), 8)
+        except NotModelled as error:
+            print("NotModelled", "double" if "double" in str(error) else error)
+
+
+def unknown_scalar() -> None:
+    with Values("shapes"):
+        try:
+            print(float(large().sum()))
+        except ValueNeeded as error:
+            print("ValueNeeded", error, error.hint)
+
+
+def assumed() -> None:
+    line = sys._getframe().f_lineno + 2
+    with Values("shapes", assume=[f"values_cases.py:{line}=0.25"]):
+        print(large().mean().item())
+
+
+def nan() -> None:
+    with Values("shapes", unknown_as_nan=True) as values:
+        print(large().mean().item(), "noted" if values.notes else "")
+
+
+def count() -> None:
+    with Values("shapes"):
+        x = large()
+        for needs in (lambda: (x > 0).nonzero(), lambda: x[x > 0], lambda: x.round().unique()):
+            try:
+                needs()
+            except ValueNeeded:
+                continue
+            raise AssertionError
+    print("ValueNeeded")
+
+
+def known() -> None:
+    with Values("shapes"):
+        x = torch.arange(6, device="cuda")
+        y = torch.zeros(3, device="cuda")
+        y += 1
+        assert y.sum().item() == 3
+        z = large()
+        z[0] = 1.0
+        y[0] = z[0, 0]  # what is unknown stays so
+        try:
+            y.sum().item()
+        except ValueNeeded:
+            print(x[x > 3].tolist())
+
+
+def host() -> None:
+    with Values("shapes"):
+        there = large().cpu()
+        for read in (there.numpy, there.tolist, (there + 1).sum().item):
+            try:
+                read()
+            except ValueNeeded:
+                continue
+            raise AssertionError
+        there.zero_()
+        assert there.sum().item() == 0
+        print("ValueNeeded")
+
+
+def scaler() -> None:
+    with Values("shapes"):
+        model = torch.nn.Linear(600, 600).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scale = torch.amp.GradScaler("cuda")
+        scale.scale(model(torch.randn(8, 600, device="cuda")).sum()).backward()
+        scale.step(optimizer)
+        print(65536.0)
+
+
+def random() -> None:
+    state = torch.get_rng_state()
+    with Values():
+        draws = []
+        for _ in range(2):
+            torch.cuda.manual_seed(3)
+            draws.append(
+                [torch.randn(5, device="cuda"), torch.randperm(9, device="cuda"),
+                 torch.nn.functional.dropout(torch.ones(50, device="cuda")),
+                 torch.empty(4, device="cuda").uniform_(), torch.rand_like(torch.ones(4, device="cuda"))]
+            )  # fmt: skip
+        assert not torch.equal(torch.rand(5, device="cuda"), torch.rand(5, device="cuda"))
+        assert all(torch.equal(a, b) for a, b in zip(*draws, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    print("reproducible, undisturbed")
+
+
+def thread() -> None:
+    with Values():
+        x = torch.arange(4.0, device="cuda")
+        found = []
+        other = threading.Thread(target=lambda: found.append(x.sum().item()))
+        other.start()
+        other.join()
+        print(found[0])
+
+
+def dropout() -> None:
+    with Values():
+        x = torch.ones(2, 2, 16, 8, device="cuda").requires_grad_()
+        out = torch.nn.functional.scaled_dot_product_attention(x, x, v := x.detach().clone().requires_grad_(), dropout_p=0.5)
+        out.sum().backward()
+        # Sums of the rows of P∘M: what the output is for values of one, in each place.
+        total = out.sum().item()
+        assert abs(v.grad.sum().item() - total) < 1e-2 * abs(total), (v.grad.sum().item(), total)
+        assert 0.3 < total / x.numel() < 2.0
+        print("same mask")
+
+
+def big() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with Values("shapes"), torch.device("cuda"):
+        layers = [torch.nn.Linear(8192, 8192, dtype=torch.bfloat16) for _ in range(60)]
+    assert torch.cuda.memory_allocated() > 8_000_000_000
+    assert len(layers) == 60
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
+    print("small" if used < 200 << 10 else used)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

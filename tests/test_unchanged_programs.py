@@ -1,0 +1,112 @@
+"""Nothing that gpuprobe does changes a program: a sample of ``benchmarks/unchanged_programs.py``,
+which runs as many random programs as wanted.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import program_sources
+import pytest
+import torch
+import unchanged_programs
+from unchanged_programs import BULK, WATCHERS, Run, judge
+
+SEEDS = list(range(100, 107))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Of tensors this small, more only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("engine", unchanged_programs.ENGINES)
+def test_programs_are_the_same_with_each_watcher(engine: str) -> None:
+    found = judge(SEEDS, engine, BULK[engine])
+    assert not {name: rows for name, rows in found.items() if rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["notebook", "plugin", "dashboard"])
+def test_programs_are_the_same_however_the_watch_began(name: str) -> None:
+    assert judge(SEEDS[:2], "gpu", [name]) == {name: {}}
+
+
+def test_every_part_is_a_program() -> None:
+    """All parts with all their choices are valid, and drawn."""
+    drawn = " ".join(program_sources.source(seed, streams=True) for seed in range(400))
+    compile(
+        "\n".join(program_sources.source(seed, streams=True) for seed in range(400)), "", "exec"
+    )
+    for text in program_sources.PARTS.values():
+        fixed = [piece.strip() for piece in re.split(r"\{\w+\}|\{\{|\}\}|\n", text)]
+        assert max(fixed, key=len) in drawn
+
+
+def keeps_a_tensor(run: Run, folder: Path) -> None:
+    original, kept = torch.Tensor.backward, []
+
+    def backward(tensor: torch.Tensor, *args: object, **options: object) -> None:
+        kept.append(tensor)
+        original(tensor, *args, **options)  # type: ignore[no-untyped-call]
+
+    torch.Tensor.backward = backward  # type: ignore[method-assign]
+    try:
+        run()
+    finally:
+        torch.Tensor.backward = original  # type: ignore[method-assign]
+
+
+def draws_a_number(run: Run, folder: Path) -> None:
+    random.random()
+    run()
+
+
+def prints(run: Run, folder: Path) -> None:
+    run()
+    print("done")
+
+
+def allocates(run: Run, folder: Path) -> None:
+    original = torch.Tensor.backward
+
+    def backward(tensor: torch.Tensor, *args: object, **options: object) -> None:
+        torch.empty(100, device=tensor.device)
+        original(tensor, *args, **options)  # type: ignore[no-untyped-call]
+
+    torch.Tensor.backward = backward  # type: ignore[method-assign]
+    try:
+        run()
+    finally:
+        torch.Tensor.backward = original  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("watcher", [keeps_a_tensor, draws_a_number, prints, allocates])
+def test_a_watcher_that_changes_programs_is_found(
+    watcher: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WATCHERS, "this", watcher)
+    assert judge(SEEDS, "gpu", ["this"])["this"]
+
+
+def test_a_frame_that_keeps_its_variables_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``f_locals`` did before Python 3.13, by other means: it holds for every version."""
+    from gpuprobe.hazard_watch import names
+
+    original, kept = names.variables, []
+
+    def variables(frame: object) -> dict[str, object]:
+        found = original(frame)
+        kept.append(found)
+        return found
+
+    monkeypatch.setattr(names, "variables", variables)
+    found = judge(list(range(25)), "gpu", ["hazards"])
+    assert found["hazards"]
