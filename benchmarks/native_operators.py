@@ -246,7 +246,9 @@ def _samples(
         if out is None or not backward:
             continue
         outputs = [t for t in _tensors(out) if t.requires_grad]
-        inputs = [t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad]
+        inputs = [
+            t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad
+        ]
         if not outputs or not inputs:
             continue
 
@@ -260,7 +262,9 @@ def _samples(
             other = _sample(op, "cpu", dtype, True, number)
             out = other.output_process_fn_grad(op(other.input, *other.args, **other.kwargs))
             outputs = [t for t in _tensors(out) if t.requires_grad]
-            inputs = [t for t in _tensors([other.input, other.args, other.kwargs]) if t.requires_grad]
+            inputs = [
+                t for t in _tensors([other.input, other.args, other.kwargs]) if t.requires_grad
+            ]
             torch.autograd.grad(
                 outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True
             )

@@ -45,13 +45,19 @@ def child(names: list[str], samples: int, skip: int) -> None:
             if isinstance(item, torch.Tensor):
                 made = item.detach().to(device, copy=True)
                 return made.requires_grad_(item.requires_grad)
-            return torch.device(device) if isinstance(item, (torch.device, str)) and str(item) == "cpu" else item
+            return (
+                torch.device(device)
+                if isinstance(item, (torch.device, str)) and str(item) == "cpu"
+                else item
+            )
 
         return tree_map(one, value)
 
     def results(op: Any, sample: Any, device: str) -> list[Any]:
         torch.manual_seed(0)
-        given, args, kwargs = (move(part, device) for part in (sample.input, sample.args, sample.kwargs))
+        given, args, kwargs = (
+            move(part, device) for part in (sample.input, sample.args, sample.kwargs)
+        )
         out = op(given, *args, **kwargs)
         flat = [item for item in tree_flatten(out)[0] if isinstance(item, torch.Tensor)]
         leaves = [
@@ -67,7 +73,9 @@ def child(names: list[str], samples: int, skip: int) -> None:
                 allow_unused=True,
             )  # fmt: skip
         return [
-            item.detach().to_dense().cpu() if item.layout is not torch.strided else item.detach().cpu()
+            item.detach().to_dense().cpu()
+            if item.layout is not torch.strided
+            else item.detach().cpu()
             for item in (*flat, *(grad for grad in grads if grad is not None))
         ]
 
@@ -92,12 +100,17 @@ def child(names: list[str], samples: int, skip: int) -> None:
         worst, errors, ran = 0.0, [], 0
         try:
             inputs = []
-            for i, sample in enumerate(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)):
+            for i, sample in enumerate(
+                op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+            ):
                 if i == samples:
                     break
                 inputs.append(sample)
         except Exception as error:  # its samples need something that is missing
-            print(json.dumps({"name": name, "number": number, "no_samples": str(error)[:90]}), flush=True)
+            print(
+                json.dumps({"name": name, "number": number, "no_samples": str(error)[:90]}),
+                flush=True,
+            )
             continue
         for sample in inputs:
             try:
@@ -113,14 +126,29 @@ def child(names: list[str], samples: int, skip: int) -> None:
                 ran += 1
             except Exception as error:
                 errors.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:150]}")
-        print(json.dumps({"name": name, "number": number, "ran": ran, "worst": worst, "errors": errors}), flush=True)
+        print(
+            json.dumps(
+                {"name": name, "number": number, "ran": ran, "worst": worst, "errors": errors}
+            ),
+            flush=True,
+        )
 
 
 def operators(names: list[str], samples: int) -> None:
     rows, crashed, number, count = [], [], 0, 1
     while number < count:
-        command = [sys.executable, __file__, "--child", str(number), "--samples", str(samples), *names]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        command = [
+            sys.executable,
+            __file__,
+            "--child",
+            str(number),
+            "--samples",
+            str(samples),
+            *names,
+        ]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         assert process.stdout is not None
         started = ""
         for line in process.stdout:
@@ -142,7 +170,9 @@ def operators(names: list[str], samples: int) -> None:
     ran = [row for row in rows if row.get("ran")]
     equal = [row for row in ran if row["worst"] == 0]
     close = [row for row in ran if 0 < row["worst"] <= CLOSE]
-    print(f"{count} operators, {len(ran)} ran on the device: {len(equal)} equal, {len(close)} within {CLOSE}")
+    print(
+        f"{count} operators, {len(ran)} ran on the device: {len(equal)} equal, {len(close)} within {CLOSE}"
+    )
     print("\ndiffer:")
     for row in ran:
         if row["worst"] > CLOSE:

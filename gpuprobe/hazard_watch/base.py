@@ -63,6 +63,11 @@ class DeviceModel(Protocol):
     def stream(self, index: int) -> int:
         """The stream that work of this thread on a device goes to."""
 
+    def blocking(self, index: int, number: int) -> bool:
+        """Whether a stream and the legacy default stream of its device wait for each other: one
+        that other code made without ``cudaStreamNonBlocking``.
+        """
+
     def stream_chosen(self, index: int) -> bool:
         """Whether code within the backward pass made another stream current itself."""
 

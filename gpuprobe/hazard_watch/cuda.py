@@ -9,6 +9,8 @@ it off and is reported; the program goes on.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import time
 import weakref
@@ -20,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.hazard_watch import host_access as host_watch
+from gpuprobe.hazard_watch.order.backward import SUMS
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
@@ -30,6 +33,8 @@ from gpuprobe.torch_support.tensors import storage_key
 _PRIORITIES: Final = 4
 _POOL: Final = 32
 """Streams that torch makes of each priority and device (``c10/cuda/CUDAStream.cpp``)."""
+_DRIVER: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _REPORTS: Final = (
     ("EventRecordCallbacks", "_recorded"),
@@ -116,6 +121,9 @@ class _Cuda:
             others = sum(label > _PRIORITIES * _POOL for label in self.labels.values())
             self.labels[index, handle] = _PRIORITIES * _POOL + 1 + others
 
+    def blocking(self, index: int, number: int) -> bool:
+        return number != 0 and _waits_for_the_default_stream(number)
+
     def stream_chosen(self, index: int) -> bool:
         return False  # the engine's waits are reported like any other
 
@@ -164,6 +172,9 @@ class CudaSource(EventSource):
         self._queue: deque[tuple[Any, ...]] = deque()
         self._captured: set[int] = set()  # blocks that were allocated during a capture
         self._owners: dict[int, tuple[int, int]] = {}  # by block: the stream it is allocated on
+        # By block allocated in a backward pass: the sequence number and the stream of the node at
+        # work then.
+        self._gradients: dict[int, tuple[int, int]] = {}
         self._elapsed: float | None = None
         self._lock = threading.RLock()  # autograd's threads report too
 
@@ -364,12 +375,16 @@ class CudaSource(EventSource):
 
     def _block_added(self, address: int, owner: tuple[int, int]) -> None:
         self._owners[address] = owner
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._gradients[address] = (node._sequence_nr(), self._node_stream(owner[0]))
         if self._capture is not None:
             self._captured.add(address)
 
     def _block_gone(self, address: int, site: Any, waits: bool) -> None:
         self._captured.discard(address)
         self._owners.pop(address, None)
+        self._gradients.pop(address, None)
         if self.engine.knows(address):
             self._freed_at(address, site if self.engine.end_matters(address) else None, waits)
 
@@ -451,6 +466,31 @@ class CudaSource(EventSource):
 
     # -- operators
 
+    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
+        node = torch._C._current_autograd_node() if self._gradients else None
+        if node is not None:
+            self._record_gradients(node, op, accesses, index)
+        super()._launch(index, op, accesses, site, note)
+
+    def _node_stream(self, device: int) -> int:
+        """The stream of the node at work: its code may have made another one current."""
+        outside = self.blocks.outside(device)
+        return self.machine.stream(device) if outside is None else outside
+
+    def _record_gradients(self, node: Any, op: Any, accesses: Any, index: int) -> None:
+        """The autograd engine records a gradient for the stream of the node that it goes to, where
+        that is another one than its producer's (``record_stream_any_impl`` in ``engine.cpp`` and
+        ``input_buffer.cpp``), which no callback reports. Gradients are added up, on the stream
+        that is current then, while the node that produced the last of them is at work.
+        """
+        number = node._sequence_nr()
+        adds = isinstance(op, tuple) and op[0] in SUMS
+        stream = self.machine.stream(index) if adds else self._node_stream(index)
+        for address, _, _ in accesses:
+            made = self._gradients.get(address)
+            if made is not None and (adds or made[0] != number) and made[1] != stream:
+                self.active.record_stream(address, self.active.stream(index, stream))
+
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
         """An operator returned; ``seconds``: how long the host was in it."""
         self._elapsed = seconds
@@ -491,6 +531,18 @@ class _Watch(TorchDispatchMode):
         seconds = time.perf_counter() - began
         self._source.guarded(self._source.ran, func, args, kwargs, result, seconds)
         return result
+
+
+def _waits_for_the_default_stream(handle: int) -> bool:
+    """Whether a stream was made without ``CU_STREAM_NON_BLOCKING``; False where the driver cannot
+    be asked.
+    """
+    flags = ctypes.c_uint(_NON_BLOCKING)
+    try:
+        failed = ctypes.CDLL(_DRIVER).cuStreamGetFlags(ctypes.c_void_p(handle), ctypes.byref(flags))
+    except (OSError, AttributeError):
+        return False
+    return not failed and not flags.value & _NON_BLOCKING
 
 
 def _device() -> int:

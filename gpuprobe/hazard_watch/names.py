@@ -5,6 +5,7 @@ found.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from types import ModuleType
@@ -28,12 +29,20 @@ class Blocks:
 
     def __init__(self) -> None:
         self.open: list[tuple[tuple[int, int], tuple[int, int]]] = []
+        self._here = threading.local()
+
+    def outside(self, device: int) -> int | None:
+        """The stream of a device that was current before the outermost block that is open in this
+        thread; None where none is.
+        """
+        opened = getattr(self._here, "before", ())
+        return next((number for index, number in opened if index == device), None)
 
     def install(self, patches: Patches) -> None:
         """Follow them until ``patches`` are undone."""
         kind: Any = torch.cuda.StreamContext
         enter, leave = kind.__enter__, kind.__exit__
-        opened = self.open
+        opened, here = self.open, self._here
 
         def __enter__(context: Any) -> Any:
             before = None
@@ -42,11 +51,13 @@ class Blocks:
             result = enter(context)
             if before is not None:
                 opened.append((_key(context.stream), _key(before)))
+                here.before = (*getattr(here, "before", ()), _key(before))
             return result
 
         def __exit__(context: Any, *error: Any) -> Any:
             if context.stream is not None and opened:
                 opened.pop()
+                here.before = getattr(here, "before", ())[:-1]
             return leave(context, *error)
 
         patches.set(kind, "__enter__", __enter__)

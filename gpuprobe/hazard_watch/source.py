@@ -240,11 +240,9 @@ class EventSource(StreamSource):
     def _add_rows(
         self, accesses: _Accesses, shapes: Any, plan: Plan, args: tuple[Any, ...], write: bool
     ) -> bool:
-        """The rows of the first argument that an index names. False: they are not known, or
-        there are no two streams whose work could differ by them.
+        """The rows of the first argument that an index names, on the first stream too: others may
+        come. False: they are not known.
         """
-        if not self.active.many_streams:
-            return False
         whole = self._touch(args[0])
         if whole is None:
             return False

@@ -63,6 +63,7 @@ class StreamSource:
         self.ended = False  # the program is over: its frames are gone
         self._captured_names: dict[int, tuple[str, ...]] = {}  # by address
         self.engine.context = self._context
+        self.engine.legacy.blocking = machine.blocking
 
     # -- places
 
@@ -148,14 +149,14 @@ class StreamSource:
         """``owner``: device and number of the stream it is allocated on, None where that is not
         known. ``captured``: it belongs to the graph that is being captured.
         """
-        if self._backward:
-            self._backward[-1].allocated.add(address)
         engines = [self.engine]
+        private = captured and self._capture is not None
         if captured and self._capture is not None:
             self._capture.allocated.add(address)
             engines.append(self._capture.engine)
         for engine in engines:
-            engine.alloc(address, max(nbytes, 1), -1 if owner is None else engine.stream(*owner))
+            actor = -1 if owner is None else engine.stream(*owner)
+            engine.alloc(address, max(nbytes, 1), actor, private)
 
     def freed(self, tag: StorageTag) -> None:
         address = self._address(tag)
@@ -163,7 +164,11 @@ class StreamSource:
             self._freed(address, waits=tag.place == PINNED)
 
     def unregistered(self, memory: RegisteredMemory) -> None:
-        self._freed(PINNED_SPACE + memory.address, waits=True)
+        address = PINNED_SPACE + memory.address
+        if self.engine.knows(address):  # cudaHostUnregister is not documented to wait for copies
+            where = whole(address, address + memory.nbytes)
+            self.engine.host_access(address, where, True, "cudaHostUnregister", site_at_hand())
+        self._freed(address, waits=True)
 
     def _freed(self, address: int, *, waits: bool = False) -> None:
         self._freed_at(address, site_at_hand() if self.engine.end_matters(address) else None, waits)
@@ -180,10 +185,6 @@ class StreamSource:
         if old is not None:
             self._freed(old.address + tag.place * _SPACE)
         self.allocated(tag)
-
-    def idle(self, index: int, number: int) -> bool:
-        """Whether the host has waited for all that was launched on a stream."""
-        return self.engine.idle(self.engine.stream(index, number))
 
     def record_stream(self, tag: StorageTag, number: int) -> None:
         address = self._address(tag)
@@ -230,17 +231,19 @@ class StreamSource:
         self, actor: int, index: int, op: Any, accesses: Any, note: str
     ) -> tuple[int, str]:
         """The actor and the note of what a node of the backward pass launches."""
+        backward = self._backward[-1]
         if self.machine.stream_chosen(index):
+            for address, _, write in accesses:
+                if write:
+                    backward.touched(address)
             return actor, note
-        backward, active = self._backward[-1], self.active
-        consumer = backward.summing(op[0] if isinstance(op, tuple) else op)
+        addresses = [address for address, _, _ in accesses]
+        consumer = backward.summing(op[0] if isinstance(op, tuple) else op, addresses)
         if consumer is not None:
             actor = backward.sum_on(consumer, index)
         for address, where, write in accesses:
             if write:
                 backward.wrote(address, where, op)
-            if address in backward.allocated:  # ``InputBuffer::add``, ``record_stream_any_impl``
-                active.record_stream(address, actor)
         return actor, note or "gradient"
 
     def _quiet(self, index: int, site: Any) -> None:

@@ -106,6 +106,7 @@ class TrackedBlock:
         "most_reads",
         "most_writes",
         "owner",
+        "private",
         "reads",
         "size",
         "touched",
@@ -113,10 +114,11 @@ class TrackedBlock:
         "writes",
     )
 
-    def __init__(self, address: int, size: int, owner: int = -1) -> None:
+    def __init__(self, address: int, size: int, owner: int = -1, private: bool = False) -> None:
         self.address = address
         self.size = size
         self.owner = owner  # the stream that it was allocated on
+        self.private = private  # in a CUDA graph's own pool
         self.writes: list[Access] = []
         self.reads: list[Access] = []
         self.inherited: list[Access] = []

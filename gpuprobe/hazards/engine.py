@@ -32,6 +32,7 @@ from gpuprobe.hazards.accesses import (
 from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.freed import FreedBytes
 from gpuprobe.hazards.latent import Loose
+from gpuprobe.hazards.legacy import LegacyDefault
 from gpuprobe.hazards.log import ADDED, Edit, LogEntry, identity
 from gpuprobe.model.rules import Rule
 
@@ -74,6 +75,7 @@ class Engine:
         self._every = False  # report each race, not each pair of sites
         # What the program calls the tensors that a place uses on another stream than their own.
         self.called: dict[Any, tuple[str, ...]] = {}
+        self.legacy = LegacyDefault()
         self.context: Callable[[int, int, int], RaceContext] | None = None  # asked at each race
 
     # -- actors and clocks
@@ -84,6 +86,7 @@ class Engine:
         found = self._actors.get(key)
         if found is None:
             found = self._actors[key] = len(self.names)
+            self.legacy.made(found, device, number)
             self.names.append(key)
             for clock in self._clocks:
                 clock.append(0)
@@ -110,21 +113,29 @@ class Engine:
                 news = True
         return news
 
+    def _barrier(self, actor: int) -> None:
+        for other in self.legacy.before(actor, self.names[actor][0]):
+            self._merge(actor, self._clocks[other])
+
     # -- memory
 
-    def alloc(self, address: int, size: int, owner: int = -1) -> None:
-        """A block begins. It inherits what was done to its bytes before. ``owner``: the stream
-        that it is allocated on, -1 where that is not known.
+    def alloc(self, address: int, size: int, owner: int = -1, private: bool = False) -> None:
+        """A block begins, and inherits what was done to its bytes before. ``owner``: the stream it
+        is allocated on, -1 if unknown. ``private``: in a CUDA graph's pool, for no other tensor.
         """
-        self._note("alloc", address, size, owner)
-        block = self._blocks[address] = TrackedBlock(address, size, owner)
+        self._note("alloc", address, size, owner, private)
+        block = self._blocks[address] = TrackedBlock(address, size, owner, private)
         block.inherited = self._freed.take(address, size)
-        if self._loose and owner > 0:
+        if self._loose and owner > 0 and not private:
             block.maybe = self._loose.could_be(block, self._clocks[owner])
 
     def knows(self, address: int) -> bool:
         """Whether a live block begins at ``address``."""
         return address in self._blocks
+
+    def block(self, address: int) -> object:
+        """The live block at ``address``, for comparison only; None where there is none."""
+        return self._blocks.get(address)
 
     def end_matters(self, address: int) -> bool:
         """Whether a report may have to name the place where the block at ``address`` is freed: a
@@ -181,7 +192,8 @@ class Engine:
             kept = [access for access in kept if clock[access[0]] < access[1]]
         if kept:
             self._freed.add(address, block.size, kept)
-            if block.owner > 0 and len(self.names) > 2:  # memory is loose for other streams only
+            # Memory is loose for other streams only.
+            if block.owner > 0 and len(self.names) > 2 and not block.private:
                 self._loose.add(block, kept, self._clocks[block.owner])
 
     def at_end(self) -> None:
@@ -219,10 +231,6 @@ class Engine:
         """Whether more than one stream has done something."""
         return len(self.names) > 2
 
-    def idle(self, actor: int) -> bool:
-        """Whether the host has waited for everything that was launched on a stream."""
-        return self._clocks[HOST][actor] >= self._clocks[actor][actor]
-
     # -- work
 
     def launch(
@@ -247,6 +255,8 @@ class Engine:
         note: str,
     ) -> None:
         self.operations += 1
+        if self.legacy:
+            self._barrier(actor)
         clock = self._clocks[actor]
         for at, seen in enumerate(self._clocks[HOST]):
             if seen > clock[at]:
@@ -430,6 +440,8 @@ class Engine:
     def event_record(self, event: int, actor: int, site: Any = None) -> None:
         """An event takes the value of the stream's clock now."""
         self._note("event_record", event, actor, site)
+        if self.legacy:
+            self._barrier(actor)
         self._merge(actor, self._clocks[HOST])
         clock = list(self._clocks[actor])
         sync = Sync("record", -1, actor, clock[actor], site, event, self.operations)
@@ -439,6 +451,8 @@ class Engine:
     def event_wait(self, event: int, actor: int, site: Any = None) -> None:
         """A stream waits for an event's value. One that was never recorded is no wait."""
         self._note("event_wait", event, actor, site)
+        if self.legacy:
+            self._barrier(actor)
         found = self._events.get(event)
         if found is None:
             self.unknown_events += 1
@@ -540,6 +554,7 @@ class Engine:
         """Another engine that was given the log up to entry ``last``, with an edit."""
         other = Engine(keep_log=False)
         other._every = True
+        other.legacy.blocking = self.legacy.blocking
         for device, number in self.names[1:]:
             other.stream(device, number)
         for at, entry in enumerate(self._log[: last + 1]):

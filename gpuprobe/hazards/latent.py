@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gpuprobe.allocator.rules import SMALL_LIMIT
 from gpuprobe.hazards.accesses import HOST, Access, TrackedBlock
 
 _MOST: Final = 512
@@ -31,16 +32,24 @@ class Loose:
     def add(self, block: TrackedBlock, accesses: Sequence[Access], clock: Sequence[int]) -> None:
         """A block was freed; ``clock`` is that of its own stream."""
         for access in accesses:
-            if access.actor not in (HOST, block.owner) and clock[access.actor] < access.time:
+            if access.actor in (HOST, block.owner):
+                continue
+            if clock[access.actor] < access.time:
                 self._found.append((block, access))
+            else:
+                self.safe.add(access.site)
         del self._found[:-_MOST]
 
     def could_be(self, block: TrackedBlock, clock: Sequence[int]) -> tuple[Access, ...]:
         """Uses of other blocks whose memory a new one could have been given: of the same stream,
-        and at least as large.
+        and of the same pool. A smaller one could have been merged with what lies around it.
+        ``clock`` is that of the new block's stream.
         """
         found, left = [], []
         for one, access in self._found:
+            if one.owner != block.owner:
+                left.append((one, access))
+                continue
             if clock[access.actor] >= access.time:
                 self.safe.add(access.site)
                 continue
@@ -48,7 +57,7 @@ class Loose:
             apart = (
                 one.address + one.size <= block.address or block.address + block.size <= one.address
             )
-            if apart and one.owner == block.owner and one.size >= block.size:
+            if apart and (one.size <= SMALL_LIMIT) == (block.size <= SMALL_LIMIT):
                 found.append(access)
         self._found = left
         return tuple(found)

@@ -74,9 +74,6 @@ class Observer(Protocol):
     def record_stream(self, tag: StorageTag, number: int) -> None:
         """``Tensor.record_stream``, with a stream of the storage's own device."""
 
-    def idle(self, index: int, number: int) -> bool:
-        """Whether the host has waited for all that was launched on a stream."""
-
     def unregistered(self, memory: RegisteredMemory) -> None:
         """Host memory is pageable again (``cudaHostUnregister``)."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.settings import in_environment, parse_conf
@@ -180,6 +181,8 @@ class Machine:
         self.capture: Any = None  # the graph being captured: see cuda_api.graphs
         self.sync_debug_mode = 0
         self.many_streams = False
+        self.created_streams: set[int] = set()  # handles that ``cudaStreamCreate`` gave out
+        self.blocking_streams: set[int] = set()  # the numbers of those that torch was given
         self.nodes = NodeStreams()
         self.closed = False
         self._pid = os.getpid()
@@ -455,6 +458,13 @@ class Machine:
             self.enter_node()
         return local.streams.get(index, 0)
 
+    def queued(self, index: int) -> None:
+        """Work was launched on a device: its stream is busy."""
+        if self.many_streams:
+            self.devices[index].busy_streams.add(self.stream(index))
+        elif 0 not in self.devices[index].busy_streams:
+            self.devices[index].busy_streams.add(0)
+
     def enter_node(self) -> None:
         """Within the backward pass: make the streams of the node at work current, as the engine
         does before it calls the node and its hooks (``evaluate_function`` in ``engine.cpp``).
@@ -471,6 +481,10 @@ class Machine:
         local.node_streams = dict(local.streams)
         if self.observer is not None:
             self.observer.node_begins(node)
+
+    def blocking(self, index: int, number: int) -> bool:
+        """Whether a stream and the legacy default stream wait for each other."""
+        return number in self.blocking_streams
 
     def stream_chosen(self, index: int) -> bool:
         """Whether code within the backward pass (a hook, a function of the program's own) has
@@ -522,6 +536,14 @@ class Machine:
             self.nodes.leaves_used(args, self.local.streams)
             if kwargs:
                 self.nodes.leaves_used(kwargs.values(), self.local.streams)
+
+    def function_applied(self, args: Any) -> None:
+        """A ``torch.autograd.Function`` was applied: autograd has recorded it, and none of its
+        own operators.
+        """
+        if self.many_streams and torch.is_grad_enabled() and not self.local.inside:
+            self.enter_node()
+            self.nodes.leaves_used(args, self.local.streams, _disable_current_modes)
 
     def close(self) -> None:
         """Storages that outlive the virtual machine no longer count."""

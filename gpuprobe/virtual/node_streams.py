@@ -12,13 +12,15 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 
 Streams = dict[int, int]
 """Stream numbers by device index; 0 where there is none."""
+Below = Callable[[], AbstractContextManager[Any]]
 
 _ACCUMULATING: Final = 1 << 63
 """Sequence numbers from here on are those of nodes that accumulate gradients (``UINT64_MAX``)."""
@@ -43,24 +45,30 @@ class NodeStreams:
             self._switches.append(torch._C._autograd._get_sequence_nr())
             self._then.append(dict(streams))
 
-    def leaves_used(self, values: Iterable[Any], streams: Streams) -> None:
+    def leaves_used(
+        self,
+        values: Iterable[Any],
+        streams: Streams,
+        below: Below = torch.overrides.enable_reentrant_dispatch,
+    ) -> None:
         """An operator with these arguments is recorded by autograd: it may have made the nodes
         that accumulate the gradients of its leaves. Each node keeps its stream in its metadata.
+        ``below``: the context in which the dispatcher calls no mode.
         """
         for value in values:
             if isinstance(value, torch.Tensor):
                 if value.requires_grad and value.is_leaf:
-                    self._leaf_used(value, streams)
+                    self._leaf_used(value, streams, below)
             elif type(value) is list or type(value) is tuple:
-                self.leaves_used(value, streams)
+                self.leaves_used(value, streams, below)
 
-    def _leaf_used(self, leaf: torch.Tensor, streams: Streams) -> None:
+    def _leaf_used(self, leaf: torch.Tensor, streams: Streams, below: Below) -> None:
         if self._used.get(id(leaf)) == streams:
             return
         self._used[id(leaf)] = dict(streams)
         if type(leaf) not in _PLAIN and not hasattr(leaf, "_local_tensor"):
             return  # a view of an unknown subclass may be anything
-        with torch.overrides.enable_reentrant_dispatch(), torch.enable_grad():
+        with below(), torch.enable_grad():
             view = leaf.view_as(leaf)
         if view.grad_fn is not None:
             metadata = view.grad_fn.next_functions[0][0].metadata

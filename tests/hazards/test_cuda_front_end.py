@@ -75,11 +75,6 @@ class Reports:
     def device_synchronize(self, index: int) -> None:
         self._fire("DeviceSynchronizationCallbacks", device=index)
 
-    def idle(self, index: int, number: int) -> bool:
-        """The allocator asks the driver; here the engine knows what was launched."""
-        self.feed.drain()
-        return bool(self.feed.idle(index, number))
-
     def aliased(self, tensor: Any, array: Any) -> Any:
         return array
 

@@ -297,8 +297,6 @@ def test_a_device_is_waited_for_alone(run: Run) -> None:
     run.write(run.side, 0, 4)
     run.write(other, 4, 8)
     run.engine.device_synchronize(0)
-    assert run.engine.idle(run.side)
-    assert not run.engine.idle(other)
     run.read(run.main)
     assert [race.first.actor for race in run.engine.races] == [other]
 

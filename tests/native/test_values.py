@@ -87,7 +87,11 @@ CASES = {
 def test_rules(case: str) -> None:
     program = Path(__file__).parent / "values_cases.py"
     done = subprocess.run(
-        [sys.executable, str(program), case], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(program), case],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert CASES[case] in done.stdout

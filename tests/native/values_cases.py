@@ -25,7 +25,9 @@ def large() -> Any:
 def real_refuses_by_name() -> None:
     with Values():
         try:
-            torch.ops.aten._fill_mem_eff_dropout_mask_(torch.ones(1, 2, 4, 4, device="cuda"), 0.5, 1, 1)
+            torch.ops.aten._fill_mem_eff_dropout_mask_(
+                torch.ones(1, 2, 4, 4, device="cuda"), 0.5, 1, 1
+            )
         except NotModelled as error:
             print("NotModelled", error)
 
@@ -146,7 +148,9 @@ def thread() -> None:
 def dropout() -> None:
     with Values():
         x = torch.ones(2, 2, 16, 8, device="cuda").requires_grad_()
-        out = torch.nn.functional.scaled_dot_product_attention(x, x, v := x.detach().clone().requires_grad_(), dropout_p=0.5)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            x, x, v := x.detach().clone().requires_grad_(), dropout_p=0.5
+        )
         out.sum().backward()
         # Sums of the rows of P∘M: what the output is for values of one, in each place.
         total = out.sum().item()

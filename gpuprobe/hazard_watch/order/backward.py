@@ -16,24 +16,28 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from gpuprobe.hazard_watch.base import NodeStreamModel
 from gpuprobe.hazards.footprint import Footprint
 
 _numbers: Final = itertools.count(1)
-_SUMS: Final = ("add", "add_")
+SUMS: Final = ("add", "add_")
+"""Operators that gradients of one input are added up with."""
 
 
 class _Run:
-    """One node of one backward pass. ``written``: the memory that its gradients may lie in."""
+    """One node of one backward pass. ``written``: the memory that it wrote, or was given where it
+    wrote none. ``handed``: the memory that its gradients may lie in, by address, with the block.
+    """
 
     __slots__ = (
         "arrived",
         "capturing",
         "consumers",
         "done",
+        "handed",
         "key",
         "missing",
         "needed",
@@ -57,6 +61,7 @@ class _Run:
         self.capturing = False
         self.done = False
         self.written: dict[int, tuple[Footprint, Any]] = {}
+        self.handed: dict[int, Any] = {}
 
 
 class BackwardPass:
@@ -82,7 +87,6 @@ class BackwardPass:
         self._roots = list(dict.fromkeys(_nodes_of(given[0]))) if known else []
         self._inputs = set(_nodes_of(inputs or ())) if known else set()
         self._accumulate = bool(options.get("accumulate_grad"))
-        self.allocated: set[int] = set()  # memory since it began
         self._runs: dict[Any, _Run] | None = None
         self._ready: list[tuple[int, int, _Run]] = []
         self._now: _Run | None = None
@@ -186,17 +190,31 @@ class BackwardPass:
             for index, mine, yours in _differing(run, producer):
                 waiter = engine.stream(index, mine)
                 engine.await_signal(waiter, _key(producer, index, yours))
-                for address in producer.written:
-                    engine.record_stream(address, waiter)
+                self._record(producer, index, waiter)
         if not run.producers:  # a root: its gradient is the caller's
             for index in set(run.streams) | set(self.callers):
                 mine, yours = run.streams.get(index, 0), self.callers.get(index, 0)
                 if mine != yours:
                     engine.order(engine.stream(index, mine), engine.stream(index, yours))
 
+    def _record(self, producer: _Run, index: int, waiter: int) -> None:
+        """A gradient's memory is kept for the stream that it goes to, where that is another one
+        than its producer's (``record_stream_any_impl``).
+        """
+        engine = self._source.active
+        for address, block in producer.handed.items():
+            same = engine.block(address) is block
+            if same and self._source.device_of_address(address) == index:
+                engine.record_stream(address, waiter)
+
     def _done(self, run: _Run) -> None:
         engine = self._source.active
         run.done = True
+        if run.consumers:  # what it was given may be among what it hands on
+            for producer in run.producers:
+                for address, block in producer.handed.items():
+                    if engine.block(address) is block:
+                        run.handed.setdefault(address, block)
         if not run.written:  # it hands on what it was given
             for producer in run.producers:
                 run.written.update(producer.written)
@@ -239,15 +257,24 @@ class BackwardPass:
 
     # -- its operators
 
-    def summing(self, op: str) -> _Run | None:
+    def summing(self, op: str, addresses: Collection[int]) -> _Run | None:
         """The node for which gradients are being added up, where that runs on another stream than
-        the node at work: the engine does so right after the node, and before the next one.
+        one of the nodes that produced them: the engine does so right after the node at work, and
+        before the next one. ``addresses``: the memory that the operator uses.
         """
         run = self._now
-        if run is None or op not in _SUMS:
+        if run is None or op not in SUMS:
             return None
         for consumer in run.consumers:
-            if consumer.arrived and any(True for _ in _differing(consumer, run)):
+            if not consumer.arrived:
+                continue
+            if consumer.streams != run.streams:
+                return consumer
+            # The node's own operators, on the same stream, take no other node's gradients.
+            earlier = [one for one in consumer.producers if one.done]
+            if any(one.streams != run.streams for one in earlier) and any(
+                address in one.handed for one in earlier for address in addresses
+            ):
                 return consumer
         return None
 
@@ -264,12 +291,19 @@ class BackwardPass:
                     if producer is run:
                         engine.signal(key, engine.stream(index, yours))
                     engine.await_signal(waiter, key)
+                    self._record(producer, index, waiter)
         return waiter
+
+    def touched(self, address: int) -> None:
+        """The node at work has used memory on a stream that its code chose."""
+        if self._now is not None:
+            self._now.handed[address] = self._source.active.block(address)
 
     def wrote(self, address: int, where: Footprint, op: Any) -> None:
         """The node at work has written memory."""
         if self._now is not None:
             self._now.written[address] = (where, op)
+            self._now.handed[address] = self._source.active.block(address)
 
 
 def _key(run: _Run, index: int, stream: int) -> int:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes as _disabled
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as _disabled
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
@@ -47,7 +48,13 @@ _NARROW: Final = frozenset(
     )
     if (dtype := getattr(torch, name, None)) is not None
 )  # fmt: skip
-_NO_KERNEL: Final = ("not implemented for", "not supported", "Unsupported", "unsupported", "expected")
+_NO_KERNEL: Final = (
+    "not implemented for",
+    "not supported",
+    "Unsupported",
+    "unsupported",
+    "expected",
+)
 _LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
 """What these read decides how kernels are launched, and nothing else."""
 
@@ -253,7 +260,9 @@ class ComputingMode(TorchDispatchMode):
 
     def targets(self, plan: Plan, out: Any) -> list[Any]:
         """CPU tensors over the new tensors among results; sparse ones themselves."""
-        outs = out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
+        outs = (
+            out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
+        )
         made: list[Any] = []
         with _Plain(), _Exclude(_ABOVE):
             for i in plan.fresh:
@@ -288,9 +297,7 @@ class ComputingMode(TorchDispatchMode):
                     replaced = self._put(plan, target, value)
                     if replaced is not None:
                         if many:
-                            out = tuple(
-                                replaced if j == i else item for j, item in enumerate(out)
-                            )
+                            out = tuple(replaced if j == i else item for j, item in enumerate(out))
                         else:
                             out = replaced
         return out
@@ -435,7 +442,9 @@ class ComputingMode(TorchDispatchMode):
         if plan.out:
             # The CPU's kernel would resize a tensor over memory that it does not own.
             given = {
-                name: torch.empty(0, dtype=value.dtype, device=CPU) if name in plan.written else value
+                name: torch.empty(0, dtype=value.dtype, device=CPU)
+                if name in plan.written
+                else value
                 for name, value in call.kwargs.items()
             }
             call.kwargs = given

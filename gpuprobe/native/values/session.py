@@ -53,9 +53,7 @@ class Values:
         graphs.follow(self.mode, self._patches)
         collectives.follow(self.mode, self._patches)
         shapes = isinstance(self.mode, ShapesMode)
-        compiled.follow(
-            self.mode, self._patches, self.mode.knowledge.forget if shapes else None
-        )
+        compiled.follow(self.mode, self._patches, self.mode.knowledge.forget if shapes else None)
         self._follow_printing(self._patches)
         if isinstance(self.mode, ShapesMode):
             self._follow_arrays(self.mode, self._patches)

@@ -30,7 +30,9 @@ _HIDDEN_WRITES: Final = {
     "batch_norm_gather_stats_with_counts": (3, 4),
 }
 """Arguments that operators write to although their schemas do not declare it."""
-_FRESH: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_FRESH: Final = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+)
 
 
 def tensors_in(values: Any) -> Iterator[Any]:

@@ -59,6 +59,7 @@ class NoKernel:
             for tensor in writes:
                 if known.has_values(machine, tensor):
                     known.forget(machine, tensor)
+        machine.queued(machine.local.device)
         if machine.observer is not None:
             machine.observer.fused(self._name, machine.local.device, reads, writes)
 

@@ -163,11 +163,11 @@ class _Launches:
             if wrote is None or not self._compute_later(kernel, grid, in_order, written):
                 for tensor in written:
                     known.forget(machine, tensor)
-        if machine.observer is not None and tensors:
+        place = max((machine.place_of(tensor) for tensor in tensors.values()), default=-1)
+        if place >= 0:
+            machine.queued(place)
+        if machine.observer is not None and place >= 0:
             name = kernel.fn.__name__
-            place = max(machine.place_of(tensor) for tensor in tensors.values())
-            if place < 0:
-                return
             found = self._writes(kernel, given)
             written = [v for key, v in tensors.items() if found is None or key in found]
             if found is None:

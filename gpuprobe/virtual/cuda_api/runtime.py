@@ -92,6 +92,7 @@ class Runtime:
         """Writes a handle, for ``torch.cuda.ExternalStream``, to ``pointer``."""
         handle = next(self._handles)
         self._streams.add(handle)
+        self._machine.created_streams.add(handle)
         ctypes.c_void_p.from_address(pointer).value = handle
         return CudaError.success
 

@@ -6,6 +6,7 @@ program asked for, which the hazard engine checks. Times between events are the 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -198,6 +199,9 @@ class AnyEvent:
     def wait(self, stream: Any = None) -> None:
         if stream is None:
             stream = self._api.current_stream()
+        devices = self._api.machine.devices
+        if self._where is not None and self._where[1] in devices[self._where[0]].busy_streams:
+            devices[stream.device_index].busy_streams.add(stream.number)
         self._api.notify("event_wait", self.number, stream.device_index, stream.number)
 
     def query(self) -> bool:
@@ -207,7 +211,7 @@ class AnyEvent:
     def synchronize(self) -> None:
         if self._where is not None:
             index, number = self._where
-            self._api.machine.devices[index].finish(number)
+            self._api.machine.devices[index].finish(number, idle=False)  # more may have followed
         self._api.notify("event_synchronize", self.number)
 
     def elapsed_time(self, end: Any) -> float:
@@ -281,7 +285,10 @@ class Streams:
         """The number of a stream that other code made; low handles are those of our own."""
         if 0 <= handle < self._end():
             return handle
-        return self._external.setdefault(handle, self._end())
+        number = self._external.setdefault(handle, self._end())
+        if handle in self.machine.created_streams:
+            self.machine.blocking_streams.add(number)
+        return number
 
     def _end(self) -> int:
         """The number that follows all others."""
@@ -335,6 +342,20 @@ class Streams:
 
         return run_backward
 
+    def follow_functions(self, apply: Callable[..., Any]) -> Any:
+        """``torch.autograd.Function.apply`` makes the nodes that accumulate the gradients of its
+        leaves, though it runs without recording gradients itself.
+        """
+        machine = self.machine
+
+        @functools.wraps(apply)
+        def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            result = apply(kind, *args, **kwargs)
+            machine.function_applied(args)
+            return result
+
+        return classmethod(applied)
+
 
 def _index_of(device: Any) -> int:
     return int(torch.cuda._utils._get_device_index(device, optional=True))
@@ -358,6 +379,8 @@ def install(machine: Machine, patches: Patches) -> None:
     graph: Any = torch.autograd.graph
     followed = {"_engine_run_backward": api.follow_backward(graph._engine_run_backward)}
     patches.set_all(graph, followed, "torch.autograd")
+    function = torch.autograd.Function
+    patches.set(function, "apply", api.follow_functions(vars(function)["apply"].__func__))
     below: dict[str, Any] = {
         "_cuda_getCurrentStream": api.get_current,
         "_cuda_getDefaultStream": lambda index: (0, index, _DEVICE_TYPE),

@@ -52,6 +52,9 @@ class VirtualDevice:
         self.history = History(index, self.sim, lambda: self.free_memory)
         self.listeners: list[Listener] = [self.statistics.on_event]
         self.sim.listener = self._on_event
+        # Streams with work that the host has not waited for. The default stream's is not followed
+        # before there are others: it counts as busy until the host waits for it.
+        self.busy_streams = {0}
         self._lock = threading.RLock()
         self._busy = False
         self._waiting: deque[PoolBlock] = deque()
@@ -115,8 +118,12 @@ class VirtualDevice:
 
     def _free(self, block: PoolBlock) -> None:
         self._busy = True
+        uses = block.stream_uses
         try:
             self.sim.free(block)
+            for stream in uses or ():
+                if stream not in self.busy_streams:  # its event is done as soon as it is recorded
+                    self.sim.finish(stream)
         finally:
             self._busy = False
 
@@ -129,10 +136,12 @@ class VirtualDevice:
         with self._lock:
             self.sim.record_stream(block, stream)
 
-    def finish(self, stream: int) -> None:
-        """All work queued on ``stream`` is done (the host waited for it)."""
+    def finish(self, stream: int, *, idle: bool = True) -> None:
+        """Work queued on ``stream`` is done, as the host waited for it. ``idle``: all of it."""
         with self._lock:
             self.sim.finish(stream)
+            if idle:
+                self.busy_streams.discard(stream)
 
     def empty_cache(self) -> None:
         with self._lock:
@@ -141,6 +150,7 @@ class VirtualDevice:
                 self.sim.empty_cache()
             finally:
                 self._busy = False
+            self.busy_streams.clear()  # ``cudaFree`` waits for the device
             self._drain()
 
     def workspace(self, key: tuple[Any, ...], nbytes: int, stream: int, name: str) -> None:

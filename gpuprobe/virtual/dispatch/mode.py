@@ -265,6 +265,7 @@ class DispatchMode(TorchDispatchMode):
                     row.after(call)
             finally:
                 call.release()
+        machine.queued(index)
         if machine.meter is not None:
             machine.meter(func, args, kwargs, result)
         if capture is not None:

@@ -123,6 +123,8 @@ class OnShapes:
             make, found = self._by_values(facts, func, args, kwargs, index, (meta, some_unknown))
         if make is None:
             if found is not _NOTHING:
+                if device >= 0:
+                    machine.queued(device)
                 if machine.observer is not None and device >= 0:
                     machine.observer.device_op(func, args, kwargs, found, device)
                 if (machine.sync_debug_mode or machine.unwaited) and device >= 0:

@@ -189,6 +189,7 @@ def install(machine: Machine, patches: Patches) -> None:
                 raise not_modelled(f"the jiterator function {name}, at '{unknown}'") from None
             finally:
                 machine.local.paused = before
+        machine.queued(tensors[0].get_device())
         if machine.observer is not None:
             machine.observer.fused(name, tensors[0].get_device(), tensors, made)
         return made[0] if outputs == 1 else tuple(made)

@@ -75,6 +75,7 @@ def charge(machine: Machine, place: int, *tensors: Any) -> None:
 
 def notify_kernel(machine: Machine, place: int, name: str, reads: Any, writes: Any) -> None:
     """Report a kernel that did its work out of sight."""
+    machine.queued(place)
     if machine.observer is not None:
         machine.observer.fused(name, place, reads, writes)
 

@@ -264,6 +264,8 @@ def ran(
     if machine.shapes:
         for tensor in out:
             known.forget(machine, tensor)
+    if notify:
+        machine.queued(index)
     if notify and machine.observer is not None:
         reads = given if declaration.reads is None else declaration.reads
         into = [*tensors_in([value for name, value in given.items() if name in reads])]

@@ -165,12 +165,10 @@ def _record_stream(machine: Machine, patches: Patches) -> None:
         tag = machine.tag_of(tensor)
         if tag is None or tag.place < 0 or tag.block is None:
             return
-        observer = machine.observer
-        # The event that the allocator records for an idle stream is done at once.
-        if observer is None or not observer.idle(tag.place, stream.number):
-            machine.devices[tag.place].record_stream(tag.block, stream.number)
-        if observer is not None:
-            observer.record_stream(tag, stream.number)
+        # Whether the stream is busy matters when the block is freed: the event is recorded then.
+        machine.devices[tag.place].record_stream(tag.block, stream.number)
+        if machine.observer is not None:
+            machine.observer.record_stream(tag, stream.number)
 
     patches.set(torch.Tensor, "record_stream", record_stream)
 

@@ -1,0 +1,261 @@
+"""What orders streams by itself, and what tells whether freed memory could be given away."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+import gpuprobe
+from gpuprobe.hazard_watch import cuda as front_end
+from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.footprint import Footprint
+
+_SMALL, _LARGE = 4096, 4 << 20
+
+
+class Device:
+    """An engine with a default stream, two side streams and, as stream 200, a blocking one."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.engine.legacy.blocking = lambda device, number: number >= 200
+        self.main, self.one, self.two = (self.engine.stream(0, at) for at in range(3))
+        self.blocking, self.other = self.engine.stream(0, 200), self.engine.stream(0, 201)
+
+    def use(self, actor: int, address: int, size: int = 512, *, write: bool = True) -> None:
+        where = Footprint(address, address + size)
+        site = (actor, address, self.engine.operations)
+        self.engine.launch(actor, "op", [(address, where, write)], site)
+
+    @property
+    def rules(self) -> list[str]:
+        return [race.rule.id for race in self.engine.races]
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.mark.parametrize("order", [("main", "blocking"), ("blocking", "main")])
+def test_the_legacy_default_stream_and_a_blocking_one_wait_for_each_other(
+    device: Device, order: tuple[str, str]
+) -> None:
+    for name in order:
+        device.use(getattr(device, name), 0)
+    assert device.rules == []
+    device.use(device.one, 0)
+    assert device.rules == ["GP203"]
+
+
+def test_blocking_streams_do_not_wait_for_each_other(device: Device) -> None:
+    device.use(device.blocking, 0)
+    device.use(device.other, 0)
+    assert device.rules == ["GP203"]
+
+
+def test_what_the_default_stream_does_between_them_orders_blocking_streams(device: Device) -> None:
+    device.use(device.blocking, 0)
+    device.use(device.main, 1024)
+    device.use(device.other, 0)
+    assert device.rules == []
+
+
+@pytest.mark.parametrize("waits", ["event_record", "event_wait"])
+def test_records_and_waits_of_the_default_stream_are_barriers_too(
+    device: Device, waits: str
+) -> None:
+    device.engine.event_record(7, device.one)
+    device.use(device.blocking, 0)
+    getattr(device.engine, waits)(7, device.main)
+    device.use(device.other, 0)
+    assert device.rules == []
+
+
+def test_blocking_streams_of_another_device_are_not_waited_for(device: Device) -> None:
+    elsewhere = device.engine.stream(1, 200)
+    device.use(elsewhere, 0)
+    device.use(device.main, 0)
+    assert device.rules == ["GP203"]
+
+
+def test_a_log_that_is_done_again_has_the_same_barriers(device: Device) -> None:
+    device.use(device.blocking, 0)
+    device.use(device.main, 0)
+    device.use(device.one, 0)
+    again = device.engine.done_again(lambda *_: True, len(device.engine._log) - 1)
+    assert len(again.races) == len(device.engine.races) > 0
+
+
+# -- memory that could have been given away
+
+
+def _freed_under(device: Device, size: int = _SMALL, private: bool = False) -> None:
+    """A block of the first side stream is freed while the default stream reads it."""
+    device.engine.alloc(0, size, device.one, private)
+    device.use(device.one, 0)
+    device.engine.event_record(1, device.one)
+    device.engine.event_wait(1, device.main)
+    device.use(device.main, 0, write=False)
+    device.engine.free(0, "freed")
+
+
+@pytest.mark.parametrize(
+    ("size", "later", "rules"),
+    [
+        (_SMALL, _SMALL, ["GP213"]),
+        (_SMALL, 64 * _SMALL, ["GP213"]),  # merged with what lies around it
+        (_LARGE, 2 * _LARGE, ["GP213"]),
+        (_SMALL, _LARGE, []),  # of the other pool
+        (_LARGE, _SMALL, []),
+    ],
+)
+def test_blocks_of_the_same_pool_could_have_been_given_it(
+    device: Device, size: int, later: int, rules: list[str]
+) -> None:
+    _freed_under(device, size)
+    device.engine.alloc(1 << 30, later, device.one)
+    device.use(device.one, 1 << 30)
+    assert device.rules == rules
+
+
+def test_blocks_of_other_streams_do_not_tell_that_the_memory_was_safe(device: Device) -> None:
+    _freed_under(device)
+    device.engine.alloc(1 << 30, _SMALL, device.main)  # it has seen its own read, of course
+    device.use(device.main, 1 << 30)
+    device.engine.at_end()
+    assert device.rules == ["GP213"]
+
+
+def test_memory_of_a_graphs_pool_is_given_to_no_other_tensor(device: Device) -> None:
+    _freed_under(device, private=True)
+    device.engine.at_end()
+    assert device.rules == []
+
+
+def test_a_place_whose_uses_are_waited_for_elsewhere_is_safe(device: Device) -> None:
+    for wait in (True, False):
+        device.engine.alloc(0, _SMALL, device.one)
+        device.use(device.one, 0)
+        device.engine.event_record(1, device.one)
+        device.engine.event_wait(1, device.main)
+        where = Footprint(0, 512)
+        device.engine.launch(device.main, "op", [(0, where, False)], "the consumer")
+        if wait:
+            device.engine.event_record(2, device.main)
+            device.engine.event_wait(2, device.one)
+        device.engine.free(0, "freed")
+    device.engine.at_end()
+    assert device.rules == []
+
+
+# -- the program does the same with and without the watch
+
+
+def _addresses() -> list[bool]:
+    """Whether a block is given away again: while its user is busy, and after that."""
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    source = torch.ones(4).pin_memory()
+    result = torch.empty(4, device="cuda")
+
+    def copy() -> int:
+        with torch.cuda.stream(side):
+            block = source.cuda(non_blocking=True)
+        main.wait_stream(side)
+        block.record_stream(main)
+        result.copy_(block)
+        return int(block.data_ptr())
+
+    address = copy()
+    found = []
+    for wait in (False, True):
+        if wait:
+            main.synchronize()
+        with torch.cuda.stream(side):
+            found.append(torch.empty(4, device="cuda").data_ptr() == address)
+    return found
+
+
+def test_recorded_blocks_are_reused_when_their_users_are_done() -> None:
+    with gpuprobe.virtual_gpu("h100-80gb"):
+        assert _addresses() == [False, True]
+    with gpuprobe.virtual_gpu("h100-80gb"), gpuprobe.detect_hazards():
+        assert _addresses() == [False, True]
+
+
+def _idle(synchronize: bool) -> bool:
+    """Whether a block that was recorded for a stream is given away as soon as it is freed."""
+    side = torch.cuda.Stream()
+    block = torch.ones(4, device="cuda")
+    with torch.cuda.stream(side):
+        other = torch.ones(4, device="cuda")
+    if synchronize:
+        side.synchronize()
+    block.record_stream(side)
+    address = block.data_ptr()
+    del block
+    return torch.empty(4, device="cuda").data_ptr() == address and other is not None
+
+
+@pytest.mark.parametrize("synchronize", [False, True])
+def test_a_stream_without_work_holds_no_block(synchronize: bool) -> None:
+    with gpuprobe.virtual_gpu("h100-80gb"):
+        assert _idle(synchronize) is synchronize
+    with gpuprobe.virtual_gpu("h100-80gb"), gpuprobe.detect_hazards():
+        assert _idle(synchronize) is synchronize
+
+
+class _Twice(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0] * 2
+
+
+def test_a_leafs_gradient_is_accumulated_where_a_function_took_it_first() -> None:
+    """As torch 2.13 does on CUDA: the hook of a leaf sees the stream of its accumulating node."""
+    with gpuprobe.virtual_gpu("h100-80gb"):
+        one, two = torch.cuda.Stream(), torch.cuda.Stream()
+        seen: list[Any] = []
+        leaf = torch.ones(4, device="cuda", requires_grad=True)
+        parts = []
+        for stream in (one, two):
+            with torch.cuda.stream(stream):
+                parts.append(_Twice.apply(leaf))
+        leaf.register_hook(lambda grad: seen.append(torch.cuda.current_stream()))
+        (parts[0] + parts[1]).sum().backward()
+        assert seen == [one]
+        assert leaf.grad is not None
+        assert leaf.grad.tolist() == [4.0] * 4
+
+
+# -- what the driver is asked on CUDA
+
+
+class _Driver:
+    """``cuStreamGetFlags``: stream 5 does not exist, 6 was made without flags."""
+
+    def cuStreamGetFlags(self, stream: Any, flags: Any) -> int:
+        if stream.value == 5:
+            return 400
+        ctypes.cast(flags, ctypes.POINTER(ctypes.c_uint))[0] = 0 if stream.value == 6 else 1
+        return 0
+
+
+@pytest.mark.parametrize(("handle", "blocking"), [(0, False), (5, False), (6, True), (7, False)])
+def test_the_driver_knows_which_streams_are_blocking(
+    monkeypatch: pytest.MonkeyPatch, handle: int, blocking: bool
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: _Driver())
+    assert front_end._Cuda.blocking(object.__new__(front_end._Cuda), 0, handle) is blocking
+
+
+def test_without_a_driver_no_stream_is_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_end, "_DRIVER", "libno-such-driver.so")
+    assert front_end._waits_for_the_default_stream(6) is False
