@@ -91,6 +91,12 @@ class Creations:
 
 
 def _key(stream: Any) -> tuple[int, int]:
+    if not hasattr(stream, "cuda_stream"):  # a ``torch.Stream``, which has an id and no handle
+        stream = torch.cuda.Stream(
+            stream_id=stream.stream_id,
+            device_index=stream.device_index,
+            device_type=stream.device_type,
+        )
     return int(stream.device_index), int(stream.cuda_stream)
 
 

@@ -40,8 +40,16 @@ def is_users(file: str) -> bool:
     return not skipped
 
 
+backward_sites: Final[list[Any]] = []
+"""Where the program has called the backward passes that are under way. On CUDA the autograd engine
+has threads of its own, without any frame of the program.
+"""
+
+
 def site_at_hand() -> Any:
-    """The innermost frame of the program: its code and instruction, resolved by `place`."""
+    """The innermost frame of the program: its code and instruction, resolved by `place`. In a thread
+    without one, the place that called the backward pass.
+    """
     frame: Any = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -51,7 +59,7 @@ def site_at_hand() -> Any:
         if not skipped:
             return code, frame.f_lasti
         frame = frame.f_back
-    return None
+    return backward_sites[-1] if backward_sites else None
 
 
 def place(site: Any) -> Place | None:
