@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch.order.backward import SUMS
-from gpuprobe.hazard_watch.places import backward_sites, site_at_hand
+from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
@@ -514,6 +514,11 @@ class CudaSource(EventSource):
             self.host_op(func, args, kwargs, result)
         self._elapsed = None
 
+    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
+        if not note and backward_frames and torch._C._current_autograd_node() is not None:
+            note = "gradient"
+        super()._launch(index, op, accesses, site, note)
+
     def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
         super()._sync(reason, site, index)
         if self._elapsed is not None:
@@ -563,11 +568,11 @@ def _note_backward(patches: Patches) -> None:
     original = torch.autograd.graph._engine_run_backward
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        backward_sites.append(site_at_hand())
+        backward_frames.append(sys._getframe(1))
         try:
             return original(*args, **kwargs)
         finally:
-            backward_sites.pop()
+            backward_frames.pop()
 
     for module in (torch.autograd.graph, torch.autograd):
         if getattr(module, "_engine_run_backward", None) is original:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import Block, BlockState, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
@@ -165,6 +166,7 @@ def layout_now(
         if events or index in used:
             trace = convert(snapshot, index)
             trace.step = step
+            _drop_own_frames(trace.stacks)
             for column in ("category", "module", "stack"):
                 for rows in (trace.baseline, trace.events):
                     getattr(rows, column).extend([0] * (len(rows) - len(getattr(rows, column))))
@@ -176,6 +178,16 @@ def layout_now(
             _categorise(trace, found)
             traces.append(trace)
     return traces
+
+
+def _drop_own_frames(table: StackTable) -> None:
+    """Leave gpuprobe's own frames out of all stacks: they are not the program's."""
+    own = {i for i, frame in enumerate(table.frames) if frame.filename.startswith(PACKAGE)}
+    if own:
+        table.stacks[:] = [
+            tuple(i for i in stack if i not in own) if own.intersection(stack) else stack
+            for stack in table.stacks
+        ]
 
 
 def _place(item: Known) -> Place:
