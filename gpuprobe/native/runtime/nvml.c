@@ -95,9 +95,6 @@ int FN(nvmlSystemGetCudaDriverVersion_v2)(int *version) { machine_count(); *vers
 int FN(nvmlSystemGetCudaDriverVersion)(int *version) { return FN(nvmlSystemGetCudaDriverVersion_v2)(version); }
 int FN(nvmlSystemGetDriverVersion)(char *text, unsigned size) { machine_count(); snprintf(text, size, "%s", driver_version >= 13000 ? "580.65.06" : "550.54.14"); return NVML_SUCCESS; }
 int FN(nvmlSystemGetNVMLVersion)(char *text, unsigned size) { machine_count(); snprintf(text, size, "%d.%s", driver_version / 1000, driver_version >= 13000 ? "580.65.06" : "550.54.14"); return NVML_SUCCESS; }
-int FN(nvmlDeviceGetNvLinkState)(device *d, unsigned link, unsigned *active) { return NVML_NOT_SUPPORTED; }
-int FN(nvmlDeviceGetNvLinkRemoteDeviceType)(device *d, unsigned link, int *type) { return NVML_NOT_SUPPORTED; }
-int FN(nvmlDeviceGetNvLinkRemotePciInfo_v2)(device *d, unsigned link, pci *out) { return NVML_NOT_SUPPORTED; }
 int FN(nvmlDeviceGetNvLinkCapability)(device *d, unsigned link, int which, unsigned *out) { return NVML_NOT_SUPPORTED; }
 // Fabric: there is none, and torch's allocator asks before it maps memory.
 typedef struct { unsigned version; unsigned char cluster[16]; unsigned status; unsigned clique; unsigned char state; unsigned health; } fabric;
