@@ -32,8 +32,6 @@ def why_not_native(order: Order, *, ranks: int = 1) -> str:
         return "another version of torch is simulated"
     if order.random != "host":
         return "the GPU's random numbers are simulated"
-    if ranks > 1:
-        return "one rank of several is simulated"
     build = torch_build()
     if build is None or not build.cuda:
         return "torch is a build without CUDA"
@@ -81,7 +79,7 @@ def prepare(engine: str, order: Order, *, ranks: int = 1) -> str:
         from gpuprobe.engines.native import refuse
         from gpuprobe.native import process
 
-        refuse(order, ranks=ranks)
+        refuse(order)
         process.load(parse_spec(order.gpu), endless=order.endless)
     return chosen
 

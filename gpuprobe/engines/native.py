@@ -14,7 +14,8 @@ from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, Si
 from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
-from gpuprobe.patching import when_imported
+from gpuprobe.patching import Patches, when_imported
+from gpuprobe.torch_support.jobs.nccl import buffers
 
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -22,6 +23,10 @@ WORKSPACES: Final = (
     "that cuBLASLt and cuDNN need no workspaces beyond those that torch allocates in advance: "
     "NVIDIA does not document which kernel they pick"
 )
+
+_SMALL: Final = 2**20
+_ALL: Final = 2**63
+"""Bytes of the buffers up to which collectives compute values."""
 
 _session: NativeSession | None = None
 
@@ -44,8 +49,14 @@ class NativeSession:
 
     engine = "native"
 
-    def __init__(self, order: Order, gpus: Sequence[GpuModel]) -> None:
+    def __init__(
+        self, order: Order, gpus: Sequence[GpuModel], job: SimulatedRank | None = None
+    ) -> None:
+        """``job``: the one that this process is a rank of, in an estimate."""
         self._order = order
+        self._job = job if job is not None and job.ranks > 1 else None
+        self.traffic: Any = None  # a `Traffic` of that job, once its clock is known
+        self._patches: Patches | None = None
         self.gpus = tuple(gpus)
         self._assumed: list[str] = []
         self._values: Any = None  # a `gpuprobe.native.values.Values`, while values are computed
@@ -81,7 +92,22 @@ class NativeSession:
             self.runtime = process.loaded()
         _session = self
         self._ended = False
+        if self._job is not None:
+            # Its thread would read the store, which is Python, after the interpreter's end.
+            os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        when_imported("torch", self._join)
         when_imported("torch", self._compute)
+
+    def _join(self) -> None:
+        """Be a rank of the job from now on. torch was imported."""
+        if self._ended or self._patches is not None:
+            return
+        from gpuprobe.native.jobs import groups
+
+        self._patches = Patches()
+        groups.without_splits(self._patches)
+        if self._job is not None:
+            groups.install(self._job, len(self.gpus), self._patches, self.traffic, self.assume)
 
     def _compute(self) -> None:
         """Compute values from now on. torch was imported."""
@@ -89,8 +115,11 @@ class NativeSession:
             return
         from gpuprobe.native.values import Values
 
+        real = self._order.compute != "shapes"
+        if real and self.runtime is not None:
+            self.runtime.write_collectives(_ALL)
         self._values = Values(
-            "shapes" if self._order.compute == "shapes" else "real",
+            "real" if real else "shapes",
             self._order.assume,
             unknown_as_nan=self._unknown_as_nan,
         )
@@ -107,6 +136,11 @@ class NativeSession:
         if values is not None:
             values.__exit__(None, None, None)
             self._notes = values.notes
+            if self.runtime is not None:
+                self.runtime.write_collectives(_SMALL)
+        patches, self._patches = self._patches, None
+        if patches is not None:
+            patches.undo()
         if _session is self:
             _session = None
 
@@ -146,12 +180,8 @@ def session(order: Order) -> Iterator[NativeSession]:
         found.stop()
 
 
-def refuse(order: Order, *, ranks: int = 1) -> None:
+def refuse(order: Order) -> None:
     """Raise UsageError for what only the virtual GPU does."""
-    if ranks > 1:
-        raise UsageError(
-            "one rank of several is simulated on the virtual GPU only", hint="--engine virtual"
-        )
     if order.torch:
         raise UsageError(
             "the native engine runs the torch that is installed",
@@ -165,11 +195,11 @@ class NativeMeasurement:
     """An estimated run on GPUs of the native engine that never run out of memory."""
 
     def __init__(self, order: Order, job: SimulatedRank, *, bounded: bool = False) -> None:
-        refuse(order, ranks=job.ranks)
+        refuse(order)
         self._order = order
         self._job = job
         self._gpus = parse_spec(order.gpu)
-        self._session = NativeSession(order, self._gpus)
+        self._session = NativeSession(order, self._gpus, job)
         text = in_environment() if order.conf is None else order.conf
         self._settings = parse_conf(text) if text else AllocatorSettings()
 
@@ -189,7 +219,10 @@ class NativeMeasurement:
         self._session.assume(text)
 
     def recorded(self, now_ns: Callable[[], int]) -> None:
-        """Nothing: collectives are not timed."""
+        if self._job.ranks > 1:
+            from gpuprobe.torch_support.jobs.traffic import Traffic
+
+            self._session.traffic = Traffic(now_ns)
 
     def explained(self, error: Exception) -> GpuprobeError | None:
         return None
@@ -208,6 +241,10 @@ class NativeMeasurement:
                 earlier = traces.get(trace.device)
                 traces[trace.device] = trace if earlier is None else joined(earlier, trace)
         self.assume(WORKSPACES)
+        traffic = self._session.traffic
+        if self._job.peers is not None and traffic is not None:
+            self._job.peers.post_differences(traffic.differences.document())
+        low, high = buffers(traffic.communicators.values() if traffic is not None else ())
         return EngineRun(
             engine="native",
             evidence=EvidenceGrade.NATIVE,
@@ -222,6 +259,9 @@ class NativeMeasurement:
             ranks=self._job.ranks,
             rank=self._job.rank,
             assumed=list(self._session.assumed),
+            traffic=traffic,
+            nccl_low=low,
+            nccl_high=high,
         )
 
 

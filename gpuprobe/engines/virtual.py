@@ -11,11 +11,11 @@ from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.torch_support.compile_notes import worded
+from gpuprobe.torch_support.jobs.nccl import buffers
+from gpuprobe.torch_support.jobs.traffic import Traffic
 from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual import boundary
 from gpuprobe.virtual.budget import Budget
-from gpuprobe.virtual.distributed.nccl import buffers
-from gpuprobe.virtual.distributed.traffic import Traffic
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.session import VirtualSession, current, machine_of, virtual_gpu
 

@@ -177,6 +177,7 @@ class Runtime:
         core.gpn_log_start.argtypes = (ctypes.c_size_t,)
         core.gpn_log_entry_size.restype = ctypes.c_size_t
         core.gpn_log_dropped.restype = ctypes.c_ulonglong
+        core.gpn_ncclWriteUpTo.argtypes = (ctypes.c_size_t,)
         if core.gpn_log_entry_size() != ctypes.sizeof(_Entry):
             raise EnvironmentUnavailable("the native engine's library is of another gpuprobe")
 
@@ -192,6 +193,10 @@ class Runtime:
         """The functions that were called and are not answered, each once."""
         count = self._core.gpn_unanswered_count()
         return tuple(self._core.gpn_unanswered_name(i).decode() for i in range(count))
+
+    def write_collectives(self, most: int) -> None:
+        """Collectives write their results into buffers of up to ``most`` bytes: 1 MiB at first."""
+        self._core.gpn_ncclWriteUpTo(most)
 
     def start_log(self, most: int = 1_000_000) -> None:
         """Log calls from now on; at most ``most`` are kept until they are taken."""

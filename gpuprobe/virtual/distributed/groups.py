@@ -16,10 +16,10 @@ import torch
 from gpuprobe.errors import NotModelled
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.version import installed
-from gpuprobe.virtual.distributed.checkpoints import Checkpoints
+from gpuprobe.torch_support.jobs.checkpoints import Checkpoints
 from gpuprobe.virtual.distributed.dtensor import DistributedTensors
 from gpuprobe.virtual.distributed.in_flight import InFlight
-from gpuprobe.virtual.distributed.reductions import Reductions
+from gpuprobe.torch_support.jobs.reductions import Reductions
 from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import schemas

@@ -1,5 +1,5 @@
-"""The record of what a rank on a virtual machine sends: every operator of ``c10d``, and every
-functional collective, as the dispatch mode sees it (in the backward pass too).
+"""The record of what a rank of a simulated job sends: every operator of ``c10d``, and every
+functional collective (in the backward pass too).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.torch_support.callers import module_at_work, program_line
 from gpuprobe.torch_support.tensors import tensors_in
-from gpuprobe.virtual.distributed.differences import Differences, ranks_of
-from gpuprobe.virtual.distributed.nccl import Communicator
+from gpuprobe.torch_support.jobs.differences import Differences, ranks_of
+from gpuprobe.torch_support.jobs.nccl import Communicator
 
 # Of each operator: what it is called here, and the argument that is its payload; "=" is the result.
 _C10D: Final = {
@@ -58,6 +58,8 @@ _FUNCTIONAL: Final = {
     "reduce_scatter_tensor_coalesced": ("reduce_scatter", "inputs"),
     "reduce_scatter_tensor_out": ("reduce_scatter", "input"),
 }
+OPERATORS: Final = {"c10d": tuple(_C10D), "_c10d_functional": tuple(_FUNCTIONAL)}
+"""The collectives among torch's operators, by their namespace."""
 _TO_ONE: Final = ("send", "recv")
 _MESH: Final = "mesh_"
 """How ``DeviceMesh`` begins the description of a group: the name of the dimension follows."""
@@ -85,9 +87,11 @@ class Traffic:
         kwargs: dict[str, Any],
         result: Any,
         apart: bool = False,
+        on_host: bool = False,
     ) -> None:
         """An operator has returned. Those that are no collectives are left out. ``apart``: it was
-        called on a stream other than the default one.
+        called on a stream other than the default one; ``on_host``: of tensors that are not on the
+        GPU.
         """
         space, _, name = func._schema.name.partition("::")
         known = (_C10D if space == "c10d" else _FUNCTIONAL).get(name)
@@ -107,7 +111,7 @@ class Traffic:
             self.overlaps.add(len(self.records))
         if op in _TO_ONE:
             self.differences.sent(group)
-        if label not in self.through_host:
+        if label not in self.through_host and not on_host:
             communicator = self.communicators.setdefault(label, Communicator(ranks))
             communicator.used(op, given.get("dst", given.get("src")))
         description = group.group_desc

@@ -1,0 +1,177 @@
+"""Process groups of a rank that is alone: torch's own over NCCL, and gloo's without a network."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import torch
+
+from gpuprobe.native.jobs import host, traffic
+from gpuprobe.native.jobs.objects import OF_OBJECTS, OF_TENSORS, Objects, PeerRanks
+from gpuprobe.native.jobs.store import LoneStore
+from gpuprobe.patching import Patches
+from gpuprobe.torch_support.jobs.checkpoints import Checkpoints
+from gpuprobe.torch_support.jobs.reductions import Reductions
+from gpuprobe.torch_support.jobs.traffic import Traffic
+
+_RANKS_AT: Final = 2
+"""Position of the ranks in ``_new_process_group_helper``: none for the default group."""
+
+_stores: Final[list[LoneStore]] = []
+"""C++ code does not keep the Python part of a store, and reads it as long as there is a group."""
+
+
+class Job(Protocol):
+    """The job that this process is one rank of: `gpuprobe.planning.job.Job`."""
+
+    @property
+    def rank(self) -> int:
+        """From 0."""
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+
+    @property
+    def peers(self) -> PeerRanks | None:
+        """How the others are reached; None where they are not simulated."""
+
+
+def without_splits(patches: Patches) -> None:
+    """Communicators are made from the start, and not split off others: ``ncclCommSplit`` gets the
+    size of the new group from its other ranks, of which the native engine's NCCL has none.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    c10d = dist.distributed_c10d
+    if hasattr(c10d, "_get_split_source"):
+        patches.set(c10d, "_get_split_source", lambda group: None)
+    original = getattr(c10d, "split_group", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def split_group(
+        parent_pg: Any = None,
+        split_ranks: Any = None,
+        timeout: Any = None,
+        pg_options: Any = None,
+        group_desc: Any = None,
+        backend: Any = None,
+    ) -> Any:
+        members = c10d.get_process_group_ranks(parent_pg)
+        for ranks in split_ranks or ():
+            chosen = [members[rank] for rank in ranks]
+            if c10d.get_rank() in chosen:
+                return c10d.new_group(
+                    chosen,
+                    timeout=timeout,
+                    backend=backend,
+                    pg_options=pg_options,
+                    use_local_synchronization=True,
+                    group_desc=group_desc,
+                )
+        if not split_ranks:
+            raise ValueError("split_ranks cannot be None or empty")
+        return None
+
+    patches.set_all(c10d, {"split_group": split_group}, "torch.distributed")
+
+
+def install(
+    job: Job, per_node: int, patches: Patches, sent: Traffic, assume: Callable[[str], None]
+) -> None:
+    """Have this process be ``job``'s rank, with so many GPUs on each machine. ``sent`` notes what
+    it sends; ``assume`` gets what the figures take for granted.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    c10d = dist.distributed_c10d
+    original = c10d.init_process_group
+    checkpoints = Checkpoints(patches)
+
+    @functools.wraps(original)
+    def init_process_group(
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        checkpoints.install()
+        assume(
+            f"{job.ranks} ranks: rank {job.rank}'s memory, without communication; the others are "
+            "assumed to hold the same data"
+        )
+        store = LoneStore()
+        _stores.append(store)
+        original(backend, None, timeout, job.ranks, job.rank, store, *args, **kwargs)
+        patches.add(functools.partial(_end, c10d, c10d._get_default_group()))
+
+    patches.set_all(c10d, {"init_process_group": init_process_group}, "torch.distributed")
+    if c10d.is_gloo_available():
+        patches.set_all(c10d, {"ProcessGroupGloo": _alone(c10d)}, "torch.distributed")
+    helper = c10d._new_process_group_helper
+
+    @functools.wraps(helper)
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        if args[_RANKS_AT]:
+            sent.differences.groups[tuple(args[_RANKS_AT])] = None
+        return helper(*args, **kwargs)
+
+    patches.set(c10d, "_new_process_group_helper", new_group)
+    objects = Objects(job.peers)
+    carriers = {name: objects.carrying(getattr(c10d, name)) for name in OF_OBJECTS}
+    carriers |= {name: objects.carried(name, getattr(c10d, name)) for name in OF_TENSORS}
+    patches.set_all(c10d, carriers, "torch.distributed")
+    reductions = Reductions(patches)
+    host.install(patches, lambda op: str(reductions.kind(op)).rpartition(".")[2])
+    sent.differences.install(patches)
+    traffic.install(patches, sent)
+    import torch.multiprocessing
+
+    spawn = functools.partial(_as_rank, job.rank % per_node)
+    patches.set_all(torch.multiprocessing, {"spawn": spawn}, "torch.multiprocessing")
+
+
+def _alone(c10d: Any) -> Any:
+    original = c10d.ProcessGroupGloo
+
+    class Alone(original):  # type: ignore[misc]
+        """Gloo's group of one: it connects to no other rank. `host` answers for its collectives."""
+
+        def __init__(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
+            super().__init__(torch.distributed.HashStore(), 0, 1, *args, **kwargs)
+
+    Alone.__name__ = Alone.__qualname__ = original.__name__
+    return Alone
+
+
+def _end(c10d: Any, group: Any) -> None:
+    """A simulated job ends with its session, also where the program has failed before it ended the
+    job itself: the next one in this process may be another rank of another job.
+    """
+    if c10d.is_initialized() and c10d._get_default_group() is group:
+        c10d.destroy_process_group()
+
+
+def _as_rank(
+    local_rank: int,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> None:
+    """``torch.multiprocessing.spawn`` in a simulated job: the rank runs in this process."""
+    fn(local_rank, *args)

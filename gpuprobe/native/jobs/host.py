@@ -1,0 +1,184 @@
+"""Collectives of tensors on the host (gloo) of a rank that is alone: it receives what it would send
+itself, as the native engine's NCCL has it for those on the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.patching import Patches
+
+
+def install(patches: Patches, kind: Callable[[Any], str]) -> None:
+    """Answer the operators of ``c10d`` for tensors of the CPU. ``kind``: the name of a reduction,
+    in capitals, of what they are given for it.
+    """
+    library = torch.library.Library("c10d", "IMPL")
+    patches.add(library._destroy)
+    for name, answer in _ANSWERS.items():
+        try:
+            schema = getattr(torch.ops.c10d, name).default._schema
+        except AttributeError:  # not in this torch
+            continue
+        names = [argument.name for argument in schema.arguments]
+        with warnings.catch_warnings():  # C++ code tells of the first one, allowed or not
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            library.impl(name, _kernel(answer, names, len(schema.returns), kind), "CPU")
+
+
+def _kernel(
+    answer: Callable[..., None], names: list[str], returns: int, kind: Callable[[Any], str]
+) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        from torch._C._distributed_c10d import ProcessGroup, _create_work_from_future
+
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given["group"] = ProcessGroup.unbox(given["process_group"])
+        if "reduce_op" in given:
+            given["kind"] = kind(given["reduce_op"])
+        with torch.no_grad():
+            answer(given)
+        if not returns:
+            return None
+        future: Any = torch.futures.Future()
+        future.set_result(list(_flat(args[0])))
+        work = _create_work_from_future(future).boxed()
+        return (*args[: returns - 1], work) if returns > 1 else work
+
+    return kernel
+
+
+def _flat(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+
+
+def _tensors(given: dict[str, Any], *names: str) -> Any:
+    """The argument that has one of these names."""
+    return next(given[name] for name in names if name in given)
+
+
+def _reduce(tensor: torch.Tensor, given: dict[str, Any]) -> None:
+    ranks = given["group"].size()
+    if given["kind"] in ("SUM", "PREMUL_SUM"):
+        tensor.mul_(ranks)
+    elif given["kind"] == "PRODUCT":
+        tensor.pow_(ranks)
+
+
+def _all_reduce(given: dict[str, Any]) -> None:
+    for tensor in _flat(given["tensors"]):
+        _reduce(tensor, given)
+
+
+def _reduce_to(given: dict[str, Any]) -> None:
+    if given.get("root_rank") == given["group"].rank():
+        _all_reduce(given)
+
+
+def _copies(output: torch.Tensor, source: torch.Tensor) -> None:
+    """N copies of ``source``, one after the other, in a tensor of which it may be a part."""
+    if source.numel():
+        output.view(-1, source.numel()).copy_(source.reshape(1, -1).clone())
+
+
+def _all_gather(given: dict[str, Any]) -> None:
+    for output, source in zip(given["output_tensors"], given["input_tensors"], strict=False):
+        for one in output:  # no outputs but on the root of a gather
+            one.copy_(source.view(one.shape) if one.numel() == source.numel() else source)
+
+
+def _all_gather_lists(given: dict[str, Any]) -> None:
+    for outputs in given["output_lists"]:
+        for output, source in zip(outputs, given["input_list"], strict=True):
+            output.copy_(source)
+
+
+def _all_gather_base(given: dict[str, Any]) -> None:
+    _copies(given["output_tensor"], given["input_tensor"])
+
+
+def _all_gather_tensors(given: dict[str, Any]) -> None:
+    for output, source in zip(given["outputs"], given["inputs"], strict=True):
+        _copies(output, source)
+
+
+def _scatter(given: dict[str, Any]) -> None:
+    for output, parts in zip(given["output_tensors"], given["input_tensors"], strict=False):
+        output.copy_(parts[given["group"].rank()].view(output.shape))  # no inputs but on the root
+
+
+def _scatter_sum(given: dict[str, Any]) -> None:
+    _scatter(given)
+    for output in given["output_tensors"]:
+        _reduce(output, given)
+
+
+def _scatter_sum_of(output: torch.Tensor, source: torch.Tensor, given: dict[str, Any]) -> None:
+    if output.numel():
+        own = source.reshape(-1, output.numel())[given["group"].rank()].clone()
+        output.view(-1).copy_(own)
+        _reduce(output, given)
+
+
+def _scatter_sum_base(given: dict[str, Any]) -> None:
+    _scatter_sum_of(given["output_tensor"], given["input_tensor"], given)
+
+
+def _scatter_sum_tensors(given: dict[str, Any]) -> None:
+    for output, source in zip(given["outputs"], given["inputs"], strict=True):
+        _scatter_sum_of(output, source, given)
+
+
+def _all_to_all(given: dict[str, Any]) -> None:
+    """Each rank sends this one as much as this one sends to it: the load is taken to be even."""
+    outputs = list(_flat(_tensors(given, "output_tensors", "output")))
+    inputs = list(_flat(_tensors(given, "input_tensors", "input")))
+    for output, source in zip(outputs, inputs, strict=True):
+        if output.numel() == source.numel():
+            output.view(-1).copy_(source.reshape(-1))
+        else:
+            output.zero_()
+
+
+def _received(given: dict[str, Any]) -> None:
+    for tensor in _flat(given["tensors"]):
+        tensor.zero_()  # so that results repeat
+
+
+def _nothing(given: dict[str, Any]) -> None:
+    pass
+
+
+_ANSWERS: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
+    "_allgather_base_": _all_gather_base,
+    "_reduce_scatter_base_": _scatter_sum_base,
+    "allgather_": _all_gather,
+    "allgather_coalesced_": _all_gather_lists,
+    "allgather_into_tensor_coalesced_": _all_gather_tensors,
+    "allreduce_": _all_reduce,
+    "allreduce_coalesced_": _all_reduce,
+    "alltoall_": _all_to_all,
+    "alltoall_base_": _all_to_all,
+    "barrier": _nothing,
+    "broadcast_": _nothing,
+    "gather_": _all_gather,
+    "monitored_barrier_": _nothing,
+    "recv_": _received,
+    "recv_any_source_": _received,
+    "reduce_": _reduce_to,
+    "reduce_scatter_": _scatter_sum,
+    "reduce_scatter_tensor_coalesced_": _scatter_sum_tensors,
+    "scatter_": _scatter,
+    "send": _nothing,
+}
+"""What each operator leaves in its tensors, by its arguments' names. Schemas:
+``torch/csrc/distributed/c10d/Ops.cpp``."""
