@@ -56,8 +56,8 @@ HARMLESS: Final[tuple[tuple[str, str, str], ...]] = (
     # pattern, the runtime's function it forwards to, reason
     (
         # Results go to device memory only. The ones with a result on the host are in `cublas.c`.
-        r"cublas([SDCZH]gemm(Batched|StridedBatched)?|[SDCZ](axpy|copy|dgmm|geam|gemv(Batched|StridedBatched)?"
-        r"|rot|rotm|scal|swap|symm|symv|syr|syr2|syr2k|syrk|syrkx|trmm|trmv|trsm|trsmBatched|trsv"
+        r"cublas([SDCZH]gemm(Batched|StridedBatched)?|[SDCZ](axpy|copy|dgmm|geam"
+        r"|gemv(Batched|StridedBatched)?|rot|rotm|scal|swap|symm|symv|syr|syr2|syr2k|syrk|syrkx|trmm|trmv|trsm|trsmBatched|trsv"
         r"|ger|gerc|geru)|[CZ](hemm|hemv|her|her2|her2k|herk|herkx)|Csrot|Zdrot|Csscal|Zdscal"
         r"|[SC]gemmEx|Cgemm3m(Ex)?|(Gemm|GemmBatched|GemmStridedBatched|Axpy|Scal|Rot)Ex"
         r")(_v2)?(_64)?",
