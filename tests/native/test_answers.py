@@ -1,4 +1,4 @@
-"""What an unanswered function may do: nothing, if nobody reads a result; otherwise it is refused."""
+"""What an unanswered function may do: nothing, if it has no result; otherwise it is refused."""
 
 from __future__ import annotations
 
