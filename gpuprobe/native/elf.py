@@ -77,8 +77,8 @@ def read_library(path: Path) -> Library:
     """The undefined symbols and the needed libraries of a shared library.
 
     Only headers and the dynamic symbol table are read: some milliseconds for a file of 500 MB.
-    Raises DataError for a file that is no 64-bit little-endian ELF file, is truncated or contradicts
-    itself, and OSError.
+    Raises DataError for a file that is no 64-bit little-endian ELF file, is truncated or
+    contradicts itself, and OSError.
     """
     try:
         return _read_library(path)

@@ -3,6 +3,7 @@
 Each test is a program of its own: the runtime reads its settings once in a process.
 """
 
+# ruff: noqa: E501 - programs as they are passed to the interpreter
 from __future__ import annotations
 
 import os
@@ -61,9 +62,11 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler")
     out = tmp_path_factory.mktemp("runtime") / "libgpuprobe-cuda.so"
     subprocess.run(
-        [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", "-Wall", "-Wextra"]
-        + ["-Wno-unused-parameter", "-Werror", "-o", str(out), *map(str, SOURCES.glob("*.c"))]
-        + [f"-Wl,--version-script={SOURCES / 'runtime.map'}", "-ldl"],
+        [
+            *(compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", "-Wall", "-Wextra"),
+            *("-Wno-unused-parameter", "-Werror", "-o", str(out), *map(str, SOURCES.glob("*.c"))),
+            *(f"-Wl,--version-script={SOURCES / 'runtime.map'}", "-ldl"),
+        ],
         check=True,
     )
     return out
