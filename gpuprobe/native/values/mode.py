@@ -245,7 +245,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
             and _keys(args, kwargs) is _CUDA  # of sparse ones the sizes are compared: see _put
         ):
             raise NotModelled(
-                f"{plan.func}: the host reads what its kernels compute, which is not known",
+                f"{plan.func}: the host reads what its kernels compute, which is unknown",
                 hint="report it; compute this operator on the CPU",
             )
         if plan.out:  # out= may have been resized
