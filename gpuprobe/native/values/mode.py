@@ -15,6 +15,7 @@ from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
+from gpuprobe.native.values.formulas import Formulas
 from gpuprobe.native.values.plans import MASKED, How, Plan, masked, plan_of
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
@@ -90,6 +91,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, skipping: Skipping) -> None:
         super().__init__()
+        self.formulas = Formulas()
         self.aliases = Aliases()
         self.skipping = skipping
         self.capture: Any = None
@@ -111,10 +113,16 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        plan = self._plans.get(func) or self.plan(func)
         if types and any(self._foreign(kind) for kind in types):
             return NotImplemented  # its own __torch_dispatch__ comes back with plain tensors
-        return self.operate(plan, func, args, kwargs or {})
+        formula = self.formulas.concern(func)
+        if formula:
+            func, args, kwargs = self.formulas.as_without_a_mode(func, args, kwargs or {})
+        plan = self._plans.get(func) or self.plan(func)
+        result = self.operate(plan, func, args, kwargs or {})
+        if formula:
+            self.formulas.ran(func, result)
+        return result
 
     def plan(self, func: Any) -> Plan:
         """The plan for an operator, made once."""

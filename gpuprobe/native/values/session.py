@@ -18,6 +18,7 @@ from gpuprobe.native.values.reads import ARRAY, Decide, Reads, fill
 from gpuprobe.native.values.shapes import ShapesMode
 from gpuprobe.native.values.skipping import Skipping
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.accumulation import owners_of_gradients
 
 
 class Values:
@@ -48,6 +49,7 @@ class Values:
     def __enter__(self) -> Values:
         if self._patches is not None:
             raise UsageError("Values is entered already")
+        owners_of_gradients()  # counted before the mode is on
         self._patches = Patches()
         self._patches.add(threads.join(self.mode))
         graphs.follow(self.mode, self._patches)
