@@ -14,6 +14,7 @@ Usage: python benchmarks/parity.py collect FILE [--engine native|virtual] [NAME.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -61,7 +62,7 @@ def programs() -> Iterator[tuple[str, str]]:
         yield f"examples/{name}", (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     folder = ROOT / "tests" / "hazards"
     lines = (folder / "ordinary_workloads.py").read_text(encoding="utf-8").splitlines()
-    for line, following in zip(lines, lines[1:], strict=False):
+    for line, following in itertools.pairwise(lines):
         if line == "@workload":
             name = following.removeprefix("def ").partition("(")[0]
             text = f"import sys\nsys.path.insert(0, {str(folder)!r})\n"

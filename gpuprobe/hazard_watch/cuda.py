@@ -163,7 +163,7 @@ class CudaSource(EventSource):
     """Enter `watching` around the program. ``broken`` says why watching ended early, or ""."""
 
     def __init__(self) -> None:
-        machine = _Cuda()
+        machine = self._cuda = _Cuda()
         super().__init__(machine)
         machine.freed, self._tags = self._pinned_freed, machine.tags
         self._memory = machine.registered
@@ -407,9 +407,9 @@ class CudaSource(EventSource):
         """
         if handle:
             for index in range(len(self.machine.devices)):
-                if self.active.has_stream(index, handle) or (index, handle) in self.machine.labels:
+                if self.active.has_stream(index, handle) or (index, handle) in self._cuda.labels:
                     return self.active.stream(index, handle)
-            self.machine.note_handle(device, handle)
+            self._cuda.note_handle(device, handle)
         return self.active.stream(device, handle)
 
     # -- where tensors are
@@ -483,6 +483,8 @@ class CudaSource(EventSource):
         node = torch._C._current_autograd_node() if self._gradients else None
         if node is not None:
             self._record_gradients(node, op, accesses, index)
+        if not note and backward_frames and torch._C._current_autograd_node() is not None:
+            note = "gradient"
         super()._launch(index, op, accesses, site, note)
 
     def _node_stream(self, device: int) -> int:
@@ -513,11 +515,6 @@ class CudaSource(EventSource):
         else:
             self.host_op(func, args, kwargs, result)
         self._elapsed = None
-
-    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
-        if not note and backward_frames and torch._C._current_autograd_node() is not None:
-            note = "gradient"
-        super()._launch(index, op, accesses, site, note)
 
     def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
         super()._sync(reason, site, index)

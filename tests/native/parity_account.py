@@ -14,6 +14,13 @@ TOLERANCE: Final = 0.01
 NOWHERE: Final = ("(unknown)", "(before the trace)")
 
 
+def environment() -> dict[str, str]:
+    """As of a user's shell: without what `make test-native` gives the tests' own process."""
+    own = ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
+    kept = {name: value for name, value in os.environ.items() if name not in own}
+    return {**kept, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+
+
 def account_of(text: str, engine: str, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Run a program under ``gpuprobe run --level trace`` on an engine, and its report's account.
     Raises RuntimeError with the output where it fails.

@@ -239,8 +239,10 @@ def _name_baseline(trace: MemoryTrace, before: Before) -> None:
     for i, address in enumerate(rows.address):
         place = trace.device, address
         earlier, stack, module = before.origins.get(place, (table, 0, 0))
-        if stack and not rows.stack[i]:
-            rows.stack[i] = table.stack(tuple(map(table.frame, earlier.frames_of(stack))))
+        if stack:
+            frames = tuple(map(table.frame, earlier.frames_of(stack)))
+            if set(frames) > set(table.stacks[rows.stack[i]]):  # the block has what history said
+                rows.stack[i] = table.stack(frames)
         name = earlier.strings[module]
         item = before.known.get(place)
         if item is not None:
