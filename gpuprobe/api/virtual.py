@@ -50,6 +50,21 @@ def load_native(gpu: str = "h100-80gb") -> None:
     prepare("native", Order(gpu))
 
 
+def prepare_engine(engine: str, gpu: str, *, estimated: bool = False, torch: str = "") -> None:
+    """Make this process ready for a program that runs on ``gpu``, before it is loaded: to find a
+    module Python imports the packages that contain it, and those may import torch. ``estimated``:
+    for an estimate, whose GPUs never run out of memory; ``torch`` as in `estimate`.
+
+    Raises what `load_native` raises.
+    """
+    if find_spec("torch") is None:
+        return  # what runs the program raises MissingExtra
+    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.choice import prepare
+
+    prepare(engine, Order(gpu, torch=torch, endless=estimated))
+
+
 @contextmanager
 def virtual_gpu(
     gpu: str = "h100-80gb",

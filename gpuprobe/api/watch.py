@@ -266,21 +266,23 @@ def run(
             )
             return result._replace(assumed=tuple(session.assumed), engine=session.engine)
     from gpuprobe.patching import when_imported
+    from gpuprobe.sampler.hooks.processes.started import following_started
     from gpuprobe.sampler.program import signals_put_back
 
     notes: Path | None = None
     where = output.absolute()  # the program may go to another directory
     first_job = 0
 
-    def start() -> None:
+    def follow() -> None:
+        """Before the program starts a process, or uses torch."""
         nonlocal notes, first_job
-        recorder.start_guarded()
+        if first_job:
+            return
         import tempfile  # 7 ms, which torch has imported
 
-        # They import multiprocessing, as torch does, and torch.
+        # They import multiprocessing, as torch does.
         from gpuprobe.sampler.environment import ranks
         from gpuprobe.sampler.hooks.processes import children, recorded
-        from gpuprobe.sampler.hooks.processes.spawned import follow_spawns
 
         first_job = recorded.next_job(where)
         try:
@@ -294,21 +296,27 @@ def run(
                     "whether they use the GPU is unknown; their memory is not included",
                 )
             )
-        else:
-            stack.callback(_remove, notes, os.getpid())
-            rank, _, count = ranks()
-            make = functools.partial(
-                _recorder,
-                level="trace" if trace_steps else level,
-                trace_steps=trace_steps,
-                argv=tuple(loaded.argv),
-                warn=_silent,
+            return
+        stack.callback(_remove, notes, os.getpid())
+        rank, _, count = ranks()
+        make = functools.partial(
+            _recorder,
+            level="trace" if trace_steps else level,
+            trace_steps=trace_steps,
+            argv=tuple(loaded.argv),
+            warn=_silent,
+        )
+        stack.enter_context(
+            children.following(
+                recorded.Children(where, first_job, rank, count, notes, _child_writer, make)
             )
-            stack.enter_context(
-                children.following(
-                    recorded.Children(where, first_job, rank, count, notes, _child_writer, make)
-                )
-            )
+        )
+
+    def start() -> None:
+        recorder.start_guarded()
+        follow()
+        from gpuprobe.sampler.hooks.processes.spawned import follow_spawns  # it imports torch
+
         child = functools.partial(record, level=level, trace_steps=trace_steps)
         stack.callback(follow_spawns(where, child))
 
@@ -327,6 +335,7 @@ def run(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
         recorder.set_argv(loaded.argv)
+        stack.enter_context(following_started(follow))
         when_imported("torch", start)
         try:
             with signals_put_back(until_exit=True):

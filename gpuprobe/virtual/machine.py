@@ -196,10 +196,10 @@ class Machine:
         self.estimated = False  # what is run is estimated, and nothing else wanted of it
         self.waits = False  # what is estimated waits for a process of its own that was stopped
         self.rank = 0  # the one that this process pretends to be
-        self.traffic: Any = None  # what is sent, as `virtual.distributed.traffic.Traffic`
+        self.traffic: Any = None  # what is sent, as `torch_support.jobs.traffic.Traffic`
         self.in_flight: Any = None  # what is sent, as `virtual.distributed.in_flight.InFlight`
         self.unwaited: dict[int, Any] = {}  # of that, what nobody has waited for
-        self.reductions: Any = None  # of a pretended cluster: `virtual.distributed.reductions`
+        self.reductions: Any = None  # of a pretended cluster: `torch_support.jobs.reductions`
         self.peers: Any = None  # the others, as `virtual.distributed.pretended.PeerRanks`
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile

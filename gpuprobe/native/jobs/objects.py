@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ OF_OBJECTS: Final = (
     "scatter_object_list",
     "send_object_list",
 )
-OF_TENSORS: Final = ("broadcast", "recv", "scatter", "send")
+OF_TENSORS: Final = ("batch_isend_irecv", "broadcast", "recv", "scatter", "send")
 """What the functions of objects call."""
 
 
@@ -65,8 +66,6 @@ class Objects:
     def carried(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """One of `OF_TENSORS`: torch does what it does, and what is received is written then."""
         of = getattr(self, f"_{name}")
-        import inspect
-
         signature = inspect.signature(original)
 
         @functools.wraps(original)
@@ -86,6 +85,14 @@ class Objects:
 
     def _recv(self, given: dict[str, Any]) -> None:
         self._take(_group(given), _rank(given, "src"), str(dist.get_rank()), given["tensor"])
+
+    def _batch_isend_irecv(self, given: dict[str, Any]) -> None:
+        for one in given["p2p_op_list"]:
+            group = one.group or dist.distributed_c10d._get_default_group()
+            if one.op.__name__ == "isend":
+                self._post(group, dist.get_rank(), str(one.peer), one.tensor)
+            else:
+                self._take(group, one.peer, str(dist.get_rank()), one.tensor)
 
     def _broadcast(self, given: dict[str, Any]) -> None:
         source = _rank(given, "src")

@@ -25,7 +25,7 @@ LIMIT: Final = 1 << 20
 """Bytes of a storage of floating point up to which it is computed."""
 _Tensor: Final = torch.Tensor
 _FRESH: Final = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
 )
 
 

@@ -58,9 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api import watch
-    from gpuprobe.api.virtual import estimate_program, print_estimate
+    from gpuprobe.api.virtual import estimate_program, prepare_engine, print_estimate
 
     target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT")
+    if target.module:
+        prepare_engine(args.engine, args.gpu, estimated=True, torch=args.torch)
     program = watch.program(*target)
     with answering():
         found = estimate_program(

@@ -111,6 +111,10 @@ def run(args: argparse.Namespace) -> int:
     if hazards:
         _fix_files(args)
     known = _known(args)
+    if args.gpu is not None and target.module:
+        from gpuprobe.api.virtual import prepare_engine
+
+        prepare_engine(args.engine, args.gpu)
     program = watch.program(*target)
     output = args.output or watch.default_output(target.target)
     where = output.absolute()  # the program may go to another directory

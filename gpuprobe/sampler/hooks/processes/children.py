@@ -41,6 +41,8 @@ class StartInProcess(Protocol):
 
 
 _start: StartInProcess | None = None
+_finalizer: Any = None  # of this process, while it is followed
+_error: BaseException | None = None  # that ends this process, where its own code was run for it
 _registered = False
 
 
@@ -110,6 +112,8 @@ def _arrive(start: StartInProcess, since: float) -> None:
 
 
 def _forked() -> None:
+    global _finalizer
+    _finalizer = None  # the parent's
     if _start is not None and "torch" in sys.modules:
         _await_use(_start, time.monotonic())
 
@@ -123,19 +127,38 @@ def _await_use(start: StartInProcess, since: float) -> None:
 def _begin(start: StartInProcess, since: float) -> None:
     from multiprocessing.util import Finalize
 
-    found = start(since)
+    global _finalizer
+    found = None if _finalizer is not None else start(since)
     if found is not None:
         # What multiprocessing does at the end of a process, also of one that was forked off with
         # os.fork. An exception that ends it is on its way then.
-        Finalize(None, _end, args=(found,), exitpriority=100)
+        _finalizer = Finalize(None, _end, args=(found,), exitpriority=100)
         _before_messages(found.so_far)
 
 
 def _end(followed: FollowedProcess) -> None:
-    error = sys.exc_info()[1]
+    error = sys.exc_info()[1] or _error
     if isinstance(error, SystemExit):  # torch.multiprocessing reports errors and exits with 1
         error = error.__context__ if error.code else None
     followed.end(error)
+
+
+def ended(error: BaseException | None) -> None:
+    """The program that this process was started for has ended, with its own exception."""
+    global _error
+    _error = error
+    if _finalizer is not None:
+        _finalizer()
+
+
+def begin_as_rank() -> None:
+    """Begin now, and not at the first use of a GPU, if a launcher has made this process a rank
+    (``RANK``, ``WORLD_SIZE``): ranks on the CPU are recorded, too.
+    """
+    start = getattr(_start, "as_rank", lambda: None)()
+    if start is not None:
+        not_followed()
+        _begin(start, time.monotonic())
 
 
 def _before_messages(action: Callable[[], None]) -> None:

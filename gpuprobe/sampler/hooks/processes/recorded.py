@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -59,11 +60,32 @@ class Children(NamedTuple):
     recorder: Callable[[Sink], Recorder]
 
     def __call__(self, since: float) -> _Child | None:
-        try:
-            from gpuprobe.sampler.hooks.processes.late import LateSink
+        from gpuprobe.sampler.hooks.processes.late import LateSink
 
+        return self._begin(lambda: LateSink(self._create, self._note))
+
+    def as_rank(self) -> Callable[[float], _Child | None] | None:
+        """What starts this process as a rank that a launcher has made it, in its environment; None
+        if it is none, or if the program is a rank itself.
+        """
+        from gpuprobe.sampler.environment import ranks
+        from gpuprobe.sampler.hooks.processes.late import JobPlace
+
+        rank, _, count = ranks()
+        if count == 1 or self.ranks > 1:
+            return None
+
+        def sink() -> Sink:
+            made = self._create(JobPlace(rank, count))
+            self._note("")
+            return made
+
+        return lambda since: self._begin(sink)
+
+    def _begin(self, sink: Callable[[], Sink]) -> _Child | None:
+        try:
             self._note(_ENDED_EARLY)
-            child = _Child(self.recorder(LateSink(self._create, self._note)))
+            child = _Child(self.recorder(sink()))
             child.begin()
         except Exception as error:  # noqa: BLE001 - it is the program's process
             self._note(f"{type(error).__name__}: {error}")
@@ -103,6 +125,7 @@ class _Child:
         self._recorder = recorder
 
     def begin(self) -> None:
+        self._recorder.set_argv(sys.argv)  # of a program that was started by its command line
         self._recorder.start_guarded()
 
     def so_far(self) -> None:

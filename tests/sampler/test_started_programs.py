@@ -1,0 +1,185 @@
+"""Python programs that a recorded program starts by their command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuprobe.sampler.hooks.processes import started
+from gpuprobe.sampler.hooks.processes.started import command
+
+PYTHON = sys.executable
+
+
+def changed(*words: str, **environ: str) -> list[str] | None:
+    return command(list(words), lambda: "ORDERS", environ)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.py", "-x"),
+        ("-u", "train.py"),
+        ("-uB", "-W", "error", "-Xdev", "train.py"),
+        ("-m", "train", "--lr", "1"),
+    ],
+)
+def test_scripts_and_modules_of_this_interpreter_get_orders(words: tuple[str, ...]) -> None:
+    found = changed(PYTHON, *words)
+    assert found is not None
+    at = found.index(started.__file__)
+    assert found[1:at] == [word for word in words if word in found[1:at]]
+    assert found[at + 1 :] == ["ORDERS", PYTHON, *words]
+    assert command(found, lambda: "AGAIN", {}) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("/bin/echo", "train.py"),
+        ("/usr/bin/other-python", "train.py"),
+        (PYTHON,),
+        (PYTHON, "-c", "pass"),
+        (PYTHON, "-"),
+        (PYTHON, "-i", "train.py"),
+        (PYTHON, "-I", "train.py"),
+        (PYTHON, "-m"),
+        (PYTHON, "--version"),
+    ],
+)
+def test_other_commands_are_left_alone(words: tuple[str, ...]) -> None:
+    assert changed(*words) is None
+
+
+def test_a_name_is_searched_in_the_path_of_the_new_process(tmp_path: Path) -> None:
+    folder, name = os.path.split(PYTHON)
+    assert changed(name, "train.py", PATH=folder) is not None
+    assert changed(name, "train.py", PATH=str(tmp_path)) is None
+    (tmp_path / name).symlink_to(PYTHON)  # as a virtual environment's, with its own packages
+    assert changed(name, "train.py", PATH=str(tmp_path)) is None
+
+
+PROGRAM = """\
+import sys, traceback
+print(sys.argv, __name__, __file__, sys.path[0], sys.orig_argv[1:], flush=True)
+if sys.argv[1] == "raise":
+    raise ValueError("mine")
+if sys.argv[1] == "wait":
+    import signal
+    signal.pause()
+if sys.argv[1] == "int":
+    raise KeyboardInterrupt
+if sys.argv[1] == "train":
+    import torch
+    print(torch.cuda.get_device_name())
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for step in range(3):
+        model(torch.randn(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+sys.exit(int(sys.argv[1]) if sys.argv[1].isdecimal() else sys.argv[1])
+"""
+LAUNCHER = """\
+import os, subprocess, sys
+
+def show(*words):
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    print(done.args, done.returncode, done.stdout, done.stderr)
+
+show("-u", "program.py", "3")
+show("program.py", "text")
+show("program.py", "raise")
+show("program.py", "int")
+show("-m", "program", "0")
+show("nothing.py")
+show("broken.py")
+show("-c", "import sys; print(sys.orig_argv)")
+print(subprocess.run(["echo", "text"], capture_output=True).stdout)
+child = subprocess.Popen([sys.executable, "program.py", "wait"], stdout=subprocess.PIPE)
+child.stdout.readline()
+child.terminate()
+print(child.wait(), flush=True)
+pid = os.posix_spawn(sys.executable, [sys.executable, "program.py", "4"], os.environ)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+os.execv(sys.executable, [sys.executable, "program.py", "5"])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    (tmp_path / "broken.py").write_text("x = = 1\n", encoding="utf-8")
+    (tmp_path / "launch.py").write_text(LAUNCHER, encoding="utf-8")
+    return tmp_path
+
+
+def run(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PYTHON, *map(str, words)], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_programs_run_as_without_gpuprobe(folder: Path) -> None:
+    alone = run(folder, "launch.py")
+    recorded = run(folder, "-m", "gpuprobe", "run", "-q", "-o", "r.gpuprobe", "launch.py")
+    assert recorded.stdout == alone.stdout
+    assert recorded.returncode == alone.returncode == 5
+
+
+def test_what_fails_before_the_program_does_not_end_it(folder: Path) -> None:
+    for orders in ("nothing", "gAR9lC4="):  # no pickle, and one of something else
+        words = [PYTHON, "program.py", "3"]
+        done = run(folder, started.__file__, orders, *words)
+        assert done.returncode == 3, done.stderr
+        assert done.stdout.startswith("['program.py', '3'] __main__")
+
+
+TORCHRUN = """\
+import sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_on_the_cpu_is_recorded_as_the_ranks_of_one_job(folder: Path) -> None:
+    (folder / "train.py").write_text(TORCHRUN, encoding="utf-8")
+    done = run(
+        folder,
+        *("-m", "gpuprobe", "run", "-o", "r.gpuprobe", "-m", "torch.distributed.run"),
+        *("--standalone", "--nproc-per-node", 2, "train.py"),
+    )
+    assert done.returncode == 0, done.stderr
+    shown = run(folder, "-m", "gpuprobe", "report", "--json", "r.spawned.gpuprobe")
+    report = json.loads(shown.stdout)
+    assert report["session"]["world_size"] == 2
+    assert report["session"]["argv"] == ["train.py"]
+
+
+@pytest.mark.slow
+def test_a_program_has_the_virtual_gpu_of_the_one_that_starts_it(folder: Path) -> None:
+    (folder / "launch.py").write_text(
+        "import subprocess, sys, torch\n"
+        "torch.zeros(1, device='cuda')\n"
+        "subprocess.run([sys.executable, 'program.py', 'train'])\n",
+        encoding="utf-8",
+    )
+    done = run(
+        folder,
+        *("-m", "gpuprobe", "run", "--gpu", "l4", "--engine", "virtual", "-o", "r.gpuprobe"),
+        "launch.py",
+    )
+    assert "NVIDIA L4" in done.stdout, done.stderr
+    assert len(list((folder / "r.gpuprobe").glob("child-*.gpuprobe"))) == 1
