@@ -110,7 +110,8 @@ ranks, rank = dist.get_world_size(), dist.get_rank()
 host = dist.new_group(backend="gloo")
 assert dist.get_backend(host) == "gloo" and dist.get_world_size(host) == ranks
 for device, group in (("cuda", None), ("cpu", None), ("cpu", host)):
-    for dtype in (torch.int32, torch.int64, torch.float32, torch.float64, torch.half, torch.bfloat16):
+    for name in ("int32", "int64", "float32", "float64", "half", "bfloat16"):
+        dtype = getattr(torch, name)
         values = torch.full((3,), 2, device=device, dtype=dtype)
         dist.all_reduce(values, group=group)
         assert values.tolist() == [2 * ranks] * 3, (device, values)

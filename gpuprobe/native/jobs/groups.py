@@ -146,7 +146,7 @@ def install(
 def _alone(c10d: Any) -> Any:
     original = c10d.ProcessGroupGloo
 
-    class Alone(original):  # type: ignore[misc]
+    class Alone(original):  # type: ignore[misc, valid-type]
         """Gloo's group of one: it connects to no other rank. `host` answers for its collectives."""
 
         def __init__(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:

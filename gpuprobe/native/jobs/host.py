@@ -4,7 +4,6 @@ itself, as the native engine's NCCL has it for those on the device.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final

@@ -35,7 +35,9 @@ def install(patches: Patches, sent: Traffic) -> None:
         for name in names:
             packet = getattr(getattr(torch.ops, space), name, None)
             if packet is not None:  # not every torch has every one
-                library.impl(name, _noting(packet.default, sent, depth, after), _KEY, with_keyset=True)
+                library.impl(
+                    name, _noting(packet.default, sent, depth, after), _KEY, with_keyset=True
+                )
 
 
 def _noting(func: Any, sent: Traffic, depth: _Depth, after: Any) -> Callable[..., Any]:

@@ -48,7 +48,7 @@ _RANDOM: Final[dict[str, Callable[..., Any]]] = {
 """Inductor's own operators: a number is drawn from the seed, in the backward pass again."""
 
 
-class OnCpu(torch.fx.Interpreter):  # type: ignore[misc]
+class OnCpu(torch.fx.Interpreter):
     """Runs a graph of operators for CUDA on CPU tensors."""
 
     def __init__(self, graph: Any, mode: Any, key: Key) -> None:

@@ -16,7 +16,7 @@ from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
 from gpuprobe.native.values.formulas import Formulas
-from gpuprobe.native.values.plans import MASKED, How, Plan, masked, plan_of
+from gpuprobe.native.values.plans import MASKED, How, OperatorPlan, masked, plan_of
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
 
@@ -65,7 +65,9 @@ class Call:
 
     __slots__ = ("args", "key", "kwargs", "plan", "results")
 
-    def __init__(self, plan: Plan, args: list[Any], kwargs: dict[str, Any], key: Key | None):
+    def __init__(
+        self, plan: OperatorPlan, args: list[Any], kwargs: dict[str, Any], key: Key | None
+    ):
         self.plan = plan
         self.args = args
         self.kwargs = kwargs
@@ -73,7 +75,7 @@ class Call:
         self.results: list[Any] = []
 
 
-class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
+class ComputingMode(TorchDispatchMode):
     """Runs operators on CUDA, and on the CPU over the same memory.
 
     One instance serves all threads; entering is done by `Values`.
@@ -96,7 +98,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
         self.skipping = skipping
         self.capture: Any = None
         """Where calls are kept while a CUDA graph is captured."""
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, OperatorPlan] = {}
         self._own: dict[type, bool] = {}
         self._set = skipping.set
         self._reads = skipping.unknown_reads
@@ -124,7 +126,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
             self.formulas.ran(func, result)
         return result
 
-    def plan(self, func: Any) -> Plan:
+    def plan(self, func: Any) -> OperatorPlan:
         """The plan for an operator, made once."""
         found = self._plans.get(func)
         if found is None:
@@ -143,7 +145,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
             )  # fmt: skip
         return found
 
-    def operate(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def operate(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on plain tensors, and compute its values."""
         run = self._run.get(plan.how)
         if run is None:
@@ -179,7 +181,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
             return (CPU, True) if value.type == "cuda" else (value, False)
         return value, False
 
-    def lower(self, plan: Plan, args: Any, kwargs: Any) -> Call | None:
+    def lower(self, plan: OperatorPlan, args: Any, kwargs: Any) -> Call | None:
         """The call made for the CPU, or None for one that has nothing to do with the device."""
         found = False
         made: list[Any] = []
@@ -206,7 +208,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
                     given["pin_memory"] = False
         return Call(plan, made, given, None) if found else None
 
-    def _key(self, plan: Plan, args: Any, kwargs: Any) -> Key | None:
+    def _key(self, plan: OperatorPlan, args: Any, kwargs: Any) -> Key | None:
         if not plan.random and plan.name not in KEYED:
             return None
         if self.capture is not None:
@@ -224,7 +226,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
         return key_of(generator, device)
 
     @staticmethod
-    def may_read(plan: Plan) -> bool:
+    def may_read(plan: OperatorPlan) -> bool:
         """Whether the zeros that the host reads are right, or decide no result: linear algebra
         reads that it succeeded.
         """
@@ -235,7 +237,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
 
     # --- ways
 
-    def _whole(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _whole(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -271,7 +273,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
             out = self.compute(call, out)
         return out
 
-    def targets(self, plan: Plan, out: Any) -> list[Any]:
+    def targets(self, plan: OperatorPlan, out: Any) -> list[Any]:
         """CPU tensors over the new tensors among results; sparse ones themselves."""
         outs = (
             out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
@@ -315,7 +317,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
                             out = replaced
         return out
 
-    def _put(self, plan: Plan, target: Any, value: Any) -> Any:
+    def _put(self, plan: OperatorPlan, target: Any, value: Any) -> Any:
         if not isinstance(value, _Tensor) or target is None:
             return None
         if target.layout is not torch.strided:
@@ -333,7 +335,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
         target.copy_(value)
         return None
 
-    def _put_sparse(self, plan: Plan, target: Any, value: Any) -> Any:
+    def _put_sparse(self, plan: OperatorPlan, target: Any, value: Any) -> Any:
         """Copy a sparse result; where it has another number of elements, return a new tensor."""
         parts, values = parts_of(target), parts_of(value)
         if value.layout is torch.sparse_coo and target.layout is torch.sparse_coo:
@@ -385,7 +387,9 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
     def _profiling() -> bool:
         return bool(torch._C._autograd._profiler_enabled())
 
-    def _guarded(self, plan: Plan, run: Any, args: Any, kwargs: Any, key: Key | None) -> Any:
+    def _guarded(
+        self, plan: OperatorPlan, run: Any, args: Any, kwargs: Any, key: Key | None
+    ) -> Any:
         with _Plain(), _Exclude(_ABOVE):
             if key is None:
                 return self._attempt(plan, run, args, kwargs)
@@ -399,7 +403,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
             with Apart(key):
                 return self._attempt(plan, run, args, kwargs)
 
-    def _attempt(self, plan: Plan, run: Any, args: Any, kwargs: Any) -> Any:
+    def _attempt(self, plan: OperatorPlan, run: Any, args: Any, kwargs: Any) -> Any:
         if plan.in_float32 and _has_narrow(args):
             return _in_float32(plan, run, args, kwargs)
         try:
@@ -423,7 +427,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
                 hint="use compute='shapes', or the CPU for this operator",
             ) from error
 
-    def _parts(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _parts(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """The operators that an operator consists of come back to this mode."""
         _push(self)
         try:
@@ -431,7 +435,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
         finally:
             _pop(None)
 
-    def _reading(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _reading(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
         call = self.lower(plan, args, kwargs)
@@ -450,7 +454,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
             call.key = key
         return self.finish(call, out)
 
-    def _counting(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None or self.capture is not None:
             return func(*args, **kwargs)
@@ -489,7 +493,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
                     out = replaced
         return out
 
-    def _copying(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _copying(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None:
             if any(_on_cuda(item) for item in args):
@@ -502,7 +506,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
             self._set(before)
         return self.finish(call, out)
 
-    def _flattening(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """The weights become views of the result."""
         with _Plain(), _Exclude(_ABOVE):
             values = [self.aliases.of(weight).clone() for weight in args[0]]
@@ -516,7 +520,7 @@ class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
                 self.aliases.of(weight).copy_(value)
         return out
 
-    def _answering(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _answering(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -556,7 +560,7 @@ def _has_narrow(args: Any) -> bool:
     return False
 
 
-def _in_float32(plan: Plan, run: Any, args: Any, kwargs: Any) -> Any:
+def _in_float32(plan: OperatorPlan, run: Any, args: Any, kwargs: Any) -> Any:
     """Run a CPU function in float32, and round what it writes."""
     pairs: list[tuple[Any, Any]] = []
 

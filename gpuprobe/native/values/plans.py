@@ -33,7 +33,7 @@ class How(Enum):
 
 
 @dataclass
-class Plan:
+class OperatorPlan:
     """``fresh``: which results are new tensors, not arguments that were written to. ``written``:
     positions and names of arguments that are. ``random``: whether it draws numbers.
     """
@@ -145,7 +145,7 @@ def masked(args: tuple[Any, ...]) -> bool:
     )
 
 
-def plan_of(func: Any) -> Plan:
+def plan_of(func: Any) -> OperatorPlan:
     """The plan for an operator."""
     schema = func._schema
     name = schema.name.partition("::")[2]
@@ -159,7 +159,7 @@ def plan_of(func: Any) -> Plan:
             generator = True
         if argument.alias_info is not None and argument.alias_info.is_write:
             written.append(argument.name if argument.kwarg_only else i)
-    return Plan(
+    return OperatorPlan(
         func,
         name,
         _how(func, space, name, returns),

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gpuprobe.native.values.aliases import parts_of
 from gpuprobe.native.values.draws import Key
 from gpuprobe.native.values.mode import Call, ComputingMode
-from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, Plan, masked
+from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
 from gpuprobe.native.values.reads import COUNT, TRUTH, Reads
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 
@@ -118,13 +118,13 @@ class ShapesMode(ComputingMode):
         self._run[How.SCALAR] = self._scalar
         self._run[How.ONLY] = self._only
 
-    def _only(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _only(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if plan.name in _FRESH and out.is_cuda and self.knowledge.allows(out):
             self.knowledge.learn(out)  # what the memory holds is what a program gets
         return out
 
-    def _written(self, plan: Plan, args: Any, kwargs: Any) -> list[Any]:
+    def _written(self, plan: OperatorPlan, args: Any, kwargs: Any) -> list[Any]:
         found: list[Any] = []
         for where in plan.written:
             if isinstance(where, str):
@@ -135,11 +135,11 @@ class ShapesMode(ComputingMode):
             found.append(args[where])
         return list(tensors_in(found))
 
-    def _ready(self, plan: Plan, args: Any, kwargs: Any) -> bool:
+    def _ready(self, plan: OperatorPlan, args: Any, kwargs: Any) -> bool:
         """Whether all that an operator reads is known."""
         return self._scan(plan, args, kwargs)[1]
 
-    def _scan(self, plan: Plan, args: Any, kwargs: Any) -> tuple[bool, bool]:
+    def _scan(self, plan: OperatorPlan, args: Any, kwargs: Any) -> tuple[bool, bool]:
         """Whether an operator concerns the device, and whether all that it reads is known."""
         known = self.knowledge.known
         skip: set[int] = set()
@@ -161,7 +161,7 @@ class ShapesMode(ComputingMode):
         return there, ready
 
     def _settle(
-        self, plan: Plan, ready: bool, key: Key | None, out: Any, args: Any, kwargs: Any
+        self, plan: OperatorPlan, ready: bool, key: Key | None, out: Any, args: Any, kwargs: Any
     ) -> Any:
         """Compute an operator that is ready and small enough, and note what is known now."""
         knowledge = self.knowledge
@@ -204,7 +204,7 @@ class ShapesMode(ComputingMode):
             self.knowledge.forget_storage(key)
         return out
 
-    def _on_host(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _on_host(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """An operator on the host alone."""
         ready = not self.knowledge._host or self._ready(plan, args, kwargs)
         out = func(*args, **kwargs)
@@ -225,7 +225,7 @@ class ShapesMode(ComputingMode):
         finally:
             self._set(before)
 
-    def _whole(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _whole(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         there, ready = self._scan(plan, args, kwargs)
         if not there:
             return self._on_host(plan, func, args, kwargs)
@@ -243,7 +243,7 @@ class ShapesMode(ComputingMode):
             raise self.reads.refuse(f"what {plan.func} computes")
         return self._settle(plan, ready, key, out, args, kwargs)
 
-    def _reading(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _reading(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
         there, ready = self._scan(plan, args, kwargs)
@@ -255,7 +255,7 @@ class ShapesMode(ComputingMode):
         out = self._inside(BETWEEN, lambda: self._parts(plan, func, args, kwargs))
         return self._settle(plan, ready, key, out, args, kwargs)
 
-    def _counting(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._ready(plan, args, kwargs):
             raise self.reads.refuse(f"{COUNT} {plan.name} finds")
         out = super()._counting(plan, func, args, kwargs)
@@ -263,17 +263,17 @@ class ShapesMode(ComputingMode):
             self.knowledge.learn(item)
         return out
 
-    def _copying(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _copying(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         there, ready = self._scan(plan, args, kwargs)
         if not there:
             return self._on_host(plan, func, args, kwargs)
         out = self._inside(COPYING, lambda: func(*args, **kwargs))
         return self._settle(plan, ready, None, out, args, kwargs)
 
-    def _flattening(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         return self._inside(INSIDE, lambda: func(*args, **kwargs))
 
-    def _scalar(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _scalar(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
         if self.knowledge.known(tensor):
             return func(*args, **kwargs)
@@ -281,7 +281,7 @@ class ShapesMode(ComputingMode):
         value = self.reads.value(tensor.dtype, how)
         return bool(value) if tensor.dtype is torch.bool else value
 
-    def _answering(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _answering(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if self._ready(plan, args, kwargs):
             return super()._answering(plan, func, args, kwargs)
         self._inside(INSIDE, lambda: func(*args, **kwargs))

@@ -17,9 +17,9 @@ from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.torch_support.callers import module_at_work, program_line
-from gpuprobe.torch_support.tensors import tensors_in
 from gpuprobe.torch_support.jobs.differences import Differences, ranks_of
 from gpuprobe.torch_support.jobs.nccl import Communicator
+from gpuprobe.torch_support.tensors import tensors_in
 
 # Of each operator: what it is called here, and the argument that is its payload; "=" is the result.
 _C10D: Final = {

@@ -15,11 +15,11 @@ import torch
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.version import installed
 from gpuprobe.torch_support.jobs.checkpoints import Checkpoints
+from gpuprobe.torch_support.jobs.reductions import Reductions
+from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.distributed.dtensor import DistributedTensors
 from gpuprobe.virtual.distributed.in_flight import InFlight
-from gpuprobe.torch_support.jobs.reductions import Reductions
 from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import schemas
