@@ -34,7 +34,10 @@ def _kernel(
     answer: Callable[..., None], names: list[str], returns: int, kind: Callable[[Any], str]
 ) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        from torch._C._distributed_c10d import ProcessGroup, _create_work_from_future
+        from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+            ProcessGroup,
+            _create_work_from_future,
+        )
 
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         given["group"] = ProcessGroup.unbox(given["process_group"])
