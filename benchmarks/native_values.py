@@ -106,7 +106,7 @@ def child(names: list[str], samples: int, skip: int) -> None:
                 if i == samples:
                     break
                 inputs.append(sample)
-        except Exception as error:  # its samples need something that is missing
+        except Exception as error:  # noqa: BLE001 - its samples need something that is missing
             print(
                 json.dumps({"name": name, "number": number, "no_samples": str(error)[:90]}),
                 flush=True,
@@ -115,7 +115,7 @@ def child(names: list[str], samples: int, skip: int) -> None:
         for sample in inputs:
             try:
                 expected = results(op, sample, "cpu")
-            except Exception:  # not on the CPU: nothing to compare
+            except Exception:  # noqa: BLE001 - not on the CPU: nothing to compare
                 continue
             try:
                 with Values():
@@ -124,7 +124,7 @@ def child(names: list[str], samples: int, skip: int) -> None:
                     parts = [distance(a, b) for a, b in zip(expected, found, strict=False)]
                     worst = max([worst, *parts, 0.0 if len(expected) == len(found) else math.inf])
                 ran += 1
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - listed
                 errors.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:150]}")
         print(
             json.dumps(
@@ -171,7 +171,8 @@ def operators(names: list[str], samples: int) -> None:
     equal = [row for row in ran if row["worst"] == 0]
     close = [row for row in ran if 0 < row["worst"] <= CLOSE]
     print(
-        f"{count} operators, {len(ran)} ran on the device: {len(equal)} equal, {len(close)} within {CLOSE}"
+        f"{count} operators, {len(ran)} ran on the device: {len(equal)} equal, "
+        f"{len(close)} within {CLOSE}"
     )
     print("\ndiffer:")
     for row in ran:

@@ -1,7 +1,7 @@
 """Nothing that gpuprobe does changes a program: random programs, bare and with each watcher.
 
-    python benchmarks/unchanged_programs.py [--programs 10000] [--first SEED] [--engine gpu cpu]
-        [--watchers NAME ...] [--minutes N] [--show N]
+    python benchmarks/unchanged_programs.py [--programs 10000] [--first SEED] [--corpus]
+        [--engine gpu cpu] [--watchers NAME ...] [--minutes N] [--show N]
 
 Each program (`program_sources.py`) runs twice: bare, and with a watcher. Compared are
 
@@ -40,11 +40,11 @@ import traceback
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
@@ -151,10 +151,32 @@ def rng(engine: str) -> Event:
     return "generators", hash(random.getstate()), *map(_bytes, states)
 
 
-def observe(seed: int, engine: str, watcher: Callable[[Run, Path], None], folder: Path) -> Any:
-    """Run the program of a seed under a watcher, and return all that can be told of it."""
-    name = f"<program {seed}>"
-    text = program_sources.source(seed, streams=engine == "gpu")
+class Source(NamedTuple):
+    """A program that was written by hand: its ``main`` has nothing left to do."""
+
+    name: str
+    text: str
+
+
+def corpus() -> list[Source]:
+    """The programs of the hazard corpora that use one GPU."""
+    sys.path.insert(0, str(HERE.parent / "tests" / "hazards"))
+    from hazard_corpus import CASES
+
+    end = "\ndef main(): return []\n"
+    return [Source(case.name, case.text + end) for case in CASES if case.gpus == 1]
+
+
+def observe(
+    program: int | Source, engine: str, watcher: Callable[[Run, Path], None], folder: Path
+) -> Any:
+    """Run a program, or that of a seed, under a watcher, and return all that can be told of it."""
+    seed = program if isinstance(program, int) else 0
+    if isinstance(program, int):
+        name = f"<program {seed}>"
+        text = program_sources.source(seed, streams=engine == "gpu")
+    else:
+        name, text = f"<program {program.name}>", program.text
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     code = compile(text, name, "exec")
     observer = Observer(name)
@@ -178,6 +200,8 @@ def observe(seed: int, engine: str, watcher: Callable[[Run, Path], None], folder
         "note": observer.note,
         "ref": observer.ref,
     }
+    if not isinstance(program, int):
+        names.update(cuda=torch.cuda, s=torch.cuda.Stream())
 
     def run() -> None:
         with ExitStack() as stack:
@@ -210,6 +234,8 @@ def observe(seed: int, engine: str, watcher: Callable[[Run, Path], None], folder
         gc.enable()
         warnings.filters[:] = filters
         observer.open = False
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     texts = [_ADDRESS.sub("0x", stream.getvalue()) for stream in (out, err)]
     return [*observer.events, ("stdout", texts[0]), ("stderr", texts[1])]
 
@@ -426,9 +452,11 @@ def difference(bare: list[Event], watched: list[Event]) -> str:
     return ""
 
 
-def judge(seeds: list[int], engine: str, names: list[str]) -> dict[str, dict[int, str]]:
+def judge(
+    seeds: Sequence[int | Source], engine: str, names: list[str]
+) -> dict[str, dict[int | Source, str]]:
     """The first difference of each program that has one, by watcher."""
-    found: dict[str, dict[int, str]] = {name: {} for name in names}
+    found: dict[str, dict[int | Source, str]] = {name: {} for name in names}
     folder = Path(tempfile.mkdtemp(prefix="unchanged"))
     gpu = gpuprobe.virtual_gpu(GPU, "real") if engine == "gpu" else nullcontext()
     try:
@@ -456,6 +484,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
+    parser.add_argument("--corpus", action="store_true", help="the hazard corpora, instead")
     parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--watchers", nargs="+", choices=WATCHERS)
     parser.add_argument("--minutes", type=float, help="end after so many")
@@ -463,18 +492,24 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)  # of tensors this small, more only wait for each other
     last = given.first + given.programs
+    written = corpus() if given.corpus else []
+    if written:
+        given.first, last, given.engine = 0, len(written), ["gpu"]
     ran: Counter[str] = Counter()
     counts: Counter[tuple[str, str]] = Counter()
     began = time.monotonic()
     for first in range(given.first, last, BATCH):
         if given.minutes is not None and time.monotonic() - began > 60 * given.minutes:
             break
-        seeds = list(range(first, min(first + BATCH, last)))
+        seeds: Sequence[int | Source] = range(first, min(first + BATCH, last))
+        if written:
+            seeds = written[first : first + BATCH]
         for engine in given.engine:
             for name, rows in judge(seeds, engine, given.watchers or BULK[engine]).items():
                 for seed, text in rows.items():
                     if counts[engine, name] < given.show:
-                        print(f"{engine} {name} program {seed}: {text}", flush=True)
+                        shown = seed if isinstance(seed, int) else seed.name
+                        print(f"{engine} {name} program {shown}: {text}", flush=True)
                     counts[engine, name] += 1
             ran[engine] += len(seeds)
             print(f"{engine}: {ran[engine]} programs", file=sys.stderr, flush=True)

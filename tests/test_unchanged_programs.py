@@ -39,6 +39,14 @@ def test_programs_are_the_same_however_the_watch_began(name: str) -> None:
     assert judge(SEEDS[:2], "gpu", [name]) == {name: {}}
 
 
+def test_programs_of_the_hazard_corpora_are_the_same() -> None:
+    """A few of them; among them those that NumPy warns of, at the program's line."""
+    programs = unchanged_programs.corpus()
+    chosen = [program for program in programs if program.name.endswith("by_array")]
+    assert len(chosen) >= 2
+    assert judge([*chosen, *programs[::60]], "gpu", ["check"]) == {"check": {}}
+
+
 def test_every_part_is_a_program() -> None:
     """All parts with all their choices are valid, and drawn."""
     drawn = " ".join(program_sources.source(seed, streams=True) for seed in range(400))

@@ -115,10 +115,11 @@ class NativeSession:
             return
         from gpuprobe.native.values import Values
 
-        if self.runtime is not None and self._order.compute != "shapes":
+        real = self._order.compute != "shapes"
+        if real and self.runtime is not None:
             self.runtime.write_collectives(_ALL)
         self._values = Values(
-            "shapes" if self._order.compute == "shapes" else "real",
+            "real" if real else "shapes",
             self._order.assume,
             unknown_as_nan=self._unknown_as_nan,
         )

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch.order.backward import SUMS
+from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
@@ -162,7 +163,7 @@ class CudaSource(EventSource):
     """Enter `watching` around the program. ``broken`` says why watching ended early, or ""."""
 
     def __init__(self) -> None:
-        machine = _Cuda()
+        machine = self._cuda = _Cuda()
         super().__init__(machine)
         machine.freed, self._tags = self._pinned_freed, machine.tags
         self._memory = machine.registered
@@ -198,6 +199,7 @@ class CudaSource(EventSource):
         self.blocks.install(patches)
         self.creations.install(patches)
         self._methods(patches)
+        _note_backward(patches)
         mode = _Watch(self)
         mode.__enter__()
         patches.add(lambda: mode.__exit__(None, None, None))
@@ -221,6 +223,7 @@ class CudaSource(EventSource):
         graph = torch.cuda.CUDAGraph
         for owner, name, report in (
             (torch.cuda.Event, "query", self._event_queried),
+            (torch.cuda.Event, "wait", self._never_recorded),
             (torch.cuda.Stream, "query", self._stream_queried),
             (torch.Tensor, "record_stream", self._stream_recorded),
             (torch.Tensor, "tolist", self._listed),
@@ -279,6 +282,13 @@ class CudaSource(EventSource):
             if tag.registered is memory:
                 del self._tags[tag.key]
         self.unregistered(memory)
+
+    def _never_recorded(self, event: Any, _: None, stream: Any = None) -> None:
+        """CUDA has no event before the first record, and torch reports no wait for it."""
+        if not event.cuda_event:
+            stream = torch.cuda.current_stream() if stream is None else stream
+            actor = self.active.stream(stream.device_index, stream.cuda_stream)
+            self.active.event_wait(id(event), actor, self.site())
 
     def _event_queried(self, event: Any, done: bool) -> None:
         if done:
@@ -343,8 +353,11 @@ class CudaSource(EventSource):
         self._queue.append(("alloc", address, (device, self.machine.stream(device))))
 
     def _block_freed(self, address: int) -> None:
-        matters = self.engine.many_streams or self.captures  # else no report names the line
-        self._queue.append(("free", address, self.site() if matters else None, False))
+        self._queue.append(("free", address, self._free_site(), False))
+
+    def _free_site(self) -> Any:
+        """The line at hand, if a report may name it."""
+        return self.site() if self.engine.many_streams or self.captures else None
 
     def _device_waited(self) -> None:
         self._queue.append(("device_synchronize", _device(), self.site()))
@@ -394,9 +407,9 @@ class CudaSource(EventSource):
         """
         if handle:
             for index in range(len(self.machine.devices)):
-                if self.active.has_stream(index, handle) or (index, handle) in self.machine.labels:
+                if self.active.has_stream(index, handle) or (index, handle) in self._cuda.labels:
                     return self.active.stream(index, handle)
-            self.machine.note_handle(device, handle)
+            self._cuda.note_handle(device, handle)
         return self.active.stream(device, handle)
 
     # -- where tensors are
@@ -439,7 +452,7 @@ class CudaSource(EventSource):
             del self._tags[tag.key]
         # The caching host allocator waits for the streams that used it before it hands it on.
         if tag.registered is None:
-            self._queue.append(("free", self._address(tag), None, True))
+            self._queue.append(("free", self._address(tag), self._free_site(), True))
 
     def device_of(self, args: Any, kwargs: Any, result: Any) -> int:
         """The device of the first CUDA tensor, -1 where there is none."""
@@ -470,6 +483,8 @@ class CudaSource(EventSource):
         node = torch._C._current_autograd_node() if self._gradients else None
         if node is not None:
             self._record_gradients(node, op, accesses, index)
+        if not note and backward_frames and torch._C._current_autograd_node() is not None:
+            note = "gradient"
         super()._launch(index, op, accesses, site, note)
 
     def _node_stream(self, device: int) -> int:
@@ -543,6 +558,22 @@ def _waits_for_the_default_stream(handle: int) -> bool:
     except (OSError, AttributeError):
         return False
     return not failed and not flags.value & _NON_BLOCKING
+
+
+def _note_backward(patches: Patches) -> None:
+    """Know the line that called a backward pass while it runs, until ``patches`` are undone."""
+    original = torch.autograd.graph._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        backward_frames.append(sys._getframe(1))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            backward_frames.pop()
+
+    for module in (torch.autograd.graph, torch.autograd):
+        if getattr(module, "_engine_run_backward", None) is original:
+            patches.set(module, "_engine_run_backward", run_backward)
 
 
 def _device() -> int:

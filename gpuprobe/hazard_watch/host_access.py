@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -113,11 +114,33 @@ def _viewing(original: Callable[..., Any]) -> Callable[..., Any]:
     """NumPy makes a plain array of a watched one, over the same memory."""
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(data, *args, **kwargs)
+        call = _call
+        own = make.__code__
+        if isinstance(data, torch.Tensor):
+            # NumPy warns of torch's ``__array__`` in C: at the line of the innermost frame, which
+            # has to be the program's.
+            frame = sys._getframe(1)
+            code = _call.__code__.replace(
+                co_filename=frame.f_code.co_filename, co_firstlineno=frame.f_lineno
+            )
+            call = FunctionType(code, frame.f_globals)
+            del frame
+        try:
+            made = call(original, data, args, kwargs)
+        except BaseException as error:
+            entry = error.__traceback__
+            while entry is not None and entry.tb_frame.f_code in (own, call.__code__):
+                entry = entry.tb_next
+            error.__traceback__ = entry
+            raise
         arrays = _pinned_array()
         return made if arrays is None else arrays.rewatched(data, made, "conversion to NumPy")
 
     return make
+
+
+# On one line, so that a warning has the line of the caller.
+def _call(original: Any, data: Any, args: Any, kwargs: Any) -> Any: return original(data, *args, **kwargs)  # noqa: E501  # fmt: skip
 
 
 def _address(tensor: Any) -> int:

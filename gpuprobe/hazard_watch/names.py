@@ -4,7 +4,6 @@ found.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -15,7 +14,7 @@ import torch
 
 from gpuprobe.code_origin import name_of
 from gpuprobe.frame_variables import variables
-from gpuprobe.hazard_watch.places import is_users, site_at_hand
+from gpuprobe.hazard_watch.places import is_users, program_frame, site_at_hand
 from gpuprobe.hazards.accesses import RaceContext, Scope
 from gpuprobe.patching import Patches
 
@@ -90,7 +89,17 @@ class Creations:
         patches.set(kind, "__new__", staticmethod(make))
 
 
+def _on_cuda(stream: Any) -> bool:
+    return bool(stream.device.type == "cuda")
+
+
 def _key(stream: Any) -> tuple[int, int]:
+    if not hasattr(stream, "cuda_stream"):  # a ``torch.Stream``, which has an id and no handle
+        stream = torch.cuda.Stream(
+            stream_id=stream.stream_id,
+            device_index=stream.device_index,
+            device_type=stream.device_type,
+        )
     return int(stream.device_index), int(stream.cuda_stream)
 
 
@@ -114,7 +123,7 @@ def context_at_hand(
     the tensors whose memory begins at ``address``.
     """
     scopes: list[Scope] = []
-    frame: Any = sys._getframe(1)
+    frame: Any = program_frame()
     while frame is not None and len(scopes) < _MOST_FRAMES:
         code = frame.f_code
         if is_users(code.co_filename):
@@ -145,7 +154,7 @@ def _scope(
         if issubclass(type(value), torch.Tensor):
             if len(tensors) < 4 and source.block_of(value) == address:
                 tensors.append(name)
-        elif issubclass(type(value), torch.cuda.Stream):
+        elif issubclass(type(value), (torch.cuda.Stream, torch.Stream)) and _on_cuda(value):
             actor = actors.get(_key(value))
             if actor is not None:
                 streams.setdefault(actor, []).append(name)
@@ -189,9 +198,7 @@ def names_at_hand(source: TensorSource, addresses: list[int]) -> tuple[str, ...]
     """What the innermost frame of the program calls the tensors at ``addresses``, of those that
     the line at hand names.
     """
-    frame: Any = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = program_frame()
     if frame is None:
         return ()
     return tuple(

@@ -40,16 +40,38 @@ def is_users(file: str) -> bool:
     return not skipped
 
 
+backward_frames: Final[list[Any]] = []
+"""The frames that have called the backward passes under way, until these return. On CUDA the
+autograd engine has threads of its own, without any frame of the program.
+"""
+
+
+def program_frame() -> Any:
+    """The innermost frame of the program; in a thread without one, of the thread that called the
+    backward pass. None where there is neither.
+    """
+    frame = _innermost(sys._getframe(1))
+    return _innermost(backward_frames[-1]) if frame is None and backward_frames else frame
+
+
 def site_at_hand() -> Any:
-    """The innermost frame of the program: its code and instruction, resolved by `place`."""
-    frame: Any = sys._getframe(2)
+    """The innermost frame of the program: its code and instruction, resolved by `place`. In a
+    thread without one, the place that called the backward pass.
+    """
+    frame = _innermost(sys._getframe(2))
+    if frame is None and backward_frames:
+        frame = _innermost(backward_frames[-1])
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+def _innermost(frame: Any) -> Any:
     while frame is not None:
-        code = frame.f_code
-        skipped = _skipped.get(code.co_filename)
+        file = frame.f_code.co_filename
+        skipped = _skipped.get(file)
         if skipped is None:
-            skipped = _skipped[code.co_filename] = code.co_filename.startswith(_SKIP)
+            skipped = _skipped[file] = file.startswith(_SKIP)
         if not skipped:
-            return code, frame.f_lasti
+            return frame
         frame = frame.f_back
     return None
 

@@ -56,8 +56,9 @@ HARMLESS: Final[tuple[tuple[str, str, str], ...]] = (
     # pattern, the runtime's function it forwards to, reason
     (
         # Results go to device memory only. The ones with a result on the host are in `cublas.c`.
-        r"cublas([SDCZH]gemm(Batched|StridedBatched)?|[SDCZ](axpy|copy|dgmm|geam|gemv(Batched|StridedBatched)?"
-        r"|rot|rotm|scal|swap|symm|symv|syr|syr2|syr2k|syrk|syrkx|trmm|trmv|trsm|trsmBatched|trsv"
+        r"cublas([SDCZH]gemm(Batched|StridedBatched)?|[SDCZ](axpy|copy|dgmm|geam"
+        r"|gemv(Batched|StridedBatched)?|rot|rotm|scal|swap"
+        r"|symm|symv|syr|syr2|syr2k|syrk|syrkx|trmm|trmv|trsm|trsmBatched|trsv"
         r"|ger|gerc|geru)|[CZ](hemm|hemv|her|her2|her2k|herk|herkx)|Csrot|Zdrot|Csscal|Zdscal"
         r"|[SC]gemmEx|Cgemm3m(Ex)?|(Gemm|GemmBatched|GemmStridedBatched|Axpy|Scal|Rot)Ex"
         r")(_v2)?(_64)?",
@@ -81,7 +82,7 @@ HARMLESS: Final[tuple[tuple[str, str, str], ...]] = (
         _SETS,
     ),
     (
-        r"cusolverDnX(gesvdjSet(Tolerance|MaxSweeps|SortEig)|syevjSet(Tolerance|MaxSweeps|SortEig))",
+        r"cusolverDnX(gesvdj|syevj)Set(Tolerance|MaxSweeps|SortEig)",
         "succeed",
         _SETS,
     ),
@@ -132,8 +133,8 @@ MODELS: Final[tuple[tuple[str, str], ...]] = (
     (r"cusparseLtMatmulGetWorkspace", "one algorithm, without a workspace"),
     (
         r"cudaFuncGetAttributes|cudaOccupancy\w+|cuFuncGetAttribute|cuOccupancy\w+",
-        "32 registers a thread and no static shared memory in each kernel; the binary that CUDA would "
-        "choose among those of torch's wheels",
+        "32 registers a thread and no static shared memory in each kernel; the binary that CUDA "
+        "would choose among those of torch's wheels",
     ),
     (
         r"cudaMallocAsync|cudaMallocFromPoolAsync|cudaMemPool\w+",

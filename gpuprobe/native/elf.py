@@ -77,10 +77,19 @@ def read_library(path: Path) -> Library:
     """The undefined symbols and the needed libraries of a shared library.
 
     Only headers and the dynamic symbol table are read: some milliseconds for a file of 500 MB.
-    Raises DataError for a file that is truncated or is not a 64-bit little-endian ELF file, and
-    OSError.
+    Raises DataError for a file that is no 64-bit little-endian ELF file, is truncated or
+    contradicts itself, and OSError.
     """
+    try:
+        return _read_library(path)
+    except (struct.error, IndexError, ValueError) as error:  # an offset that is beyond its table
+        raise DataError(f"{path} is a damaged ELF file: {error}") from None
+
+
+def _read_library(path: Path) -> Library:
     with path.open("rb") as file:
+        file_size = file.seek(0, 2)
+        file.seek(0)
         head = file.read(64)
         if not head.startswith(_MAGIC) or len(head) < 64:
             raise DataError(f"{path} is not a 64-bit little-endian ELF file")
@@ -90,11 +99,11 @@ def read_library(path: Path) -> Library:
             raise DataError(f"{path} has no section headers")
 
         def part(offset: int, length: int) -> bytes:
-            file.seek(offset)
-            found = file.read(length)
-            if len(found) != length:
+            # Before it is read: a length of 2**60 must not become a buffer.
+            if offset + length > file_size:
                 raise DataError(f"{path} is truncated")
-            return found
+            file.seek(offset)
+            return file.read(length)
 
         raw = part(table, size * count)
         # Of each section header: type, offset, size, link to another section.
@@ -134,9 +143,13 @@ def _string(table: bytes, at: int) -> str:
 def _version_needs(section: bytes, names: bytes) -> Iterator[tuple[int, tuple[str, str]]]:
     """The (library, version) of each version index."""
     at = 0
+    left = len(section) // 16  # of 16 bytes each: more are entries that overlap
     while at + 16 <= len(section):
         _, count, file, first, following = struct.unpack_from("<HHIII", section, at)
         one = at + first
+        left -= 1 + count
+        if left < 0:
+            raise ValueError("its version table has entries that overlap")
         for _ in range(count):
             _, _, index, name, next_one = struct.unpack_from("<IHHII", section, one)
             yield index & 0x7FFF, (_string(names, file), _string(names, name))

@@ -212,12 +212,8 @@ class Libraries:
         return self.preload.parent
 
 
-def libraries_for(build: TorchBuild) -> Libraries:
-    """The libraries for a torch with CUDA, made if they are not in the cache.
-
-    Raises EnvironmentUnavailable for a torch without CUDA or of a major version that is not
-    supported, and what `core` raises.
-    """
+def check_supported(build: TorchBuild) -> None:
+    """Raise EnvironmentUnavailable for a torch without CUDA, or of a CUDA that is not supported."""
     if not build.cuda:
         raise EnvironmentUnavailable(
             f"torch {build.version} is a build without CUDA, which the native engine needs",
@@ -229,6 +225,14 @@ def libraries_for(build: TorchBuild) -> Libraries:
             f"{' and '.join(map(str, SUPPORTED_MAJORS))}",
             hint="use the virtual GPU: --engine virtual",
         )
+
+
+def libraries_for(build: TorchBuild) -> Libraries:
+    """The libraries for a torch with CUDA, made if they are not in the cache.
+
+    Raises what `check_supported` and `core` raise.
+    """
+    check_supported(build)
     runtime = core()
     site = build.folder.parent
     digest = hashlib.sha256(f"{runtime}\n{runtime.stat().st_mtime_ns}\n{build}".encode())

@@ -17,6 +17,7 @@ from gpuprobe.native.libraries import (
     Libraries,
     TorchBuild,
     cache_folder,
+    check_supported,
     libraries_for,
     torch_build,
 )
@@ -274,6 +275,7 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
     build = build_to_run()
     if build is None:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
+    check_supported(build)
     settings = settings_text(gpus, build, endless=endless)
     runtime = loaded()
     if runtime is not None:

@@ -19,7 +19,9 @@ from hazard_corpus import CASES
 from test_hazard_corpus import gpus, judge
 from upstream_corpus import BUGS
 
+from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.findings.code import applied, statement, unified_diff
+from gpuprobe.hazards.findings.fixes import stream_name
 from gpuprobe.hazards.findings.repairs import kept_alive
 from gpuprobe.model.findings import Insertion
 from gpuprobe.model.place import Place
@@ -251,3 +253,28 @@ def test_what_is_kept_alive_goes_by_its_first_name(tmp_path: Path) -> None:
     assert change is not None
     assert [one.text.strip() for one in change.insertions] == ["static_buffer = net.buffer"]
     assert kept_alive(Place(str(source), 3, "step"), ("not a name",)) is None
+
+
+@pytest.mark.parametrize("script", ["train.py", ""])
+def test_a_diff_outside_the_folder_at_hand_has_a_path_that_patch_takes(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, elsewhere = tmp_path / "code" / "train.py", tmp_path / "elsewhere"
+    program.parent.mkdir()
+    elsewhere.mkdir()
+    program.write_text("a = 1\nb = 2\n")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "argv", [str(program.parent / script) if script else "-c"])
+    diff = unified_diff([Insertion(str(program), 2, "c = 3\n")])
+    folder = program.parent if script else Path(program.anchor)
+    assert f"--- a/{program.relative_to(folder)}" in diff
+    subprocess.run(["patch", "-p1"], input=diff, text=True, check=True, cwd=folder)
+    assert program.read_text() == "a = 1\nc = 3\nb = 2\n"
+
+
+def test_a_stream_is_called_by_its_label() -> None:
+    engine = Engine()
+    actor = engine.stream(0, 0x7F00DEADBEEF)
+    engine.labels[0, 0x7F00DEADBEEF] = 3
+    assert stream_name(engine, actor) == "stream 3"
+    assert stream_name(engine, engine.stream(1, 4)) == "stream 4 of cuda:1"

@@ -165,7 +165,7 @@ if __name__ == "__main__":
     with gpuprobe.virtual_gpu("l4", engine="native"):
         import torch
         import torch.multiprocessing as mp
-        code = "import torch; print(torch.cuda.get_device_name(), torch.zeros(8, device='cuda').device)"
+        code = "import torch; print(torch.cuda.get_device_name(), torch.zeros(8).cuda().device)"
         subprocess.run([sys.executable, "-c", code], check=True)
         process = mp.get_context("spawn").Process(target=child)
         process.start()
@@ -211,7 +211,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    ("settings", "message"),
     [
         ({"PATH": "/nowhere", "CC": ""}, "no C compiler"),
         ({"CC": "/bin/false"}, "cannot compile the native engine"),

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+
+from gpuprobe.native.libraries import torch_build
 
 PROGRAMS = Path(__file__).parent / "values_programs.py"
 
+BUILD = torch_build()  # torch is not imported: a CUDA build needs the engine first
 pytestmark = pytest.mark.skipif(
-    torch.version.cuda is None, reason="torch is a CPU build: the native engine needs a CUDA build"
+    BUILD is None or not BUILD.cuda,
+    reason="torch is a CPU build: the native engine needs a CUDA build",
 )
 
 ROUNDED = {

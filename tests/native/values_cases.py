@@ -127,7 +127,8 @@ def random() -> None:
             draws.append(
                 [torch.randn(5, device="cuda"), torch.randperm(9, device="cuda"),
                  torch.nn.functional.dropout(torch.ones(50, device="cuda")),
-                 torch.empty(4, device="cuda").uniform_(), torch.rand_like(torch.ones(4, device="cuda"))]
+                 torch.empty(4, device="cuda").uniform_(),
+                 torch.rand_like(torch.ones(4, device="cuda"))]
             )  # fmt: skip
         assert not torch.equal(torch.rand(5, device="cuda"), torch.rand(5, device="cuda"))
         assert all(torch.equal(a, b) for a, b in zip(*draws, strict=True))

@@ -378,8 +378,11 @@ def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x * factor + torch.ones_like(x)
 
 
-scaled.register_autograd(lambda ctx, grad: (grad * ctx.factor, None),
-                         setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]))  # fmt: skip
+def keep_factor(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.factor = inputs[1]
+
+
+scaled.register_autograd(lambda ctx, grad: (grad * ctx.factor, None), setup_context=keep_factor)
 
 
 @program
@@ -479,7 +482,8 @@ def sorting(device: str) -> Any:
     x = torch.randn(5, 30).to(device)
     return (
         x.sort(1), x.topk(4), x.argsort(0), x.median(1), x.kthvalue(3), x.mode(1), x.cummax(1),
-        torch.searchsorted(x.sort(1)[0], x), x.msort(), x.quantile(0.3), torch.randint(0, 3, (9,)).to(device).mode(),
+        torch.searchsorted(x.sort(1)[0], x), x.msort(), x.quantile(0.3),
+        torch.randint(0, 3, (9,)).to(device).mode(),
     )  # fmt: skip
 
 
@@ -505,7 +509,8 @@ def linear_algebra(device: str) -> Any:
     s = (a @ a.mT + 4 * torch.eye(4, dtype=torch.float64, device=device)).requires_grad_()
     value = (
         torch.linalg.inv(s).sum() + torch.linalg.det(s) + torch.linalg.cholesky(s).sum()
-        + torch.linalg.eigvalsh(s).sum() + torch.linalg.solve(s, a).sum() + torch.linalg.svdvals(s).sum()
+        + torch.linalg.eigvalsh(s).sum() + torch.linalg.solve(s, a).sum()
+        + torch.linalg.svdvals(s).sum()
     )  # fmt: skip
     value.backward()
     return (
@@ -685,7 +690,7 @@ def run(name: str) -> dict[str, Any]:
             "moving": moving,
             "rng": undisturbed,
         }
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - reported, for whatever reason a program fails
         if "-v" in sys.argv:
             traceback.print_exc()
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}

@@ -23,7 +23,7 @@ _stores: Final[list[LoneStore]] = []
 """C++ code does not keep the Python part of a store, and reads it as long as there is a group."""
 
 
-class Job(Protocol):
+class RankOfJob(Protocol):
     """The job that this process is one rank of: `gpuprobe.planning.job.Job`."""
 
     @property
@@ -83,7 +83,7 @@ def without_splits(patches: Patches) -> None:
 
 
 def install(
-    job: Job, per_node: int, patches: Patches, sent: Traffic, assume: Callable[[str], None]
+    job: RankOfJob, per_node: int, patches: Patches, sent: Traffic, assume: Callable[[str], None]
 ) -> None:
     """Have this process be ``job``'s rank, with so many GPUs on each machine. ``sent`` notes what
     it sends; ``assume`` gets what the figures take for granted.
@@ -147,7 +147,7 @@ def install(
 def _alone(c10d: Any) -> Any:
     original = c10d.ProcessGroupGloo
 
-    class Alone(original):  # type: ignore[misc,valid-type]
+    class Alone(original):  # type: ignore[misc, valid-type]
         """Gloo's group of one: it connects to no other rank. `host` answers for its collectives."""
 
         def __init__(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:

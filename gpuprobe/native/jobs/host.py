@@ -34,7 +34,10 @@ def _kernel(
     answer: Callable[..., None], names: list[str], returns: int, kind: Callable[[Any], str]
 ) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        from torch._C._distributed_c10d import ProcessGroup
+        from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+            ProcessGroup,
+            _create_work_from_future,
+        )
 
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         given["group"] = ProcessGroup.unbox(given["process_group"])
@@ -46,8 +49,7 @@ def _kernel(
             return None
         future: Any = torch.futures.Future()
         future.set_result(list(_flat(args[0])))
-        c10d: Any = torch._C._distributed_c10d
-        work = c10d._create_work_from_future(future).boxed()
+        work = _create_work_from_future(future).boxed()
         return (*args[: returns - 1], work) if returns > 1 else work
 
     return kernel

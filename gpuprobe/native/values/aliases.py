@@ -51,6 +51,19 @@ class Aliases:
             made = torch._conj(made)
         return torch._neg_view(made) if tensor.is_neg() else made
 
+    def exact(self, tensor: Any) -> Any:
+        """Like `of`, on a CPU storage that begins and ends where the tensor's storage does."""
+        storage = tensor.untyped_storage()
+        if tensor.layout is not torch.strided or not storage.nbytes():
+            return self.of(tensor)
+        made = torch.empty(0, dtype=tensor.dtype, device=CPU)
+        return made.set_(
+            _make(storage.data_ptr(), CPU, storage.nbytes()),
+            tensor.storage_offset(),
+            tensor.size(),
+            tensor.stride(),
+        )
+
     def _without_data(self, tensor: Any) -> Any:
         layout = tensor.layout
         if layout is torch.sparse_coo:

@@ -303,13 +303,14 @@ def _packed_backward(
     for rows, others in _sequences(q3, k3, v3, cq, ck):
         if rows.stop == rows.start:
             continue
-        parts = [_heads_first(x) for x in (q3[rows], k3[others], v3[others])]
+        q1, k1, v1 = (_heads_first(x) for x in (q3[rows], k3[others], v3[others]))
         plain = {name: value for name, value in options.items() if name != "bias"}
-        _, lse = forward(*parts, **plain)
-        found = backward(_heads_first(g3[rows]), *parts, _heads_first(o3[rows]), lse, **plain)
+        _, lse = forward(q1, k1, v1, **plain)
+        found = backward(_heads_first(g3[rows]), q1, k1, v1, _heads_first(o3[rows]), lse, **plain)
         for target, place, value in zip(made, (rows, others, others), found, strict=False):
             target[place] += value.transpose(1, 2)[0]
-    return tuple(x.unsqueeze(0) if batched else x for x in made)  # type: ignore[return-value]
+    dq, dk, dv = (x.unsqueeze(0) if batched else x for x in made)
+    return dq, dk, dv
 
 
 def _flash_window(left: int | None, right: int | None) -> Any:
@@ -352,8 +353,8 @@ def _flash_backward(
     }  # fmt: skip
     if cq is not None:
         return _packed_backward(grad, q, k, v, out, cq, ck, options)
-    parts = [_heads_first(x) for x in (grad, q, k, v, out)]
-    found = backward(*parts, lse, **options)
+    g1, q1, k1, v1, o1 = (_heads_first(x) for x in (grad, q, k, v, out))
+    found = backward(g1, q1, k1, v1, o1, lse, **options)
     return tuple(x.transpose(1, 2) for x in found[:3])
 
 
@@ -396,8 +397,8 @@ def _efficient_backward(
     }  # fmt: skip
     if cq is not None:
         return (*_packed_backward(grad, q, k, v, out, cq, ck, options), None)
-    parts = [_heads_first(x) for x in (grad, q, k, v, out)]
-    dq, dk, dv, db = backward(*parts, lse, bias_grad=bias_grad, **options)
+    g1, q1, k1, v1, o1 = (_heads_first(x) for x in (grad, q, k, v, out))
+    dq, dk, dv, db = backward(g1, q1, k1, v1, o1, lse, bias_grad=bias_grad, **options)
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), db
 
 
@@ -406,8 +407,6 @@ KEYED: Final[dict[str, Callable[..., Any]]] = {
     "_scaled_dot_product_flash_attention_backward": _sdpa_flash_backward,
     "_scaled_dot_product_efficient_attention": _sdpa_efficient,
     "_scaled_dot_product_efficient_attention_backward": _sdpa_efficient_backward,
-    "_scaled_dot_product_cudnn_attention": _sdpa_cudnn,
-    "_scaled_dot_product_cudnn_attention_backward": _sdpa_cudnn_backward,
     "_scaled_dot_product_cudnn_attention": _sdpa_cudnn,
     "_scaled_dot_product_cudnn_attention_backward": _sdpa_cudnn_backward,
     "_flash_attention_forward": _flash,

@@ -18,58 +18,28 @@ from gpuprobe.patching import Patches
 _SUM, _PRODUCT, _MAX, _MIN, _MEAN = range(5)  # ncclRedOp_t
 
 
-def follow(mode: Any, patches: Patches) -> None:
-    """Compute what `torch.cuda.comm` and `torch.cuda.nccl` move with ``mode``."""
-    from torch.cuda import nccl
+class Moves:
+    """Makes the functions that take the place of torch's: each calls it, and computes after it."""
 
-    below = mode.below
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+        self._below = mode.below
 
-    def quiet(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        before = mode.skipping.set(SKIP_DEVICE)
+    def _quiet(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = self._mode.skipping.set(SKIP_DEVICE)
         try:
             return run(*args, **kwargs)
         finally:
-            mode.skipping.set(before)
+            self._mode.skipping.set(before)
 
-    def put(target: Any, value: Any) -> None:
-        mode.aliases.of(target).copy_(value)
+    def _put(self, target: Any, value: Any) -> None:
+        self._mode.aliases.of(target).copy_(value.reshape(target.shape))
 
-    def value_of(tensor: Any) -> Any:
-        return mode.aliases.of(tensor) if tensor.is_cuda else tensor
+    def _value(self, tensor: Any) -> Any:
+        return self._mode.aliases.of(tensor) if tensor.is_cuda else tensor
 
-    def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        before = getattr(owner, name, None)
-        if before is not None:
-            patches.set(owner, name, functools.wraps(before)(make(before)))
-
-    def coalesced(before: Any) -> Any:
-        def broadcast_coalesced(tensors: Any, devices: Any, *rest: Any) -> Any:
-            result = quiet(before, tensors, devices, *rest)
-            with below():
-                for made in result:
-                    for target, source in zip(made, tensors, strict=True):
-                        if target is not source:
-                            put(target, value_of(source))
-            return result
-
-        return broadcast_coalesced
-
-    def broadcast(before: Any) -> Any:
-        def broadcast_one(tensor: Any, *rest: Any) -> Any:
-            result = quiet(before, tensor, *rest)
-            with below():
-                for target in result:
-                    put(target, value_of(tensor))
-            return result
-
-        return broadcast_one
-
-    replace(torch._C, "_broadcast_coalesced", coalesced)
-    replace(torch._C, "_broadcast", broadcast)
-    replace(torch._C, "_broadcast_out", broadcast)
-
-    def reduced(inputs: Any, op: int) -> Any:
-        values = torch.stack([value_of(item) for item in inputs])
+    def _reduced(self, inputs: Any, op: int) -> Any:
+        values = torch.stack([self._value(item) for item in inputs])
         if op == _SUM:
             return values.sum(0)
         if op == _PRODUCT:
@@ -80,64 +50,132 @@ def follow(mode: Any, patches: Patches) -> None:
             return values.amax(0) if op == _MAX else values.amin(0)
         raise NotModelled(f"NCCL's reduction {op} is not computed")
 
-    def all_reduce(before: Any) -> Any:
+    def coalesced(self, before: Any) -> Any:
+        """``_broadcast_coalesced``: a list of tensors for each device."""
+
+        def run(tensors: Any, devices: Any, *rest: Any) -> Any:
+            result = self._quiet(before, tensors, devices, *rest)
+            with self._below():
+                for made in result:
+                    for target, source in zip(made, tensors, strict=True):
+                        if target is not source:
+                            self._put(target, self._value(source))
+            return result
+
+        return run
+
+    def broadcast(self, before: Any) -> Any:
+        """``_broadcast`` and ``_broadcast_out``: one tensor for each device."""
+
+        def run(tensor: Any, *rest: Any) -> Any:
+            result = self._quiet(before, tensor, *rest)
+            with self._below():
+                for target in result:
+                    self._put(target, self._value(tensor))
+            return result
+
+        return run
+
+    def all_reduce(self, before: Any) -> Any:
         def run(inputs: Any, outputs: Any = None, op: int = _SUM, *rest: Any) -> None:
-            with below():
-                value = reduced(inputs, op)
-            quiet(before, inputs, outputs, op, *rest)
-            with below():
+            with self._below():
+                value = self._reduced(inputs, op)
+            self._quiet(before, inputs, outputs, op, *rest)
+            with self._below():
                 for target in inputs if outputs is None else outputs:
-                    put(target, value)
+                    self._put(target, value)
 
         return run
 
-    def reduce(before: Any) -> Any:
-        def run(inputs: Any, output: Any = None, root: int = 0, op: int = _SUM, *rest: Any,
-                **named: Any) -> None:  # fmt: skip
-            with below():
-                value = reduced(inputs, op)
-            quiet(before, inputs, output, root, op, *rest, **named)
-            old = named.get("outputs")
-            target = output if output is not None else (old or inputs)[root]
-            with below():
-                put(target[root] if isinstance(target, (list, tuple)) else target, value)
+    def reduce(self, before: Any) -> Any:
+        def run(
+            inputs: Any, output: Any = None, root: int = 0, op: int = _SUM, *rest: Any,
+            **named: Any,
+        ) -> None:  # fmt: skip
+            with self._below():
+                value = self._reduced(inputs, op)
+            self._quiet(before, inputs, output, root, op, *rest, **named)
+            target = output if output is not None else (named.get("outputs") or inputs)[root]
+            with self._below():
+                self._put(target[root] if isinstance(target, (list, tuple)) else target, value)
 
         return run
 
-    def nccl_broadcast(before: Any) -> Any:
+    def nccl_broadcast(self, before: Any) -> Any:
         def run(inputs: Any, root: int = 0, *rest: Any) -> None:
-            quiet(before, inputs, root, *rest)
-            with below():
+            self._quiet(before, inputs, root, *rest)
+            with self._below():
                 for target in inputs:
                     if target is not inputs[root]:
-                        put(target, value_of(inputs[root]))
+                        self._put(target, self._value(inputs[root]))
 
         return run
 
-    def all_gather(before: Any) -> Any:
+    def all_gather(self, before: Any) -> Any:
         def run(inputs: Any, outputs: Any, *rest: Any) -> None:
-            with below():
-                value = torch.cat([value_of(item).flatten() for item in inputs])
-            quiet(before, inputs, outputs, *rest)
-            with below():
+            with self._below():
+                value = self._gathered(inputs)
+            self._quiet(before, inputs, outputs, *rest)
+            with self._below():
                 for target in outputs:
-                    put(target, value.view(target.shape))
+                    self._put(target, value)
 
         return run
 
-    def reduce_scatter(before: Any) -> Any:
+    def _gathered(self, inputs: Any) -> Any:
+        return torch.cat([self._value(item).flatten() for item in inputs])
+
+    def reduce_scatter(self, before: Any) -> Any:
         def run(inputs: Any, outputs: Any, op: int = _SUM, *rest: Any) -> None:
-            with below():
-                value = reduced([item.flatten() for item in inputs], op)
-            quiet(before, inputs, outputs, op, *rest)
-            with below():
+            with self._below():
+                value = self._reduced(inputs, op).flatten()
+            self._quiet(before, inputs, outputs, op, *rest)
+            with self._below():
                 for target, part in zip(outputs, value.chunk(len(outputs)), strict=True):
-                    put(target, part.view(target.shape))
+                    self._put(target, part)
 
         return run
 
-    replace(nccl, "all_reduce", all_reduce)
-    replace(nccl, "reduce", reduce)
-    replace(nccl, "broadcast", nccl_broadcast)
-    replace(nccl, "all_gather", all_gather)
-    replace(nccl, "reduce_scatter", reduce_scatter)
+
+class Forgotten(Moves):
+    """The same without values: what is written is unknown."""
+
+    def __init__(self, mode: Any, unknown: Callable[[Any], None]) -> None:
+        super().__init__(mode)
+        self._unknown = unknown
+
+    def _put(self, target: Any, value: Any) -> None:
+        self._unknown(target)
+
+    def _value(self, tensor: Any) -> Any:
+        return torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+
+    def _reduced(self, inputs: Any, op: int) -> Any:
+        return self._value(inputs[0])
+
+    def _gathered(self, inputs: Any) -> Any:
+        return self._value(inputs[0])
+
+
+def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -> None:
+    """Compute what `torch.cuda.comm` and `torch.cuda.nccl` move with ``mode``. Without values
+    (``unknown``) nothing is known of what they write.
+    """
+    from torch.cuda import nccl
+
+    moves = Moves(mode)
+    if unknown is not None:
+        moves = Forgotten(mode, unknown)
+    for owner, name, make in (
+        (torch._C, "_broadcast_coalesced", moves.coalesced),
+        (torch._C, "_broadcast", moves.broadcast),
+        (torch._C, "_broadcast_out", moves.broadcast),
+        (nccl, "all_reduce", moves.all_reduce),
+        (nccl, "reduce", moves.reduce),
+        (nccl, "broadcast", moves.nccl_broadcast),
+        (nccl, "all_gather", moves.all_gather),
+        (nccl, "reduce_scatter", moves.reduce_scatter),
+    ):
+        before = getattr(owner, name, None)
+        if before is not None:
+            patches.set(owner, name, functools.wraps(before)(make(before)))

@@ -15,7 +15,8 @@ from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
-from gpuprobe.native.values.plans import MASKED, How, Plan, masked, plan_of
+from gpuprobe.native.values.formulas import Formulas
+from gpuprobe.native.values.plans import MASKED, How, OperatorPlan, masked, plan_of
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
 
@@ -64,7 +65,9 @@ class Call:
 
     __slots__ = ("args", "key", "kwargs", "plan", "results")
 
-    def __init__(self, plan: Plan, args: list[Any], kwargs: dict[str, Any], key: Key | None):
+    def __init__(
+        self, plan: OperatorPlan, args: list[Any], kwargs: dict[str, Any], key: Key | None
+    ):
         self.plan = plan
         self.args = args
         self.kwargs = kwargs
@@ -90,11 +93,12 @@ class ComputingMode(TorchDispatchMode):
 
     def __init__(self, skipping: Skipping) -> None:
         super().__init__()
+        self.formulas = Formulas()
         self.aliases = Aliases()
         self.skipping = skipping
         self.capture: Any = None
         """Where calls are kept while a CUDA graph is captured."""
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, OperatorPlan] = {}
         self._own: dict[type, bool] = {}
         self._set = skipping.set
         self._reads = skipping.unknown_reads
@@ -111,16 +115,22 @@ class ComputingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        plan = self._plans.get(func) or self.plan(func)
         if types and any(self._foreign(kind) for kind in types):
             if any(kind.__name__ == "FakeTensor" for kind in types):
                 # Its mode may be below this one, and it leaves the call to that: DTensor's
                 # propagation of shapes, in a thread of the autograd engine.
                 return func(*args, **(kwargs or {}))
             return NotImplemented  # its own __torch_dispatch__ comes back with plain tensors
-        return self.operate(plan, func, args, kwargs or {})
+        formula = self.formulas.concern(func)
+        if formula:
+            func, args, kwargs = self.formulas.as_without_a_mode(func, args, kwargs or {})
+        plan = self._plans.get(func) or self.plan(func)
+        result = self.operate(plan, func, args, kwargs or {})
+        if formula:
+            self.formulas.ran(func, result)
+        return result
 
-    def plan(self, func: Any) -> Plan:
+    def plan(self, func: Any) -> OperatorPlan:
         """The plan for an operator, made once."""
         found = self._plans.get(func)
         if found is None:
@@ -139,7 +149,7 @@ class ComputingMode(TorchDispatchMode):
             )  # fmt: skip
         return found
 
-    def operate(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def operate(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on plain tensors, and compute its values."""
         run = self._run.get(plan.how)
         if run is None:
@@ -175,14 +185,16 @@ class ComputingMode(TorchDispatchMode):
             return (CPU, True) if value.type == "cuda" else (value, False)
         return value, False
 
-    def lower(self, plan: Plan, args: Any, kwargs: Any) -> Call | None:
+    def lower(self, plan: OperatorPlan, args: Any, kwargs: Any) -> Call | None:
         """The call made for the CPU, or None for one that has nothing to do with the device."""
         found = False
         made: list[Any] = []
         with _Plain(), _Exclude(_ABOVE):
             for value in args:
                 if isinstance(value, _Tensor) and value.is_cuda:
-                    made.append(self.aliases.of(value))
+                    made.append(
+                        self.aliases.exact(value) if plan.whole_storage else self.aliases.of(value)
+                    )
                     found = True
                 elif type(value) in _SIMPLE:
                     made.append(value)
@@ -200,11 +212,12 @@ class ComputingMode(TorchDispatchMode):
                     given["pin_memory"] = False
         return Call(plan, made, given, None) if found else None
 
-    def _key(self, plan: Plan, args: Any, kwargs: Any) -> Key | None:
+    def _key(self, plan: OperatorPlan, args: Any, kwargs: Any) -> Key | None:
         if not plan.random and plan.name not in KEYED:
             return None
         if self.capture is not None:
-            return self.capture.next_key()
+            drawn: Key = self.capture.next_key()
+            return drawn
         generator = kwargs.get("generator")
         device = kwargs.get("device")
         for value in args:
@@ -217,16 +230,18 @@ class ComputingMode(TorchDispatchMode):
         return key_of(generator, device)
 
     @staticmethod
-    def may_read(plan: Plan) -> bool:
+    def may_read(plan: OperatorPlan) -> bool:
         """Whether the zeros that the host reads are right, or decide no result: linear algebra
         reads that it succeeded.
         """
         name = plan.name
-        return name in _LAUNCH_ONLY or name.startswith(("linalg_", "_linalg_"))
+        return name in _LAUNCH_ONLY or name.startswith(
+            ("linalg_", "_linalg_", "cholesky", "_cholesky")
+        )
 
     # --- ways
 
-    def _whole(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _whole(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -244,7 +259,7 @@ class ComputingMode(TorchDispatchMode):
             and _keys(args, kwargs) is _CUDA  # of sparse ones the sizes are compared: see _put
         ):
             raise NotModelled(
-                f"{plan.func}: the host reads what its kernels compute, which is not known",
+                f"{plan.func}: the host reads what its kernels compute, which is unknown",
                 hint="report it; compute this operator on the CPU",
             )
         if plan.out:  # out= may have been resized
@@ -262,7 +277,7 @@ class ComputingMode(TorchDispatchMode):
             out = self.compute(call, out)
         return out
 
-    def targets(self, plan: Plan, out: Any) -> list[Any]:
+    def targets(self, plan: OperatorPlan, out: Any) -> list[Any]:
         """CPU tensors over the new tensors among results; sparse ones themselves."""
         outs = (
             out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
@@ -306,7 +321,7 @@ class ComputingMode(TorchDispatchMode):
                             out = replaced
         return out
 
-    def _put(self, plan: Plan, target: Any, value: Any) -> Any:
+    def _put(self, plan: OperatorPlan, target: Any, value: Any) -> Any:
         if not isinstance(value, _Tensor) or target is None:
             return None
         if target.layout is not torch.strided:
@@ -324,7 +339,7 @@ class ComputingMode(TorchDispatchMode):
         target.copy_(value)
         return None
 
-    def _put_sparse(self, plan: Plan, target: Any, value: Any) -> Any:
+    def _put_sparse(self, plan: OperatorPlan, target: Any, value: Any) -> Any:
         """Copy a sparse result; where it has another number of elements, return a new tensor."""
         parts, values = parts_of(target), parts_of(value)
         if value.layout is torch.sparse_coo and target.layout is torch.sparse_coo:
@@ -376,7 +391,9 @@ class ComputingMode(TorchDispatchMode):
     def _profiling() -> bool:
         return bool(torch._C._autograd._profiler_enabled())
 
-    def _guarded(self, plan: Plan, run: Any, args: Any, kwargs: Any, key: Key | None) -> Any:
+    def _guarded(
+        self, plan: OperatorPlan, run: Any, args: Any, kwargs: Any, key: Key | None
+    ) -> Any:
         with _Plain(), _Exclude(_ABOVE):
             if key is None:
                 return self._attempt(plan, run, args, kwargs)
@@ -390,7 +407,7 @@ class ComputingMode(TorchDispatchMode):
             with Apart(key):
                 return self._attempt(plan, run, args, kwargs)
 
-    def _attempt(self, plan: Plan, run: Any, args: Any, kwargs: Any) -> Any:
+    def _attempt(self, plan: OperatorPlan, run: Any, args: Any, kwargs: Any) -> Any:
         if plan.in_float32 and _has_narrow(args):
             return _in_float32(plan, run, args, kwargs)
         try:
@@ -398,7 +415,9 @@ class ComputingMode(TorchDispatchMode):
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NotModelled):
                 raise
-            text = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            text = str(error).strip().partition("\n")[0].partition(" This could be")[0] or repr(
+                error
+            )
             if _has_narrow(args) and any(words in text for words in _NO_KERNEL):
                 try:
                     made = _in_float32(plan, run, args, kwargs)
@@ -412,7 +431,7 @@ class ComputingMode(TorchDispatchMode):
                 hint="use compute='shapes', or the CPU for this operator",
             ) from error
 
-    def _parts(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _parts(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """The operators that an operator consists of come back to this mode."""
         _push(self)
         try:
@@ -420,7 +439,7 @@ class ComputingMode(TorchDispatchMode):
         finally:
             _pop(None)
 
-    def _reading(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _reading(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
         call = self.lower(plan, args, kwargs)
@@ -439,7 +458,7 @@ class ComputingMode(TorchDispatchMode):
             call.key = key
         return self.finish(call, out)
 
-    def _counting(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None or self.capture is not None:
             return func(*args, **kwargs)
@@ -478,7 +497,7 @@ class ComputingMode(TorchDispatchMode):
                     out = replaced
         return out
 
-    def _copying(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _copying(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None:
             if any(_on_cuda(item) for item in args):
@@ -491,7 +510,7 @@ class ComputingMode(TorchDispatchMode):
             self._set(before)
         return self.finish(call, out)
 
-    def _flattening(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """The weights become views of the result."""
         with _Plain(), _Exclude(_ABOVE):
             values = [self.aliases.of(weight).clone() for weight in args[0]]
@@ -505,7 +524,7 @@ class ComputingMode(TorchDispatchMode):
                 self.aliases.of(weight).copy_(value)
         return out
 
-    def _answering(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _answering(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None:
             return func(*args, **kwargs)
@@ -545,7 +564,7 @@ def _has_narrow(args: Any) -> bool:
     return False
 
 
-def _in_float32(plan: Plan, run: Any, args: Any, kwargs: Any) -> Any:
+def _in_float32(plan: OperatorPlan, run: Any, args: Any, kwargs: Any) -> Any:
     """Run a CPU function in float32, and round what it writes."""
     pairs: list[tuple[Any, Any]] = []
 

@@ -33,7 +33,7 @@ class How(Enum):
 
 
 @dataclass
-class Plan:
+class OperatorPlan:
     """``fresh``: which results are new tensors, not arguments that were written to. ``written``:
     positions and names of arguments that are. ``random``: whether it draws numbers.
     """
@@ -48,6 +48,10 @@ class Plan:
     takes_generator: bool
     in_float32: bool = False
     """The CPU has no kernel for the operator's dtype: known after the first failure."""
+    writes: bool = False
+    """It writes to arguments, declared or not."""
+    whole_storage: bool = False
+    """It works on the storages of its arguments."""
     overwrites: bool = False
     """Its result does not depend on what the written argument held."""
 
@@ -83,7 +87,8 @@ _READS: Final = frozenset(
     _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc to_sparse
     embedding_renorm_ _ctc_loss _ctc_loss_backward linalg_lstsq linalg_eig _linalg_eigvals
     is_nonzero _nested_tensor_from_mask histogram linalg_cond linalg_pinv
-    _sparse_mask_projection sparse_mask nanmedian
+    _sparse_mask_projection sparse_mask nanmedian linspace logspace masked_fill masked_fill_
+    masked_scatter_backward index_fill index_fill_ isin normal
     """.split()  # noqa: SIM905
 )
 MASKED: Final = frozenset(
@@ -103,6 +108,22 @@ _OVERWRITES: Final = frozenset(
     geometric_ eye_ _foreach_zero_ _foreach_copy_
     """.split()  # noqa: SIM905
 )
+
+_WHOLE_STORAGE: Final = frozenset(
+    """
+    as_strided_copy as_strided_scatter diagonal_scatter select_scatter slice_scatter
+    as_strided_scatter_backward
+    """.split()  # noqa: SIM905
+)
+"""They use the storage that a tensor is a part of, or count places from its beginning."""
+
+HIDDEN_WRITES: Final = {
+    "native_batch_norm": (3, 4),
+    "cudnn_batch_norm": (3, 4),
+    "batch_norm_gather_stats": (3, 4),
+    "batch_norm_gather_stats_with_counts": (3, 4),
+}
+"""Arguments that operators write to although their schemas do not declare it."""
 
 _ANSWERS: Final = frozenset({"equal", "allclose"})
 
@@ -124,7 +145,7 @@ def masked(args: tuple[Any, ...]) -> bool:
     )
 
 
-def plan_of(func: Any) -> Plan:
+def plan_of(func: Any) -> OperatorPlan:
     """The plan for an operator."""
     schema = func._schema
     name = schema.name.partition("::")[2]
@@ -138,7 +159,7 @@ def plan_of(func: Any) -> Plan:
             generator = True
         if argument.alias_info is not None and argument.alias_info.is_write:
             written.append(argument.name if argument.kwarg_only else i)
-    return Plan(
+    return OperatorPlan(
         func,
         name,
         _how(func, space, name, returns),
@@ -147,6 +168,8 @@ def plan_of(func: Any) -> Plan:
         any(isinstance(item, str) for item in written),
         generator or _SEEDED in func.tags,
         generator,
+        writes=bool(written) or name in HIDDEN_WRITES,
+        whole_storage=name in _WHOLE_STORAGE,
         overwrites=name in _OVERWRITES,
     )
 

@@ -18,6 +18,7 @@ from gpuprobe.native.values.reads import ARRAY, Decide, Reads, fill
 from gpuprobe.native.values.shapes import ShapesMode
 from gpuprobe.native.values.skipping import Skipping
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.accumulation import owners_of_gradients
 
 
 class Values:
@@ -48,12 +49,14 @@ class Values:
     def __enter__(self) -> Values:
         if self._patches is not None:
             raise UsageError("Values is entered already")
+        owners_of_gradients()  # counted before the mode is on
         self._patches = Patches()
         self._patches.add(threads.join(self.mode))
         graphs.follow(self.mode, self._patches)
-        collectives.follow(self.mode, self._patches)
         shapes = isinstance(self.mode, ShapesMode)
-        compiled.follow(self.mode, self._patches, self.mode.knowledge.forget if shapes else None)
+        unknown = self.mode.knowledge.forget if shapes else None
+        collectives.follow(self.mode, self._patches, unknown)
+        compiled.follow(self.mode, self._patches, unknown)
         self._follow_printing(self._patches)
         if isinstance(self.mode, ShapesMode):
             self._follow_arrays(self.mode, self._patches)

@@ -15,21 +15,15 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.native.values.aliases import parts_of
+from gpuprobe.native.values.draws import Key
 from gpuprobe.native.values.mode import Call, ComputingMode
-from gpuprobe.native.values.plans import MASKED, How, Plan, masked
+from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
 from gpuprobe.native.values.reads import COUNT, TRUTH, Reads
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 
 LIMIT: Final = 1 << 20
 """Bytes of a storage of floating point up to which it is computed."""
 _Tensor: Final = torch.Tensor
-_HIDDEN_WRITES: Final = {
-    "native_batch_norm": (3, 4),
-    "cudnn_batch_norm": (3, 4),
-    "batch_norm_gather_stats": (3, 4),
-    "batch_norm_gather_stats_with_counts": (3, 4),
-}
-"""Arguments that operators write to although their schemas do not declare it."""
 _FRESH: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
 )
@@ -61,13 +55,10 @@ class Knowledge:
 
     def known(self, tensor: Any) -> bool:
         """Whether the values of a tensor are computed."""
-        kind = tensor.device.type
-        if kind == "cpu":
+        if not tensor.is_cuda:
             return not self._host or all(
                 part.untyped_storage()._cdata not in self._host for part in parts_of(tensor)
             )
-        if kind != "cuda":
-            return True
         if not self.allows(tensor):
             return False
         device = self._device
@@ -127,60 +118,83 @@ class ShapesMode(ComputingMode):
         self._run[How.SCALAR] = self._scalar
         self._run[How.ONLY] = self._only
 
-    def _only(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _only(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if plan.name in _FRESH and out.is_cuda and self.knowledge.allows(out):
             self.knowledge.learn(out)  # what the memory holds is what a program gets
         return out
 
-    def _written(self, plan: Plan, args: Any, kwargs: Any) -> list[Any]:
+    def _written(self, plan: OperatorPlan, args: Any, kwargs: Any) -> list[Any]:
         found: list[Any] = []
         for where in plan.written:
             if isinstance(where, str):
                 found.append(kwargs.get(where))
             else:
                 found.append(args[where] if where < len(args) else None)
-        for where in _HIDDEN_WRITES.get(plan.name, ()):
+        for where in HIDDEN_WRITES.get(plan.name, ()):
             found.append(args[where])
         return list(tensors_in(found))
 
-    def _ready(self, plan: Plan, args: Any, kwargs: Any) -> bool:
+    def _ready(self, plan: OperatorPlan, args: Any, kwargs: Any) -> bool:
         """Whether all that an operator reads is known."""
+        return self._scan(plan, args, kwargs)[1]
+
+    def _scan(self, plan: OperatorPlan, args: Any, kwargs: Any) -> tuple[bool, bool]:
+        """Whether an operator concerns the device, and whether all that it reads is known."""
         known = self.knowledge.known
         skip: set[int] = set()
         if plan.overwrites or plan.out:
             for item in self._written(plan, args, kwargs):
-                if _covers(item) or plan.out:
+                if plan.out or _covers(item):
                     skip.add(id(item))
-        return all(
-            id(item) in skip or known(item) for item in tensors_in((*args, *kwargs.values()))
-        )
+        there, ready = False, True
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, _Tensor):
+                there = there or value.is_cuda
+                ready = ready and (known(value) or id(value) in skip)
+            elif type(value) is torch.device:
+                there = there or value.type == "cuda"
+            elif isinstance(value, (list, tuple)):
+                for item in tensors_in(value):
+                    there = there or item.is_cuda
+                    ready = ready and (known(item) or id(item) in skip)
+        return there, ready
 
-    def _settle(self, plan: Plan, call: Call, ready: bool, out: Any, written: list[Any]) -> Any:
-        """Compute a call that is ready and small enough, and note what is known now."""
+    def _settle(
+        self, plan: OperatorPlan, ready: bool, key: Key | None, out: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Compute an operator that is ready and small enough, and note what is known now."""
         knowledge = self.knowledge
-        outs = out if isinstance(out, (tuple, list)) else (out,)
-        fresh = [
-            item
-            for i, item in enumerate(outs)
-            if len(plan.func._schema.returns) <= 1 or i in plan.fresh
-        ]
-        made = list(tensors_in(fresh)) if plan.fresh else []
-        touched = [*made, *written]
+        fresh: tuple[Any, ...] = ()
+        if plan.fresh:
+            many = len(plan.func._schema.returns) > 1
+            fresh = tuple(tensors_in([out[i] for i in plan.fresh] if many else (out,)))
+        written = self._written(plan, args, kwargs) if plan.writes else []
         if self.capture is not None:
             # A replay writes unknown values.
-            call.results = [part.untyped_storage()._cdata for t in touched for part in parts_of(t)]
-            call.args, call.kwargs = [], {}
+            call = Call(plan, [], {}, None)
+            for item in (*fresh, *written):
+                call.results += [part.untyped_storage()._cdata for part in parts_of(item)]
             self.capture.calls.append(call)
-            ready = False
-        elif ready and all(knowledge.allows(item) for item in touched):
+        elif (
+            ready
+            and all(knowledge.allows(item) for item in fresh)
+            and all(knowledge.allows(item) for item in written)
+        ):
+            call = self.lower(plan, args, kwargs) or Call(plan, list(args), kwargs, None)
+            call.key = key
             if plan.fresh:
                 call.results = self.targets(plan, out)
             out = super().compute(call, out)
-            for item in (*touched, *(tensors_in((out,)) if plan.fresh else ())):
+            for item in tensors_in(out if isinstance(out, (tuple, list)) else (out,)):
+                knowledge.learn(item)
+            for item in written:
                 knowledge.learn(item)
             return out
-        for item in touched:
+        for item in fresh:
+            if not item.is_cuda:  # on the device what is new is unknown
+                knowledge.forget(item)
+        for item in written:
             knowledge.forget(item)
         return out
 
@@ -190,7 +204,7 @@ class ShapesMode(ComputingMode):
             self.knowledge.forget_storage(key)
         return out
 
-    def _on_host(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _on_host(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """An operator on the host alone."""
         ready = not self.knowledge._host or self._ready(plan, args, kwargs)
         out = func(*args, **kwargs)
@@ -211,38 +225,37 @@ class ShapesMode(ComputingMode):
         finally:
             self._set(before)
 
-    def _whole(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
-        call = self.lower(plan, args, kwargs)
-        if call is None:
+    def _whole(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        there, ready = self._scan(plan, args, kwargs)
+        if not there:
             return self._on_host(plan, func, args, kwargs)
-        call.key = self._key(plan, args, kwargs)
-        ready = self._ready(plan, args, kwargs)
+        key = self._key(plan, args, kwargs) if ready else None
         if plan.name == "multinomial" and not ready:
             self.skipping.answer(1, 1)  # the probabilities are valid,
             self.skipping.answer(0, 1)  # and not all zero
         reads = self._reads()
-        out = self._inside(INSIDE, lambda: func(*args, **kwargs))
+        before = self._set(INSIDE)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._set(before)
         if self._reads() != reads and not self.may_read(plan):
             raise self.reads.refuse(f"what {plan.func} computes")
-        if plan.out and ready:
-            key, call = call.key, self.lower(plan, args, kwargs) or call
-            call.key = key
-        return self._settle(plan, call, ready, out, self._written(plan, args, kwargs))
+        return self._settle(plan, ready, key, out, args, kwargs)
 
-    def _reading(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _reading(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
-        ready = self._ready(plan, args, kwargs)
+        there, ready = self._scan(plan, args, kwargs)
+        if not there:
+            return self._on_host(plan, func, args, kwargs)
         if plan.name == "multinomial" and not ready:
             return self._whole(plan, func, args, kwargs)
-        call = self.lower(plan, args, kwargs)
-        if call is None:
-            return self._on_host(plan, func, args, kwargs)
-        call.key = self._key(plan, args, kwargs)
+        key = self._key(plan, args, kwargs) if ready else None
         out = self._inside(BETWEEN, lambda: self._parts(plan, func, args, kwargs))
-        return self._settle(plan, call, ready, out, self._written(plan, args, kwargs))
+        return self._settle(plan, ready, key, out, args, kwargs)
 
-    def _counting(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._ready(plan, args, kwargs):
             raise self.reads.refuse(f"{COUNT} {plan.name} finds")
         out = super()._counting(plan, func, args, kwargs)
@@ -250,18 +263,17 @@ class ShapesMode(ComputingMode):
             self.knowledge.learn(item)
         return out
 
-    def _copying(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
-        call = self.lower(plan, args, kwargs)
-        if call is None:
+    def _copying(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        there, ready = self._scan(plan, args, kwargs)
+        if not there:
             return self._on_host(plan, func, args, kwargs)
-        ready = self._ready(plan, args, kwargs)
         out = self._inside(COPYING, lambda: func(*args, **kwargs))
-        return self._settle(plan, call, ready, out, self._written(plan, args, kwargs))
+        return self._settle(plan, ready, None, out, args, kwargs)
 
-    def _flattening(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         return self._inside(INSIDE, lambda: func(*args, **kwargs))
 
-    def _scalar(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _scalar(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
         if self.knowledge.known(tensor):
             return func(*args, **kwargs)
@@ -269,7 +281,7 @@ class ShapesMode(ComputingMode):
         value = self.reads.value(tensor.dtype, how)
         return bool(value) if tensor.dtype is torch.bool else value
 
-    def _answering(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _answering(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if self._ready(plan, args, kwargs):
             return super()._answering(plan, func, args, kwargs)
         self._inside(INSIDE, lambda: func(*args, **kwargs))

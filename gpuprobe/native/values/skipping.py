@@ -15,7 +15,7 @@ SKIP_DEVICE: Final = 1
 SKIP_TO_DEVICE: Final = 2
 SKIP_TO_HOST: Final = 4
 FEED_HOST: Final = 8
-"""Copies to the host find the answers that were given, in their order, or zeros that are counted."""
+"""Copies to the host find the answers that were given, in order, or zeros that are counted."""
 
 INSIDE: Final = SKIP_DEVICE | SKIP_TO_DEVICE | FEED_HOST
 """Within an operator that is computed as a whole."""

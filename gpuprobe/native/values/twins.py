@@ -82,16 +82,17 @@ def _depthwise(
 def _cudnn_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, factor: float, eps: float
 ) -> Any:
-    out, save_mean, save_invstd = _batch_norm(x, weight, bias, mean, var, training, factor, eps)
-    if not training:
-        save_mean = save_invstd = None
-    return out, save_mean, save_invstd, None
+    return (*_batch_norm(x, weight, bias, mean, var, training, factor, eps), None)
 
 
 def _batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
-    return _aten.native_batch_norm.default(x, weight, bias, mean, var, training, momentum, eps)
+    """Statistics are written in training alone."""
+    out, *saved = _aten.native_batch_norm.default(
+        x, weight, bias, mean, var, training, momentum, eps
+    )
+    return (out, *saved) if training else (out, None, None)
 
 
 def _cudnn_batch_norm_backward(
@@ -496,6 +497,8 @@ TWINS: Final[dict[str, Callable[..., Any]]] = {
     "conv_depthwise3d.default": _depthwise,
     "cudnn_batch_norm.default": _cudnn_batch_norm,
     "cudnn_batch_norm_backward.default": _cudnn_batch_norm_backward,
+    "native_batch_norm.default": _batch_norm,
+    "_native_batch_norm_legit.default": _batch_norm,
     "native_batch_norm_backward.default": _batch_norm_backward,
     "batch_norm_stats.default": _stats,
     "batch_norm_elemt.default": _batch_norm_elemt,

@@ -28,9 +28,9 @@ from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.sampler.base import DeviceMark
 from gpuprobe.sampler.interruptions import from_program
-from gpuprobe.sampler.tracing.accumulation import ADD, owners_of_gradients, sum_in_place
 from gpuprobe.sampler.tracing.module_calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
+from gpuprobe.torch_support.accumulation import ADD, ADD_TO, owners_of_gradients, place_of_sum
 from gpuprobe.torch_support.callers import passed_on
 
 BLIND_SPOTS = (
@@ -268,11 +268,9 @@ class CpuTrace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         try:
-            result = None
-            if func is ADD and not kwargs:
-                result = sum_in_place(*args)
-            if result is None:
-                result = func(*args, **(kwargs or {}))
+            if func is ADD and not kwargs and (place := place_of_sum(*args)) is not None:
+                func, args = ADD_TO, (args[place], args[1 - place])
+            result = func(*args, **(kwargs or {}))
         except BaseException as error:  # noqa: BLE001 - raised again
             args = kwargs = None  # type: ignore[assignment]
             raise passed_on(error)  # noqa: B904 - the same one

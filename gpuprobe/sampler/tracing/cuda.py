@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from gpuprobe.model.memory import BlockState, TraceAction
+from gpuprobe.code_origin import PACKAGE
+from gpuprobe.model.memory import Block, BlockState, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
 from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
@@ -164,6 +166,7 @@ def layout_now(
         if events or index in used:
             trace = convert(snapshot, index)
             trace.step = step
+            _drop_own_frames(trace.stacks)
             for column in ("category", "module", "stack"):
                 for rows in (trace.baseline, trace.events):
                     getattr(rows, column).extend([0] * (len(rows) - len(getattr(rows, column))))
@@ -171,9 +174,20 @@ def layout_now(
                 _name_baseline(trace, before)
             if complete is not None:
                 complete(trace)
+            _stacks_of_blocks(trace)
             _categorise(trace, found)
             traces.append(trace)
     return traces
+
+
+def _drop_own_frames(table: StackTable) -> None:
+    """Leave gpuprobe's own frames out of all stacks: they are not the program's."""
+    own = {i for i, frame in enumerate(table.frames) if frame.filename.startswith(PACKAGE)}
+    if own:
+        table.stacks[:] = [
+            tuple(i for i in stack if i not in own) if own.intersection(stack) else stack
+            for stack in table.stacks
+        ]
 
 
 def _place(item: Known) -> Place:
@@ -204,14 +218,31 @@ def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:
     return last
 
 
+def _stacks_of_blocks(trace: MemoryTrace) -> None:
+    """Give the blocks of the layout the stacks of the rows that made them, which are complete."""
+    owners = _last_owners(trace)
+
+    def completed(block: Block) -> Block:
+        if block.state is BlockState.INACTIVE or block.address not in owners:
+            return block
+        rows, i = owners[block.address]
+        return block if rows.stack[i] == block.stack else replace(block, stack=rows.stack[i])
+
+    trace.segments = tuple(
+        replace(segment, blocks=tuple(map(completed, segment.blocks))) for segment in trace.segments
+    )
+
+
 def _name_baseline(trace: MemoryTrace, before: Before) -> None:
     """Give the blocks that were there when the trace began what was known of them then."""
     rows, table = trace.baseline, trace.stacks
     for i, address in enumerate(rows.address):
         place = trace.device, address
         earlier, stack, module = before.origins.get(place, (table, 0, 0))
-        if stack and not rows.stack[i]:
-            rows.stack[i] = table.stack(tuple(map(table.frame, earlier.frames_of(stack))))
+        if stack:
+            frames = tuple(map(table.frame, earlier.frames_of(stack)))
+            if set(frames) > set(table.stacks[rows.stack[i]]):  # the block has what history said
+                rows.stack[i] = table.stack(frames)
         name = earlier.strings[module]
         item = before.known.get(place)
         if item is not None:

@@ -1,1 +1,1 @@
-"""What both simulated engines need of `torch.distributed`: what ranks send, how they differ."""
+"""What both engines need of `torch.distributed`: what a rank sends, and how ranks differ."""

@@ -9,13 +9,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ADD: Final = torch.ops.aten.add.Tensor
-_ADD_TO: Final = torch.ops.aten.add_.Tensor
+ADD_TO: Final = torch.ops.aten.add_.Tensor
 
 
-def sum_in_place(first: Any, second: Any) -> Any:
-    """The engine's sum of two gradients of one node, in the place where the engine makes it
-    while no mode is on (``torch/csrc/autograd/input_buffer.cpp``: ``accumulate``): in the older
-    gradient, if nothing else holds that. None for every other sum.
+def place_of_sum(first: Any, second: Any) -> int | None:
+    """Which of two gradients of one node, the older one first, the engine adds the other one to
+    while no mode is on (``torch/csrc/autograd/input_buffer.cpp``: ``accumulate``): one that
+    nothing else holds. None if it makes a new tensor, and for every sum that is not the engine's.
+    During the call of `ADD`.
     """
     if torch._C._current_autograd_node() is None or torch.is_grad_enabled():
         return None
@@ -25,23 +26,24 @@ def sum_in_place(first: Any, second: Any) -> Any:
         return None
     if first.layout is not torch.strided or second.layout is not torch.strided:
         return None
-    if _owners(first) == owners_of_gradients() and _is_dense(first):
-        return _ADD_TO(first, second)
+    for which, gradient in enumerate((first, second)):
+        if _owners(gradient) == owners_of_gradients()[which] and _is_dense(gradient):
+            return which
     return None
 
 
 class _Owners(TorchDispatchMode):
-    """Counts the owners of a gradient that only the engine holds, while the engine adds to it."""
+    """Counts the owners of gradients that only the engine holds, while the engine adds them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: tuple[int, int] | None = None
+        self.found: tuple[tuple[int, int], tuple[int, int]] | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is ADD and torch._C._current_autograd_node() is not None:
-            self.found = _owners(args[0])
+            self.found = _owners(args[0]), _owners(args[1])
         return func(*args, **(kwargs or {}))
 
 
@@ -62,9 +64,11 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 @functools.cache
-def owners_of_gradients() -> tuple[int, int]:
-    """What `_owners` returns of a gradient that the engine alone holds, with this torch."""
+def owners_of_gradients() -> tuple[tuple[int, int], tuple[int, int]]:
+    """What `_owners` returns of gradients that the engine alone holds, with this torch: of the
+    older and of the new one.
+    """
     leaf = torch.zeros(2, requires_grad=True)
     with torch.enable_grad(), _Owners() as counted:
         torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
-    return counted.found or (0, 0)
+    return counted.found or ((0, 0), (0, 0))

@@ -1,0 +1,133 @@
+"""Which engine a program runs on, where torch is a build without CUDA, and which torch that is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuprobe.engines.base import Order
+from gpuprobe.engines.choice import choose, why_not_native
+from gpuprobe.errors import EnvironmentUnavailable, UsageError
+from gpuprobe.native import libraries
+from gpuprobe.native.libraries import TorchBuild, cache_folder, libraries_for, torch_build
+
+pytestmark = pytest.mark.skipif(
+    bool(os.environ.get("GPUPROBE_TEST_NATIVE")), reason="about builds without CUDA"
+)
+
+
+def test_auto_is_virtual_without_cuda() -> None:
+    assert choose("auto", Order()) == "virtual"
+    assert why_not_native(Order()) == "torch is a build without CUDA"
+
+
+@pytest.mark.parametrize(
+    ("order", "ranks", "why"),
+    [
+        (Order(torch="2.6"), 1, "another version of torch is simulated"),
+        (Order(random="cuda"), 1, "the GPU's random numbers are simulated"),
+    ],
+)
+def test_what_only_the_virtual_gpu_does_is_named(order: Order, ranks: int, why: str) -> None:
+    assert why_not_native(order, ranks=ranks) == why
+
+
+def test_an_engine_that_is_named_is_taken() -> None:
+    assert choose("native", Order()) == "native"
+    assert choose("virtual", Order()) == "virtual"
+    with pytest.raises(UsageError, match="unknown engine 'cuda'"):
+        choose("cuda", Order())
+
+
+def fake_torch(folder: Path, version: str, cuda: str, requires: str = "") -> Path:
+    torch = folder / "torch"
+    (torch / "lib").mkdir(parents=True)
+    (torch / "version.py").write_text(
+        f"from typing import Optional\n__version__ = '{version}'\ncuda: Optional[str] = {cuda}\n",
+        encoding="utf-8",
+    )
+    info = folder / f"torch-{version.partition('+')[0]}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: torch\n{requires}", encoding="utf-8")
+    return torch
+
+
+def test_torch_is_described_by_its_files(tmp_path: Path) -> None:
+    requires = (
+        'Requires-Dist: nvidia-cudnn-cu13==9.20.0.48; platform_system == "Linux"\n'
+        'Requires-Dist: nvidia-nccl-cu13==2.29.7; platform_system == "Linux"\n'
+        "Requires-Dist: nvidia-cuda-runtime-cu12 (==12.4.127)\n"
+        "Requires-Dist: sympy>=1.13.3\n"
+    )
+    build = torch_build(fake_torch(tmp_path, "2.13.0+cu130", "'13.0'", requires))
+    assert build is not None
+    assert (build.version, build.cuda, build.major, build.cuda_number) == (
+        *("2.13.0+cu130", "13.0"),
+        *(13, 13000),
+    )
+    assert build.libraries == {
+        "cudnn": "9.20.0.48",
+        "nccl": "2.29.7",
+        "cuda-runtime": "12.4.127",
+    }
+
+
+def test_a_build_without_cuda_is_described_too(tmp_path: Path) -> None:
+    build = torch_build(fake_torch(tmp_path, "2.13.0+cpu", "None"))
+    assert build is not None
+    assert (build.cuda, build.major) == ("", 0)
+    assert torch_build(tmp_path / "nowhere") is None
+
+
+def test_the_libraries_of_an_unknown_cuda_are_refused(tmp_path: Path) -> None:
+    build = TorchBuild(tmp_path, "3.1.0+cu150", "15.0", {})
+    with pytest.raises(EnvironmentUnavailable, match=r"CUDA 15\.0; the native engine knows") as met:
+        libraries_for(build)
+    assert "--engine virtual" in met.value.hint
+
+
+def test_without_cuda_the_remedy_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "estimate", "--engine", "native", "x.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XDG_CACHE_HOME": "/proc/nothing"},
+        cwd="/",
+    )
+    assert done.returncode == 2  # there is no x.py
+    script = Path(__file__).parent / "test_choice.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "estimate", "--engine", "native", str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XDG_CACHE_HOME": "/proc/nothing"},
+    )
+    assert done.returncode == 3
+    assert "is a build without CUDA" in done.stderr
+    assert "gpuprobe native install" in done.stderr
+
+
+def test_a_cache_that_others_can_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
+    monkeypatch.setattr(libraries.tempfile, "gettempdir", lambda: str(tmp_path))
+    found = cache_folder()
+    assert found.parent == tmp_path
+    assert found.stat().st_mode & 0o077 == 0
+    found.chmod(0o777)
+    with pytest.raises(EnvironmentUnavailable, match="can be written by others"):
+        cache_folder()
+
+
+def test_a_cache_folder_with_a_space_cannot_be_preloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
+    assert " " not in str(cache_folder())

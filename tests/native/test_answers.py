@@ -1,0 +1,69 @@
+"""What an unanswered function may do: nothing, if it has no result; otherwise it is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpuprobe.native.answers import HARMLESS, MODELS, export_of, vendor_of
+from gpuprobe.native.elf import Forward, Needed
+
+_NOTHING: frozenset[str] = frozenset()
+
+
+@pytest.mark.parametrize(
+    "name",
+    # All output a size, a handle or a value.
+    [
+        "cublasSdot_v2_64",
+        "cublasSrotg_v2",
+        "cublasSgetrfBatched_64",
+        "cublasCreate_v2",
+        "cublasGetVector_64",
+        "cudnnSetupSize",
+        "cudnnGetRNNWeightSpaceSize",
+        "cudnnSetTensorNdDescriptor",
+        "cusolverDnSfoo_bufferSize",
+        "cusolverDnXgesvdjGetSweeps",
+        "cuptiGetVersion",
+        "cuptiEventGetAttribute",
+        "cuptiActivityGetNextRecord",
+        "nvJitLinkGetLinkedCubinSize",
+        "nvshmem_malloc",
+    ],
+)
+def test_what_outputs_something_is_refused_by_name(name: str) -> None:
+    export = export_of(Needed(name), _NOTHING, 13)
+    assert export.forward is Forward.NAMED
+    assert export.target.startswith("gpn_refuse_")
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("cublasSgemm_v2", "library_kernel"),
+        ("cublasZgemmStridedBatched", "library_kernel"),
+        ("cublasGemmStridedBatchedEx_64", "library_kernel"),
+        ("cudnnRNNForward", "library_kernel"),
+        ("cudnnSetDropoutDescriptor", "succeed"),
+        ("cuptiActivityEnable", "succeed"),
+        ("nvtxRangePushA", "succeed"),
+    ],
+)
+def test_what_computes_or_sets_is_harmless(name: str, target: str) -> None:
+    assert export_of(Needed(name), _NOTHING, 13).target == f"gpn_{target}"
+
+
+def test_an_answer_comes_before_the_list_and_the_major_version_before_both() -> None:
+    answered = frozenset({"cublasSgemm_v2", "cublasSgemm_v2__12"})
+    assert export_of(Needed("cublasSgemm_v2"), answered, 13).target == "gpn_cublasSgemm_v2"
+    assert export_of(Needed("cublasSgemm_v2"), answered, 12).target == "gpn_cublasSgemm_v2__12"
+
+
+def test_each_pattern_and_model_names_functions_of_a_library() -> None:
+    for pattern, *_, reason in [*HARMLESS, *MODELS]:
+        assert reason
+        begin = re.match(r"[a-zA-Z]+", pattern)
+        assert begin
+        assert vendor_of(begin[0] + "X"), pattern
