@@ -165,7 +165,7 @@ def estimate(
     _require_torch("an estimate runs the training step")
     from gpuprobe.engines.choice import prepare
 
-    engine = prepare(engine, _endless(gpu, "real", conf, assume, torch), ranks=ranks)
+    engine = prepare(engine, _endless(gpu, "real", conf, assume, torch))
     from gpuprobe.planning.auto import estimate_with
     from gpuprobe.planning.job import Job
 
@@ -242,7 +242,7 @@ def estimate_program(
     _require_torch("an estimate runs the training step")
     from gpuprobe.engines.choice import prepare
 
-    engine = prepare(engine, _endless(gpu, "real", conf, assume, torch), ranks=ranks)
+    engine = prepare(engine, _endless(gpu, "real", conf, assume, torch))
     from gpuprobe.api.recordings import scratch_recording
     from gpuprobe.planning.auto import Start, estimate_with
     from gpuprobe.planning.job import Job

@@ -10,7 +10,7 @@ from gpuprobe.engines.base import ENGINES, EngineSession, Measurement, Order, Si
 from gpuprobe.errors import EnvironmentUnavailable, GpuprobeError, UsageError
 
 
-def choose(engine: str, order: Order, *, ranks: int = 1) -> str:
+def choose(engine: str, order: Order) -> str:
     """``"native"`` or ``"virtual"``, for what ``--engine`` names.
 
     ``auto`` is native where torch is a build with CUDA that is not imported yet, and the order has
@@ -20,10 +20,10 @@ def choose(engine: str, order: Order, *, ranks: int = 1) -> str:
         raise UsageError(f"unknown engine {engine!r}", hint=f"one of: {', '.join(ENGINES)}")
     if engine != "auto":
         return engine
-    return "virtual" if why_not_native(order, ranks=ranks) else "native"
+    return "virtual" if why_not_native(order) else "native"
 
 
-def why_not_native(order: Order, *, ranks: int = 1) -> str:
+def why_not_native(order: Order) -> str:
     """Why ``auto`` takes the virtual GPU; ``""`` where it takes the native engine."""
     from gpuprobe.native import process
     from gpuprobe.native.libraries import SUPPORTED_MAJORS, core, torch_build
@@ -71,9 +71,9 @@ def session(engine: str, order: Order) -> AbstractContextManager[Any]:
     return virtual.session(order)
 
 
-def prepare(engine: str, order: Order, *, ranks: int = 1) -> str:
+def prepare(engine: str, order: Order) -> str:
     """`choose`, and make this process ready before anything imports torch."""
-    chosen = choose(engine, order, ranks=ranks)
+    chosen = choose(engine, order)
     if chosen == "native":
         from gpuprobe.catalogue.gpus import parse_spec
         from gpuprobe.engines.native import refuse

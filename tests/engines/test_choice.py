@@ -26,14 +26,14 @@ def test_auto_is_virtual_without_cuda() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "ranks", "why"),
+    ("order", "why"),
     [
-        (Order(torch="2.6"), 1, "another version of torch is simulated"),
-        (Order(random="cuda"), 1, "the GPU's random numbers are simulated"),
+        (Order(torch="2.6"), "another version of torch is simulated"),
+        (Order(random="cuda"), "the GPU's random numbers are simulated"),
     ],
 )
-def test_what_only_the_virtual_gpu_does_is_named(order: Order, ranks: int, why: str) -> None:
-    assert why_not_native(order, ranks=ranks) == why
+def test_what_only_the_virtual_gpu_does_is_named(order: Order, why: str) -> None:
+    assert why_not_native(order) == why
 
 
 def test_an_engine_that_is_named_is_taken() -> None:

@@ -15,7 +15,7 @@ first reads. NCCL's own documentation calls it opaque.
 """
 
 
-class LoneStore(dist.Store):  # type: ignore[misc]
+class LoneStore(dist.Store):
     """Keeps what this rank sets. What other ranks would set is there at once, and a counter that
     they would raise has their part: waits end where they begin.
     """
