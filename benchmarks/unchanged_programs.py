@@ -159,12 +159,30 @@ class Source(NamedTuple):
 
 
 def corpus() -> list[Source]:
-    """The programs of the hazard corpora that use one GPU."""
+    """The programs of the hazard corpora that use one GPU: reduced bugs of public projects, their
+    fixed versions, correct programs, and ordinary training programs.
+    """
     sys.path.insert(0, str(HERE.parent / "tests" / "hazards"))
+    import ordinary_workloads
+    import upstream_corpus
+    import variants_autograd
+    import variants_indices
+    import variants_streams
     from hazard_corpus import CASES
 
-    end = "\ndef main(): return []\n"
-    return [Source(case.name, case.text + end) for case in CASES if case.gpus == 1]
+    groups = (upstream_corpus, variants_autograd, variants_indices, variants_streams)
+    texts = {case.name: case.text for case in CASES if case.gpus == 1}
+    for group in groups:
+        for bug in group.BUGS:
+            if bug.gpus == 1:
+                texts[f"{bug.name}, the bug"] = bug.buggy
+                texts[f"{bug.name}, fixed"] = bug.mended
+        for name in ("CASES", "CORRECT"):
+            cases = getattr(group, name, ())
+            texts.update({case.name: case.text for case in cases if case.gpus == 1})
+    for name in ordinary_workloads.WORKLOADS:
+        texts[name] = f"import ordinary_workloads\nordinary_workloads.WORKLOADS[{name!r}]()\n"
+    return [Source(name, text + "\ndef main(): return []\n") for name, text in texts.items()]
 
 
 def observe(
