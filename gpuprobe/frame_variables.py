@@ -67,7 +67,7 @@ def variables(frame: Any) -> dict[str, Any]:
     """
     if not _KEEPS:
         local = frame.f_locals
-        # Of a module's frame too, while a comprehension in it is at work.
+        # Of a module's frame too, while a comprehension in it runs.
         return dict(local) if type(local) is _VIEW else _of_dict(local)
     layout = _LAYOUT
     start = _record(frame, layout) if layout is not None else None

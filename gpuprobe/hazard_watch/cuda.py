@@ -488,7 +488,7 @@ class CudaSource(EventSource):
         super()._launch(index, op, accesses, site, note)
 
     def _node_stream(self, device: int) -> int:
-        """The stream of the node at work: its code may have made another one current."""
+        """The stream of the node that runs: its code may have made another one current."""
         outside = self.blocks.outside(device)
         return self.machine.stream(device) if outside is None else outside
 

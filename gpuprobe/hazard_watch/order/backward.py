@@ -295,7 +295,7 @@ class BackwardPass:
         return waiter
 
     def touched(self, address: int) -> None:
-        """The node at work has used memory on a stream that its code chose."""
+        """The node that runs has used memory on a stream that its code chose."""
         if self._now is not None:
             self._now.handed[address] = self._source.active.block(address)
 

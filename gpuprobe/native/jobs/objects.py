@@ -41,7 +41,7 @@ class PeerRanks(Protocol):
 
 
 class Objects:
-    """Carries the bytes of objects from rank to rank, while one of `OF_OBJECTS` is at work.
+    """Carries the bytes of objects from rank to rank, during calls of `OF_OBJECTS`.
     ``peers``: None where the other ranks are not run.
     """
 

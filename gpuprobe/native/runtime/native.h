@@ -150,7 +150,6 @@ int refused(const char *name, int status);   // prints and keeps the name of a f
 
 // --- kernel.c
 int library_call(const char *name, void *stream);   // a kernel of a library: logged, not run
-void *stream_of_handle(void *handle);    // of a cuBLAS, cuDNN, ... handle: see handles.c
 
 // --- handles.c: an opaque object of a library that remembers its stream and a few numbers
 typedef struct {
