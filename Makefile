@@ -95,7 +95,7 @@ VENV_PYTHON = .venv-python-$(PY_VERSION)
 
 test-python:
 	python$(PY_VERSION) -m venv $(VENV_PYTHON)
-	$(VENV_PYTHON)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(VENV_PYTHON)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	$(VENV_PYTHON)/bin/python -m pytest $(PYTEST_ARGS) tests/test_frame_variables.py \
 		tests/test_unchanged_programs.py tests/hazards/test_hazard_corpus.py tests/sampler
 	$(VENV_PYTHON)/bin/python benchmarks/unchanged_programs.py

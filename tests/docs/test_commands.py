@@ -32,6 +32,12 @@ SKIPPED = {
         f'uvx --from "git+https://github.com/{repository.name()}" gpuprobe info',
         "it would download the repository",
     ),
+    ("docs/how-to/choose-an-engine.md", "gpuprobe native install", "it would download 0.5 GB"),
+    (
+        "docs/how-to/choose-an-engine.md",
+        "gpuprobe estimate --gpu a100-40gb --engine native train.py",
+        "it would download 0.5 GB",
+    ),
     (
         "docs/how-to/compare-ranks-and-devices.md",
         "gpuprobe scale one.gpuprobe four.gpuprobe",
