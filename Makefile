@@ -86,7 +86,8 @@ $(STAMP_NATIVE): pyproject.toml
 	@touch $@
 
 test-native: $(STAMP_NATIVE)
-	GPUPROBE_TEST_NATIVE=2xh100-80gb $(VENV_NATIVE)/bin/python -m pytest $(PYTEST_ARGS) -m 'gpu or native'
+	$(VENV_NATIVE)/bin/python -m pytest $(PYTEST_ARGS) tests/native
+	GPUPROBE_TEST_NATIVE=2xh100-80gb $(VENV_NATIVE)/bin/python -m pytest $(PYTEST_ARGS) -m gpu
 
 # In an environment of its own, with the interpreter of that name: frames, and that nothing changes
 # a program.
