@@ -108,6 +108,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.compute == "shapes" and args.gpu is None:
         raise UsageError("--compute shapes needs --gpu GPU", hint="--gpu h100-80gb")
+    if args.engine != "auto" and args.gpu is None:
+        raise UsageError(f"--engine {args.engine} needs --gpu GPU", hint="--gpu h100-80gb")
     if hazards:
         _fix_files(args)
     known = _known(args)
