@@ -67,7 +67,7 @@ def test_the_nearest_file_counts_and_other_projects_say_nothing(tmp_path: Path) 
     ("text", "error", "hint"),
     [
         ("[tool.gpuprobe]\ngpus = 't4'", "unknown key 'gpus'", "did you mean 'gpu'?"),
-        ("[tool.gpuprobe]\nzebra = 1", "unknown key 'zebra'", "known: baseline, compute, engine, gpu"),
+        ("[tool.gpuprobe]\nzebra = 1", "unknown key 'zebra'", "known: baseline, compute, engine"),
         (
             "[tool.gpuprobe.tolerance]\npeak_alocated = 1",
             "tolerance]: unknown key 'peak_alocated'",

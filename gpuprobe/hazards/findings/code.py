@@ -51,6 +51,17 @@ class StatementAt:
         return self.node.end_lineno or self.node.lineno
 
     @property
+    def names_of_comprehensions(self) -> frozenset[str]:
+        """The variables that comprehensions of the statement have for themselves."""
+        return frozenset(
+            name.id
+            for node in ast.walk(self.node)
+            if isinstance(node, ast.comprehension)
+            for name in ast.walk(node.target)
+            if isinstance(name, ast.Name)
+        )
+
+    @property
     def indent(self) -> str:
         text = linecache.getline(self.file, self.line)
         return text[: len(text) - len(text.lstrip())]

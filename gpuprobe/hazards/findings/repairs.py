@@ -172,8 +172,12 @@ def whole_device(at: Sites, *, several: bool) -> CodeChange | None:
 def recorded(at: Sites, names: tuple[str, ...]) -> CodeChange | None:
     """``record_stream`` where another stream uses the tensor."""
     first = at.first
-    usable = tuple(dict.fromkeys(name for name in names if is_name(name)))
-    if first is None or not usable:
+    if first is None:
+        return None
+    # A variable of a comprehension has no value before its statement.
+    inside = first.names_of_comprehensions
+    usable = tuple(dict.fromkeys(name for name in names if is_name(name) and name not in inside))
+    if not usable:
         return None
     cuda = torch_name(first.file)
     stream = f"{cuda}.current_stream()"
