@@ -1,7 +1,7 @@
 """The shared libraries that take the place of CUDA's, for the torch that is installed.
 
-Two parts: the runtime, a library compiled from the C sources in ``runtime/`` (a wheel carries it
-compiled; otherwise any C compiler makes it, once), and one library for each of NVIDIA's that torch
+Two parts: the runtime, a library compiled from the C sources in ``runtime/`` (once, by any C
+compiler, unless a package carries it compiled), and one library for each of NVIDIA's that torch
 and its extensions link to, written by `gpuprobe.native.elf`. Both are cached.
 """
 
@@ -157,8 +157,8 @@ def compile_core(sources: Sequence[Path], target: Path) -> None:
     )
     if compiler is None:
         raise EnvironmentUnavailable(
-            "the native engine was installed from source and there is no C compiler",
-            hint="install one (Debian and Ubuntu: apt install gcc), or a wheel of gpuprobe",
+            "the native engine has to be compiled, and there is no C compiler",
+            hint="install one (Debian and Ubuntu: apt install gcc), or use --engine virtual",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with _replaced(target) as partial:
