@@ -164,7 +164,7 @@ def _search() -> bool:
 
 
 def _called(generated: str) -> Any | None:
-    """The module whose forward is at work, if that is what was compiled."""
+    """The module whose ``forward`` runs, if that is what was compiled."""
     frame: Any = sys._getframe(2)
     differentiated = False
     while frame is not None:
