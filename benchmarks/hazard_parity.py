@@ -1,9 +1,9 @@
 """The hazards of the corpora on torch's own CUDA code, against those on the virtual GPU.
 
-``collect`` runs every program of `tests/hazards` on one engine and writes what is found, a line of
-JSON each; in an environment with a CUDA build of torch it takes the native engine. It continues a
-file that is there: a program that ended the process counts as crashed. ``compare`` prints, for two
-such files, the programs that differ in kinds, lines, messages, fixes or synchronisations.
+``collect`` runs every program of `tests/hazards` on one engine, each in a process, and writes what
+is found, a line of JSON each; in an environment with a CUDA build of torch it takes the native
+engine. It continues a file that is there. ``compare`` prints, for two such files, the programs that
+differ in kinds, lines, messages, fixes or synchronisations, and how many are as expected.
 
 Usage: python benchmarks/hazard_parity.py collect FILE [--engine native|virtual] [NAME...]
        python benchmarks/hazard_parity.py compare NATIVE VIRTUAL
@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hazards")]
+from hazard_programs import Program, begin, gpus, programs, run, run_each
+
 warnings.simplefilter("ignore")
-GPUS = "2xh100-80gb"
 
 
 def main() -> None:
@@ -43,45 +41,29 @@ def main() -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """By program what was found; of one that ended the process, that it did."""
+    """By program what was found."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return {name: found or {"error": "crashed"} for name, found in map(json.loads, lines)}
+    return dict(map(json.loads, lines))
 
 
 def collect(engine: str, names: list[str], path: Path) -> None:
     """Write what each program gives: its races and synchronisations, or the error that ended it."""
-    from gpuprobe.engines.base import Order
-    from gpuprobe.engines.choice import prepare, session
-
-    order = Order(GPUS)
-    prepare(engine, order)
-    with session(engine, order):
-        from hazard_case import Case
-        from hazard_corpus import CASES
-        from test_hazard_corpus import judge
-        from upstream_corpus import BUGS, CORRECT
-
-        programs = [(case.name, case, case.text) for case in CASES]
-        for bug in BUGS:
-            programs += [
-                (f"{bug.name} (buggy)", Case(bug.name, "", (), bug.buggy), bug.buggy),
-                (f"{bug.name} (mended)", Case(bug.name, "", (), bug.mended), bug.mended),
-            ]
-        programs += [(f"{one.name} (correct)", one, one.text) for one in CORRECT]
-        done = read(path)
-        with path.open("a") as file:
-            for name, case, text in programs:
-                if name in done or (names and name not in names):
-                    continue
-                print(json.dumps([name, None]), file=file, flush=True)
-                try:
-                    found = account(judge(Case(case.name, "", (), text), text))
-                except Exception as error:  # noqa: BLE001 - a difference like any other
-                    found = {"error": f"{type(error).__name__}: {error}"[:300]}
-                print(json.dumps([name, found]), file=file, flush=True)
+    begin(engine)
+    done = read(path)
+    with path.open("a") as file:
+        chosen = [one for one in programs() if one.name not in done]
+        chosen = [one for one in chosen if not names or one.name in names]
+        for program, found in run_each(chosen, lambda program: judged(engine, program)):
+            print(json.dumps([program.name, found]), file=file, flush=True)
 
 
-def account(found: Any) -> dict[str, Any]:
+def judged(engine: str, program: Program) -> dict[str, Any]:
+    with gpus(engine):
+        return account(program, run(program))
+
+
+def account(program: Program, found: Any) -> dict[str, Any]:
+    races = [*found.races, *(found.latent if program.latent else ())]
     return {
         "races": sorted(
             [
@@ -91,7 +73,7 @@ def account(found: Any) -> dict[str, Any]:
                 race.message,
                 race.fix.text if race.fix else "",
             ]
-            for race in found.races
+            for race in races
         ),
         "syncs": sorted(
             [row.reason, row.location.line if row.location else 0, row.count, row.allowed]
@@ -101,12 +83,29 @@ def account(found: Any) -> dict[str, Any]:
     }
 
 
+def right(program: Program, found: dict[str, Any]) -> bool:
+    """Whether what was found is what the corpus expects."""
+    if "error" in found or found["failure"]:
+        return False
+    races = found["races"]
+    if program.kinds is None:
+        return [program.kind, *program.lines] in [race[:3] for race in races] or (
+            program.latent and [program.kind, program.lines[0]] in [race[:2] for race in races]
+        )
+    return {race[0] for race in races} == set(program.kinds)
+
+
 def compare(native: dict[str, Any], virtual: dict[str, Any]) -> None:
     totals: Counter[str] = Counter()
-    for name in virtual:
-        if name not in native:
+    expected: Counter[tuple[str, str]] = Counter()
+    for program in programs():
+        name = program.name
+        if name not in native or name not in virtual:
             continue
         mine, theirs = native[name], virtual[name]
+        expected[program.corpus, "programs"] += 1
+        expected[program.corpus, "native"] += right(program, mine)
+        expected[program.corpus, "virtual"] += right(program, theirs)
         totals["programs"] += 1
         if "error" in mine or "error" in theirs or mine["failure"]:
             totals["ended by an error"] += 1
@@ -115,14 +114,19 @@ def compare(native: dict[str, Any], virtual: dict[str, Any]) -> None:
         for what, width in (("kinds", 1), ("lines", 3), ("messages", 4), ("fixes", 5)):
             a, b = ([race[:width] for race in one["races"]] for one in (mine, theirs))
             totals[f"same {what}"] += a == b
-            if a != b:
-                print(f"{name}: {what}\n    native  {a}\n    virtual {b}")
-                break
+        same = mine["races"] == theirs["races"]
+        if not same:
+            print(f"{name}: races\n    native  {mine['races']}\n    virtual {theirs['races']}")
         totals["same synchronisations"] += mine["syncs"] == theirs["syncs"]
         if mine["syncs"] != theirs["syncs"]:
             print(f"{name}: syncs\n    native  {mine['syncs']}\n    virtual {theirs['syncs']}")
+    print()
     for what, count in totals.items():
         print(f"{count:6} {what}")
+    print(f"\n{'as expected':24}programs  native  virtual")
+    for corpus in dict.fromkeys(corpus for corpus, _ in expected):
+        counts = [expected[corpus, what] for what in ("programs", "native", "virtual")]
+        print(f"{corpus:24}{counts[0]:8}{counts[1]:8}{counts[2]:9}")
 
 
 if __name__ == "__main__":

@@ -19,11 +19,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.hazard_watch import host_access as host_watch
+from gpuprobe.hazard_watch.host_integers import HostIntegers, flat, on_host
 from gpuprobe.hazard_watch.order.backward import SUMS
-from gpuprobe.hazard_watch.places import backward_frames
+from gpuprobe.hazard_watch.order.leaves import LeafGradients, Written, gradients
+from gpuprobe.hazard_watch.places import backward_frames, in_program
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
@@ -37,6 +40,8 @@ _POOL: Final = 32
 _DRIVER: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_GIVING: Final = frozenset({"arange", "_to_copy", "copy_"})
+"""Operators that may give a tensor integers of the host's."""
 _REPORTS: Final = (
     ("EventRecordCallbacks", "_recorded"),
     ("EventWaitCallbacks", "_waited"),
@@ -90,6 +95,7 @@ class _Cuda:
         self.compiled: dict[str, None] = {}
         self.labels: dict[tuple[int, int], int] = {}  # by device and handle of a stream
         self.freed: Callable[[_Pinned], None] = lambda tag: None
+        self.integers = HostIntegers()
 
     def stream(self, index: int) -> int:
         """The CUDA handle of the current stream; 0 is the legacy default stream."""
@@ -151,7 +157,8 @@ class _Cuda:
         return PINNED
 
     def known_integers(self, tensor: Any) -> list[int] | None:
-        return None  # to read them would wait for the device
+        """To read them would wait for the device: known are those that came from the host."""
+        return self.integers.of(tensor)
 
     def is_pinned(self, tensor: Any) -> bool:
         return bool(tensor.is_pinned())
@@ -177,6 +184,7 @@ class CudaSource(EventSource):
         # By block allocated in a backward pass: the sequence number and the stream of the node at
         # work then.
         self._gradients: dict[int, tuple[int, int]] = {}
+        self._passes: list[LeafGradients] = []  # backward passes that run, innermost last
         self._elapsed: float | None = None
         self._lock = threading.RLock()  # autograd's threads report too
 
@@ -200,7 +208,7 @@ class CudaSource(EventSource):
         self.blocks.install(patches)
         self.creations.install(patches)
         self._methods(patches)
-        _note_backward(patches)
+        self._follow_backward(patches)
         mode = _Watch(self)
         mode.__enter__()
         patches.add(lambda: mode.__exit__(None, None, None))
@@ -253,6 +261,50 @@ class CudaSource(EventSource):
         for function, reporter in registered.items():
             patches.set(runtime, function, self._after(getattr(runtime, function), reporter))
         patches.set(torch.Tensor, "numpy", numpy)
+
+    def _follow_backward(self, patches: Patches) -> None:
+        """Know the line that called a backward pass while it runs, and what it leaves behind."""
+        original = torch.autograd.graph._engine_run_backward
+        source, passes = self, self._passes
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            running = len(passes)
+            backward_frames.append(sys._getframe(1))
+            source.guarded(source._backward_begins)
+            try:
+                result = original(*args, **kwargs)
+                source.guarded(source._backward_returned, args, result)
+                return result
+            finally:
+                del passes[running:]
+                backward_frames.pop()
+
+        for module in (torch.autograd.graph, torch.autograd):
+            if getattr(module, "_engine_run_backward", None) is original:
+                patches.set(module, "_engine_run_backward", run_backward)
+
+    def _backward_begins(self) -> None:
+        machine = self.machine
+        callers = {index: machine.stream(index) for index in range(len(machine.devices))}
+        self._passes.append(LeafGradients(callers))
+
+    def _backward_returned(self, args: tuple[Any, ...], result: Any) -> None:
+        """Gradients of leaves on other streams count as written on the caller's."""
+        passing = self._passes[-1]
+        leaves = passing.leaves
+        if not leaves:
+            return
+        engine, site = self.active, self.site()
+        accesses: list[tuple[int, Footprint, bool]] = []
+        with torch._C.DisableTorchFunctionSubclass():
+            for gradient in gradients(args[0], result):
+                self._add(accesses, gradient, True)
+        for address in dict.fromkeys(address for address, _, _ in accesses):
+            written = leaves.get(address)
+            if written is not None and engine.block(address) is written.block:
+                index = written.stream[0]
+                actor = engine.stream(index, passing.callers[index])
+                engine.published(actor, "backward", [(address, written.where, True)], site)
 
     def _reporting(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
         def method(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -314,9 +366,11 @@ class CudaSource(EventSource):
 
     def _capture_began(self, graph: Any, _: None, *args: Any, **kwargs: Any) -> None:
         index = _device()
+        self._cuda.integers.capturing = True
         self.capture_begin(index, self.machine.stream(index))
 
     def _capture_ended(self, graph: Any, _: None) -> None:
+        self._cuda.integers.capturing = False
         graph._gpuprobe_accesses = self.capture_end(_device())
 
     def _replayed(self, graph: Any, _: None) -> None:
@@ -341,10 +395,16 @@ class CudaSource(EventSource):
     # -- what torch reports: no locks, no CUDA, nothing raised
 
     def _recorded(self, event: int, stream: int) -> None:
-        self._queue.append(("event_record", event, stream, _device(), self.site()))
+        entry = ("event_record", event, stream, _device(), self.site(), self._own())
+        self._queue.append(entry)
 
     def _waited(self, event: int, stream: int) -> None:
-        self._queue.append(("event_wait", event, stream, _device(), self.site()))
+        entry = ("event_wait", event, stream, _device(), self.site(), self._own())
+        self._queue.append(entry)
+
+    def _own(self) -> bool:
+        """Whether the program asks for it, and not an operator or the autograd engine."""
+        return not _Watch.running.depth and in_program()
 
     def _event_gone(self, event: int) -> None:
         self._queue.append(("event_destroyed", event))
@@ -379,8 +439,13 @@ class CudaSource(EventSource):
             elif kind == "free":
                 self._block_gone(*given)
             elif kind in ("event_record", "event_wait"):
-                event, stream, device, site = given
-                getattr(engine, kind)(event, self._stream_of(device, stream), site)
+                event, stream, device, site, own = given
+                actor = self._stream_of(device, stream)
+                if kind == "event_wait" and self._passes:
+                    source = engine.recorded_on(event)
+                    if source is not None:
+                        self._passes[-1].waited(engine.names[actor], engine.names[source])
+                getattr(engine, kind)(event, actor, site, own)
             elif kind == "stream_synchronize":
                 stream, device, site = given
                 engine.stream_synchronize(self._stream_of(device, stream), site)
@@ -399,6 +464,7 @@ class CudaSource(EventSource):
         self._captured.discard(address)
         self._owners.pop(address, None)
         self._gradients.pop(address, None)
+        self._cuda.integers.forget(address)
         if self.engine.knows(address):
             self._freed_at(address, site if self.engine.end_matters(address) else None, waits)
 
@@ -481,12 +547,27 @@ class CudaSource(EventSource):
     # -- operators
 
     def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
-        node = torch._C._current_autograd_node() if self._gradients else None
-        if node is not None:
-            self._record_gradients(node, op, accesses, index)
-        if not note and backward_frames and torch._C._current_autograd_node() is not None:
-            note = "gradient"
+        if self._gradients or self._passes:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                self._record_gradients(node, op, accesses, index)
+                if self._passes and self._node_stream(index) == self.machine.stream(index):
+                    note = note or "gradient"
+                    self._written_in_backward(index, accesses)
+        integers = self._cuda.integers
+        if integers:
+            for address, _, write in accesses:
+                if write:
+                    integers.forget(address)
         super()._launch(index, op, accesses, site, note)
+
+    def _written_in_backward(self, index: int, accesses: Any) -> None:
+        """A node of the backward pass launches an operator on the stream that it runs on."""
+        passing, stream = self._passes[-1], (index, self.machine.stream(index))
+        if passing.launched(stream):
+            for address, where, write in accesses:
+                if write:
+                    passing.wrote(address, Written(where, self.active.block(address), stream))
 
     def _node_stream(self, device: int) -> int:
         """The stream of the node that runs: its code may have made another one current."""
@@ -512,10 +593,49 @@ class CudaSource(EventSource):
         self._elapsed = seconds
         index = self.device_of(args, kwargs, result)
         if index >= 0:
-            self.device_op(func, args, kwargs, result, index)
+            name = self._plans[func].name
+            if name == "lift_fresh":
+                self._lifted(result, index)
+            else:
+                self.device_op(func, args, kwargs, result, index)
+                if name in _GIVING:
+                    self._integers_given(name, args, result)
         else:
             self.host_op(func, args, kwargs, result)
         self._elapsed = None
+
+    def _integers_given(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """An operator that gives a tensor on the device integers that the host has."""
+        if not HostIntegers.concern(result):
+            return
+        values: Any = None
+        if name == "arange":
+            if all(type(value) is int for value in args):
+                values = range(*args)
+        else:
+            source = args[0] if name == "_to_copy" else args[1]
+            plain = type(source) in _PLAIN and source.dtype == result.dtype
+            if plain and source.shape == result.shape and self.machine.place_of(source) == HOST:
+                values = on_host(source)
+        self._cuda.integers.keep(result, values)
+
+    def constructed(self, made: Any, data: Any) -> None:
+        """`torch.tensor` or one of its kind made ``made`` of ``data``."""
+        if type(made) in _PLAIN and made.is_cuda and HostIntegers.concern(made):
+            self.guarded(self._cuda.integers.keep, made, flat(data))
+
+    def _lifted(self, result: Any, index: int) -> None:
+        """A tensor was made of Python's values, and copied to the device, which no mode is called
+        for (``internal_new_from_data`` in ``tensor_new.cpp``, which waits for the copy).
+        """
+        accesses: list[tuple[int, Footprint, bool]] = []
+        self._add(accesses, result, True)
+        site = self.site()
+        self._launch(index, ("copy", result.shape), accesses, site)
+        if not host_watch.is_constructed():  # an index: as one that the program copies
+            self._quiet(index, site)
+        elif result.numel():
+            self._sync("new tensor from host values", site, index)
 
     def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
         super()._sync(reason, site, index)
@@ -523,8 +643,16 @@ class CudaSource(EventSource):
             self.ledger.lost(reason, site, self._elapsed)
 
 
+class _Running(threading.local):
+    """Operators that run in this thread."""
+
+    depth = 0
+
+
 class _Watch(TorchDispatchMode):
     """Hands every operator to the event source after it was launched."""
+
+    running: Final = _Running()
 
     def __init__(self, source: CudaSource) -> None:
         super().__init__()
@@ -536,14 +664,22 @@ class _Watch(TorchDispatchMode):
                 kind not in _PLAIN
                 and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
             ):
+                if issubclass(kind, FakeTensor):
+                    # Its mode may be below this one, and it leaves the call to that: DTensor's
+                    # propagation of shapes. Nothing runs on a device.
+                    return func(*args, **(kwargs or {}))
                 return NotImplemented  # the subclass unwraps first; its parts come back here
         kwargs = kwargs or {}
+        running = self.running
+        running.depth += 1
         began = time.perf_counter()
         try:
             result = func(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
             args = kwargs = None
             raise passed_on(error)  # noqa: B904 - the same one
+        finally:
+            running.depth -= 1
         seconds = time.perf_counter() - began
         self._source.guarded(self._source.ran, func, args, kwargs, result, seconds)
         return result
@@ -559,22 +695,6 @@ def _waits_for_the_default_stream(handle: int) -> bool:
     except (OSError, AttributeError):
         return False
     return not failed and not flags.value & _NON_BLOCKING
-
-
-def _note_backward(patches: Patches) -> None:
-    """Know the line that called a backward pass while it runs, until ``patches`` are undone."""
-    original = torch.autograd.graph._engine_run_backward
-
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        backward_frames.append(sys._getframe(1))
-        try:
-            return original(*args, **kwargs)
-        finally:
-            backward_frames.pop()
-
-    for module in (torch.autograd.graph, torch.autograd):
-        if getattr(module, "_engine_run_backward", None) is original:
-            patches.set(module, "_engine_run_backward", run_backward)
 
 
 def _device() -> int:

@@ -17,21 +17,27 @@ from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta
 
 
-class _Assigned(threading.local):
-    """Whether a Python number is being assigned to a part of a tensor."""
+class _Now(threading.local):
+    """What this thread is in."""
 
-    number = False
+    assigning = False  # a Python number to a part of a tensor
+    constructing = False  # a tensor, by `torch.tensor` or one of its kind
 
 
-_assigned = _Assigned()
+_now = _Now()
 
 
 def is_number(source: Any) -> bool:
-    """Whether the source of a copy is a number that was assigned to one element. CUDA's kernel
-    fills it in (``valueToTensor``, ``python_variable_indexing.cpp``); here torch, which takes the
-    tensor for the host's, makes a host tensor of it.
+    """Whether the source of a copy is a number that is assigned to one element: torch makes a
+    host tensor of it and copies that, which the host waits for (``valueToTensor`` and ``copy_to``
+    in ``python_variable_indexing.cpp``). For several elements it launches a kernel.
     """
-    return _assigned.number and not source.dim()
+    return _now.assigning and not source.dim()
+
+
+def is_constructed() -> bool:
+    """Whether `torch.tensor` or one of its kind is making a tensor."""
+    return _now.constructing
 
 
 def install(source: Any, patches: Patches) -> None:
@@ -48,7 +54,8 @@ def install(source: Any, patches: Patches) -> None:
         patches.set(torch.Tensor, name, _reporting(source, name, op, write))
     patches.set(torch.Tensor, "__setitem__", _assigning(torch.Tensor.__setitem__))
     for name in ("from_numpy", "as_tensor", "asarray", "frombuffer", "tensor"):
-        patches.set(torch, name, _aliasing(source.machine, getattr(torch, name)))
+        patches.set(torch, name, _aliasing(source, getattr(torch, name)))
+    patches.set(torch.Tensor, "new_tensor", _constructing(source))
     numpy = sys.modules.get("numpy")  # there already, where torch can make arrays
     if numpy is not None:
         for name in ("array", "asarray", "ascontiguousarray", "frombuffer"):
@@ -73,12 +80,12 @@ def _reporting(source: Any, name: str, op: str, write: bool) -> Callable[..., An
 def _assigning(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def setitem(tensor: Any, key: Any, value: Any) -> None:
-        before = _assigned.number
-        _assigned.number = isinstance(value, (bool, int, float, complex))
+        before = _now.assigning
+        _now.assigning = isinstance(value, (bool, int, float, complex))
         try:
             original(tensor, key, value)
         finally:
-            _assigned.number = before
+            _now.assigning = before
 
     return setitem
 
@@ -88,11 +95,17 @@ def _pinned_array() -> Any:
     return sys.modules.get("gpuprobe.hazard_watch.pinned_array")
 
 
-def _aliasing(machine: DeviceModel, original: Callable[..., Any]) -> Callable[..., Any]:
+def _aliasing(source: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """The tensor over a watched array shares the memory of the pinned one."""
+    machine: DeviceModel = source.machine
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(data, *args, **kwargs)
+        before, _now.constructing = _now.constructing, True
+        try:
+            made = original(data, *args, **kwargs)
+        finally:
+            _now.constructing = before
+        source.constructed(made, data)
         arrays = _pinned_array()
         found = None if arrays is None else arrays.origin(data)
         if found is None or not isinstance(made, torch.Tensor) or is_meta(made):
@@ -108,6 +121,22 @@ def _aliasing(machine: DeviceModel, original: Callable[..., Any]) -> Callable[..
         return alias
 
     return make
+
+
+def _constructing(source: Any) -> Callable[..., Any]:
+    original = torch.Tensor.new_tensor
+
+    @functools.wraps(original)
+    def new_tensor(tensor: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        before, _now.constructing = _now.constructing, True
+        try:
+            made = original(tensor, data, *args, **kwargs)
+        finally:
+            _now.constructing = before
+        source.constructed(made, data)
+        return made
+
+    return new_tensor
 
 
 def _viewing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -64,6 +64,21 @@ def site_at_hand() -> Any:
     return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
+def in_program() -> bool:
+    """Whether the program has called what runs in this thread, and not the autograd engine, in a
+    thread without the program's frames or in the one that called it.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if is_users(code.co_filename):
+            return True
+        if code.co_name == "run_backward" and code.co_filename.startswith(PACKAGE):
+            return False
+        frame = frame.f_back
+    return False
+
+
 def _innermost(frame: Any) -> Any:
     while frame is not None:
         file = frame.f_code.co_filename

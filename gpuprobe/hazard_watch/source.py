@@ -228,6 +228,8 @@ class EventSource(StreamSource):
             for name, value in kwargs.items():
                 if isinstance(value, (torch.Tensor, list, tuple)):
                     self._add(accesses, value, written[names.index(name)])
+        if plan.given_back is not None:
+            result = [item for at, item in enumerate(result) if at != plan.given_back]
         if plan.results:
             found = self._touch(result) if isinstance(result, torch.Tensor) else None
             if found is None:
@@ -341,9 +343,11 @@ class EventSource(StreamSource):
             self.active.stream_wait(other, one, site)
             return
         self._launch(index, ("copy", shape), accesses, site)
-        if (to >= 0 and from_ >= 0) or host_watch.is_number(source):
+        if to >= 0 and from_ >= 0:
             return
         reason = machine.local.reason
+        if to >= 0 and host_watch.is_number(source):
+            reason = "number assigned to an element"
         if to >= 0:
             if from_ == PINNED and not blocking:
                 return
@@ -435,6 +439,9 @@ class EventSource(StreamSource):
             start = address + tag.offset
             where = where._replace(low=where.low + start, high=where.high + start)
             self.engine.host_access(address, where, write, op, site_at_hand(), "numpy")
+
+    def constructed(self, made: Any, data: Any) -> None:
+        """The host made a tensor of ``data``; of interest where values cannot be read."""
 
     def device_read(self, tensor: Any, index: int, op: str) -> None:
         """The host reads a device's tensor out of sight of the dispatcher, and waits for it."""

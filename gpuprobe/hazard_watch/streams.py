@@ -199,7 +199,7 @@ class StreamSource:
         files = [one.f_code.co_filename for one in (frame, outer) if one is not None]
         if torch.cuda.graphs.__file__ in files:
             for device in range(len(self.machine.devices)):
-                self.engine.device_synchronize(device, None)
+                self.engine.device_synchronize(device, site_at_hand())
             return  # torch empties the cache before a capture; the program did not ask
         self._sync("empty_cache", None)
 
@@ -252,9 +252,8 @@ class StreamSource:
         self.active.stream_synchronize(self._actor(index), site)
 
     def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
-        self.ledger.add(
-            reason, site if site is not None else site_at_hand(), allowed=self.allowed > 0
-        )
+        site = site if site is not None else site_at_hand()
+        self.ledger.add(reason, site, allowed=self.allowed > 0)
         if index is None:
             for device in range(len(self.machine.devices)):
                 self.engine.device_synchronize(device, site)

@@ -14,6 +14,7 @@ REPLACEMENTS: Final = {
     "copy from pageable memory": "pin_memory() or DataLoader(pin_memory=True), with "
     "non_blocking=True",
     "new tensor from host values": "create it once, outside the loop, or on the device",
+    "number assigned to an element": "fill_() of the element, which launches a kernel",
     "unique": "unavoidable: its size depends on values",
     "repeat_interleave": "pass output_size=",
     "empty_cache": "remove it from the loop: it waits for the device and frees memory that the "

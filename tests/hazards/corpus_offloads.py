@@ -51,7 +51,7 @@ _READS = {
     "tensor": "torch.tensor(array)",
     "double": "np.asarray(array, dtype=np.float64)",
 }
-_NUMBER = "torch/csrc/autograd/python_variable_indexing.cpp: valueToTensor"
+_NUMBER = "torch/csrc/autograd/python_variable_indexing.cpp: valueToTensor, copy_to"
 _ONE_HOT = "aten/src/ATen/native/Onehot.cpp"
 _CHECKED = "PyTorch docs, torch.linalg.inv: synchronizes that device with the CPU"
 _SPARSE = "PyTorch docs, torch.sparse: a tensor of indices and a tensor of values"
@@ -337,13 +337,14 @@ buffer.numpy()[:, 4:] = 1
     *(
         case(f"no_wait_in_{name}", source, RAW, _MADE + f"    {text}\nz = y + 1")
         for name, source, text in (
-            ("a_number_for_an_element", _NUMBER, "x[3] = 1.0"),
+            ("numbers_for_a_row", _NUMBER, "x.view(2, -1)[1] = 1.0"),
             ("one_hot", _ONE_HOT, "F.one_hot(torch.arange(3, device='cuda'), 4)"),
         )
     ),
     *(
         case(f"a_wait_in_{name}", source, (), _MADE + f"    {text}  #needed\nz = y + 1")
         for name, source, text in (
+            ("a_number_for_an_element", _NUMBER, "x[3] = 1.0"),
             ("an_element_from_the_host", _NUMBER, "x[3] = torch.tensor(1.0)"),
             ("one_hot", _ONE_HOT, "F.one_hot(torch.arange(3, device='cuda'))"),
             ("a_checked_inverse", _CHECKED, "torch.linalg.inv(torch.eye(3, device='cuda'))"),

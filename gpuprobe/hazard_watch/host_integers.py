@@ -1,0 +1,93 @@
+"""Values of integer tensors on a device that are known without reading it: the host gave them.
+
+Indices mostly come from the host. To read them back would wait for the device; what they are
+copied or counted from is available when that happens, and holds until something writes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+MOST: Final = 4096
+"""Elements of a tensor whose values are kept."""
+
+_KINDS: Final[dict[torch.dtype, Any]] = {torch.int64: ctypes.c_int64, torch.int32: ctypes.c_int32}
+_address = torch._C.TensorBase.data_ptr
+
+
+class HostIntegers:
+    """By the address of a block: the values that its tensor was given."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[torch.dtype, list[int]]] = {}
+        # Within the capture of a CUDA graph: when it is replayed an index has other values.
+        self.capturing = False
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def forget(self, address: int) -> None:
+        """The block at ``address`` was written, or is gone."""
+        self._values.pop(address, None)
+
+    @staticmethod
+    def concern(tensor: Any) -> bool:
+        """Whether the values of a tensor on a device would be kept."""
+        return (
+            tensor.dtype in _KINDS
+            and 0 < tensor.numel() <= MOST
+            and tensor.is_contiguous()
+            and not tensor.storage_offset()
+        )
+
+    def keep(self, tensor: Any, values: Sequence[int] | None) -> None:
+        """``tensor``, of which `concern` is true, was given ``values``; None: unknown ones."""
+        if values is not None and len(values) == tensor.numel() and not self.capturing:
+            self._values[_address(tensor)] = tensor.dtype, list(values)
+
+    def of(self, tensor: Any) -> list[int] | None:
+        """The values of a tensor, in order; None if they are unknown."""
+        if self.capturing:
+            return None
+        if not tensor.is_cuda:
+            return on_host(tensor)
+        offset = tensor.storage_offset()
+        start = _address(tensor) - offset * tensor.element_size()
+        found = self._values.get(start)
+        if found is None or found[0] != tensor.dtype:
+            return None
+        places = [offset]
+        for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
+            places = [place + at * stride for place in places for at in range(size)]
+        values = found[1]
+        return [values[place] for place in places] if max(places) < len(values) else None
+
+
+def on_host(tensor: Any) -> list[int] | None:
+    """The values of an integer tensor in host memory, without an operator, which modes of the
+    program would be called for. None if it has none there, or is not contiguous.
+    """
+    kind = _KINDS.get(tensor.dtype)
+    count = tensor.numel()
+    if kind is None or count > MOST or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return None
+    return list((kind * count).from_address(_address(tensor))) if count else []
+
+
+def flat(values: Any) -> list[int] | None:
+    """Python's integers in nested lists, in order; None if there is anything else."""
+    if type(values) is int:
+        return [values]
+    if not isinstance(values, (list, tuple, range)):
+        return None
+    found: list[int] = []
+    for value in values:
+        part = flat(value)
+        if part is None or len(found) + len(part) > MOST:
+            return None
+        found += part
+    return found
