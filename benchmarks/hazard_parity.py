@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hazard_programs import Program, begin, gpus, programs, run, run_each
+from hazard_programs import Program, begin, programs, run, run_each
 
 warnings.simplefilter("ignore")
 
@@ -53,16 +53,13 @@ def collect(engine: str, names: list[str], path: Path) -> None:
     with path.open("a") as file:
         chosen = [one for one in programs() if one.name not in done]
         chosen = [one for one in chosen if not names or one.name in names]
-        for program, found in run_each(chosen, lambda program: judged(engine, program)):
+        for program, found in run_each(engine, chosen, account):
             print(json.dumps([program.name, found]), file=file, flush=True)
 
 
-def judged(engine: str, program: Program) -> dict[str, Any]:
-    with gpus(engine):
-        return account(program, run(program))
-
-
-def account(program: Program, found: Any) -> dict[str, Any]:
+def account(program: Program) -> dict[str, Any]:
+    """What is found of a program, as data."""
+    found = run(program)
     races = [*found.races, *(found.latent if program.latent else ())]
     return {
         "races": sorted(

@@ -1,4 +1,4 @@
-"""The programs of the hazard corpora, each run in a process forked from one that has torch.
+"""The programs of the hazard corpora, run in processes forked from one that has torch.
 
 A program that ends its process loses only itself, and each begins with the first of torch's
 streams, whatever ran before it.
@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,60 +100,108 @@ def gpus(engine: str) -> AbstractContextManager[Any]:
 def run(program: Program) -> Any:
     """Run a program as the tests do, and return what was found."""
     from hazard_case import Case
+    import torch
     from test_hazard_corpus import judge
 
+    torch.manual_seed(0)
     return judge(Case(program.name, "", (), program.text), program.text)
 
 
 def run_each(
-    chosen: Iterable[Program], account: Callable[[Program], Any], limit: float = 300.0
+    engine: str,
+    chosen: Sequence[Program],
+    account: Callable[[Program], Any],
+    *,
+    batch: int = 25,
+    limit: float = 300.0,
 ) -> Iterator[tuple[Program, Any]]:
-    """Each program with what ``account`` returns of it in a process of its own, which must be data
-    for JSON; ``{"error": ...}`` where there is none within ``limit`` seconds.
+    """Each program with what ``account`` returns of it, which must be data for JSON; ``{"error":
+    ...}`` where it raises, ends its process, or takes more than ``limit`` seconds. A process runs
+    ``batch`` of them, or as many until one ends it.
     """
-    for program in chosen:
+    at = 0
+    while at < len(chosen):
+        part = chosen[at : at + batch]
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
             os.close(reading)
-            _in_child(program, account, writing)
+            _in_child(engine, part, account, writing)
         os.close(writing)
-        data, overdue = _read(reading, limit)
-        if overdue:
-            os.kill(child, signal.SIGKILL)
+        lines = _Lines(reading)
+        why = ""
+        for program in part:
+            line = lines.next(limit)
+            if line is None:
+                why = "ended its process" if lines.over else f"not done after {limit:.0f} s"
+                os.kill(child, signal.SIGKILL)
+                yield program, {"error": why}
+            else:
+                yield program, json.loads(line)
+            at += 1
+            if line is None:
+                break
         os.close(reading)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if data:
-            yield program, json.loads(data)
-        else:
-            why = f"not done after {limit:.0f} s" if overdue else f"ended its process ({status})"
-            yield program, {"error": why}
+        os.waitpid(child, 0)
 
 
-def _in_child(program: Program, account: Callable[[Program], Any], writing: int) -> None:
+def _in_child(
+    engine: str, part: Sequence[Program], account: Callable[[Program], Any], writing: int
+) -> None:
     try:
-        try:
-            found = account(program)
-        except Exception as error:  # noqa: BLE001 - a result like any other
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name}:{at.lineno}"
-            found = {"error": f"{type(error).__name__}: {error} ({where})"[:400]}
-        with os.fdopen(writing, "w") as file:
-            file.write(json.dumps(found))
+        with os.fdopen(writing, "w") as file, gpus(engine):
+            rewind = _rewinding()
+            for program in part:
+                rewind()
+                try:
+                    found = account(program)
+                except Exception as error:  # noqa: BLE001 - a result like any other
+                    at = traceback.extract_tb(error.__traceback__)[-1]
+                    where = f"{Path(at.filename).name}:{at.lineno}"
+                    found = {"error": f"{type(error).__name__}: {error} ({where})"[:400]}
+                print(json.dumps(found), file=file, flush=True)
         sys.stdout.flush()
     finally:
         os._exit(0)  # without what the forked process would do at its end
 
 
-def _read(reading: int, limit: float) -> tuple[bytes, bool]:
-    """What the child writes until it closes the pipe, and whether it took too long."""
-    data = b""
-    end = time.monotonic() + limit
-    while True:
-        ready, _, _ = select.select([reading], [], [], max(0.0, end - time.monotonic()))
-        if not ready:
-            return b"", True
-        part = os.read(reading, 1 << 16)
-        if not part:
-            return data, False
-        data += part
+def _rewinding() -> Callable[[], None]:
+    """A function that makes the next stream of each device the first of torch's again: findings
+    name streams by their position, and torch hands 32 out in turn.
+    """
+    import torch
+
+    devices = range(torch.cuda.device_count())
+    last = {}
+    for device in devices:
+        for _ in range(32):
+            last[device] = torch.cuda.Stream(device).cuda_stream
+
+    def rewind() -> None:
+        for device in devices:
+            while torch.cuda.Stream(device).cuda_stream != last[device]:
+                pass
+
+    return rewind
+
+
+class _Lines:
+    """Lines of a pipe. ``over``: it was closed."""
+
+    def __init__(self, reading: int) -> None:
+        self._reading = reading
+        self._data = b""
+        self.over = False
+
+    def next(self, limit: float) -> bytes | None:
+        """The next one; None if there is none within ``limit`` seconds, or at its end."""
+        end = time.monotonic() + limit
+        while b"\n" not in self._data:
+            ready, _, _ = select.select([self._reading], [], [], max(0.0, end - time.monotonic()))
+            part = os.read(self._reading, 1 << 16) if ready else b""
+            self.over = bool(ready) and not part
+            if not part:
+                return None
+            self._data += part
+        line, _, self._data = self._data.partition(b"\n")
+        return line

@@ -454,9 +454,14 @@ class EventSource(StreamSource):
     def fused(self, op: str, index: int, reads: Any, writes: Any) -> None:
         """A kernel that a virtual device does the work of out of the dispatcher's sight."""
         accesses: _Accesses = []
-        self._add(accesses, reads, False)
-        self._add(accesses, writes, True)
-        self._launch(index, op, accesses, site_at_hand())
+        shapes: list[tuple[int, Any]] = []
+        for value, write in ((reads, False), (writes, True)):
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                found = len(accesses)
+                self._add(accesses, item, write)
+                if isinstance(item, torch.Tensor):
+                    shapes += [(where.low, item.shape) for _, where, _ in accesses[found:]]
+        self._launch(index, (op, shapes), accesses, site_at_hand())
 
     def declared(self, reads: Any, writes: Any, stream: Any) -> None:
         """A kernel launched outside the dispatcher, as its author describes it."""

@@ -141,8 +141,8 @@ class _Entry(ctypes.Structure):
 class NativeCall:
     """One logged call. ``stream`` numbers streams from 2 on in the order of their creation; 0 is
     the default stream, 1 the per-thread one. ``a`` and ``b``: target and source of a copy, or the
-    number of an event and the stream that it was recorded on. ``name``: a kernel's mangled
-    name, or a library function's.
+    number of an event and the stream that it was recorded on, or the flags that a stream was
+    created with. ``name``: a kernel's mangled name, or a library function's.
     """
 
     kind: LogKind
@@ -205,6 +205,10 @@ class Runtime:
     def stop_log(self) -> None:
         """Log no more calls."""
         self._core.gpn_log_stop()
+
+    def logged(self) -> int:
+        """Calls that were kept since the log was started, and not taken."""
+        return int(self._core.gpn_log_count())
 
     def dropped(self) -> int:
         """Calls that were not kept since the log was started."""

@@ -151,6 +151,7 @@ int FN(cudaHostRegister)(void *address, size_t bytes, unsigned flags) {
   pthread_rwlock_wrlock(&table_lock);
   bool ok = !entry_of(address) && add_entry((entry){{address, bytes, current_device(), REGISTERED_MEMORY}, -1, 0, false, NULL});
   pthread_rwlock_unlock(&table_lock);
+  if (ok) LOG(.kind = LOG_HOST_ALLOC, .device = -1, .a = (uint64_t)address, .bytes = bytes, .name = "registered");
   return ok ? SUCCESS : fail(712);   // cudaErrorHostMemoryAlreadyRegistered
 }
 int FN(cudaHostUnregister)(void *address) {
@@ -159,6 +160,7 @@ int FN(cudaHostUnregister)(void *address) {
   bool ok = e && e->r.kind == REGISTERED_MEMORY && e->r.base == (char *)address;
   if (ok) { memmove(e, e + 1, (size_t)(entries + n_entries - e - 1) * sizeof *e); n_entries--; }
   pthread_rwlock_unlock(&table_lock);
+  if (ok) LOG(.kind = LOG_HOST_FREE, .device = -1, .a = (uint64_t)address, .name = "registered");
   return ok ? SUCCESS : fail(713);   // cudaErrorHostMemoryNotRegistered
 }
 int FN(cudaHostGetDevicePointer)(void **out, void *address, unsigned flags) { *out = address; return range_of(address, NULL) ? SUCCESS : fail(INVALID_VALUE); }

@@ -60,7 +60,7 @@ static int make_stream(void **out, unsigned flags, int priority) {
   if (priority < -5) priority = -5;
   *s = (stream){STREAM_MAGIC, current_device(), priority, flags, atomic_fetch_add(&stream_numbers, 1), NULL};
   *out = s;
-  LOG(.kind = LOG_STREAM_CREATE, .device = s->device, .stream = s->number);
+  LOG(.kind = LOG_STREAM_CREATE, .device = s->device, .stream = s->number, .a = flags);
   return SUCCESS;
 }
 int FN(cudaStreamCreate)(void **out) { return make_stream(out, 0, 0); }

@@ -282,6 +282,22 @@ def _rnn(
     return (*found, None)[:3] if mode != 2 else found
 
 
+def _shaped(weights: Any, stride: int, mode: int, hidden: int, proj: int) -> list[Any]:
+    """Weights in the shapes of `torch.nn`'s. Within autocast they are views of one buffer, columns
+    that only cuDNN gives a shape (``_cudnn_rnn_cast_reflatten`` in ``native/cudnn/RNN.cpp``).
+    ``stride``: tensors of one layer, two weights, then two biases, then the projection.
+    """
+    rows = hidden * {2: 4, 3: 3}.get(mode, 1)
+    found = []
+    for at, weight in enumerate(weights):
+        kind = at % stride
+        if stride in (3, 5) and kind == stride - 1:
+            found.append(weight.reshape(proj, -1))
+        else:
+            found.append(weight.reshape(rows, -1) if kind < 2 else weight.reshape(-1))
+    return found
+
+
 def _cudnn_rnn(
     x: Any, weights: Any, stride: int, buffer: Any, hx: Any, cx: Any, mode: int, hidden: int,
     proj: int, layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
@@ -290,8 +306,9 @@ def _cudnn_rnn(
     if dropout and train and layers > 1:
         raise NotImplementedError("dropout between the layers of cuDNN's recurrent networks")
     with differentiable(), torch.no_grad():
+        shaped = _shaped(weights, stride, mode, hidden, proj)
         out, hy, cy = _rnn(
-            x, weights, stride, hx, cx, mode, layers, batch_first, 0.0, train, bidirectional, sizes
+            x, shaped, stride, hx, cx, mode, layers, batch_first, 0.0, train, bidirectional, sizes
         )
     return out, hy, cy, None, None
 
@@ -306,8 +323,9 @@ def _cudnn_rnn_backward(
         raise NotImplementedError("dropout between the layers of cuDNN's recurrent networks")
     with differentiable():
         leaves = [leaf(x), leaf(hx), leaf(cx), *(leaf(w) for w in weights)]
+        shaped = _shaped(leaves[3:], stride, mode, hidden, proj)
         found = _rnn(
-            leaves[0], leaves[3:], stride, leaves[1], leaves[2], mode, layers, batch_first, 0.0,
+            leaves[0], shaped, stride, leaves[1], leaves[2], mode, layers, batch_first, 0.0,
             train, bidirectional, sizes,
         )  # fmt: skip
         pairs = [

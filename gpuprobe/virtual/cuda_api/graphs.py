@@ -198,7 +198,11 @@ class CUDAGraph:
         self._open = False
         machine.capture = None
         machine.devices[self._index].sim.end_capture(self._pool[1])
-        self._capture.put_back()
+        observer, machine.observer = machine.observer, None  # these copies are not the program's
+        try:
+            self._capture.put_back()
+        finally:
+            machine.observer = observer
         if machine.observer is not None:
             self._capture.accesses = machine.observer.capture_end(self._index)
 

@@ -1,0 +1,523 @@
+"""gpuprobe's happens-before relation of the corpora's programs, against the CUDA calls they make.
+
+``collect`` runs every program of `tests/hazards` under ``gpuprobe.detect_hazards()``. On the
+native engine the runtime logs torch's own calls meanwhile: launches, events, waits, frees. From
+those alone the order of the program's operators is derived (`CallOrder`), and written next to that
+of gpuprobe's engine; on the virtual GPU only the latter. ``compare`` prints, for two such files,
+where the orders differ: that of the calls and gpuprobe's on CUDA, and that of the calls and
+gpuprobe's on the virtual GPU, whose operators are matched by name and line. One operator is before
+another if all that it launches is complete when anything of the other begins; the host's own
+accesses to pinned memory take part.
+
+Usage: python benchmarks/stream_order.py collect FILE [--engine native|virtual] [NAME...]
+       python benchmarks/stream_order.py compare NATIVE [VIRTUAL] [--show N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from hazard_programs import Program, begin, programs, run, run_each
+
+warnings.simplefilter("ignore")
+
+HOST: Final = "host"
+_NON_BLOCKING: Final = 1  # cudaStreamNonBlocking
+_PER_THREAD: Final = 1  # the number of the per-thread default stream
+Clock = dict[str, int]
+"""By stream: how many of its launches are complete."""
+
+
+class Item:
+    """An operator of the program, or an access of the host's, in one of the orders. ``world``: 0,
+    or the number of the CUDA graph whose capture it is part of. ``starts``: what each stream that
+    it uses has waited for at its first launch there; ``ends``: the number of its last one there.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.starts: dict[str, Clock] = {}
+        self.ends: Clock = {}
+
+    def launched(self, stream: str, clock: Clock) -> None:
+        """One launch, whose stream has the clock ``clock`` with it."""
+        if stream not in self.starts:
+            self.starts[stream] = {**clock, stream: clock[stream] - 1}
+        self.ends[stream] = clock[stream]
+
+    def data(self) -> Any:
+        return [self.world, list(self.starts.values()), self.ends]
+
+
+class _World:
+    """Clocks and events, of what runs or of what one graph captures."""
+
+    def __init__(self) -> None:
+        self.clocks: dict[str, Clock] = {}
+        self.events: dict[int, Clock] = {}
+
+    def clock(self, stream: str) -> Clock:
+        return self.clocks.setdefault(stream, {})
+
+
+class CallOrder:
+    """The order of what calls of CUDA launch. Sources: CUDA runtime API, "Stream synchronization
+    behavior" and "API synchronization behavior"; for ``cudaFree``, which waits for the device, the
+    CUDA programming guide, "Stream Ordered Memory Allocator".
+
+    `queried` says of which queries the program made itself: that torch's allocators find an event
+    complete orders nothing.
+    """
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, _World] = {0: _World()}
+        self._blocking: dict[str, set[str]] = {}  # streams that the default one waits for
+        self._streams: dict[str, set[str]] = {}  # those of each device that were used
+        self._captured: dict[str, int] = {}  # streams that are captured, by the graph
+        self._capture_of: dict[int, int] = {}  # events recorded in a capture
+        self._graphs = 0
+        self._pinned: dict[int, int] = {}
+        self._device: dict[int, int] = {}
+
+    def host(self, item: Item) -> None:
+        """The host accesses memory."""
+        clock = self._worlds[0].clock(HOST)
+        clock[HOST] = clock.get(HOST, 0) + 1
+        item.launched(HOST, clock)
+
+    def call(self, call: Any, item: Item | None, queried: bool) -> bool:
+        """Take one logged call, of the operator ``item``. Returns whether it launches something."""
+        kind, stream = call.kind.name, _name(call.device, call.stream)
+        device = str(call.device)
+        if kind == "STREAM_CREATE":
+            if not call.a & _NON_BLOCKING:
+                self._blocking.setdefault(device, set()).add(stream)
+        elif kind in _LAUNCHING:
+            self._launch(call, stream, device, item)
+            return True
+        elif kind == "EVENT_RECORD":
+            world = self._captured.get(stream, 0)
+            self._capture_of[call.a] = world
+            self._worlds[world].events[call.a] = dict(self._queued(world, stream, device))
+        elif kind == "EVENT_WAIT":
+            world = self._capture_of.get(call.a, 0)
+            if world and stream not in self._captured:
+                self._captured[stream] = world
+            world = self._captured.get(stream, 0)
+            waiting = self._queued(world, stream, device)
+            _merge(waiting, self._worlds[world].events.get(call.a, {}))
+        elif kind == "EVENT_SYNC" or (kind == "EVENT_QUERY" and queried):
+            _merge(self._worlds[0].clock(HOST), self._worlds[0].events.get(call.a, {}))
+        elif kind == "STREAM_SYNC" or (kind == "STREAM_QUERY" and queried):
+            _merge(self._worlds[0].clock(HOST), self._queued(0, stream, device))
+        elif kind == "DEVICE_SYNC" or (kind == "FREE" and not call.stream):
+            for other in self._streams.get(device, ()):
+                _merge(self._worlds[0].clock(HOST), self._worlds[0].clock(other))
+        elif kind == "CAPTURE_BEGIN":
+            self._graphs += 1
+            self._worlds[self._graphs] = _World()
+            self._captured[stream] = self._graphs
+        elif kind == "CAPTURE_END":
+            ended = self._captured.get(stream)
+            self._captured = {one: at for one, at in self._captured.items() if at != ended}
+        elif kind == "MALLOC":
+            self._device[call.a] = call.bytes
+        elif kind == "HOST_ALLOC":
+            self._pinned[call.a] = call.bytes
+        elif kind == "HOST_FREE":
+            self._pinned.pop(call.a, None)
+        if kind == "FREE":
+            self._device.pop(call.a, None)
+        return False
+
+    def _queued(self, world: int, stream: str, device: str) -> Clock:
+        """The clock of a stream when something is queued on it. The legacy default stream waits
+        for the blocking streams of its device, and they for it.
+        """
+        self._streams.setdefault(device, set()).add(stream)
+        clock = self._worlds[world].clock(stream)
+        if not world:
+            blocking = self._blocking.get(device, set())
+            default, own = _name(int(device), 0), _name(int(device), _PER_THREAD)
+            if own in self._streams[device]:
+                blocking = blocking | {own}
+            if stream == default:
+                for other in blocking:
+                    _merge(clock, self._worlds[0].clock(other))
+            elif stream in blocking:
+                _merge(clock, self._worlds[0].clock(default))
+            _merge(clock, self._worlds[0].clock(HOST))
+        return clock
+
+    def _launch(self, call: Any, stream: str, device: str, item: Item | None) -> None:
+        world = self._captured.get(stream, 0)
+        clock = self._queued(world, stream, device)
+        clock[stream] = clock.get(stream, 0) + 1
+        if item is not None:
+            item.world = world
+            item.launched(stream, clock)
+        if call.kind.name == "MEMCPY" and not world and self._waits(call):
+            _merge(self._worlds[0].clock(HOST), clock)
+
+    def _waits(self, call: Any) -> bool:
+        """Whether the host waits for a copy: one of the synchronous calls from a device, or any
+        from a device to pageable memory.
+        """
+        to_host = not _within(self._device, call.a) and _within(self._device, call.b)
+        return to_host and (call.name == "sync" or not _within(self._pinned, call.a))
+
+
+_LAUNCHING: Final = frozenset(
+    {"LAUNCH", "LIBRARY", "MEMCPY", "MEMSET", "GRAPH_LAUNCH", "COLLECTIVE"}
+)
+
+
+def _name(device: int, number: int) -> str:
+    """A stream's. Default streams have the same number on each device."""
+    return f"{device}:{number}" if number <= _PER_THREAD else str(number)
+
+
+def _within(ranges: dict[int, int], address: int) -> bool:
+    return any(base <= address < base + size for base, size in ranges.items())
+
+
+def _merge(into: Clock, clock: Clock) -> None:
+    for stream, time in clock.items():
+        if time > into.get(stream, 0):
+            into[stream] = time
+
+
+# -- what a run gives
+
+
+class Watching:
+    """Notes what gpuprobe's engines are given, and which calls torch makes for it."""
+
+    def __init__(self, runtime: Any = None) -> None:
+        self._runtime = runtime
+        self.spans: list[tuple[int, int, int]] = []  # (first call, end, thread) of each operator
+        self.rows: list[dict[str, Any]] = []
+        self.engines: list[Any] = []
+        self._local = threading.local()
+        self._made = 0
+
+    def logged(self) -> int:
+        return 0 if self._runtime is None else self._runtime.logged()
+
+    def install(self, patches: Any) -> None:
+        from gpuprobe.hazard_watch import places
+        from gpuprobe.hazard_watch.cuda import _Watch
+        from gpuprobe.hazard_watch.source import EventSource
+        from gpuprobe.hazards.engine import Engine
+
+        places._skipped[__file__] = True  # frames of this file are not the program's
+        launch, host = Engine._launch, Engine.host_access
+        watching, local = self, self._local
+
+        def _launch(engine: Any, actor: int, op: Any, accesses: Any, site: Any, note: str) -> None:
+            launch(engine, actor, op, accesses, site, note)
+            watching._noted(engine, actor, op, site, note)
+
+        def host_access(
+            engine: Any, address: int, where: Any, write: bool, op: Any, site: Any, note: str = ""
+        ) -> None:
+            host(engine, address, where, write, op, site, note)
+            watching._noted(engine, 0, op, site, note)
+
+        patches.set(Engine, "_launch", _launch)
+        patches.set(Engine, "host_access", host_access)
+        for owner, name in ((EventSource, "device_op"), (EventSource, "host_op")):
+            patches.set(owner, name, self._in_operator(getattr(owner, name)))
+        dispatch = _Watch.__torch_dispatch__
+
+        def __torch_dispatch__(mode: Any, *args: Any, **kwargs: Any) -> Any:
+            before = getattr(local, "began", None)
+            local.began = watching.logged()
+            try:
+                return dispatch(mode, *args, **kwargs)
+            finally:
+                span = (local.began, watching.logged(), threading.get_native_id())
+                watching.spans.append(span)
+                local.began = before
+
+        patches.set(_Watch, "__torch_dispatch__", __torch_dispatch__)
+
+    def _in_operator(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def operator(source: Any, func: Any, *args: Any) -> Any:
+            before = getattr(self._local, "operator", None)
+            self._made += 1
+            self._local.operator = self._made
+            try:
+                return original(source, func, *args)
+            finally:
+                self._local.operator = before
+
+        return operator
+
+    def _noted(self, engine: Any, actor: int, op: Any, site: Any, note: str) -> None:
+        from gpuprobe.hazard_watch.places import place
+
+        if engine._every:
+            return  # a fix is proved: the run is done again
+        if engine not in self.engines:
+            self.engines.append(engine)
+        at, end = place(site), self.logged()
+        self.rows.append(
+            {
+                "operator": getattr(self._local, "operator", None) or -len(self.rows) - 1,
+                "op": op[0] if isinstance(op, tuple) else str(op),
+                "line": 0 if at is None else at.line,
+                "world": self.engines.index(engine),
+                "actor": str(actor) if actor else HOST,
+                "clock": list(engine._clocks[actor]),
+                "calls": (getattr(self._local, "began", None), end, threading.get_native_id()),
+                "note": note,
+            }
+        )
+
+
+def ours(rows: Sequence[dict[str, Any]]) -> dict[int, Item]:
+    """gpuprobe's order, by operator."""
+    items: dict[int, Item] = {}
+    for row in rows:
+        item = items.setdefault(row["operator"], Item(row["world"]))
+        clock = {str(at) if at else HOST: time for at, time in enumerate(row["clock"])}
+        item.launched(row["actor"], clock)
+    return items
+
+
+def derived(
+    rows: Sequence[dict[str, Any]], spans: Sequence[tuple[int, int, int]], calls: Sequence[Any]
+) -> dict[int, Item]:
+    """The order of the calls, by operator; of those that launch something, and of the host's."""
+    items = {row["operator"]: Item(0) for row in rows}
+    at_call: dict[int, Item] = {}
+    before: dict[int, list[Item]] = {}  # the host's accesses, by the call that comes next
+    for at, row in enumerate(rows):
+        begin, end, thread = row["calls"]
+        item = items[row["operator"]]
+        if row["actor"] == HOST:
+            launched = any(
+                one["operator"] == row["operator"] and one["actor"] != HOST for one in rows[:at]
+            )
+            before.setdefault(end if launched or begin is None else begin, []).append(item)
+        elif begin is not None:
+            for number in range(begin, end):
+                if calls[number].thread == thread:
+                    at_call[number] = item
+        elif row["op"] == "replay":  # it is reported when the call has returned
+            at_call[end - 1] = item
+    own = {thread for _, _, thread in spans} | {row["calls"][2] for row in rows}
+    within = set()
+    for begin, end, _ in spans:
+        within.update(range(begin, end))
+    order = CallOrder()
+    for number, call in enumerate(calls):
+        for item in before.pop(number, ()):
+            order.host(item)
+        order.call(call, at_call.get(number), call.thread in own and number not in within)
+    for item in (one for number in sorted(before) for one in before[number]):
+        order.host(item)
+    return {number: item for number, item in items.items() if item.ends}
+
+
+def account(program: Program) -> dict[str, Any]:
+    """Both orders of a program, for those of its operators that are in both; on the virtual GPU
+    gpuprobe's.
+    """
+    from gpuprobe.native.process import loaded
+    from gpuprobe.patching import Patches
+
+    runtime = loaded()
+    watching, patches = Watching(runtime), Patches()
+    earlier = len(_created)
+    if runtime is not None:
+        runtime.start_log(5_000_000)
+    watching.install(patches)
+    try:
+        run(program)
+    finally:
+        patches.undo()
+        calls = [] if runtime is None else list(runtime.take_log())
+    _created.extend(call for call in calls if call.kind.name in _LASTING)
+    return orders(watching, [*_created[:earlier], *calls], earlier, runtime is not None)
+
+
+_created: list[Any] = []
+"""Calls of earlier programs of this process whose streams and memory may still be used."""
+_LASTING: Final = frozenset({"STREAM_CREATE", "MALLOC", "FREE", "HOST_ALLOC", "HOST_FREE"})
+
+
+def orders(watching: Watching, calls: Sequence[Any], earlier: int, native: bool) -> dict[str, Any]:
+    """The data of one run. ``earlier``: of the calls, those before it."""
+    rows = watching.rows
+    for row in rows:
+        begin, end, thread = row["calls"]
+        row["calls"] = (None if begin is None else begin + earlier, end + earlier, thread)
+    spans = [(begin + earlier, end + earlier, thread) for begin, end, thread in watching.spans]
+    engine = ours(rows)
+    log = derived(rows, spans, calls) if native else None
+    first = {}
+    for row in rows:
+        first.setdefault(row["operator"], row)
+    kept = [number for number in engine if log is None or number in log]
+    return {
+        "operators": [[first[number]["op"], first[number]["line"]] for number in kept],
+        "ours": [engine[number].data() for number in kept],
+        "log": None if log is None else [log[number].data() for number in kept],
+        "left out": sorted(
+            {first[number]["op"] for number in engine if log is not None and number not in log}
+        ),
+    }
+
+
+# -- comparing
+
+
+def relation(items: Sequence[Any]) -> list[int]:
+    """For each item, those before it, as bits."""
+    worlds = list(dict.fromkeys(world for world, _, _ in items))
+    items = [(worlds.index(world), starts, last) for world, starts, last in items]
+    ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for at, (world, _, last) in enumerate(items):
+        for stream, time in last.items():
+            ends.setdefault((world, stream), []).append((time, at))
+    found = []
+    for at, (world, starts, _) in enumerate(items):
+        same = 0
+        for other in range(at):
+            if items[other][0] == world:
+                same |= 1 << other
+        for clock in starts:
+            for (where, stream), entries in ends.items():
+                if where == world:
+                    seen = clock.get(stream, 0)
+                    for time, other in entries:
+                        if time > seen:
+                            same &= ~(1 << other)
+        found.append(same)
+    return found
+
+
+Difference = tuple[int, int, bool]
+"""Two operators' numbers, and whether the second order has the edge."""
+
+
+def differences(one: Sequence[Any], other: Sequence[Any]) -> Iterator[Difference]:
+    """Pairs that are ordered in one of two orders of the same operators only."""
+    for at, (a, b) in enumerate(zip(relation(one), relation(other), strict=True)):
+        odd = a ^ b
+        while odd:
+            low = odd & -odd
+            yield low.bit_length() - 1, at, bool(b & low)
+            odd ^= low
+
+
+_SAME: Final = {"copy_": "copy", "_to_copy": "copy", "clone": "copy"}
+
+
+def matched(one: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    """Operators of two runs of a program that are the same."""
+    names = [
+        [(_SAME.get(op, op), line) for op, line in found["operators"]] for found in (one, other)
+    ]
+    matcher = difflib.SequenceMatcher(None, *names, autojunk=False)
+    for first, second, count in matcher.get_matching_blocks():
+        for at in range(count):
+            yield first + at, second + at
+
+
+def read(path: Path) -> dict[str, Any]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return dict(map(json.loads, lines))
+
+
+def compare(native: dict[str, Any], virtual: dict[str, Any], show: int) -> int:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    chosen = [program for program in programs() if program.name in native]
+    for program in chosen:
+        found = native[program.name]
+        if "error" in found:
+            counts[program.corpus, "CUDA", "no order"] += 1
+            print(f"{program.name}: {found['error']}")
+            continue
+        operators = found["operators"]
+        counts[program.corpus, "CUDA", "operators"] += len(operators)
+        odd = list(differences(found["log"], found["ours"]))
+        counts[program.corpus, "CUDA", "different" if odd else "equal"] += 1
+        tell(program, "on CUDA", operators, odd, show)
+        theirs = virtual.get(program.name)
+        if theirs is None:
+            continue
+        if "error" in theirs:
+            counts[program.corpus, "virtual", "no order"] += 1
+            print(f"{program.name} on the virtual GPU: {theirs['error']}")
+            continue
+        pairs = list(matched(found, theirs))
+        counts[program.corpus, "virtual", "operators"] += len(pairs)
+        log = [found["log"][at] for at, _ in pairs]
+        odd = list(differences(log, [theirs["ours"][at] for _, at in pairs]))
+        counts[program.corpus, "virtual", "different" if odd else "equal"] += 1
+        tell(program, "on the virtual GPU", [operators[at] for at, _ in pairs], odd, show)
+    print(f"\n{'corpus':20}  {'engine':8} programs  equal  different  no order  operators")
+    different = 0
+    for engine in ("CUDA", "virtual"):
+        for corpus in dict.fromkeys(program.corpus for program in chosen):
+            row = [counts[corpus, engine, what] for what in ("equal", "different", "no order")]
+            different += row[1]
+            if sum(row):
+                print(
+                    f"{corpus:20}  {engine:8} {sum(row):8}  {row[0]:5}  {row[1]:9}  {row[2]:8}"
+                    f"  {counts[corpus, engine, 'operators']:9}"
+                )
+    return 1 if different else 0
+
+
+def tell(
+    program: Program, where: str, operators: Sequence[Any], odd: Sequence[Difference], show: int
+) -> None:
+    for first, second, only_ours in odd[:show]:
+        who = "only gpuprobe orders" if only_ours else "gpuprobe does not order"
+        one, other = (f"{op} (line {line})" for op, line in (operators[first], operators[second]))
+        print(f"{program.name} {where}, 1 of {len(odd)}: {who} {one} before {other}")
+
+
+def collect(engine: str, names: Iterable[str], path: Path) -> None:
+    begin(engine)
+    done, wanted = read(path), set(names)
+    chosen = [one for one in programs() if one.name not in done]
+    chosen = [one for one in chosen if not wanted or one.name in wanted]
+    with path.open("a") as file:
+        for program, found in run_each(engine, chosen, account):
+            print(json.dumps([program.name, found]), file=file, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    collecting = commands.add_parser("collect")
+    collecting.add_argument("file", type=Path)
+    collecting.add_argument("--engine", choices=("native", "virtual"), default="native")
+    collecting.add_argument("names", nargs="*")
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("native", type=Path)
+    comparing.add_argument("virtual", type=Path, nargs="?")
+    comparing.add_argument("--show", type=int, default=1, help="differences of each program")
+    args = parser.parse_args()
+    if args.command == "collect":
+        collect(args.engine, args.names, args.file)
+        return 0
+    virtual = {} if args.virtual is None else read(args.virtual)
+    return compare(read(args.native), virtual, args.show)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
