@@ -99,8 +99,8 @@ def gpus(engine: str) -> AbstractContextManager[Any]:
 
 def run(program: Program) -> Any:
     """Run a program as the tests do, and return what was found."""
-    from hazard_case import Case
     import torch
+    from hazard_case import Case
     from test_hazard_corpus import judge
 
     torch.manual_seed(0)

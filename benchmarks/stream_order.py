@@ -23,7 +23,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hazard_programs import Program, begin, programs, run, run_each
 
@@ -73,8 +73,8 @@ class CallOrder:
     behavior" and "API synchronization behavior"; for ``cudaFree``, which waits for the device, the
     CUDA programming guide, "Stream Ordered Memory Allocator".
 
-    `queried` says of which queries the program made itself: that torch's allocators find an event
-    complete orders nothing.
+    ``queried`` says of a query whether the program made it itself: that torch's allocators find an
+    event complete orders nothing.
     """
 
     def __init__(self) -> None:
@@ -93,8 +93,8 @@ class CallOrder:
         clock[HOST] = clock.get(HOST, 0) + 1
         item.launched(HOST, clock)
 
-    def call(self, call: Any, item: Item | None, queried: bool) -> bool:
-        """Take one logged call, of the operator ``item``. Returns whether it launches something."""
+    def call(self, call: Any, item: Item | None = None, queried: bool = True) -> None:
+        """Take one logged call, of the operator ``item``."""
         kind, stream = call.kind.name, _name(call.device, call.stream)
         device = str(call.device)
         if kind == "STREAM_CREATE":
@@ -102,7 +102,6 @@ class CallOrder:
                 self._blocking.setdefault(device, set()).add(stream)
         elif kind in _LAUNCHING:
             self._launch(call, stream, device, item)
-            return True
         elif kind == "EVENT_RECORD":
             world = self._captured.get(stream, 0)
             self._capture_of[call.a] = world
@@ -136,7 +135,6 @@ class CallOrder:
             self._pinned.pop(call.a, None)
         if kind == "FREE":
             self._device.pop(call.a, None)
-        return False
 
     def _queued(self, world: int, stream: str, device: str) -> Clock:
         """The clock of a stream when something is queued on it. The legacy default stream waits
@@ -294,51 +292,64 @@ def ours(rows: Sequence[dict[str, Any]]) -> dict[int, Item]:
     return items
 
 
-def derived(
-    rows: Sequence[dict[str, Any]], spans: Sequence[tuple[int, int, int]], calls: Sequence[Any]
-) -> dict[int, Item]:
+def derived(one: Run) -> dict[int, Item]:
     """The order of the calls, by operator; of those that launch something, and of the host's."""
+    rows, calls = one.watching.rows, one.calls or []
     items = {row["operator"]: Item(0) for row in rows}
     at_call: dict[int, Item] = {}
     before: dict[int, list[Item]] = {}  # the host's accesses, by the call that comes next
-    for at, row in enumerate(rows):
+    launched = set()
+    for row in rows:
         begin, end, thread = row["calls"]
         item = items[row["operator"]]
         if row["actor"] == HOST:
-            launched = any(
-                one["operator"] == row["operator"] and one["actor"] != HOST for one in rows[:at]
-            )
-            before.setdefault(end if launched or begin is None else begin, []).append(item)
-        elif begin is not None:
-            for number in range(begin, end):
+            at = end if row["operator"] in launched or begin is None else begin
+            before.setdefault(at + one.earlier, []).append(item)
+            continue
+        launched.add(row["operator"])
+        if begin is not None:
+            for number in range(begin + one.earlier, end + one.earlier):
                 if calls[number].thread == thread:
                     at_call[number] = item
         elif row["op"] == "replay":  # it is reported when the call has returned
-            at_call[end - 1] = item
+            at_call[end + one.earlier - 1] = item
+    spans = one.watching.spans
     own = {thread for _, _, thread in spans} | {row["calls"][2] for row in rows}
     within = set()
     for begin, end, _ in spans:
-        within.update(range(begin, end))
+        within.update(range(begin + one.earlier, end + one.earlier))
     order = CallOrder()
     for number, call in enumerate(calls):
         for item in before.pop(number, ()):
             order.host(item)
         order.call(call, at_call.get(number), call.thread in own and number not in within)
-    for item in (one for number in sorted(before) for one in before[number]):
+    for item in (item for number in sorted(before) for item in before[number]):
         order.host(item)
     return {number: item for number, item in items.items() if item.ends}
 
 
-def account(program: Program) -> dict[str, Any]:
-    """Both orders of a program, for those of its operators that are in both; on the virtual GPU
-    gpuprobe's.
+class Run(NamedTuple):
+    """``calls`` is None on the virtual GPU. ``earlier``: of the calls, those of earlier programs of
+    this process, whose streams and memory may still be used.
     """
+
+    watching: Watching
+    calls: list[Any] | None
+    earlier: int
+
+
+_created: list[Any] = []
+_LASTING: Final = frozenset({"STREAM_CREATE", "MALLOC", "FREE", "HOST_ALLOC", "HOST_FREE"})
+
+
+def watched(program: Program) -> Run:
+    """Run a program."""
     from gpuprobe.native.process import loaded
     from gpuprobe.patching import Patches
 
     runtime = loaded()
     watching, patches = Watching(runtime), Patches()
-    earlier = len(_created)
+    earlier = list(_created)
     if runtime is not None:
         runtime.start_log(5_000_000)
     watching.install(patches)
@@ -347,25 +358,20 @@ def account(program: Program) -> dict[str, Any]:
     finally:
         patches.undo()
         calls = [] if runtime is None else list(runtime.take_log())
-    _created.extend(call for call in calls if call.kind.name in _LASTING)
-    return orders(watching, [*_created[:earlier], *calls], earlier, runtime is not None)
+        _created.extend(call for call in calls if call.kind.name in _LASTING)
+    if runtime is None:
+        return Run(watching, None, 0)
+    return Run(watching, [*earlier, *calls], len(earlier))
 
 
-_created: list[Any] = []
-"""Calls of earlier programs of this process whose streams and memory may still be used."""
-_LASTING: Final = frozenset({"STREAM_CREATE", "MALLOC", "FREE", "HOST_ALLOC", "HOST_FREE"})
-
-
-def orders(watching: Watching, calls: Sequence[Any], earlier: int, native: bool) -> dict[str, Any]:
-    """The data of one run. ``earlier``: of the calls, those before it."""
-    rows = watching.rows
-    for row in rows:
-        begin, end, thread = row["calls"]
-        row["calls"] = (None if begin is None else begin + earlier, end + earlier, thread)
-    spans = [(begin + earlier, end + earlier, thread) for begin, end, thread in watching.spans]
+def orders(one: Run) -> dict[str, Any]:
+    """Both orders of a run, for those of its operators that are in both; on the virtual GPU
+    gpuprobe's.
+    """
+    rows = one.watching.rows
     engine = ours(rows)
-    log = derived(rows, spans, calls) if native else None
-    first = {}
+    log = None if one.calls is None else derived(one)
+    first: dict[int, dict[str, Any]] = {}
     for row in rows:
         first.setdefault(row["operator"], row)
     kept = [number for number in engine if log is None or number in log]
@@ -377,6 +383,10 @@ def orders(watching: Watching, calls: Sequence[Any], earlier: int, native: bool)
             {first[number]["op"] for number in engine if log is not None and number not in log}
         ),
     }
+
+
+def account(program: Program) -> dict[str, Any]:
+    return orders(watched(program))
 
 
 # -- comparing
