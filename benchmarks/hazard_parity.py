@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hazard_programs import Program, begin, programs, run, run_each
+from hazard_programs import Program, begin, chosen, programs, run, run_each
 
 warnings.simplefilter("ignore")
 
@@ -51,9 +51,7 @@ def collect(engine: str, names: list[str], path: Path) -> None:
     begin(engine)
     done = read(path)
     with path.open("a") as file:
-        chosen = [one for one in programs() if one.name not in done]
-        chosen = [one for one in chosen if not names or one.name in names]
-        for program, found in run_each(engine, chosen, account):
+        for program, found in run_each(engine, chosen(names, done), account):
             print(json.dumps([program.name, found]), file=file, flush=True)
 
 

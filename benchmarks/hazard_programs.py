@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +77,17 @@ def programs() -> list[Program]:
     return found
 
 
+def chosen(names: Collection[str], done: Collection[str]) -> list[Program]:
+    """The programs of these names, or all, without those that are done. Raises SystemExit for an
+    unknown name.
+    """
+    found = programs()
+    unknown = set(names) - {one.name for one in found}
+    if unknown:
+        raise SystemExit(f"no such program: {', '.join(sorted(unknown))}")
+    return [one for one in found if one.name not in done and (not names or one.name in names)]
+
+
 def begin(engine: str) -> None:
     """Load ``engine``, and then all that programs import, before `run_each`."""
     from gpuprobe.engines.base import Order
@@ -109,7 +120,7 @@ def run(program: Program) -> Any:
 
 def run_each(
     engine: str,
-    chosen: Sequence[Program],
+    left: Sequence[Program],
     account: Callable[[Program], Any],
     *,
     batch: int = 25,
@@ -120,8 +131,8 @@ def run_each(
     ``batch`` of them, or as many until one ends it.
     """
     at = 0
-    while at < len(chosen):
-        part = chosen[at : at + batch]
+    while at < len(left):
+        part = left[at : at + batch]
         reading, writing = os.pipe()
         child = os.fork()
         if not child:

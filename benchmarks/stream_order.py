@@ -21,11 +21,11 @@ import json
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from hazard_programs import Program, begin, programs, run, run_each
+from hazard_programs import Program, begin, chosen, programs, run, run_each
 
 warnings.simplefilter("ignore")
 
@@ -452,8 +452,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def compare(native: dict[str, Any], virtual: dict[str, Any], show: int) -> int:
     counts: Counter[tuple[str, str, str]] = Counter()
-    chosen = [program for program in programs() if program.name in native]
-    for program in chosen:
+    ran = [program for program in programs() if program.name in native]
+    for program in ran:
         found = native[program.name]
         if "error" in found:
             counts[program.corpus, "CUDA", "no order"] += 1
@@ -480,7 +480,7 @@ def compare(native: dict[str, Any], virtual: dict[str, Any], show: int) -> int:
     print(f"\n{'corpus':20}  {'engine':8} programs  equal  different  no order  operators")
     different = 0
     for engine in ("CUDA", "virtual"):
-        for corpus in dict.fromkeys(program.corpus for program in chosen):
+        for corpus in dict.fromkeys(program.corpus for program in ran):
             row = [counts[corpus, engine, what] for what in ("equal", "different", "no order")]
             different += row[1]
             if sum(row):
@@ -500,13 +500,11 @@ def tell(
         print(f"{program.name} {where}, 1 of {len(odd)}: {who} {one} before {other}")
 
 
-def collect(engine: str, names: Iterable[str], path: Path) -> None:
+def collect(engine: str, names: Collection[str], path: Path) -> None:
     begin(engine)
-    done, wanted = read(path), set(names)
-    chosen = [one for one in programs() if one.name not in done]
-    chosen = [one for one in chosen if not wanted or one.name in wanted]
+    done = read(path)
     with path.open("a") as file:
-        for program, found in run_each(engine, chosen, account):
+        for program, found in run_each(engine, chosen(names, done), account):
             print(json.dumps([program.name, found]), file=file, flush=True)
 
 

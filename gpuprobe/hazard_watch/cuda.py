@@ -26,7 +26,7 @@ from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch.host_integers import HostIntegers, flat, on_host
 from gpuprobe.hazard_watch.order.backward import SUMS
 from gpuprobe.hazard_watch.order.leaves import LeafGradients, Written, gradients
-from gpuprobe.hazard_watch.places import backward_frames, in_program
+from gpuprobe.hazard_watch.places import backward_frames, from_python
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
@@ -403,8 +403,8 @@ class CudaSource(EventSource):
         self._queue.append(entry)
 
     def _own(self) -> bool:
-        """Whether the program asks for it, and not an operator or the autograd engine."""
-        return not _Watch.running.depth and in_program()
+        """Whether the program asks for it, and not torch in an operator or in its engine."""
+        return not _Watch.running.depth and from_python()
 
     def _event_gone(self, event: int) -> None:
         self._queue.append(("event_destroyed", event))

@@ -21,7 +21,7 @@ from gpuprobe.native.process import LogKind, NativeCall
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
     "allreduce_async_waited",
-    "blocking_streams_ordered_by_the_default_one (buggy)",
+    "blocking_streams_ordered_by_the_default_one (correct)",
     "forward_here_backward_there",
     "graph_pinned_input_refilled",
     "host_reads_what_a_blocking_stream_copies (mended)",
@@ -165,7 +165,7 @@ def test_a_missing_wait_is_a_difference(tmp_path: Path) -> None:
     )
     lines = output("program.py", folder=tmp_path).splitlines()
     whole, first, second, ours = json.loads(lines[-1])
-    operators = [["ones", 1], ["mul", 4], ["add", 6]]
+    operators = [["ones", 2], ["mul", 5], ["add", 7]]
     assert whole["operators"] == operators
     assert list(differences(whole["log"], whole["ours"])) == []
     assert list(differences(first["log"], first["ours"])) == [(0, 1, True)]
