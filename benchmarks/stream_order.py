@@ -213,10 +213,12 @@ class Watching:
     def install(self, patches: Any) -> None:
         from gpuprobe.hazard_watch import places
         from gpuprobe.hazard_watch.cuda import _Watch
+        from gpuprobe.hazard_watch.order import collectives
         from gpuprobe.hazard_watch.source import EventSource
         from gpuprobe.hazards.engine import Engine
 
         places._skipped[__file__] = True  # frames of this file are not the program's
+        patches.set(collectives, "_BETWEEN", (*collectives._BETWEEN, __file__))
         launch, host = Engine._launch, Engine.host_access
         watching, local = self, self._local
 

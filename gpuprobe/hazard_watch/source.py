@@ -165,15 +165,31 @@ class EventSource(StreamSource):
                 self._launch(index, op, accesses, site)
                 return
         reason = plan.sync_reason(args, kwargs)
+        if plan.indexes:
+            accesses = self._indices_moved(args[1], accesses, index, site)
         if reason in SYNCS_FIRST:
             self._sync(reason, site, index)
         self._launch(index, op, accesses, site)
-        if plan.indexes and any(
-            isinstance(item, torch.Tensor) and self.machine.place_of(item) < 0 for item in args[1]
-        ):
-            self._quiet(index, site)  # ``indice.to(self.device())`` in TensorAdvancedIndexing.cpp
         if reason is not None and reason not in SYNCS_FIRST:
             self._sync(reason, site, index)
+
+    def _indices_moved(self, indices: Any, accesses: _Accesses, index: int, site: Any) -> _Accesses:
+        """Indices of the host's are copied first, and the host waits for that, but not for the
+        kernel (``indice.to(self.device())`` in TensorAdvancedIndexing.cpp). What is left is the
+        kernel's.
+        """
+        on_host = [
+            item
+            for item in indices
+            if isinstance(item, torch.Tensor) and self.machine.place_of(item) < 0
+        ]
+        if not on_host:
+            return accesses
+        pinned = [access for access in accesses if access[0] >= PINNED_SPACE]
+        if pinned:
+            self._launch(index, ("copy", tuple(on_host[0].shape)), pinned, site)
+        self._quiet(index, site)
+        return [access for access in accesses if access[0] < PINNED_SPACE]
 
     def _uninitialized(self, plan: Plan, result: Any, index: int) -> None:
         """Memory without values: deterministic algorithms fill it, on the current stream."""
@@ -369,8 +385,9 @@ class EventSource(StreamSource):
             self._quiet(index, site)
 
     def _copy_staged(self, index: int, shape: Any, accesses: _Accesses, site: Any) -> None:
-        """A copy through pageable memory: the host itself reads or writes the pinned tensor,
-        and has waited for the device.
+        """A copy through pageable memory: the host itself reads or writes the pinned tensor. It
+        has waited for what comes from the device, and not for what it sent (CUDA runtime API, "API
+        synchronization behavior").
         """
         pinned = [access for access in accesses if access[0] >= PINNED_SPACE]
         for address, where, write in pinned:
@@ -378,7 +395,10 @@ class EventSource(StreamSource):
                 self.engine.host_access(address, where, False, "copy", site)
         device = [access for access in accesses if access[0] < PINNED_SPACE]
         self._launch(index, ("copy", shape), device, site)
-        self._quiet(index, site)
+        if any(write for _, _, write in pinned):
+            self._quiet(index, site)
+        else:
+            self.ledger.add("copy", site, allowed=True)
         for address, where, write in pinned:
             if write:
                 self.engine.host_access(address, where, True, "copy", site)
