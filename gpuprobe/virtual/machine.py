@@ -31,7 +31,7 @@ from gpuprobe.virtual.device.host_statistics import HostStatistics
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.device.visible import Use, visible
 from gpuprobe.virtual.generators import Generators
-from gpuprobe.virtual.node_streams import NodeStreams
+from gpuprobe.torch_support.node_streams import NodeStreams
 
 __all__ = ["HOST", "PINNED", "Local", "Machine", "Tag", "is_meta", "parts"]
 
