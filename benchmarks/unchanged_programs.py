@@ -8,8 +8,8 @@ Each program (`program_sources.py`) runs twice: bare, and with a watcher. Compar
 * every allocation and free, in order: on a virtual GPU, with values, by size and stream, from the
   allocator; elsewhere by size, from torch's own profiler, which runs in both;
 * on the native engine also each kernel, copy and memory call with its stream, in order, and where
-  every block is in the end. ``native`` computes values; ``cuda`` is torch's CUDA code alone, as on a
-  GPU: kernels leave what is in memory, so that values depend on where each block was;
+  every block is in the end. ``native`` computes values; ``cuda`` is torch's CUDA code alone, as on
+  a GPU: kernels leave what is in memory, so that values depend on where each block was;
 * values, bit for bit, and what else the program can tell of its tensors: whether a gradient was
   stolen, copied or added in place, reference and use counts, versions, names of graph nodes;
 * when each object ends, among the allocations and all else that happens;

@@ -32,16 +32,21 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
-from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazard_watch.order.backward import SUMS, BackwardPass
 from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.accumulation import called_by_engine, owners_of_gradients
 from gpuprobe.torch_support.callers import passed_on
+from gpuprobe.torch_support.formulas import Formulas
 from gpuprobe.torch_support.node_streams import NodeStreams
 from gpuprobe.torch_support.tensors import storage_key
 
@@ -54,8 +59,6 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 _FAKE: Final = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
-_WRAPPERS: Final = (PACKAGE, *(f"{folder_of(torch)}{name}" for name in ("_dynamo/", "_compile.py")))
-"""Code between the dispatcher and a mode's method: gpuprobe's, and what tells Dynamo to skip it."""
 
 
 class _Block(NamedTuple):
@@ -277,6 +280,7 @@ class CudaSource(EventSource):
         self._queue: deque[tuple[Any, ...]] = deque()  # what ended, since the last report
         self._events: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id of the object
         self._numbers = itertools.count(1)
+        self.formulas = Formulas()
         self._elapsed: float | None = None
         self._lock = threading.RLock()  # autograd's threads report too
 
@@ -291,9 +295,10 @@ class CudaSource(EventSource):
         self._methods(patches)
         function = torch.autograd.Function
         patches.set(function, "apply", self._applying(vars(function)["apply"].__func__))
+        owners_of_gradients()  # counted before anything is watched
         mode = _Watch(self)
         mode.__enter__()
-        patches.add(lambda: mode.__exit__(None, None, None))
+        patches.add(mode.leave)
         self._threads(patches)
         if torch.cuda.is_initialized():
             for index in self.machine.devices:
@@ -305,8 +310,12 @@ class CudaSource(EventSource):
         source = self
 
         def run(thread: threading.Thread) -> None:
-            with _Watch(source):
+            mode = _Watch(source)
+            mode.__enter__()
+            try:
                 original(thread)
+            finally:
+                mode.leave()
 
         patches.set(threading.Thread, "run", run)
 
@@ -656,7 +665,7 @@ class CudaSource(EventSource):
         produced the last of them is at work.
         """
         name = op[0] if isinstance(op, tuple) else op
-        if name in SUMS and _called_from_c():
+        if name in SUMS and called_by_engine():
             backward: BackwardPass = self._backward[-1]
             addresses = [address for address, _, _ in accesses]
             consumer = backward.summing_on(self.machine.stream(index), index, addresses)
@@ -703,21 +712,42 @@ class CudaSource(EventSource):
 class _Watch(TorchDispatchMode):
     """Hands every operator to the event source after it was launched."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo compiles nothing under a mode. torch's wrapper against that has a frame of its
+        own, which would keep the arguments of an operator that fails.
+        """
+        return False
+
     def __init__(self, source: CudaSource) -> None:
         super().__init__()
         self._source = source
+        self._formulas = source.formulas
+        self._active = True
+
+    def leave(self) -> None:
+        """Take the mode off the stack. Where the program has left one of its own above it, it stays
+        and only passes calls on.
+        """
+        self._active = False
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is self:
+            self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch._C._get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **kwargs)  # shapes that torch works out, without any memory
+        if not self._active or torch._C._get_dispatch_mode(_FAKE) is not None:
+            return func(*args, **kwargs)  # with a fake mode: shapes that torch works out
         for kind in types:
             if (
                 kind not in _PLAIN
                 and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
             ):
                 return NotImplemented  # the subclass unwraps first; its parts come back here
-        self._source.guarded(self._source.begins, args, kwargs)
+        source, formula = self._source, self._formulas.concern(func)
+        if formula:
+            func, args, kwargs = self._formulas.as_without_a_mode(func, args, kwargs)
+        source.guarded(source.begins, args, kwargs)
         began = time.perf_counter()
         try:
             result = func(*args, **kwargs)
@@ -725,7 +755,9 @@ class _Watch(TorchDispatchMode):
             args = kwargs = None
             raise passed_on(error)  # noqa: B904 - the same one
         seconds = time.perf_counter() - began
-        self._source.guarded(self._source.ran, func, args, kwargs, result, seconds)
+        if formula:
+            self._formulas.ran(func, result)
+        source.guarded(source.ran, func, args, kwargs, result, seconds)
         return result
 
 
@@ -741,14 +773,6 @@ def _below() -> Iterator[None]:
     """The same within a mode's own call; autograd records again."""
     with torch.overrides.enable_reentrant_dispatch(), _without_modes():
         yield
-
-
-def _called_from_c() -> bool:
-    """Whether no Python code called the operator at hand: the autograd engine's own thread did."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_WRAPPERS):
-        frame = frame.f_back
-    return frame is None
 
 
 def _address(storage: Any) -> int:
