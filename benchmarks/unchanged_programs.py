@@ -1,6 +1,6 @@
 """Nothing that gpuprobe does changes a program: random programs, bare and with each watcher.
 
-    python benchmarks/unchanged_programs.py [--programs 10000] [--first SEED] [--corpus]
+    python benchmarks/unchanged_programs.py [--programs 10000] [--first SEED] [--corpus [--every N]]
         [--engine virtual cpu native cuda] [--watchers NAME ...] [--minutes N] [--show N]
 
 Each program (`program_sources.py`) runs twice: bare, and with a watcher. Compared are
@@ -579,6 +579,7 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
     parser.add_argument("--corpus", action="store_true", help="the hazard corpora, instead")
+    parser.add_argument("--every", type=int, default=1, help="of these, each so many")
     usual = ENGINES[2:] if loaded() else ENGINES[:2]
     parser.add_argument("--engine", nargs="+", choices=usual, default=usual)
     parser.add_argument("--watchers", nargs="+", choices=WATCHERS)
@@ -587,7 +588,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)  # of tensors this small, more only wait for each other
     last = given.first + given.programs
-    written = corpus() if given.corpus else []
+    written = corpus()[:: given.every] if given.corpus else []
     if written:
         given.first, last = 0, len(written)
         given.engine = [name for name in given.engine if name != "cpu"]
