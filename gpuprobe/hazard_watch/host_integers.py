@@ -44,20 +44,19 @@ class HostIntegers:
             and not tensor.storage_offset()
         )
 
-    def keep(self, tensor: Any, values: Sequence[int] | None) -> None:
+    def keep(self, block: int, tensor: Any, values: Sequence[int] | None) -> None:
         """``tensor``, of which `concern` is true, was given ``values``; None: unknown ones."""
         if values is not None and len(values) == tensor.numel() and not self.capturing:
-            self._values[_address(tensor)] = tensor.dtype, list(values)
+            self._values[block] = tensor.dtype, list(values)
 
-    def of(self, tensor: Any) -> list[int] | None:
-        """The values of a tensor, in order; None if they are unknown."""
+    def of(self, tensor: Any, block: int | None) -> list[int] | None:
+        """The values of a tensor in a block, in order; None if they are unknown."""
         if self.capturing:
             return None
         if not tensor.is_cuda:
             return on_host(tensor)
         offset = tensor.storage_offset()
-        start = _address(tensor) - offset * tensor.element_size()
-        found = self._values.get(start)
+        found = self._values.get(-1 if block is None else block)
         if found is None or found[0] != tensor.dtype:
             return None
         places = [offset]

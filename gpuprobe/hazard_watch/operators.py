@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.hazard_watch.rows import is_indexed
-from gpuprobe.hazards.rules import ALSO_WRITTEN, GIVEN_BACK, SYNCS
+from gpuprobe.hazards.rules import ALSO_WRITTEN, SYNCS
 
 # No kernel runs for these: they make or describe memory.
 _NO_KERNEL: Final = frozenset(
@@ -32,7 +32,6 @@ class Plan:
         "collective",
         "copies",
         "functional",
-        "given_back",
         "indexes",
         "kernel",
         "like",
@@ -67,7 +66,6 @@ class Plan:
         # Factories take the shape of their first argument, and read none of its values.
         self.like = self.name.startswith("new_") or self.name.endswith("_like")
         self.results = bool(alias) and all(item is None for item in alias)
-        self.given_back = GIVEN_BACK.get(self.name)
         self.reason = SYNCS.get(self.name)
         if self.name == "repeat_interleave" and func._overloadname == "Tensor":
             self.reason = "repeat_interleave"

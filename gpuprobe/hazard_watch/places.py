@@ -7,7 +7,6 @@ import copy
 import multiprocessing
 import sys
 import warnings
-from opcode import opname
 from typing import Any, Final
 
 import torch
@@ -29,10 +28,6 @@ _SKIP: Final = (
     typing_extensions.__file__,
     warnings.__file__,
 )
-
-_TORCH: Final = folder_of(torch)
-_REPORTING: Final = (PACKAGE, f"{_TORCH}_utils.py", f"{_TORCH}cuda/_gpu_trace.py")
-"""Code between torch's reports and the program."""
 
 _skipped: dict[str, bool] = {}  # by file name: whether it is torch's, Python's or ours
 
@@ -67,23 +62,6 @@ def site_at_hand() -> Any:
     if frame is None and backward_frames:
         frame = _innermost(backward_frames[-1])
     return None if frame is None else (frame.f_code, frame.f_lasti)
-
-
-def from_python() -> bool:
-    """Whether Python code has called what torch reports to gpuprobe in this thread: a method of a
-    stream or of an event. Torch's C++ code records events of its own, for pinned memory that is
-    freed, for collectives and for the backward pass.
-    """
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_REPORTING):
-        frame = frame.f_back
-    if frame is None:
-        return False
-    code = frame.f_code
-    if code.co_filename == torch.cuda.streams.__file__:
-        return True
-    # Methods of torch.Stream have no frame. Memory is mostly freed by other instructions.
-    return is_users(code.co_filename) and "CALL" in opname[code.co_code[frame.f_lasti]]
 
 
 def _innermost(frame: Any) -> Any:

@@ -437,32 +437,23 @@ class Engine:
 
     # -- synchronisation
 
-    def event_record(self, event: int, actor: int, site: Any = None, own: bool = True) -> None:
-        """An event takes the value of the stream's clock now. ``own``: the program asked for it,
-        and not a library in one of its functions; then findings may name it.
-        """
-        self._note("event_record", event, actor, site, own)
+    def event_record(self, event: int, actor: int, site: Any = None) -> None:
+        """An event takes the value of the stream's clock now."""
+        self._note("event_record", event, actor, site)
         if self.legacy:
             self._barrier(actor)
         self._merge(actor, self._clocks[HOST])
         clock = list(self._clocks[actor])
         sync = Sync("record", -1, actor, clock[actor], site, event, self.operations)
         self._events[event] = (clock, sync)
-        if own:
-            self._syncs.append(sync)
+        self._syncs.append(sync)
 
-    def event_wait(self, event: int, actor: int, site: Any = None, own: bool = True) -> None:
-        """A stream waits for an event's value. One that was never recorded is no wait. ``own``:
-        as for `event_record`.
-        """
-        self._note("event_wait", event, actor, site, own)
+    def event_wait(self, event: int, actor: int, site: Any = None) -> None:
+        """A stream waits for an event's value. One that was never recorded is no wait."""
+        self._note("event_wait", event, actor, site)
         if self.legacy:
             self._barrier(actor)
         found = self._events.get(event)
-        if not own:
-            if found is not None:
-                self._merge(actor, found[0])
-            return
         if found is None:
             self.unknown_events += 1
             self._syncs.append(Sync("wait-unrecorded", actor, -1, 0, site, event, self.operations))
@@ -506,11 +497,6 @@ class Engine:
         clock = self._signals.get(key)
         if clock is not None:
             self._merge(waiter, clock)
-
-    def recorded_on(self, event: int) -> int | None:
-        """The stream that an event was recorded on last; None for an unknown event."""
-        found = self._events.get(event)
-        return None if found is None else found[1].source
 
     def event_synchronize(self, event: int, site: Any = None) -> None:
         """The host waits for an event."""

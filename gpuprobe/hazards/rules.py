@@ -160,10 +160,6 @@ ALSO_WRITTEN: Final = {
 definitions in ``native_functions.yaml`` (running statistics are updated in training) and
 ``torch/csrc/distributed/c10d/Ops.cpp``."""
 
-GIVEN_BACK: Final = {"_cudnn_rnn": 4}
-"""Results that are an argument, which the operator only reads, by their position. Source:
-``native/cudnn/RNN.cpp`` returns its buffer of weights."""
-
 SYNCS: Final = {
     "_local_scalar_dense": "item",
     "nonzero": "nonzero",
