@@ -21,6 +21,7 @@ import ctypes
 import functools
 import gc
 import itertools
+import operator
 import sys
 import threading
 import time
@@ -60,8 +61,9 @@ _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
-_GIVING: Final = frozenset({"arange", "_to_copy", "copy_"})
-"""Operators that may give a tensor integers of the host's."""
+_STEPS: Final = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
+_GIVING: Final = frozenset({"arange", "_to_copy", "copy_", *_STEPS})
+"""Operators that may give a tensor integers that are known on the host."""
 _FAKE: Final = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
 
 
@@ -714,7 +716,7 @@ class CudaSource(EventSource):
                 self._lifted(result, index)
             else:
                 self.device_op(func, args, kwargs, result, index)
-                if name in _GIVING:
+                if name in _GIVING and not kwargs.get("alpha"):
                     self._integers_given(name, args, result)
         else:
             self.host_op(func, args, kwargs, result)
@@ -736,12 +738,25 @@ class CudaSource(EventSource):
         if name == "arange":
             if all(type(value) is int for value in args):
                 values = range(*args)
+        elif name in _STEPS:
+            values = self._stepped(name, args, result)
         else:
             source = args[0] if name == "_to_copy" else args[1]
             plain = type(source) in _PLAIN and source.dtype == result.dtype
             if plain and source.shape == result.shape and self.machine.place_of(source) == HOST:
                 values = on_host(source)
         self._keep(result, values)
+
+    def _stepped(self, name: str, args: tuple[Any, ...], result: Any) -> list[int] | None:
+        """Known integers with one of Python's added, say; None if the result has not their type."""
+        if len(args) != 2 or type(args[1]) is not int or type(args[0]) not in _PLAIN:
+            return None
+        step, before = _STEPS[name], self._cuda.known_integers(args[0])
+        if before is None or args[0].dtype != result.dtype:
+            return None
+        values = [step(value, args[1]) for value in before]
+        limits = torch.iinfo(result.dtype)
+        return values if all(limits.min <= value <= limits.max for value in values) else None
 
     def _keep(self, tensor: Any, values: Any) -> None:
         address = self.block_of(tensor)
@@ -807,6 +822,15 @@ class _Watch(TorchDispatchMode):
                 and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
             ):
                 return NotImplemented  # the subclass unwraps first; its parts come back here
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            # Without autograd's keys the dispatcher calls a mode before it takes such an operator
+            # apart: of a copy by ``to`` it would show a view.
+            try:
+                with self:
+                    return func.decompose(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - raised again
+                args = kwargs = None
+                raise passed_on(error)  # noqa: B904 - the same one
         source, formula = self._source, self._formulas.concern(func)
         if formula:
             func, args, kwargs = self._formulas.as_without_a_mode(func, args, kwargs)
@@ -822,6 +846,13 @@ class _Watch(TorchDispatchMode):
             self._formulas.ran(func, result)
         source.guarded(source.ran, func, args, kwargs, result, seconds)
         return result
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operator only calls others, on CUDA too."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "CUDA")
 
 
 @contextmanager
