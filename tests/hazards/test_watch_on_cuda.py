@@ -169,3 +169,85 @@ def test_synchronisations_are_timed() -> None:
     assert row.count == 3
     assert row.seconds is not None
     assert row.seconds > 0
+
+
+def test_copies_in_inference_mode_are_seen() -> None:
+    """Where a mode gets operators that only call others."""
+    side = torch.cuda.Stream()
+    layer = torch.nn.Linear(8, 8).cuda()
+    host = torch.ones(4, 8).pin_memory()
+    with torch.inference_mode():
+        expected = layer(host.cuda())
+        with gpuprobe.detect_hazards() as found:
+            with torch.cuda.stream(side):
+                x = host.to("cuda", non_blocking=True)
+            y = layer(x)
+            torch.cuda.synchronize()
+            with pytest.raises(RuntimeError):
+                layer(x[:, 1:])
+    assert y.shape == expected.shape
+    assert set(races(found)) == {"read-after-write"}
+
+
+def test_tensors_of_host_values_are_waited_for() -> None:
+    with gpuprobe.detect_hazards() as found:
+        x = torch.zeros(4, 4, device="cuda")
+        torch.tensor([1, 2], device="cuda")
+        x.new_tensor([1.0])
+        x[0, 1] = 1.0
+        x[2] = 1.0  # several elements: a kernel fills them
+        x[[0, 1]]
+    rows = sorted((row.reason, row.count, row.allowed) for row in found.syncs)
+    assert rows == [
+        ("copy", 1, True),
+        ("new tensor from host values", 1, False),
+        ("new tensor from host values", 1, False),
+        ("number assigned to an element", 1, False),
+    ]
+
+
+def _slots(how: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows 0 and 1, and rows 2 and 3, or at least it may be so."""
+    first = torch.tensor([0, 1], device="cuda")
+    if how == "constructed":
+        return first, torch.tensor([2, 3], device="cuda")
+    if how == "copied":
+        return first, torch.tensor([2, 3]).cuda()
+    if how == "counted":
+        return first, torch.arange(4, device="cuda")[2:]
+    if how == "added":
+        return first, first + 2
+    assert how in ("overwritten", "computed")
+    other = torch.tensor([2, 3], device="cuda")
+    if how == "overwritten":
+        other.fill_(2)
+    return first, other if how == "overwritten" else other.clamp(max=3)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["", "captured"])
+@pytest.mark.parametrize(
+    "how", ["constructed", "copied", "counted", "added", "overwritten", "computed"]
+)
+def test_rows_are_known_where_the_host_gave_them(how: str, captured: bool) -> None:
+    side = torch.cuda.Stream()
+    with gpuprobe.detect_hazards() as found:
+        cache, rows = torch.zeros(8, 64, device="cuda"), torch.ones(2, 64, device="cuda")
+        first, second = _slots(how)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+
+        def work() -> None:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                cache.index_copy_(0, first, rows)
+            cache.index_copy_(0, second, rows)
+            torch.cuda.current_stream().wait_stream(side)
+
+        if captured:
+            with torch.cuda.graph(graph):
+                work()
+        else:
+            work()
+        torch.cuda.synchronize()
+    known = how in ("constructed", "copied", "counted", "added") and not captured
+    assert races(found) == ([] if known else ["write-after-write"])
