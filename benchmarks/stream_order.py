@@ -211,14 +211,10 @@ class Watching:
         return 0 if self._runtime is None else self._runtime.logged()
 
     def install(self, patches: Any) -> None:
-        from gpuprobe.hazard_watch import places
         from gpuprobe.hazard_watch.cuda import _Watch
-        from gpuprobe.hazard_watch.order import collectives
         from gpuprobe.hazard_watch.source import EventSource
         from gpuprobe.hazards.engine import Engine
 
-        places._skipped[__file__] = True  # frames of this file are not the program's
-        patches.set(collectives, "_BETWEEN", (*collectives._BETWEEN, __file__))
         launch, host = Engine._launch, Engine.host_access
         watching, local = self, self._local
 
@@ -232,8 +228,8 @@ class Watching:
             host(engine, address, where, write, op, site, note)
             watching._noted(engine, 0, op, site, note)
 
-        patches.set(Engine, "_launch", _launch)
-        patches.set(Engine, "host_access", host_access)
+        patches.set(Engine, "_launch", _as_gpuprobes(_launch))
+        patches.set(Engine, "host_access", _as_gpuprobes(host_access))
         for owner, name in ((EventSource, "device_op"), (EventSource, "host_op")):
             patches.set(owner, name, self._in_operator(getattr(owner, name)))
         dispatch = _Watch.__torch_dispatch__
@@ -248,7 +244,7 @@ class Watching:
                 watching.spans.append(span)
                 local.began = before
 
-        patches.set(_Watch, "__torch_dispatch__", __torch_dispatch__)
+        patches.set(_Watch, "__torch_dispatch__", _as_gpuprobes(__torch_dispatch__))
 
     def _in_operator(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def operator(source: Any, func: Any, *args: Any) -> Any:
@@ -260,7 +256,7 @@ class Watching:
             finally:
                 self._local.operator = before
 
-        return operator
+        return _as_gpuprobes(operator)
 
     def _noted(self, engine: Any, actor: int, op: Any, site: Any, note: str) -> None:
         from gpuprobe.hazard_watch.places import place
@@ -282,6 +278,15 @@ class Watching:
                 "note": note,
             }
         )
+
+
+def _as_gpuprobes(function: Any) -> Any:
+    """``function``, whose frames are taken for gpuprobe's: it asks who has called an operator."""
+    from gpuprobe.code_origin import PACKAGE
+
+    file = f"{PACKAGE}{Path(__file__).name}"
+    function.__code__ = function.__code__.replace(co_filename=file)
+    return function
 
 
 def ours(rows: Sequence[dict[str, Any]]) -> dict[int, Item]:

@@ -196,7 +196,10 @@ class _Cuda:
         streams = self.local.streams
         if streams.get(index, 0) != number:
             streams[index] = number
-            self.nodes.switched(streams)
+            # The engine's threads count nodes from 0 for themselves: what a hook makes current
+            # there is not what the forward's nodes of these numbers ran on.
+            if torch._C._current_autograd_node() is None:
+                self.nodes.switched(streams)
 
     def stream_chosen(self, index: int) -> bool:
         """Whether the node at work, or a hook, has made another stream current than its own."""
