@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch import rows
 from gpuprobe.hazard_watch.base import DeviceModel
@@ -42,6 +43,8 @@ _C_CODE: Final = (
     f"what C code does with NumPy arrays over pinned memory ({_UNSEEN}): name it with "
     "gpuprobe.declare_access(..., host=True)"
 )
+_AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
+_VALUES: Final = f"{PACKAGE}native/values/"
 _Accesses = list[tuple[int, Footprint, bool]]
 """Address of the block, bytes, whether they are written."""
 
@@ -52,6 +55,14 @@ def malloc_async() -> bool:
         os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
     return any("cudaMallocAsync" in text for text in settings)
+
+
+def _of_values() -> bool:
+    """Whether the native engine calls a backward pass to compute an operator's values."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_AUTOGRAD):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_VALUES)
 
 
 class _Plans(dict[Any, Plan]):
@@ -78,6 +89,8 @@ class EventSource(StreamSource):
         source = self
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
+            if _of_values():
+                return original(*args, **kwargs)
             source.backward_begins(args, kwargs)
             try:
                 return original(*args, **kwargs)
