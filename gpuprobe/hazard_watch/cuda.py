@@ -64,7 +64,7 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _STEPS: Final = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 _GIVING: Final = frozenset({"arange", "_to_copy", "copy_", *_STEPS})
 """Operators that may give a tensor integers that are known on the host."""
-_FAKE: Final = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
+_FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
 
 
 class _Block(NamedTuple):
