@@ -50,9 +50,16 @@ class NativeSession:
     engine = "native"
 
     def __init__(
-        self, order: Order, gpus: Sequence[GpuModel], job: SimulatedRank | None = None
+        self,
+        order: Order,
+        gpus: Sequence[GpuModel],
+        job: SimulatedRank | None = None,
+        *,
+        bounded: bool = False,
     ) -> None:
-        """``job``: the one that this process is a rank of, in an estimate."""
+        """``job``: the one that this process is a rank of, in an estimate. ``bounded``: raise
+        TooLarge beyond what ``--compute auto`` may compute.
+        """
         self._order = order
         self._job = job if job is not None and job.ranks > 1 else None
         self.traffic: Any = None  # a `Traffic` of that job, once its clock is known
@@ -62,16 +69,16 @@ class NativeSession:
         self._values: Any = None  # a `gpuprobe.native.values.Values`, while values are computed
         self._ended = False
         self._unknown_as_nan = False
-        self._notes: tuple[str, ...] = ()
+        self._bounded = bounded
+        self._reads: Any = None  # a `gpuprobe.native.values.reads.Reads`, once values are computed
         self.runtime: process.Runtime | None = None
 
     @property
     def assumed(self) -> Sequence[str]:
         refused = self.runtime.refused() if self.runtime is not None else ()
-        values = self._values
         return (
             *self._assumed,
-            *(self._notes if values is None else values.notes),
+            *(() if self._reads is None else self._reads.notes),
             *(f"{name} was called, which the native engine does not answer" for name in refused),
         )
 
@@ -122,7 +129,9 @@ class NativeSession:
             "real" if real else "shapes",
             self._order.assume,
             unknown_as_nan=self._unknown_as_nan,
+            bounded=self._bounded,
         )
+        self._reads = self._values.reads
         self._values.__enter__()
 
     def pause(self) -> None:
@@ -135,7 +144,6 @@ class NativeSession:
         values, self._values = self._values, None
         if values is not None:
             values.__exit__(None, None, None)
-            self._notes = values.notes
             if self.runtime is not None:
                 self.runtime.write_collectives(_SMALL)
         patches, self._patches = self._patches, None
@@ -150,8 +158,18 @@ class NativeSession:
     def read_unknown_as_nan(self) -> None:
         """Numbers that were not computed are NaN. Before `start`, or before torch is imported."""
         self._unknown_as_nan = True
-        if self._values is not None:
-            self._values.reads.unknown_as_nan = True
+        if self._reads is not None:
+            self._reads.unknown_as_nan = True
+
+    def unknown_read(self) -> tuple[str, str]:
+        """See `Measurement.unknown_read`."""
+        return ("", "") if self._reads is None else (self._reads.given_nan, self._reads.bounded)
+
+    def unused_assumptions(self) -> tuple[str, ...]:
+        """The assumptions about lines that have read no unknown value."""
+        if self._reads is None:
+            return self._order.assume
+        return tuple(self._reads.assumptions.unused)
 
     def peaks(self) -> Mapping[int, tuple[int, int]]:
         import torch
@@ -199,7 +217,7 @@ class NativeMeasurement:
         self._order = order
         self._job = job
         self._gpus = parse_spec(order.gpu)
-        self._session = NativeSession(order, self._gpus, job)
+        self._session = NativeSession(order, self._gpus, job, bounded=bounded)
         text = in_environment() if order.conf is None else order.conf
         self._settings = parse_conf(text) if text else AllocatorSettings()
 
@@ -231,7 +249,7 @@ class NativeMeasurement:
         return error
 
     def unknown_read(self) -> tuple[str, str]:
-        return "", ""
+        return self._session.unknown_read()
 
     def run(self, recording: Any) -> EngineRun:
         peaks = self._session.peaks()
@@ -259,6 +277,7 @@ class NativeMeasurement:
             ranks=self._job.ranks,
             rank=self._job.rank,
             assumed=list(self._session.assumed),
+            unused_assumptions=self._session.unused_assumptions(),
             traffic=traffic,
             nccl_low=low,
             nccl_high=high,

@@ -13,6 +13,7 @@ import torch
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
 from gpuprobe.native.values import collectives, compiled, graphs, threads
+from gpuprobe.native.values.budget import Budget
 from gpuprobe.native.values.mode import ComputingMode
 from gpuprobe.native.values.reads import ARRAY, Decide, Reads, fill
 from gpuprobe.native.values.shapes import ShapesMode
@@ -31,8 +32,10 @@ class Values:
         *,
         unknown_as_nan: bool = False,
         decide: Decide | None = None,
+        bounded: bool = False,
     ) -> None:
         """``assume``, ``unknown_as_nan`` and ``decide`` apply to ``shapes``: see `Reads`.
+        ``bounded``: raise TooLarge beyond what ``--compute auto`` may compute.
 
         Raises UsageError where the native engine is not loaded, and for wrong assumptions.
         """
@@ -44,6 +47,8 @@ class Values:
         self.mode: Any = (
             ComputingMode(skipping) if compute == "real" else ShapesMode(skipping, self.reads)
         )
+        if bounded:
+            self.mode.budget = Budget(runtime)
         self._patches: Patches | None = None
 
     def __enter__(self) -> Values:
