@@ -123,7 +123,8 @@ class _Cuda:
             self.labels[index, handle] = _PRIORITIES * _POOL + 1 + others
 
     def blocking(self, index: int, number: int) -> bool:
-        return number != 0 and _waits_for_the_default_stream(number)
+        # Negative numbers are those of process groups: no handles, which the driver would read.
+        return number > 0 and _waits_for_the_default_stream(number)
 
     def stream_chosen(self, index: int) -> bool:
         return False  # the engine's waits are reported like any other
