@@ -30,13 +30,15 @@ def _settings() -> dict[str, str]:
 
 
 NATIVE = "GPUPROBE_TEST_NATIVE"
-"""The GPUs that ``make test-native`` gives the tests: the native engine is loaded before torch."""
+"""The GPUs that ``make test-native`` gives the tests: the native engine is loaded before torch, and
+computes values."""
 
 if os.environ.get(NATIVE):
-    from gpuprobe.catalogue.gpus import parse_spec
-    from gpuprobe.native.process import load
+    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.choice import session
 
-    load(parse_spec(os.environ[NATIVE]))
+    NATIVE_SESSION = session("native", Order(os.environ[NATIVE]))
+    NATIVE_SESSION.__enter__()  # to the end of the process
 
 
 @pytest.fixture(autouse=True)
