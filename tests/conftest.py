@@ -21,7 +21,7 @@ settings.register_profile("default-seed", settings.get_profile("explore"), deran
 settings.load_profile("default-seed")
 
 
-_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_")
+_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_")
 """Beginnings of the names of settings that others make in this process's environment."""
 
 
@@ -38,7 +38,10 @@ if os.environ.get(NATIVE):
     from gpuprobe.engines.choice import session
 
     NATIVE_SESSION = session("native", Order(os.environ[NATIVE]))
-    NATIVE_SESSION.__enter__()  # to the end of the process
+    NATIVE_SESSION.__enter__()
+
+    def pytest_unconfigure() -> None:
+        NATIVE_SESSION.__exit__(None, None, None)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -12,6 +14,7 @@ from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
 from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
 from gpuprobe.patching import Patches, when_imported
@@ -91,10 +94,13 @@ class NativeSession:
         """Load the engine, before torch. Raises what `gpuprobe.native.process.load` raises."""
         global _session
         if self.gpus:
-            if self._order.conf is not None:
-                for name in _CONF:
-                    os.environ[name] = self._order.conf
+            _set_conf(self._order.conf)
             self.runtime = process.load(self.gpus, endless=self._order.endless)
+            left = _empty_allocator()
+            if left:
+                self.assume(
+                    f"tensors of {human_bytes(left)} from before were on the GPUs at the start"
+                )
         else:
             self.runtime = process.loaded()
         _session = self
@@ -182,6 +188,49 @@ class NativeSession:
             for index in range(torch.cuda.device_count())
             if torch.cuda.max_memory_allocated(index)
         }
+
+
+_before: Final = {name: os.environ.get(name) for name in _CONF}
+"""The user's settings of the allocator."""
+
+
+def _set_conf(conf: str | None) -> None:
+    """Have torch's allocator start with settings, or with the user's own for None. Raises
+    UsageError where it has started with others.
+    """
+    wanted = dict(_before) if conf is None else dict.fromkeys(_CONF, conf)
+    now = {name: os.environ.get(name) for name in _CONF}
+    torch = sys.modules.get("torch")
+    if wanted != now and torch is not None and torch.cuda.is_initialized():
+        raise UsageError(
+            "this process has other settings of the allocator already: with the native engine it "
+            "keeps those that it started with",
+            hint="use one process for each conf",
+        )
+    for name, text in wanted.items():
+        if text is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = text
+
+
+def _empty_allocator() -> int:
+    """Free what earlier sessions of this process have left in torch's allocator, and begin its
+    peaks again, so that equal programs have equal figures. Returns the bytes of tensors that are
+    still there.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    left = 0
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.reset_peak_memory_stats(index)
+        torch.cuda.reset_accumulated_memory_stats(index)
+        left += torch.cuda.memory_allocated(index)
+    return left
 
 
 @contextmanager

@@ -37,6 +37,7 @@ def test_verdict(case: Case) -> None:
         text = text.replace(OTHERS, stream_of_another_library())
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     code = compile(text, name, "exec")
+    torch.cuda.empty_cache()  # which block is used again is the case's own doing
     place = {"torch": torch, "cuda": torch.cuda, "nn": nn, "F": F, "s": torch.cuda.Stream()}
     torch.cuda.synchronize()
     with gpuprobe.detect_hazards() as found:

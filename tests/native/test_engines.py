@@ -264,3 +264,36 @@ os.kill(os.getpid(), signal.SIGINT)
     script.write_text(text, encoding="utf-8")
     done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path)
     assert done.returncode == 130, done.stderr
+
+
+def test_tests_that_run_on_the_engine_have_values(tmp_path: Path) -> None:
+    text = """\
+import pytest
+import torch
+
+class TestTraining:
+    def test_gradients(self):
+        weight = torch.arange(6.0, device="cuda").view(2, 3).requires_grad_()
+        (weight * weight).sum().backward()
+        assert weight.grad.tolist() == [[0, 2, 4], [6, 8, 10]]
+        assert (torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda")).trace() == 9
+
+    @pytest.mark.gpu_memory(max_peak="1KiB", no_hazards=True)
+    def test_limit(self):
+        assert torch.ones(1024, device="cuda").sum().item() == 1024
+"""
+    (tmp_path / "test_values.py").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("--gpuprobe-engine", "native", "test_values.py"),
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "above max_peak=1.0 KiB" in done.stdout
+    assert "Exception" not in done.stderr

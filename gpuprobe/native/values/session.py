@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Literal
@@ -114,9 +113,8 @@ class Values:
         trace: TracebackType | None,
     ) -> None:
         torch._C._pop_torch_dispatch_stack(None)
-        # Threads of the backward pass drop the mode when they are done. One that must wait for the
-        # interpreter's lock until Python ends would end the process with an error.
-        time.sleep(0.001)
+        if torch.cuda.is_initialized():
+            threads.leave_backward()
         patches, self._patches = self._patches, None
         if patches is not None:
             patches.undo()
