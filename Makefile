@@ -79,7 +79,7 @@ test-torch:
 NATIVE_TORCH ?= 2.13.0
 VENV_NATIVE ?= .venv-native
 STAMP_NATIVE := $(VENV_NATIVE)/.stamp-native
-TRITON_ALONE := $(VENV_NATIVE)/triton-alone
+TRITON_ALONE := $(CURDIR)/$(VENV_NATIVE)/triton-alone
 
 $(STAMP_NATIVE): pyproject.toml
 	$(PYTHON) -m venv $(VENV_NATIVE)

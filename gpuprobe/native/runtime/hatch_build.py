@@ -1,7 +1,7 @@
 """Compiles the runtime into wheels that are built on Linux: who installs one needs no compiler.
 
-Without a C compiler, and elsewhere, a wheel is pure Python, and the runtime is compiled at its first
-use.
+Without a C compiler, and elsewhere, a wheel is pure Python, and the runtime is compiled at its
+first use.
 """
 
 from __future__ import annotations
