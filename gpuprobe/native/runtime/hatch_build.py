@@ -14,7 +14,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class RuntimeHook(BuildHookInterface):  # type: ignore[type-arg]
+class RuntimeHook(BuildHookInterface):
     """Hatch calls it for each wheel."""
 
     PLUGIN_NAME = "custom"
