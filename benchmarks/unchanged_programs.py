@@ -1,12 +1,15 @@
 """Nothing that gpuprobe does changes a program: random programs, bare and with each watcher.
 
-    python benchmarks/unchanged_programs.py [--programs 10000] [--first SEED] [--corpus]
-        [--engine gpu cpu] [--watchers NAME ...] [--minutes N] [--show N]
+    python benchmarks/unchanged_programs.py [--programs 10000] [--first SEED] [--corpus [--every N]]
+        [--engine virtual cpu native cuda] [--watchers NAME ...] [--minutes N] [--show N]
 
 Each program (`program_sources.py`) runs twice: bare, and with a watcher. Compared are
 
 * every allocation and free, in order: on a virtual GPU, with values, by size and stream, from the
-  allocator; on the CPU by size, from torch's own profiler, which runs in both;
+  allocator; elsewhere by size, from torch's own profiler, which runs in both;
+* on the native engine also each kernel, copy and memory call with its stream, in order, and where
+  every block is in the end. ``native`` computes values; ``cuda`` is torch's CUDA code alone, as on
+  a GPU: kernels leave what is in memory, so that values depend on where each block was;
 * values, bit for bit, and what else the program can tell of its tensors: whether a gradient was
   stolen, copied or added in place, reference and use counts, versions, names of graph nodes;
 * when each object ends, among the allocations and all else that happens;
@@ -50,11 +53,33 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
+from gpuprobe.catalogue.gpus import parse_spec  # noqa: E402
+from gpuprobe.native.libraries import libraries_for, torch_build  # noqa: E402
+from gpuprobe.native.process import LogKind, add_to_environment, loaded, settings_text  # noqa: E402
+
+GPU = "h100-80gb"
+
+
+def _on_the_native_engine() -> None:
+    """Start this script anew in a process that has the native engine before it imports torch."""
+    build = torch_build()
+    if build is None or not build.cuda or loaded() or {"virtual", "cpu"}.intersection(sys.argv):
+        return
+    settings = settings_text(parse_spec(GPU), build)
+    add_to_environment(os.environ, libraries_for(build), settings, build)
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    _on_the_native_engine()
+
 import program_sources  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.autograd import DeviceType  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -64,8 +89,8 @@ from gpuprobe.errors import GpuprobeError  # noqa: E402
 from gpuprobe.model.memory import TraceAction  # noqa: E402
 from gpuprobe.virtual.session import current  # noqa: E402
 
-GPU = "h100-80gb"
-ENGINES = ("gpu", "cpu")
+ENGINES = ("virtual", "cpu", "native", "cuda")
+_NATIVE = ("native", "cuda")
 _FREED = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 _NUMBERS = (8, 16)
 """Bytes of the tensors that torch makes of Python's numbers (real, complex), for one operator.
@@ -146,7 +171,7 @@ def _bytes(host: torch.Tensor) -> tuple[bytes, int]:
 
 def rng(engine: str) -> Event:
     states = [torch.get_rng_state()]
-    if engine == "gpu":
+    if engine != "cpu":
         states.append(torch.cuda.get_rng_state())
     return "generators", hash(random.getstate()), *map(_bytes, states)
 
@@ -192,7 +217,7 @@ def observe(
     seed = program if isinstance(program, int) else 0
     if isinstance(program, int):
         name = f"<program {seed}>"
-        text = program_sources.source(seed, streams=engine == "gpu")
+        text = program_sources.source(seed, streams=engine != "cpu")
     else:
         name, text = f"<program {program.name}>", program.text
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -212,7 +237,7 @@ def observe(
         "copy": copy,
         "TorchFunctionMode": TorchFunctionMode,
         "TorchDispatchMode": TorchDispatchMode,
-        "D": "cuda" if engine == "gpu" else "cpu",
+        "D": "cuda" if engine != "cpu" else "cpu",
         "Block": Block,
         "__name__": name,
         "note": observer.note,
@@ -222,19 +247,23 @@ def observe(
         names.update(cuda=torch.cuda, s=torch.cuda.Stream())
 
     def run() -> None:
+        memory = None
         with ExitStack() as stack:
-            profiler = stack.enter_context(_profiled()) if engine == "cpu" else None
-            if engine == "gpu":
+            if engine == "virtual":
                 session = current()
                 assert session is not None
                 listeners = session.machine.devices[0].listeners
                 listeners.append(observer.allocator)
                 stack.callback(listeners.remove, observer.allocator)
+            else:
+                memory = stack.enter_context(_profiled(engine))
+            if engine in _NATIVE:
+                stack.enter_context(_logged(observer.events))
             _run(code, names, observer, engine)
-        if profiler is not None:
-            observer.events.append(("memory", profiler.sizes))
+        if memory is not None:
+            observer.events.append(("memory", memory.sizes))
 
-    if engine == "gpu":
+    if engine != "cpu":
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
     random.seed(seed)
@@ -280,14 +309,50 @@ class _Profile:
 
 
 @contextmanager
-def _profiled() -> Iterator[_Profile]:
-    """The sizes of what torch allocates on the CPU; of what it frees, as negative ones."""
+def _profiled(engine: str) -> Iterator[_Profile]:
+    """The sizes of what torch allocates on the device; of what it frees, as negative ones."""
     found = _Profile()
     with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as profiler:
         yield found
+    device = DeviceType.CPU if engine == "cpu" else DeviceType.CUDA
     events = profiler.kineto_results.events()
-    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
-    found.sizes = [size for size in sizes if abs(size) not in _NUMBERS]
+    sizes = [
+        event.nbytes()
+        for event in sorted(events, key=lambda event: event.start_ns())
+        if event.name() == "[memory]" and event.device_type() == device
+    ]
+    numbers = _NUMBERS if engine == "cpu" else ()
+    found.sizes = [size for size in sizes if abs(size) not in numbers]
+
+
+@contextmanager
+def _logged(events: list[Event]) -> Iterator[None]:
+    """The calls of the native engine's runtime, and where the allocator's blocks are in the end."""
+    runtime = loaded()
+    assert runtime is not None
+    runtime.start_log()
+    try:
+        yield
+    finally:
+        runtime.stop_log()
+        assert not runtime.dropped()
+        numbers: dict[int, int] = {0: 0}
+
+        def stream(handle: int) -> int:
+            return numbers.setdefault(handle, len(numbers))
+
+        for call in runtime.take_log():
+            if call.kind not in _WATCHERS_OWN:
+                where = stream(call.stream)
+                what = call.name, call.bytes, call.grid, call.block, call.shared
+                events.append(("call", call.kind.name, where, *what))
+        for segment in torch.cuda.memory_snapshot():
+            blocks = [(block["size"], block["state"]) for block in segment["blocks"]]
+            events.append(("segment", segment["total_size"], blocks))
+
+
+_WATCHERS_OWN = (LogKind.EVENT_RECORD, LogKind.EVENT_QUERY)
+"""What a watcher may add: both without an effect on the order of anything else."""
 
 
 # -- watchers
@@ -419,8 +484,11 @@ WATCHERS: dict[str, Callable[[Run, Path], None]] = {
     "plugin": plugin,
     "dashboard": dashboard,
 }
+_ALL = ["bare", "counters", "trace", "hazards", "check"]
 BULK = {
-    "gpu": ["bare", "counters", "trace", "hazards", "check"],
+    "virtual": _ALL,
+    "native": _ALL,
+    "cuda": _ALL,
     "cpu": ["bare", "counters", "trace", "check"],
 }
 """What each engine is watched by unless ``--watchers`` names others: the others are these, begun
@@ -476,7 +544,9 @@ def judge(
     """The first difference of each program that has one, by watcher."""
     found: dict[str, dict[int | Source, str]] = {name: {} for name in names}
     folder = Path(tempfile.mkdtemp(prefix="unchanged"))
-    gpu = gpuprobe.virtual_gpu(GPU, "real") if engine == "gpu" else nullcontext()
+    gpu = nullcontext()
+    if engine in ("virtual", "native"):
+        gpu = gpuprobe.virtual_gpu(GPU, "real", engine=engine)
     try:
         with gpu:
             for number, seed in enumerate(seeds):
@@ -509,16 +579,19 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
     parser.add_argument("--corpus", action="store_true", help="the hazard corpora, instead")
-    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--every", type=int, default=1, help="of these, each so many")
+    usual = ENGINES[2:] if loaded() else ENGINES[:2]
+    parser.add_argument("--engine", nargs="+", choices=usual, default=usual)
     parser.add_argument("--watchers", nargs="+", choices=WATCHERS)
     parser.add_argument("--minutes", type=float, help="end after so many")
     parser.add_argument("--show", type=int, default=5, help="differences to print, of each")
     given = parser.parse_args()
     torch.set_num_threads(1)  # of tensors this small, more only wait for each other
     last = given.first + given.programs
-    written = corpus() if given.corpus else []
+    written = corpus()[:: given.every] if given.corpus else []
     if written:
-        given.first, last, given.engine = 0, len(written), ["gpu"]
+        given.first, last = 0, len(written)
+        given.engine = [name for name in given.engine if name != "cpu"]
     ran: Counter[str] = Counter()
     counts: Counter[tuple[str, str]] = Counter()
     began = time.monotonic()
@@ -540,13 +613,12 @@ def main() -> int:
             if not ran[engine] % BATCH or first + batch >= last:
                 print(f"{engine}: {ran[engine]} programs", file=sys.stderr, flush=True)
     print(f"\nPython {sys.version.split()[0]}, torch {torch.__version__}")
-    print("engine  watcher     programs  differ")
+    print("engine   watcher     programs  differ")
     for engine in given.engine:
         for name in given.watchers or BULK[engine]:
-            print(f"{engine:6}  {name:10} {ran[engine]:9} {counts[engine, name]:7}")
+            print(f"{engine:7}  {name:10} {ran[engine]:9} {counts[engine, name]:7}")
     return 1 if counts else 0
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     sys.exit(main())

@@ -1,34 +1,53 @@
-"""The event source on real CUDA: the same engine, with torch's own reports.
+"""The event source on torch's CUDA: the same engine and the same models of order as for a virtual
+GPU.
 
-Three sources: torch's GPU trace callbacks (events, streams, synchronisation, the caching
-allocator's blocks; ``torch/cuda/_gpu_trace.py``), a dispatch mode (what every operator reads and
-writes), and the few Python methods that neither shows. Callbacks run under locks of torch's: they
-only put a line into a queue, which is read at the next operator. A failure of this code switches
-it off and is reported; the program goes on.
+torch's own trace of the GPU (``torch._C._activate_gpu_trace``) is not used. Its hooks run Python
+code where C++ frees memory, also while an exception is on its way, which is lost then; and it
+cannot be switched off again. Instead:
+
+* a dispatch mode shows what every operator reads and writes;
+* methods of streams, events and graphs are replaced, those of C's classes too;
+* a weak reference to each storage tells when its memory ends;
+* what C++ does by itself, the autograd engine's waits and collectives', is modelled
+  (`gpuprobe.hazard_watch.order`).
+
+Reports are made where the program's own code runs, or in the autograd engine's threads. A failure
+of this code ends the watch, which says so; the program goes on.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import gc
+import itertools
 import sys
 import threading
 import time
 import weakref
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
-from gpuprobe.hazard_watch import host_access as host_watch
-from gpuprobe.hazard_watch.order.backward import SUMS
+from gpuprobe.hazard_watch.order.backward import SUMS, BackwardPass
 from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
-from gpuprobe.hazards.footprint import Footprint, of_tensor
+from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.accumulation import called_by_engine, owners_of_gradients
 from gpuprobe.torch_support.callers import passed_on
+from gpuprobe.torch_support.formulas import Formulas
+from gpuprobe.torch_support.node_streams import NodeStreams
 from gpuprobe.torch_support.tensors import storage_key
 
 _PRIORITIES: Final = 4
@@ -37,20 +56,19 @@ _POOL: Final = 32
 _DRIVER: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-_REPORTS: Final = (
-    ("EventRecordCallbacks", "_recorded"),
-    ("EventWaitCallbacks", "_waited"),
-    ("EventDeletionCallbacks", "_event_gone"),
-    ("MemoryAllocationCallbacks", "_allocated"),
-    ("MemoryDeallocationCallbacks", "_block_freed"),
-    ("DeviceSynchronizationCallbacks", "_device_waited"),
-    ("StreamSynchronizationCallbacks", "_stream_waited"),
-    ("EventSynchronizationCallbacks", "_event_waited"),
-)
 
 
-class _Pinned(weakref.ref[Any]):
-    """The tag of a pinned storage that a copy used."""
+_FAKE: Final = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
+
+
+class _Block(NamedTuple):
+    """A block of torch's caching allocator."""
+
+    address: int
+
+
+class _Tag(weakref.ref[Any]):
+    """The tag of a storage on a device, or of a pinned one that a copy used."""
 
     __slots__ = ("block", "key", "nbytes", "offset", "place", "registered", "stream")
 
@@ -58,51 +76,92 @@ class _Pinned(weakref.ref[Any]):
     nbytes: int
     place: int
     stream: int
-    block: None
+    block: _Block | None
     registered: RegisteredMemory | None
     offset: int
 
 
-class _Local:
-    """What a virtual machine knows of a thread; torch knows it here."""
+class _Local(threading.local):
+    """What one thread has current."""
 
     reason = ""
-    streams: Final[dict[int, int]] = {}
+
+    def __init__(self) -> None:
+        self.streams: dict[int, int] = {}
 
     @property
     def device(self) -> int:
         return torch.cuda.current_device()
 
 
-class _Cuda:
-    """The device model that torch itself is. ``tags``: tags of pinned storages."""
+class _Earlier:
+    """The blocks of the caching allocator when the watch began, with the streams they are of."""
 
-    nodes = None
+    def __init__(self) -> None:
+        self._addresses: list[int] = []
+        self._streams: list[int] = []
+        if not torch.cuda.is_initialized():
+            return
+        found = sorted(
+            (block["address"], segment["stream"])
+            for segment in torch.cuda.memory_snapshot()
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated" and "address" in block
+        )
+        self._addresses = [address for address, _ in found]
+        self._streams = [stream for _, stream in found]
+
+    def __bool__(self) -> bool:
+        return bool(self._addresses)
+
+    def stream_of(self, address: int) -> int | None:
+        at = bisect_right(self._addresses, address) - 1
+        return self._streams[at] if at >= 0 and self._addresses[at] == address else None
+
+
+class _Cuda:
+    """The device model that torch itself is."""
 
     def __init__(self) -> None:
         self.devices = list(range(torch.cuda.device_count()))
-        self.tags: dict[int, _Pinned] = {}
+        self.tags: dict[int, _Tag] = {}
         self.registered: dict[int, RegisteredMemory] = {}  # by address
-        self._handles: dict[tuple[int, int], int] = {}  # by device and id of a stream
         self.local = _Local()
+        self.nodes = NodeStreams()
         self.observer: Observer | None = None
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}
         self.labels: dict[tuple[int, int], int] = {}  # by device and handle of a stream
-        self.freed: Callable[[_Pinned], None] = lambda tag: None
+        self.ended: Callable[[_Tag], None] = lambda tag: None
+        self.many_streams = False
+        self.in_backward = 0
+        self._handles: dict[tuple[int, int], int] = {}  # by device and id of a stream
+        # The nodes of the backward pass at work, by thread.
+        self._at_work: dict[int, Any] = {}
+
+    # -- streams
 
     def stream(self, index: int) -> int:
         """The CUDA handle of the current stream; 0 is the legacy default stream."""
         # What ``torch.cuda.current_stream`` does, without an object for it.
-        stream_id, device, kind = torch._C._cuda_getCurrentStream(index)
-        handle = self._handles.get((device, stream_id))
-        if handle is None:
+        return self.handle(*torch._C._cuda_getCurrentStream(index))
+
+    def handle(self, stream_id: int, device: int, kind: int) -> int:
+        """The CUDA handle of a stream of torch's."""
+        found = self._handles.get((device, stream_id))
+        if found is None:
             made: Any = torch.cuda.Stream(
                 stream_id=stream_id, device_index=device, device_type=kind
             )
-            handle = self._handles[device, stream_id] = int(made.cuda_stream)
+            found = self._handles[device, stream_id] = int(made.cuda_stream)
             self.note(made)
-        return handle
+            self.many_streams = self.many_streams or bool(found)
+        return found
+
+    def number_of(self, stream: Any) -> tuple[int, int]:
+        """Device and handle of a stream object, which may be a ``torch.Stream``."""
+        device = int(stream.device_index)
+        return device, self.handle(stream.stream_id, device, stream.device_type)
 
     def note(self, stream: Any) -> None:
         """Remember what people are to know a stream by: its position in torch's pool, as
@@ -111,23 +170,61 @@ class _Cuda:
         """
         key = int(stream.device_index), int(stream.cuda_stream)
         index, pool = stream.stream_id >> 5, (stream.stream_id >> 1 & 15) - 1
-        if key[1] and 0 <= pool < _PRIORITIES and 0 <= index < _POOL:
+        if not key[1] or key in self.labels:
+            return
+        if 0 <= pool < _PRIORITIES and 0 <= index < _POOL:
             self.labels[key] = 1 + index + pool * _POOL
         else:
-            self.note_handle(*key)
-
-    def note_handle(self, index: int, handle: int) -> None:
-        """The same of a stream of which only the handle is known."""
-        if handle and (index, handle) not in self.labels:
             others = sum(label > _PRIORITIES * _POOL for label in self.labels.values())
-            self.labels[index, handle] = _PRIORITIES * _POOL + 1 + others
+            self.labels[key] = _PRIORITIES * _POOL + 1 + others
 
     def blocking(self, index: int, number: int) -> bool:
         # Negative numbers are those of process groups: no handles, which the driver would read.
         return number > 0 and _waits_for_the_default_stream(number)
 
+    def switched(self, index: int, number: int) -> None:
+        """This thread has made a stream its current one on a device."""
+        self.many_streams = self.many_streams or bool(number)
+        streams = self.local.streams
+        if streams.get(index, 0) != number:
+            streams[index] = number
+            self.nodes.switched(streams)
+
     def stream_chosen(self, index: int) -> bool:
-        return False  # the engine's waits are reported like any other
+        """Whether the node at work, or a hook, has made another stream current than its own."""
+        node = torch._C._current_autograd_node() if self.many_streams else None
+        streams = None if node is None else self.nodes.of(node)
+        return streams is not None and self.stream(index) != streams.get(index, 0)
+
+    def enter_node(self) -> None:
+        """Report the node at work, where it is another one than before. After the last one, the
+        engine's thread calls what was queued for the end of the backward pass, with no node.
+        """
+        if not (self.in_backward and self.many_streams):
+            return
+        node = torch._C._current_autograd_node()
+        thread = threading.get_ident()
+        before = self._at_work.get(thread)
+        if node is not before and (node is not None or thread in self._at_work):
+            self._at_work[thread] = node
+            if self.observer is not None:
+                self.observer.node_begins(node)
+
+    def backward_ended(self) -> None:
+        """A backward pass has returned: nodes must not outlive the graph."""
+        self._at_work.clear()
+        if not self.in_backward:
+            self.nodes.forget_leaves()
+
+    def leaves_used(self, args: Any, kwargs: Any, below: Callable[[], Any]) -> None:
+        """Autograd records an operator with these arguments: see `NodeStreams`."""
+        if torch.is_grad_enabled():
+            streams = self.local.streams
+            self.nodes.leaves_used(args, streams, below)
+            if kwargs:
+                self.nodes.leaves_used(kwargs.values(), streams, below)
+
+    # -- storages
 
     def place_of(self, tensor: Any) -> int:
         if tensor.is_cuda:
@@ -137,26 +234,34 @@ class _Cuda:
         storage = tensor.untyped_storage()
         if storage._cdata in self.tags:
             return PINNED
-        if not self.is_pinned(tensor):
+        if not tensor.is_pinned():
             return HOST
-        tag = _Pinned(storage, self.freed)
-        tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), PINNED
-        tag.stream, tag.block = 0, None
+        tag = self._tag(storage, PINNED)
         found = (one for one in self.registered.values() if one.overlaps(storage.data_ptr(), 1))
         tag.registered = next(found, None)
-        tag.offset = 0
         if tag.registered is not None:
             tag.offset = storage.data_ptr() - tag.registered.address
-        self.tags[tag.key] = tag
         return PINNED
+
+    def _tag(self, storage: Any, place: int) -> _Tag:
+        tag = _Tag(storage, self.ended)
+        tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), place
+        tag.stream, tag.block, tag.registered, tag.offset = 0, None, None, 0
+        self.tags[tag.key] = tag
+        return tag
+
+    def tag_on_device(self, storage: Any, stream: int) -> _Tag:
+        """The new tag of a storage on a device, whose memory is of a stream."""
+        tag = self._tag(storage, storage.device.index)
+        tag.stream = stream
+        address = _address(storage)
+        tag.block = _Block(address) if address else None
+        return tag
 
     def known_integers(self, tensor: Any) -> list[int] | None:
         return None  # to read them would wait for the device
 
-    def is_pinned(self, tensor: Any) -> bool:
-        return bool(tensor.is_pinned())
-
-    def tag_of(self, tensor: Any) -> _Pinned | None:
+    def tag_of(self, tensor: Any) -> _Tag | None:
         return self.tags.get(storage_key(tensor))
 
 
@@ -166,45 +271,38 @@ class CudaSource(EventSource):
     def __init__(self) -> None:
         machine = self._cuda = _Cuda()
         super().__init__(machine)
-        machine.freed, self._tags = self._pinned_freed, machine.tags
-        self._memory = machine.registered
+        machine.ended = self._ended
         self.engine.labels = machine.labels
         self.creations.made = machine.note
         self.broken = ""
-        self._queue: deque[tuple[Any, ...]] = deque()
-        self._captured: set[int] = set()  # blocks that were allocated during a capture
-        self._owners: dict[int, tuple[int, int]] = {}  # by block: the stream it is allocated on
-        # By block allocated in a backward pass: the sequence number and the stream of the node at
-        # work then.
-        self._gradients: dict[int, tuple[int, int]] = {}
+        self._before = _Earlier()
+        self.earlier = bool(self._before)
+        self._queue: deque[tuple[Any, ...]] = deque()  # what ended, since the last report
+        self._events: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id of the object
+        self._numbers = itertools.count(1)
+        self.formulas = Formulas()
         self._elapsed: float | None = None
         self._lock = threading.RLock()  # autograd's threads report too
 
     # -- on and off
 
     def install(self, patches: Patches) -> None:
-        """Report until ``patches`` are undone. torch cannot stop its trace again, only its
-        callbacks can be taken away: what is left is a test of a flag in C++.
-        """
-        from torch.cuda import _gpu_trace
-
+        """Report until ``patches`` are undone."""
         patches.add(lambda: self.guarded(self.drain))  # when all else has been put back
-        torch._C._activate_gpu_trace()
-        for registry_name, method_name in _REPORTS:
-            registry = getattr(_gpu_trace, registry_name)
-            callback = getattr(self, method_name)
-            registry.add_callback(callback)
-            patches.add(_remover(registry, callback))
-        host_watch.install(self, patches)
-        self.collectives.install(patches)
-        self.blocks.install(patches)
-        self.creations.install(patches)
-        self._methods(patches)
         _note_backward(patches)
+        super().install(patches)
+        self._streams(patches)
+        self._methods(patches)
+        function = torch.autograd.Function
+        patches.set(function, "apply", self._applying(vars(function)["apply"].__func__))
+        owners_of_gradients()  # counted before anything is watched
         mode = _Watch(self)
         mode.__enter__()
-        patches.add(lambda: mode.__exit__(None, None, None))
+        patches.add(mode.leave)
         self._threads(patches)
+        if torch.cuda.is_initialized():
+            for index in self.machine.devices:
+                self._cuda.switched(index, self.machine.stream(index))
 
     def _threads(self, patches: Patches) -> None:
         """Dispatch modes are a thread's own: threads that the program starts get one too."""
@@ -212,22 +310,66 @@ class CudaSource(EventSource):
         source = self
 
         def run(thread: threading.Thread) -> None:
-            with _Watch(source):
+            mode = _Watch(source)
+            mode.__enter__()
+            try:
                 original(thread)
+            finally:
+                mode.leave()
 
         patches.set(threading.Thread, "run", run)
 
+    def _streams(self, patches: Patches) -> None:
+        """Methods and functions that order streams, or that wait for them."""
+        event, stream = torch.cuda.Event, torch.cuda.Stream
+        methods: dict[Any, dict[str, Callable[..., None]]] = {
+            event: {
+                "record": self._recorded,
+                "wait": self._waited,
+                "query": self._event_queried,
+                "synchronize": self._event_waited,
+            },
+            stream: {"query": self._stream_queried, "synchronize": self._stream_waited},
+        }
+        for owner, reports in methods.items():
+            for name, report in reports.items():
+                patches.set(owner, name, self._reporting(getattr(owner, name), report))
+        # Of C's classes, which accelerators other than CUDA have as well.
+        generic: dict[Any, dict[str, Callable[..., None]]] = {
+            torch.Event: methods[event],
+            torch.Stream: {
+                **methods[stream],
+                "record_event": self._event_made,
+                "wait_event": self._event_awaited,
+                "wait_stream": self._stream_awaited,
+                "__enter__": self._switched,
+                "__exit__": self._switched,
+            },
+        }
+        for owner, reports in generic.items():
+            for name, report in reports.items():
+                if name in vars(owner):
+                    original = vars(owner)[name]
+                    patches.add(_set_in_c(owner, name, self._reporting(original, report)))
+        functions: dict[str, Callable[..., None]] = {
+            "_cuda_setStream": self._switched,
+            "_accelerator_setStream": self._switched,
+            "_cuda_synchronize": self._device_waited,
+            "_accelerator_synchronizeDevice": self._device_waited,
+        }
+        for name, report in functions.items():
+            if hasattr(torch._C, name):
+                patches.set(torch._C, name, self._reporting(getattr(torch._C, name), report))
+
     def _methods(self, patches: Patches) -> None:
-        """Methods that say something about order, and that no callback reports."""
+        """Methods of tensors, graphs and memory that are no operators."""
         from torch.cuda import memory
 
         graph = torch.cuda.CUDAGraph
         for owner, name, report in (
-            (torch.cuda.Event, "query", self._event_queried),
-            (torch.cuda.Event, "wait", self._never_recorded),
-            (torch.cuda.Stream, "query", self._stream_queried),
             (torch.Tensor, "record_stream", self._stream_recorded),
             (torch.Tensor, "tolist", self._listed),
+            (torch.UntypedStorage, "resize_", self._storage_resized),
             (graph, "capture_begin", self._capture_began),
             (graph, "capture_end", self._capture_ended),
             (graph, "replay", self._replayed),
@@ -255,12 +397,14 @@ class CudaSource(EventSource):
         patches.set(torch.Tensor, "numpy", numpy)
 
     def _reporting(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
-        def method(this: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(this, *args, **kwargs)
-            self.guarded(report, this, result, *args, **kwargs)
+        """``original``, after which ``report`` is given its result and its arguments."""
+
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.guarded(report, result, *args, **kwargs)
             return result
 
-        method.__name__ = original.__name__
         return method
 
     def _after(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
@@ -272,56 +416,19 @@ class CudaSource(EventSource):
 
         return function
 
-    def _registered(self, address: int, nbytes: int, flags: int) -> None:
-        self._memory[address] = RegisteredMemory(address, nbytes)
+    def _applying(self, apply: Callable[..., Any]) -> Any:
+        """``torch.autograd.Function.apply`` makes the nodes that accumulate the gradients of its
+        leaves, though it runs without recording gradients itself.
+        """
+        source = self
 
-    def _unregistered(self, address: int) -> None:
-        memory = self._memory.pop(address, None)
-        if memory is None:  # registered before watching began
-            return
-        for tag in list(self._tags.values()):
-            if tag.registered is memory:
-                del self._tags[tag.key]
-        self.unregistered(memory)
+        @functools.wraps(apply)
+        def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            result = apply(kind, *args, **kwargs)
+            source.guarded(source._cuda.leaves_used, args, {}, _without_modes)
+            return result
 
-    def _never_recorded(self, event: Any, _: None, stream: Any = None) -> None:
-        """CUDA has no event before the first record, and torch reports no wait for it."""
-        if not event.cuda_event:
-            stream = torch.cuda.current_stream() if stream is None else stream
-            actor = self.active.stream(stream.device_index, stream.cuda_stream)
-            self.active.event_wait(id(event), actor, self.site())
-
-    def _event_queried(self, event: Any, done: bool) -> None:
-        if done:
-            self.event_synchronize(event.cuda_event)
-
-    def _stream_queried(self, stream: Any, done: bool) -> None:
-        if done:
-            self.stream_synchronize(stream.device_index, stream.cuda_stream)
-
-    def _stream_recorded(self, tensor: Any, _: None, stream: Any) -> None:
-        address = self._device_address(tensor)
-        if address is not None:
-            actor = self.active.stream(stream.device_index, stream.cuda_stream)
-            self.active.record_stream(address, actor)
-
-    def _is_pinned(self, tensor: Any) -> bool:
-        return not tensor.is_cuda and self.machine.place_of(tensor) == PINNED
-
-    def _listed(self, tensor: Any, _: Any) -> None:
-        if self._is_pinned(tensor):
-            self.host_use(tensor, False, "tolist")
-
-    def _capture_began(self, graph: Any, _: None, *args: Any, **kwargs: Any) -> None:
-        index = _device()
-        self.capture_begin(index, self.machine.stream(index))
-
-    def _capture_ended(self, graph: Any, _: None) -> None:
-        graph._gpuprobe_accesses = self.capture_end(_device())
-
-    def _replayed(self, graph: Any, _: None) -> None:
-        captured, index = getattr(graph, "_gpuprobe_accesses", None), _device()
-        self.graph_launch(captured, index, self.machine.stream(index))
+        return classmethod(applied)
 
     def coverage(self) -> list[str]:
         broken = f"everything after gpuprobe's own failure: {self.broken}"
@@ -334,137 +441,194 @@ class CudaSource(EventSource):
         try:
             with self._lock:
                 self.drain()
+                self._cuda.enter_node()
                 call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - reported as a gap of the coverage
             self.broken = f"{type(error).__name__}: {error}"
 
-    # -- what torch reports: no locks, no CUDA, nothing raised
+    # -- events and streams
 
-    def _recorded(self, event: int, stream: int) -> None:
-        self._queue.append(("event_record", event, stream, _device(), self.site()))
+    def _number(self, event: Any) -> int:
+        """What identifies an event as long as it lives."""
+        found = self._events.get(id(event))
+        if found is None or found[0]() is not event:
+            number = next(self._numbers)
 
-    def _waited(self, event: int, stream: int) -> None:
-        self._queue.append(("event_wait", event, stream, _device(), self.site()))
+            def gone(_: Any, key: int = id(event)) -> None:
+                self._events.pop(key, None)
+                self._queue.append(("event_destroyed", number))
 
-    def _event_gone(self, event: int) -> None:
-        self._queue.append(("event_destroyed", event))
+            found = self._events[id(event)] = weakref.ref(event, gone), number
+        return found[1]
 
-    def _allocated(self, address: int) -> None:
-        device = _device()
-        self._queue.append(("alloc", address, (device, self.machine.stream(device))))
+    def _where(self, stream: Any) -> tuple[int, int]:
+        """Device and number of a stream, or of the current one."""
+        if stream is None:
+            index = _device()
+            return index, self.machine.stream(index)
+        return self._cuda.number_of(stream)
 
-    def _block_freed(self, address: int) -> None:
-        self._queue.append(("free", address, self._free_site(), False))
+    def _recorded(self, _: None, event: Any, stream: Any = None) -> None:
+        self.event_record(self._number(event), *self._where(stream))
 
-    def _free_site(self) -> Any:
-        """The line at hand, if a report may name it."""
-        return self.site() if self.engine.many_streams or self.captures else None
+    def _waited(self, _: None, event: Any, stream: Any = None) -> None:
+        self.event_wait(self._number(event), *self._where(stream))
 
-    def _device_waited(self) -> None:
-        self._queue.append(("device_synchronize", _device(), self.site()))
+    def _event_queried(self, done: bool, event: Any) -> None:
+        if done:
+            self.event_query(self._number(event))
 
-    def _stream_waited(self, stream: int) -> None:
-        self._queue.append(("stream_synchronize", stream, _device(), self.site()))
+    def _event_waited(self, _: None, event: Any) -> None:
+        self.event_synchronize(self._number(event))
 
-    def _event_waited(self, event: int) -> None:
-        self._queue.append(("event_synchronize", event, self.site()))
+    def _event_made(self, event: Any, stream: Any, *_: Any, **__: Any) -> None:
+        self.event_record(self._number(event), *self._where(stream))
+
+    def _event_awaited(self, _: None, stream: Any, event: Any) -> None:
+        self.event_wait(self._number(event), *self._where(stream))
+
+    def _stream_awaited(self, _: None, stream: Any, other: Any) -> None:
+        engine = self.active
+        waiter, source = (engine.stream(*self._where(one)) for one in (stream, other))
+        engine.stream_wait(waiter, source, self.site())
+
+    def _stream_queried(self, done: bool, stream: Any) -> None:
+        if done:
+            self.stream_synchronize(*self._where(stream))
+
+    def _stream_waited(self, _: None, stream: Any) -> None:
+        self.stream_synchronize(*self._where(stream))
+
+    def _device_waited(self, _: None, index: int | None = None) -> None:
+        self.device_synchronize(_device() if index is None else index)
+
+    def _switched(self, *_: Any, **__: Any) -> None:
+        index = _device()
+        self._cuda.switched(index, self.machine.stream(index))
+
+    # -- memory
+
+    def _stream_recorded(self, _: None, tensor: Any, stream: Any) -> None:
+        found = self._touch(tensor)
+        if found is not None:
+            self.active.record_stream(found[0], self.active.stream(*self._where(stream)))
+
+    def _storage_resized(self, _: Any, storage: Any, *__: Any) -> None:
+        tag = self.machine.tags.get(storage._cdata)
+        if isinstance(tag, _Tag) and tag.place >= 0:
+            self._moved(tag, storage)
+
+    def _moved(self, tag: _Tag, storage: Any) -> None:
+        """A storage may have other memory than it had."""
+        address, old = _address(storage), tag.block
+        tag.nbytes = storage.nbytes()
+        if address != (0 if old is None else old.address):
+            tag.block = _Block(address) if address else None
+            tag.stream = self.machine.stream(tag.place)
+            self.resized(tag, old)
+
+    def _ended(self, tag: _Tag) -> None:
+        """A storage is gone. This runs wherever its last reference goes: it only takes notes."""
+        tags = self._cuda.tags
+        if tags.get(tag.key) is not tag:
+            return
+        del tags[tag.key]
+        address = None if tag.registered is not None else self._address(tag)
+        if address is not None and not self.broken:
+            site = self.site() if self.engine.end_matters(address) else None
+            # The caching host allocator waits for the streams that used pinned memory before it
+            # hands it on.
+            self._queue.append(("free", address, site, tag.place == PINNED))
 
     def drain(self) -> None:
-        """Give the engine what was reported since the last operator, in order."""
-        engine, queue = self.active, self._queue
-        while queue:
-            kind, *given = queue.popleft()
-            if kind == "alloc":
-                self._block_added(*given)
-            elif kind == "free":
-                self._block_gone(*given)
-            elif kind in ("event_record", "event_wait"):
-                event, stream, device, site = given
-                getattr(engine, kind)(event, self._stream_of(device, stream), site)
-            elif kind == "stream_synchronize":
-                stream, device, site = given
-                engine.stream_synchronize(self._stream_of(device, stream), site)
+        """Give the engine what has ended since the last report, in order."""
+        while self._queue:
+            kind, *given = self._queue.popleft()
+            if kind == "free":
+                self._freed_at(*given)
             else:
-                getattr(engine, kind)(*given)
+                self.event_destroyed(*given)
 
-    def _block_added(self, address: int, owner: tuple[int, int]) -> None:
-        self._owners[address] = owner
-        node = torch._C._current_autograd_node()
-        if node is not None:
-            self._gradients[address] = (node._sequence_nr(), self._node_stream(owner[0]))
-        if self._capture is not None:
-            self._captured.add(address)
+    def _registered(self, address: int, nbytes: int, flags: int) -> None:
+        self._cuda.registered[address] = RegisteredMemory(address, nbytes)
 
-    def _block_gone(self, address: int, site: Any, waits: bool) -> None:
-        self._captured.discard(address)
-        self._owners.pop(address, None)
-        self._gradients.pop(address, None)
-        if self.engine.knows(address):
-            self._freed_at(address, site if self.engine.end_matters(address) else None, waits)
+    def _unregistered(self, address: int) -> None:
+        memory = self._cuda.registered.pop(address, None)
+        if memory is None:  # registered before watching began
+            return
+        for tag in list(self._cuda.tags.values()):
+            if tag.registered is memory:
+                del self._cuda.tags[tag.key]
+        self.unregistered(memory)
 
-    def _stream_of(self, device: int, handle: int) -> int:
-        """The actor of a stream's handle. Handles of other streams than the default one are
-        those of one device.
+    def _is_pinned(self, tensor: Any) -> bool:
+        return not tensor.is_cuda and self.machine.place_of(tensor) == PINNED
+
+    def _listed(self, _: Any, tensor: Any) -> None:
+        if self._is_pinned(tensor):
+            self.host_use(tensor, False, "tolist")
+
+    def _noticed(self, values: Iterable[Any], made: bool) -> None:
+        """Tensors of an operator: those that were never seen have memory of the stream that is
+        current, if the operator ``made`` them.
         """
-        if handle:
-            for index in range(len(self.machine.devices)):
-                if self.active.has_stream(index, handle) or (index, handle) in self._cuda.labels:
-                    return self.active.stream(index, handle)
-            self._cuda.note_handle(device, handle)
-        return self.active.stream(device, handle)
+        tags = self._cuda.tags
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.is_cuda and value.layout is torch.strided:
+                    storage = value.untyped_storage()
+                    tag = tags.get(storage._cdata)
+                    if tag is None:
+                        self._tag(storage, made)
+                    elif (tag.block.address if tag.block is not None else 0) != _address(storage):
+                        self._moved(tag, storage)
+            elif type(value) is list or type(value) is tuple:
+                self._noticed(value, made)
 
-    # -- where tensors are
+    def _tag(self, storage: Any, made: bool) -> None:
+        index, address = storage.device.index, _address(storage)
+        stream = self.machine.stream(index) if made else self._before.stream_of(address)
+        tag = self._cuda.tag_on_device(storage, stream or 0)
+        where = self._address(tag)
+        if where is None or self.engine.knows(where):
+            return
+        owner = None if stream is None else (index, stream)
+        self._add_block(where, max(tag.nbytes, 1), owner, made and self._capture is not None)
 
-    def _device_address(self, tensor: Any) -> int | None:
-        try:
-            return int(tensor.untyped_storage().data_ptr()) or None
-        except (NotImplementedError, RuntimeError):
-            return None
+    def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
+        if tensor.is_cuda:
+            self._noticed((tensor,), made=False)
+        elif tensor.layout is torch.strided:
+            self.machine.place_of(tensor)  # a pinned storage has its tag from now on
+            tag = self.machine.tag_of(tensor)
+            if tag is not None:
+                self._noticed_pinned(tag)
+        return super()._touch(tensor)
+
+    def _noticed_pinned(self, tag: Any) -> None:
+        address = self._address(tag)
+        if address is not None and not self.engine.knows(address):
+            memory = tag.registered
+            self._add_block(address, (memory or tag).nbytes, None, False)  # of no graph's pool
 
     def block_of(self, tensor: Any) -> int | None:
         with torch._C.DisableTorchFunctionSubclass():  # any tensor that the program has a name for
-            if tensor.is_cuda:
-                return self._device_address(tensor)
             return super().block_of(tensor)
 
-    def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
-        offset = 0
-        if tensor.is_cuda:
-            address = self._device_address(tensor)
-        else:
-            place = self.machine.place_of(tensor) if tensor.layout is torch.strided else HOST
-            tag = self.machine.tag_of(tensor) if place == PINNED else None
-            address = None if tag is None else self._address(tag)
-            offset = 0 if tag is None else tag.offset
-        if address is None:
-            return None
-        if not self.engine.knows(address):
-            # Made since the watch began, or before: the reports of allocations have no size.
-            nbytes = tensor.untyped_storage().nbytes()
-            owner = self._owners.get(address)
-            self._add_block(address, nbytes, owner, address in self._captured)
-        item = tensor.element_size()
-        start = address + offset + tensor.storage_offset() * item
-        where = of_tensor(start, tensor.size(), tensor.stride(), item)
-        return None if where is None else (address, where)
+    # -- graphs
 
-    def _pinned_freed(self, tag: _Pinned) -> None:
-        if self._tags.get(tag.key) is tag:
-            del self._tags[tag.key]
-        # The caching host allocator waits for the streams that used it before it hands it on.
-        if tag.registered is None:
-            self._queue.append(("free", self._address(tag), self._free_site(), True))
+    def _capture_began(self, _: None, graph: Any, *args: Any, **kwargs: Any) -> None:
+        index = _device()
+        self.capture_begin(index, self.machine.stream(index))
 
-    def device_of(self, args: Any, kwargs: Any, result: Any) -> int:
-        """The device of the first CUDA tensor, -1 where there is none."""
-        for value in (*args, *kwargs.values(), result):
-            items = value if isinstance(value, (list, tuple)) else (value,)
-            for item in items:
-                if isinstance(item, torch.Tensor) and item.is_cuda:
-                    return int(item.get_device())
-        return -1
+    def _capture_ended(self, _: None, graph: Any) -> None:
+        graph._gpuprobe_accesses = self.capture_end(_device())
 
-    # -- uses out of the dispatcher's sight: what was reported before comes first
+    def _replayed(self, _: None, graph: Any) -> None:
+        captured, index = getattr(graph, "_gpuprobe_accesses", None), _device()
+        self.graph_launch(captured, index, self.machine.stream(index))
+
+    # -- uses out of the dispatcher's sight: what ended before comes first
 
     def host_use(self, tensor: Any, write: bool, op: str, note: str = "") -> None:
         self.guarded(super().host_use, tensor, write, op, note)
@@ -478,40 +642,62 @@ class CudaSource(EventSource):
     def declared(self, reads: Any, writes: Any, stream: Any) -> None:
         self.guarded(super().declared, reads, writes, stream)
 
+    # -- the backward pass
+
+    def backward_begins(self, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.guarded(super().backward_begins, given, options)
+        self._cuda.in_backward += 1
+
+    def backward_ends(self) -> None:
+        self._cuda.in_backward -= 1
+        self.guarded(self._end_backward)
+
+    def _end_backward(self) -> None:
+        backward = self._backward.pop()
+        if self._cuda.many_streams:  # else there is nothing to put in order
+            backward.begins(None)
+        self._cuda.backward_ended()
+
+    def _in_backward(
+        self, actor: int, index: int, op: Any, accesses: Any, note: str
+    ) -> tuple[int, str]:
+        """The engine adds gradients up on a stream that it makes current while the node that
+        produced the last of them is at work.
+        """
+        name = op[0] if isinstance(op, tuple) else op
+        if name in SUMS and called_by_engine():
+            backward: BackwardPass = self._backward[-1]
+            addresses = [address for address, _, _ in accesses]
+            consumer = backward.summing_on(self.machine.stream(index), index, addresses)
+            if consumer is not None:
+                backward.sum_on(consumer, index)
+                for address, where, write in accesses:
+                    if write:
+                        backward.wrote(address, where, op)
+                return actor, note or "gradient"
+        return super()._in_backward(actor, index, op, accesses, note)
+
     # -- operators
 
-    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
-        node = torch._C._current_autograd_node() if self._gradients else None
-        if node is not None:
-            self._record_gradients(node, op, accesses, index)
-        if not note and backward_frames and torch._C._current_autograd_node() is not None:
-            note = "gradient"
-        super()._launch(index, op, accesses, site, note)
+    def device_of(self, args: Any, kwargs: Any, result: Any) -> int:
+        """The device of the first CUDA tensor, -1 where there is none."""
+        for item in _flat((*args, *kwargs.values(), result)):
+            if isinstance(item, torch.Tensor) and item.is_cuda:
+                return int(item.get_device())
+        return -1
 
-    def _node_stream(self, device: int) -> int:
-        """The stream of the node that runs: its code may have made another one current."""
-        outside = self.blocks.outside(device)
-        return self.machine.stream(device) if outside is None else outside
-
-    def _record_gradients(self, node: Any, op: Any, accesses: Any, index: int) -> None:
-        """The autograd engine records a gradient for the stream of the node that it goes to, where
-        that is another one than its producer's (``record_stream_any_impl`` in ``engine.cpp`` and
-        ``input_buffer.cpp``), which no callback reports. Gradients are added up, on the stream
-        that is current then, while the node that produced the last of them is at work.
-        """
-        number = node._sequence_nr()
-        adds = isinstance(op, tuple) and op[0] in SUMS
-        stream = self.machine.stream(index) if adds else self._node_stream(index)
-        for address, _, _ in accesses:
-            made = self._gradients.get(address)
-            if made is not None and (adds or made[0] != number) and made[1] != stream:
-                self.active.record_stream(address, self.active.stream(index, stream))
+    def begins(self, args: Any, kwargs: Any) -> None:
+        """An operator is about to be called."""
+        self._cuda.leaves_used(args, kwargs, _below)
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
         """An operator returned; ``seconds``: how long the host was in it."""
         self._elapsed = seconds
         index = self.device_of(args, kwargs, result)
         if index >= 0:
+            self._noticed(args, made=False)
+            self._noticed(kwargs.values(), made=False)
+            self._noticed((result,), made=True)
             self.device_op(func, args, kwargs, result, index)
         else:
             self.host_op(func, args, kwargs, result)
@@ -526,18 +712,42 @@ class CudaSource(EventSource):
 class _Watch(TorchDispatchMode):
     """Hands every operator to the event source after it was launched."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo compiles nothing under a mode. torch's wrapper against that has a frame of its
+        own, which would keep the arguments of an operator that fails.
+        """
+        return False
+
     def __init__(self, source: CudaSource) -> None:
         super().__init__()
         self._source = source
+        self._formulas = source.formulas
+        self._active = True
+
+    def leave(self) -> None:
+        """Take the mode off the stack. Where the program has left one of its own above it, it stays
+        and only passes calls on.
+        """
+        self._active = False
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is self:
+            self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._active or torch._C._get_dispatch_mode(_FAKE) is not None:
+            return func(*args, **kwargs)  # with a fake mode: shapes that torch works out
         for kind in types:
             if (
                 kind not in _PLAIN
                 and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
             ):
                 return NotImplemented  # the subclass unwraps first; its parts come back here
-        kwargs = kwargs or {}
+        source, formula = self._source, self._formulas.concern(func)
+        if formula:
+            func, args, kwargs = self._formulas.as_without_a_mode(func, args, kwargs)
+        source.guarded(source.begins, args, kwargs)
         began = time.perf_counter()
         try:
             result = func(*args, **kwargs)
@@ -545,8 +755,40 @@ class _Watch(TorchDispatchMode):
             args = kwargs = None
             raise passed_on(error)  # noqa: B904 - the same one
         seconds = time.perf_counter() - began
-        self._source.guarded(self._source.ran, func, args, kwargs, result, seconds)
+        if formula:
+            self._formulas.ran(func, result)
+        source.guarded(source.ran, func, args, kwargs, result, seconds)
         return result
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """The dispatcher calls no mode, and no function of a subclass."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+@contextmanager
+def _below() -> Iterator[None]:
+    """The same within a mode's own call; autograd records again."""
+    with torch.overrides.enable_reentrant_dispatch(), _without_modes():
+        yield
+
+
+def _address(storage: Any) -> int:
+    """Where a storage begins; 0 for one without memory, as that of a tensor's subclass may be."""
+    try:
+        return int(storage.data_ptr())
+    except RuntimeError:
+        return 0
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from value
+        else:
+            yield value
 
 
 def _waits_for_the_default_stream(handle: int) -> bool:
@@ -577,13 +819,21 @@ def _note_backward(patches: Patches) -> None:
             patches.set(module, "_engine_run_backward", run_backward)
 
 
+def _set_in_c(kind: Any, name: str, value: Any) -> Callable[[], None]:
+    """Replace a method of a class that C defines; return what puts it back. Python does not allow
+    to set it, so that its dictionary is changed, and Python told so: "after any manual modification
+    of the attributes" (C API: ``PyType_Modified``).
+    """
+    (methods,) = (one for one in gc.get_referents(vars(kind)) if type(one) is dict)
+    before = methods[name]
+
+    def put(method: Any) -> None:
+        methods[name] = method
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+    put(value)
+    return lambda: put(before)
+
+
 def _device() -> int:
     return int(torch.cuda.current_device())
-
-
-def _remover(registry: Any, callback: Any) -> Callable[[], None]:
-    def remove() -> None:
-        if callback in registry.callback_list:
-            registry.callback_list.remove(callback)
-
-    return remove

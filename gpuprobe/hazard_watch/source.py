@@ -231,7 +231,10 @@ class EventSource(StreamSource):
         if plan.results:
             found = self._touch(result) if isinstance(result, torch.Tensor) else None
             if found is None:
-                self._add(accesses, result, True)
+                made: _Accesses = []
+                self._add(made, result, True)
+                # A result that is an argument was handed through (the weights of a cuDNN RNN).
+                accesses += [one for one in made if (one[0], one[1], False) not in accesses]
             else:
                 accesses.append((found[0], found[1], True))
                 shapes.append((found[1][0], result.shape))

@@ -3,47 +3,63 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpuprobe.code_origin import PACKAGE
+from gpuprobe.patching import original_of
+
 ADD: Final = torch.ops.aten.add.Tensor
 ADD_TO: Final = torch.ops.aten.add_.Tensor
+_RUN: Final = original_of(torch.autograd.graph._engine_run_backward).__code__
+"""The last Python code before the engine's, where that has no thread of its own."""
 
 
-def place_of_sum(first: Any, second: Any) -> int | None:
-    """Which of two gradients of one node, the older one first, the engine adds the other one to
-    while no mode is on (``torch/csrc/autograd/input_buffer.cpp``: ``accumulate``): one that
-    nothing else holds. None if it makes a new tensor, and for every sum that is not the engine's.
-    During the call of `ADD`.
+def sums_in_place(first: Any, second: Any) -> bool:
+    """Whether the engine adds the second of two gradients of one node to the first, the older one,
+    while no mode is on (``torch/csrc/autograd/input_buffer.cpp``: ``accumulate``): if nothing else
+    holds that. False if it makes a new tensor, and for every sum that is not the engine's. During
+    the call of `ADD`.
     """
-    if torch._C._current_autograd_node() is None or torch.is_grad_enabled():
-        return None
+    if not called_by_engine() or torch.is_grad_enabled():
+        return False
     if type(first) is not torch.Tensor or type(second) is not torch.Tensor:
-        return None
+        return False
     if first.dtype is not second.dtype or first.shape != second.shape:
-        return None
+        return False
     if first.layout is not torch.strided or second.layout is not torch.strided:
-        return None
-    for which, gradient in enumerate((first, second)):
-        if _owners(gradient) == owners_of_gradients()[which] and _is_dense(gradient):
-            return which
-    return None
+        return False
+    return _owners(first) == owners_of_gradients() and _is_dense(first)
+
+
+def called_by_engine() -> bool:
+    """Whether C++ code of a backward pass called the operator at hand, and no Python code: a hook
+    or a function of the program's could hold the tensors. On a GPU that is in a thread of the
+    engine's own.
+    """
+    if torch._C._current_autograd_node() is None:
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return frame is None or frame.f_code is _RUN
 
 
 class _Owners(TorchDispatchMode):
-    """Counts the owners of gradients that only the engine holds, while the engine adds them."""
+    """Counts the owners of a gradient that only the engine holds, while the engine adds to it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: tuple[tuple[int, int], tuple[int, int]] | None = None
+        self.found: tuple[int, int] | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is ADD and torch._C._current_autograd_node() is not None:
-            self.found = _owners(args[0]), _owners(args[1])
+            self.found = _owners(args[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -64,11 +80,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 @functools.cache
-def owners_of_gradients() -> tuple[tuple[int, int], tuple[int, int]]:
-    """What `_owners` returns of gradients that the engine alone holds, with this torch: of the
-    older and of the new one.
-    """
+def owners_of_gradients() -> tuple[int, int]:
+    """What `_owners` returns of a gradient that the engine alone holds, with this torch."""
     leaf = torch.zeros(2, requires_grad=True)
     with torch.enable_grad(), _Owners() as counted:
         torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
-    return counted.found or ((0, 0), (0, 0))
+    return counted.found or (0, 0)

@@ -25,13 +25,13 @@ from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support import compile_notes
+from gpuprobe.torch_support.node_streams import NodeStreams
 from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
 from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.device.host_statistics import HostStatistics
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.device.visible import Use, visible
 from gpuprobe.virtual.generators import Generators
-from gpuprobe.virtual.node_streams import NodeStreams
 
 __all__ = ["HOST", "PINNED", "Local", "Machine", "Tag", "is_meta", "parts"]
 

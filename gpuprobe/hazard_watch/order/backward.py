@@ -278,6 +278,22 @@ class BackwardPass:
                 return consumer
         return None
 
+    def summing_on(self, stream: int, index: int, addresses: Collection[int]) -> _Run | None:
+        """The node for which the engine itself adds gradients up, where the stream that it does so
+        on is known.
+        """
+        run = self._now
+        fitting = [
+            consumer
+            for consumer in (() if run is None else run.consumers)
+            if consumer.streams.get(index, 0) == stream
+        ]
+        for consumer in fitting:
+            earlier = (one for one in consumer.producers if one.done)
+            if any(address in one.handed for one in earlier for address in addresses):
+                return consumer
+        return fitting[0] if fitting else None
+
     def sum_on(self, consumer: _Run, index: int) -> int:
         """The actor that gradients of ``consumer`` are added up on, after all that it waits for."""
         engine, run = self._source.active, self._now

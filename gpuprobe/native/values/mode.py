@@ -16,10 +16,10 @@ from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.budget import Budget
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
-from gpuprobe.native.values.formulas import Formulas
 from gpuprobe.native.values.plans import MASKED, How, OperatorPlan, masked, plan_of
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
+from gpuprobe.torch_support.formulas import Formulas
 
 _Tensor: Final = torch.Tensor
 _Device: Final = torch.device

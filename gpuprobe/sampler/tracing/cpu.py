@@ -30,7 +30,7 @@ from gpuprobe.sampler.base import DeviceMark
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.module_calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
-from gpuprobe.torch_support.accumulation import ADD, ADD_TO, owners_of_gradients, place_of_sum
+from gpuprobe.torch_support.accumulation import ADD, ADD_TO, owners_of_gradients, sums_in_place
 from gpuprobe.torch_support.callers import passed_on
 
 BLIND_SPOTS = (
@@ -268,8 +268,8 @@ class CpuTrace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         try:
-            if func is ADD and not kwargs and (place := place_of_sum(*args)) is not None:
-                func, args = ADD_TO, (args[place], args[1 - place])
+            if func is ADD and not kwargs and sums_in_place(*args):
+                func = ADD_TO
             result = func(*args, **(kwargs or {}))
         except BaseException as error:  # noqa: BLE001 - raised again
             args = kwargs = None  # type: ignore[assignment]

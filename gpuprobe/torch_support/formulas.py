@@ -3,19 +3,18 @@
 While any dispatch mode is on, torch's engine sums gradients out of place, and some formulas of
 derivatives use operators that return new tensors, as either could be a tensor subclass
 (``torch/csrc/autograd/input_buffer.cpp``, and ``areAnyTensorSubclassLike`` in
-``torch/csrc/autograd/FunctionsManual.cpp``). A mode that computes values must not change what is
-allocated, so these calls become those that are made without it.
+``torch/csrc/autograd/FunctionsManual.cpp``). gpuprobe's modes must not change what is allocated, so
+these calls become those that are made without them.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import Any, Final
 
 import torch
 
-from gpuprobe.torch_support.accumulation import ADD, ADD_TO, place_of_sum
+from gpuprobe.torch_support.accumulation import ADD, ADD_TO, called_by_engine, sums_in_place
 
 _ATEN: Final = torch.ops.aten
 _IN_PLACE: Final[dict[Any, Any]] = {
@@ -54,12 +53,9 @@ class Formulas:
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The call that is made without a mode. To be called by the mode's handler."""
         if func is ADD:
-            place = None if kwargs else place_of_sum(*args)
-            if place is None:
-                return func, args, kwargs
-            return ADD_TO, (args[place], args[1 - place]), kwargs
+            return (ADD_TO if not kwargs and sums_in_place(*args) else func), args, kwargs
         made = self._made.zeros
-        if func in _ZEROS or made is None or made != _key(args[0]) or not _called_by_engine():
+        if func in _ZEROS or made is None or made != _key(args[0]) or not called_by_engine():
             return func, args, kwargs
         if func is _ATEN.index_put.default:
             args = (*args, False)[:4] if len(args) < 4 else args
@@ -68,8 +64,8 @@ class Formulas:
 
     def ran(self, func: Any, result: Any) -> None:
         """An operator that `concern` selected has run. To be called by the mode's handler."""
-        if func in _ZEROS and torch._C._current_autograd_node() is not None:
-            self._made.zeros = _key(result) if _called_by_engine() else None
+        if func in _ZEROS:
+            self._made.zeros = _key(result) if called_by_engine() else None
         elif func is not ADD and func is not ADD_TO:
             self._made.zeros = None
 
@@ -80,10 +76,3 @@ def _key(tensor: Any) -> tuple[int, int] | None:
     if node is None or type(tensor) is not torch.Tensor or torch.is_grad_enabled():
         return None
     return tensor.untyped_storage()._cdata, node._sequence_nr()
-
-
-def _called_by_engine() -> bool:
-    """Whether the mode's handler was called by C++ in one of the engine's threads: then no Python
-    code is above it, a hook or a function of the program's, which could hold the tensors.
-    """
-    return sys._getframe(2).f_back is None

@@ -1,0 +1,171 @@
+"""The watch of torch's own CUDA code: what it puts in place, what it sees besides operators, and
+that it does no harm. Runs only where torch has a device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+import gpuprobe
+from gpuprobe.hazard_watch.cuda import CudaSource
+from gpuprobe.patching import Patches
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def idle() -> Iterator[None]:
+    torch.cuda.synchronize()
+    yield
+    torch.cuda.synchronize()
+
+
+def failing() -> None:
+    torch.ones(3, device="cuda") + torch.ones(4, device="cuda")
+
+
+def test_an_exception_stays_what_it_is() -> None:
+    """Tensors on the stack are freed while it is on its way."""
+    with gpuprobe.detect_hazards(), pytest.raises(RuntimeError, match="must match the size"):
+        failing()
+    with pytest.raises(RuntimeError, match="must match the size"):
+        failing()
+
+
+def test_nothing_is_left_behind() -> None:
+    def found() -> list[Any]:
+        kinds = torch.Event, torch.Stream, torch.cuda.Event, torch.cuda.Stream, torch.Tensor
+        return [
+            *(dict(vars(kind)) for kind in kinds),
+            torch._C._cuda_setStream,
+            torch._C._cuda_synchronize,
+            torch.UntypedStorage.resize_,
+            torch.autograd.graph._engine_run_backward,
+            threading.Thread.run,
+            _get_current_dispatch_mode_stack(),
+        ]
+
+    before = found()
+    with gpuprobe.detect_hazards():
+        assert found() != before
+    assert found() == before
+
+
+def test_a_failure_of_ours_ends_the_watch_only() -> None:
+    source, patches = CudaSource(), Patches()
+    source.install(patches)
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("planted")
+
+    source.device_op = broken  # type: ignore[method-assign]
+    x = torch.ones(4, device="cuda")
+    assert x.add(1).shape == (4,)
+    patches.undo()
+    assert source.broken == "RuntimeError: planted"
+
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_that_the_program_leaves_on_stays() -> None:
+    mode = Passing()
+    with gpuprobe.detect_hazards():
+        mode.__enter__()
+    assert _get_current_dispatch_mode_stack()[-1] is mode
+    torch.ones(3, device="cuda").add(1)
+    mode.__exit__(None, None, None)
+    rest = _get_current_dispatch_mode_stack()
+    if rest and type(rest[-1]).__name__ == "_Watch":
+        rest[-1].__exit__(None, None, None)
+
+
+def races(found: Any) -> list[str]:
+    assert not [text for text in found.coverage if "failure" in text], found.coverage
+    return [finding.kind for finding in found.races]
+
+
+@pytest.mark.skipif(not hasattr(torch.Stream, "__enter__"), reason="torch.Stream is no context")
+@pytest.mark.parametrize(
+    "ordered", ["no", "wait_stream", "wait_event", "event.wait", "synchronize"]
+)
+def test_streams_and_events_of_any_accelerator_count(ordered: str) -> None:
+    """``torch.Stream`` and ``torch.Event``, whose methods are C's."""
+    with gpuprobe.detect_hazards() as found:
+        side = torch.Stream("cuda:0")
+        x = torch.ones(64, device="cuda")
+        current = torch.accelerator.current_stream()
+        if ordered == "wait_stream":
+            side.wait_stream(current)
+        elif ordered == "wait_event":
+            side.wait_event(current.record_event())
+        elif ordered == "event.wait":
+            event = torch.Event("cuda")
+            event.record(current)
+            event.wait(side)
+        elif ordered == "synchronize":
+            current.synchronize()
+        with side:
+            y = x * 2
+        torch.cuda.synchronize()
+    assert y.shape == x.shape
+    assert races(found) == ([] if ordered != "no" else ["read-after-write"])
+
+
+def test_memory_of_before_the_watch_has_its_stream() -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = torch.ones(64, device="cuda")
+    torch.cuda.synchronize()
+    with gpuprobe.detect_hazards() as found:
+        y = x * 2  # on the default stream, while x is the side stream's
+        del x
+        with torch.cuda.stream(side):
+            z = torch.zeros(64, device="cuda")
+    assert y.shape == z.shape
+    assert races(found) == ["use-after-free"]
+
+
+def test_memory_that_a_storage_lets_go_of_is_free() -> None:
+    side = torch.cuda.Stream()
+    with gpuprobe.detect_hazards() as found:
+        x = torch.ones(64, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x * 2
+        x.untyped_storage().resize_(0)
+        z = torch.zeros(64, device="cuda")
+    assert y.shape == z.shape
+    assert races(found) == ["use-after-free"]
+
+
+def test_gradients_of_another_stream_are_ordered_as_torch_orders_them() -> None:
+    side = torch.cuda.Stream()
+    with gpuprobe.detect_hazards() as found:
+        w = torch.ones(64, device="cuda", requires_grad=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = w * 2
+        torch.cuda.current_stream().wait_stream(side)
+        (y * y + y).sum().backward()
+        w.grad.add_(1)
+    assert races(found) == []
+
+
+def test_synchronisations_are_timed() -> None:
+    with gpuprobe.detect_hazards() as found:
+        x = torch.ones(64, device="cuda")
+        for _ in range(3):
+            x.sum().item()
+    (row,) = [row for row in found.syncs if row.reason == "item"]
+    assert row.count == 3
+    assert row.seconds is not None
+    assert row.seconds > 0

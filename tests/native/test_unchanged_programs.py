@@ -1,0 +1,46 @@
+"""Nothing that gpuprobe does changes a program on torch's own CUDA code: a sample of
+``benchmarks/unchanged_programs.py``, with values and without.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from parity_account import environment
+
+pytestmark = [pytest.mark.native, pytest.mark.slow]
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "unchanged_programs.py"
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *options],
+        env={**environment(), "KINETO_LOG_LEVEL": "5"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("engine", ["native", "cuda"])
+def test_programs_are_the_same_with_each_watcher(engine: str) -> None:
+    done = run("--engine", engine, "--programs", "20", "--first", "100")
+    assert done.returncode == 0, done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(engine)]
+    watchers = ("bare", "counters", "trace", "hazards", "check")
+    assert [row[1:] for row in rows] == [[name, "20", "0"] for name in watchers]
+
+
+@pytest.mark.parametrize("watcher", ["notebook", "plugin", "dashboard"])
+def test_programs_are_the_same_however_the_watch_began(watcher: str) -> None:
+    done = run("--engine", "cuda", "--programs", "2", "--first", "100", "--watchers", watcher)
+    assert done.returncode == 0, done.stdout
+
+
+def test_programs_of_the_hazard_corpora_are_the_same() -> None:
+    done = run("--engine", "cuda", "--corpus", "--every", "40", "--watchers", "check")
+    assert done.returncode == 0, done.stdout
