@@ -74,20 +74,25 @@ test-torch:
 	$(VENV_TORCH)/bin/python -m pytest $(PYTEST_ARGS)
 
 # Torch's own CUDA code without a GPU: the build with CUDA in an environment of its own, without
-# NVIDIA's packages. (A build without CUDA has a local version, which pip would prefer.)
+# NVIDIA's packages. (A build without CUDA has a local version, which pip would prefer.) Its Triton,
+# of 0.2 GB to download, is what the tests of torch.compile on the virtual GPU need as well.
 NATIVE_TORCH ?= 2.13.0
 VENV_NATIVE ?= .venv-native
 STAMP_NATIVE := $(VENV_NATIVE)/.stamp-native
+TRITON_ALONE := $(CURDIR)/$(VENV_NATIVE)/triton-alone
 
 $(STAMP_NATIVE): pyproject.toml
 	$(PYTHON) -m venv $(VENV_NATIVE)
 	$(VENV_NATIVE)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test-native]'
 	$(VENV_NATIVE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'torch==$(NATIVE_TORCH),!=$(NATIVE_TORCH)+cpu'
+	@rm -rf $(TRITON_ALONE) && mkdir $(TRITON_ALONE)
+	@ln -s $(CURDIR)/$(VENV_NATIVE)/lib/python*/site-packages/triton* $(TRITON_ALONE)
 	@touch $@
 
-test-native: $(STAMP_NATIVE)
+test-native: $(STAMP_NATIVE) $(STAMP_DEV)
 	$(VENV_NATIVE)/bin/python -m pytest $(PYTEST_ARGS) tests/native
 	GPUPROBE_TEST_NATIVE=2xh100-80gb $(VENV_NATIVE)/bin/python -m pytest $(PYTEST_ARGS) -m gpu
+	PYTHONPATH=$(TRITON_ALONE) $(PY) -m pytest $(PYTEST_ARGS) tests/virtual/compiled
 
 # In an environment of its own, with the interpreter of that name: frames, and that nothing changes
 # a program.

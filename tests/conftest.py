@@ -21,7 +21,7 @@ settings.register_profile("default-seed", settings.get_profile("explore"), deran
 settings.load_profile("default-seed")
 
 
-_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_")
+_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_")
 """Beginnings of the names of settings that others make in this process's environment."""
 
 
@@ -30,13 +30,18 @@ def _settings() -> dict[str, str]:
 
 
 NATIVE = "GPUPROBE_TEST_NATIVE"
-"""The GPUs that ``make test-native`` gives the tests: the native engine is loaded before torch."""
+"""The GPUs that ``make test-native`` gives the tests: the native engine is loaded before torch, and
+computes values."""
 
 if os.environ.get(NATIVE):
-    from gpuprobe.catalogue.gpus import parse_spec
-    from gpuprobe.native.process import load
+    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.choice import session
 
-    load(parse_spec(os.environ[NATIVE]))
+    NATIVE_SESSION = session("native", Order(os.environ[NATIVE]))
+    NATIVE_SESSION.__enter__()
+
+    def pytest_unconfigure() -> None:
+        NATIVE_SESSION.__exit__(None, None, None)
 
 
 @pytest.fixture(autouse=True)

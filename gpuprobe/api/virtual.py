@@ -37,25 +37,13 @@ def check_gpu(name: str) -> None:
     parse_spec(name)
 
 
-def load_native(gpu: str = "h100-80gb") -> None:
-    """Give this process, to its end, GPUs of the native engine (see `virtual_gpu`). Before torch is
-    imported, and before anything that imports it.
-
-    Raises ConfigError for an unknown GPU, UsageError if torch is imported already, and
-    EnvironmentUnavailable where torch or the machine does not allow it.
-    """
-    from gpuprobe.engines.base import Order
-    from gpuprobe.engines.choice import prepare
-
-    prepare("native", Order(gpu))
-
-
 def prepare_engine(engine: str, gpu: str, *, estimated: bool = False, torch: str = "") -> None:
     """Make this process ready for a program that runs on ``gpu``, before it is loaded: to find a
     module Python imports the packages that contain it, and those may import torch. ``estimated``:
     for an estimate, whose GPUs never run out of memory; ``torch`` as in `estimate`.
 
-    Raises what `load_native` raises.
+    Raises ConfigError for an unknown GPU; for the native engine UsageError if torch is imported
+    already, and EnvironmentUnavailable where torch or the machine does not allow it.
     """
     if find_spec("torch") is None:
         return  # what runs the program raises MissingExtra

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -12,6 +14,7 @@ from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
 from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
 from gpuprobe.patching import Patches, when_imported
@@ -50,9 +53,16 @@ class NativeSession:
     engine = "native"
 
     def __init__(
-        self, order: Order, gpus: Sequence[GpuModel], job: SimulatedRank | None = None
+        self,
+        order: Order,
+        gpus: Sequence[GpuModel],
+        job: SimulatedRank | None = None,
+        *,
+        bounded: bool = False,
     ) -> None:
-        """``job``: the one that this process is a rank of, in an estimate."""
+        """``job``: the one that this process is a rank of, in an estimate. ``bounded``: raise
+        TooLarge beyond what ``--compute auto`` may compute.
+        """
         self._order = order
         self._job = job if job is not None and job.ranks > 1 else None
         self.traffic: Any = None  # a `Traffic` of that job, once its clock is known
@@ -62,16 +72,16 @@ class NativeSession:
         self._values: Any = None  # a `gpuprobe.native.values.Values`, while values are computed
         self._ended = False
         self._unknown_as_nan = False
-        self._notes: tuple[str, ...] = ()
+        self._bounded = bounded
+        self._reads: Any = None  # a `gpuprobe.native.values.reads.Reads`, once values are computed
         self.runtime: process.Runtime | None = None
 
     @property
     def assumed(self) -> Sequence[str]:
         refused = self.runtime.refused() if self.runtime is not None else ()
-        values = self._values
         return (
             *self._assumed,
-            *(self._notes if values is None else values.notes),
+            *(() if self._reads is None else self._reads.notes),
             *(f"{name} was called, which the native engine does not answer" for name in refused),
         )
 
@@ -84,10 +94,13 @@ class NativeSession:
         """Load the engine, before torch. Raises what `gpuprobe.native.process.load` raises."""
         global _session
         if self.gpus:
-            if self._order.conf is not None:
-                for name in _CONF:
-                    os.environ[name] = self._order.conf
+            _set_conf(self._order.conf)
             self.runtime = process.load(self.gpus, endless=self._order.endless)
+            left = _empty_allocator()
+            if left:
+                self.assume(
+                    f"tensors of {human_bytes(left)} from before were on the GPUs at the start"
+                )
         else:
             self.runtime = process.loaded()
         _session = self
@@ -122,7 +135,9 @@ class NativeSession:
             "real" if real else "shapes",
             self._order.assume,
             unknown_as_nan=self._unknown_as_nan,
+            bounded=self._bounded,
         )
+        self._reads = self._values.reads
         self._values.__enter__()
 
     def pause(self) -> None:
@@ -135,7 +150,6 @@ class NativeSession:
         values, self._values = self._values, None
         if values is not None:
             values.__exit__(None, None, None)
-            self._notes = values.notes
             if self.runtime is not None:
                 self.runtime.write_collectives(_SMALL)
         patches, self._patches = self._patches, None
@@ -150,8 +164,18 @@ class NativeSession:
     def read_unknown_as_nan(self) -> None:
         """Numbers that were not computed are NaN. Before `start`, or before torch is imported."""
         self._unknown_as_nan = True
-        if self._values is not None:
-            self._values.reads.unknown_as_nan = True
+        if self._reads is not None:
+            self._reads.unknown_as_nan = True
+
+    def unknown_read(self) -> tuple[str, str]:
+        """See `Measurement.unknown_read`."""
+        return ("", "") if self._reads is None else (self._reads.given_nan, self._reads.bounded)
+
+    def unused_assumptions(self) -> tuple[str, ...]:
+        """The assumptions about lines that have read no unknown value."""
+        if self._reads is None:
+            return self._order.assume
+        return tuple(self._reads.assumptions.unused)
 
     def peaks(self) -> Mapping[int, tuple[int, int]]:
         import torch
@@ -164,6 +188,49 @@ class NativeSession:
             for index in range(torch.cuda.device_count())
             if torch.cuda.max_memory_allocated(index)
         }
+
+
+_before: Final = {name: os.environ.get(name) for name in _CONF}
+"""The user's settings of the allocator."""
+
+
+def _set_conf(conf: str | None) -> None:
+    """Have torch's allocator start with settings, or with the user's own for None. Raises
+    UsageError where it has started with others.
+    """
+    wanted = dict(_before) if conf is None else dict.fromkeys(_CONF, conf)
+    now = {name: os.environ.get(name) for name in _CONF}
+    torch = sys.modules.get("torch")
+    if wanted != now and torch is not None and torch.cuda.is_initialized():
+        raise UsageError(
+            "this process has other settings of the allocator already: with the native engine it "
+            "keeps those that it started with",
+            hint="use one process for each conf",
+        )
+    for name, text in wanted.items():
+        if text is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = text
+
+
+def _empty_allocator() -> int:
+    """Free what earlier sessions of this process have left in torch's allocator, and begin its
+    peaks again, so that equal programs have equal figures. Returns the bytes of tensors that are
+    still there.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    left = 0
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.reset_peak_memory_stats(index)
+        torch.cuda.reset_accumulated_memory_stats(index)
+        left += torch.cuda.memory_allocated(index)
+    return left
 
 
 @contextmanager
@@ -199,7 +266,7 @@ class NativeMeasurement:
         self._order = order
         self._job = job
         self._gpus = parse_spec(order.gpu)
-        self._session = NativeSession(order, self._gpus, job)
+        self._session = NativeSession(order, self._gpus, job, bounded=bounded)
         text = in_environment() if order.conf is None else order.conf
         self._settings = parse_conf(text) if text else AllocatorSettings()
 
@@ -231,7 +298,7 @@ class NativeMeasurement:
         return error
 
     def unknown_read(self) -> tuple[str, str]:
-        return "", ""
+        return self._session.unknown_read()
 
     def run(self, recording: Any) -> EngineRun:
         peaks = self._session.peaks()
@@ -259,6 +326,7 @@ class NativeMeasurement:
             ranks=self._job.ranks,
             rank=self._job.rank,
             assumed=list(self._session.assumed),
+            unused_assumptions=self._session.unused_assumptions(),
             traffic=traffic,
             nccl_low=low,
             nccl_high=high,

@@ -143,6 +143,15 @@ MODELS: Final[tuple[tuple[str, str], ...]] = (
 )
 """Answers that NVIDIA documents no rule for. The reports name them where they can matter."""
 
+_POINTERS: Final = (
+    (
+        re.compile(r"(?!cu[A-Z])\w+(GetError|GetStatus)(Name|String)|p?ncclGetLastError"),
+        "refuse_text",
+    ),
+    (re.compile(r"nvshmem_(malloc|calloc|align|ptr)|nvshmemx_\w*(malloc|ptr)"), "refuse_memory"),
+)
+"""Functions that return a pointer, where a status would be read as one."""
+
 _HARMLESS: Final = [(re.compile(pattern), target) for pattern, target, _ in HARMLESS]
 
 
@@ -169,10 +178,15 @@ def export_of(needed: Needed, answered: frozenset[str], major: int) -> Export:
     ``answered`` are the runtime's exported names, without ``gpn_``.
     """
     name = needed.name
-    for own in (f"{name}__{major}", name):
+    # NCCL exports each function under a second name, for profilers that replace the first.
+    plain = name.removeprefix("p") if name.startswith("pnccl") else name
+    for own in (f"{plain}__{major}", plain):
         if own in answered:
             return Export(name, f"gpn_{own}", version=needed.version)
     for pattern, target in _HARMLESS:
+        if pattern.fullmatch(name):
+            return Export(name, f"gpn_{target}", Forward.NAMED, needed.version)
+    for pattern, target in _POINTERS:
         if pattern.fullmatch(name):
             return Export(name, f"gpn_{target}", Forward.NAMED, needed.version)
     vendor = vendor_of(name)

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,8 +125,23 @@ def cache_folder() -> Path:
     return folder
 
 
-def core() -> Path:
-    """The compiled runtime. Raises EnvironmentUnavailable where there is none and no compiler."""
+def _digest() -> str:
+    """What identifies the runtime's sources."""
+    digest = hashlib.sha256(platform.machine().encode())
+    for file in [*_sources(), *sorted(SOURCES.glob("*.h")), SOURCES / "runtime.map"]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCES.glob("*.c"))
+
+
+def carried_core() -> Path:
+    """Where a wheel carries the runtime compiled from these sources: other sources, another name.
+
+    Raises EnvironmentUnavailable where the native engine does not run.
+    """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in MACHINES:
         raise EnvironmentUnavailable(
@@ -134,21 +149,39 @@ def core() -> Path:
             f"{machine})",
             hint="use the virtual GPU: --engine virtual",
         )
-    carried = SOURCES / f"libgpuprobe-cuda-{machine}.so"
+    return SOURCES / f"libgpuprobe-cuda-{machine}-{_digest()}.so"
+
+
+def core() -> Path:
+    """The compiled runtime: the one that a wheel carries, or one from the cache, compiled if it is
+    not there yet. Raises EnvironmentUnavailable where there is none and no compiler.
+    """
+    carried = carried_core()
     if carried.exists():
         return carried
-    sources = sorted(SOURCES.glob("*.c"))
-    digest = hashlib.sha256(machine.encode())
-    for file in [*sources, *sorted(SOURCES.glob("*.h")), SOURCES / "runtime.map"]:
-        digest.update(file.read_bytes())
-    folder = cache_folder() / f"runtime-{digest.hexdigest()[:16]}"
-    target = folder / CORE
+    target = cache_folder() / f"runtime-{_digest()}" / CORE
     if not target.exists():
-        compile_core(sources, target)
+        compile_core(target)
     return target
 
 
-def compile_core(sources: Sequence[Path], target: Path) -> None:
+def wheel_platform(core: Path) -> str:
+    """The platform tag of a wheel with a compiled runtime: the oldest glibc that has all functions
+    which it needs (PEP 600), such as ``"manylinux_2_34_x86_64"``. Raises EnvironmentUnavailable
+    where it is linked to another C library.
+    """
+    needed = {
+        tuple(map(int, found[1].split(".")[:2]))
+        for item in read_library(core).needed
+        if (found := re.fullmatch(r"GLIBC_(\d+\.\d+(?:\.\d+)?)", item.version))
+    }
+    if not needed:
+        raise EnvironmentUnavailable("the C library of this system is not glibc")
+    major, minor = max(needed)
+    return f"manylinux_{major}_{max(minor, 17)}_{platform.machine()}"
+
+
+def compile_core(target: Path) -> None:
     """Compile the runtime. Raises EnvironmentUnavailable without a C compiler, and with the first
     line that the compiler printed if it failed.
     """
@@ -165,7 +198,7 @@ def compile_core(sources: Sequence[Path], target: Path) -> None:
         done = subprocess.run(
             [
                 *(compiler, "-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", "-w"),
-                *("-o", partial, *map(str, sources), f"-Wl,-soname,{CORE}"),
+                *("-o", partial, *map(str, _sources()), f"-Wl,-soname,{CORE}"),
                 *(f"-Wl,--version-script={SOURCES / 'runtime.map'}", "-ldl"),
             ],
             capture_output=True,

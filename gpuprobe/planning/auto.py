@@ -43,7 +43,8 @@ def estimate_with(
     try:
         found, bounded = attempt("shapes", _ENOUGH)
     except ValueNeeded as error:
-        needed = error
+        needed = error.with_traceback(None)  # its frames keep the first run's tensors alive
+        needed.__context__ = None
     else:
         return _exact(found, bounded, again) if bounded else found
     place = needed.place or "the program"

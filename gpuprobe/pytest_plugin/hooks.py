@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -37,13 +38,17 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def load_engine(config: pytest.Config) -> None:
-    """Load the native engine, for all tests. Raises pytest.UsageError where it cannot be loaded."""
-    from gpuprobe.api.virtual import load_native
+    """Load the native engine, which computes all values, for all tests. Raises pytest.UsageError
+    where it cannot be loaded.
+    """
+    from gpuprobe.api.virtual import virtual_gpu
 
+    session = ExitStack()
     try:
-        load_native(_gpu(config)[1])
+        session.enter_context(virtual_gpu(_gpu(config)[1], engine="native"))
     except GpuprobeError as error:
         raise pytest.UsageError(_worded(error)) from None
+    config.add_cleanup(session.close)
 
 
 def _gpu(config: pytest.Config) -> tuple[str, str]:

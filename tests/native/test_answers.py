@@ -41,6 +41,29 @@ def test_what_outputs_something_is_refused_by_name(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "target"),
+    # A status in place of a pointer would be read as an address.
+    [
+        ("cublasLtGetStatusString", "refuse_text"),
+        ("cusparseLtGetErrorName", "refuse_text"),
+        ("nvvmGetErrorString", "refuse_text"),
+        ("ncclGetLastError", "refuse_text"),
+        ("nvshmem_malloc", "refuse_memory"),
+        ("nvshmem_ptr", "refuse_memory"),
+        ("cuGetErrorString", "refuse_cuda"),  # a status; the text is an output
+    ],
+)
+def test_what_returns_a_pointer_returns_one(name: str, target: str) -> None:
+    assert export_of(Needed(name), _NOTHING, 13).target == f"gpn_{target}"
+
+
+def test_the_second_names_of_nccls_functions_have_the_same_answers() -> None:
+    answered = frozenset({"ncclGetErrorString"})
+    assert export_of(Needed("pncclGetErrorString"), answered, 13).target == "gpn_ncclGetErrorString"
+    assert export_of(Needed("pncclAllReduce"), answered, 13).target == "gpn_refuse_nccl"
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
     [
         ("cublasSgemm_v2", "library_kernel"),
         ("cublasZgemmStridedBatched", "library_kernel"),

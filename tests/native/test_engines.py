@@ -222,7 +222,7 @@ def test_without_a_compiler_one_line_names_it(
 ) -> None:
     from gpuprobe.native import libraries
 
-    if (libraries.SOURCES / f"libgpuprobe-cuda-{os.uname().machine}.so").exists():
+    if libraries.carried_core().exists():
         pytest.skip("installed from a wheel, which carries the runtime compiled")
     cache = tmp_path / "cache"
     done = gpuprobe(
@@ -264,3 +264,69 @@ os.kill(os.getpid(), signal.SIGINT)
     script.write_text(text, encoding="utf-8")
     done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path)
     assert done.returncode == 130, done.stderr
+
+
+def test_tests_that_run_on_the_engine_have_values(tmp_path: Path) -> None:
+    text = """\
+import pytest
+import torch
+
+class TestTraining:
+    def test_gradients(self):
+        weight = torch.arange(6.0, device="cuda").view(2, 3).requires_grad_()
+        (weight * weight).sum().backward()
+        assert weight.grad.tolist() == [[0, 2, 4], [6, 8, 10]]
+        assert (torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda")).trace() == 9
+
+    @pytest.mark.gpu_memory(max_peak="1KiB", no_hazards=True)
+    def test_limit(self):
+        assert torch.ones(1024, device="cuda").sum().item() == 1024
+"""
+    (tmp_path / "test_values.py").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("--gpuprobe-engine", "native", "test_values.py"),
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "above max_peak=1.0 KiB" in done.stdout
+    assert "Exception" not in done.stderr
+
+
+def test_no_thread_of_the_backward_pass_holds_the_mode_at_the_end(tmp_path: Path) -> None:
+    """One that drops it after Python has ended aborts the process."""
+    text = """\
+import gpuprobe
+with gpuprobe.virtual_gpu("l4", engine="native"):
+    import sys
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from gpuprobe.native.values.threads import leave_backward
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+    allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+    leave_backward()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
+
+held = 0
+for _ in range(100):
+    mode = Mode()
+    torch._C._push_on_torch_dispatch_stack(mode)
+    (weight * 2).sum().backward()
+    torch._C._pop_torch_dispatch_stack(None)
+    leave_backward()
+    held += sys.getrefcount(mode) - 2
+print(held)
+"""
+    done = python(text, tmp_path)
+    assert done.stdout == "0\n", done.stderr

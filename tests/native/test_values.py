@@ -59,6 +59,7 @@ def outcomes() -> dict[str, dict[str, Any]]:
     return {line["program"]: line for line in lines}
 
 
+@pytest.mark.xdist_group("programs in one process")
 @pytest.mark.parametrize("name", NAMES)
 def test_values_equal_the_cpus(name: str, outcomes: dict[str, dict[str, Any]]) -> None:
     outcome = outcomes[name]

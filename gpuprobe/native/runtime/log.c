@@ -74,6 +74,9 @@ int FN(refuse_nvrtc)(const char *name, void *first) { return refused(name, 11); 
 int FN(refuse_nvml)(const char *name, void *first) { return refused(name, 3); }
 int FN(refuse_cupti)(const char *name, void *first) { return refused(name, 27); }
 int FN(refuse_other)(const char *name, void *first) { return refused(name, 1); }
+// Functions that return a pointer: to text about a status, or to memory, NULL if there is none.
+const char *FN(refuse_text)(const char *name, void *first) { refused(name, 0); return "not answered by the native engine"; }
+void *FN(refuse_memory)(const char *name, void *first) { refused(name, 0); return NULL; }
 // Kernels of libraries. The first argument of cuBLAS, cuSOLVER, cuSPARSE and cuDNN is a handle.
 int FN(library_kernel)(const char *name, void *first) { return library_call(name, is_handle(first) ? ((handle *)first)->stream : NULL); }
 int FN(succeed)(const char *name, void *first) { return SUCCESS; }

@@ -24,14 +24,48 @@ static _Atomic int global_captures = 0;   // in progress in global mode
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int capture_mode = 0;     // cudaThreadExchangeStreamCaptureMode
 
+// Streams are parts of blocks that are never freed, so a handle that is none of theirs is found
+// without reading what it points to: programs wrap handles of other libraries.
+#define BLOCK_STREAMS 1024
+#define MAX_BLOCKS 1024
+static stream *_Atomic blocks[MAX_BLOCKS];
+static size_t streams_made = 0;
+static stream *unused_streams = NULL;   // a destroyed one holds the next in `capturing`
+
+static stream *take_stream(void) {
+  pthread_mutex_lock(&lock);
+  stream *s = unused_streams;
+  if (s) unused_streams = (stream *)s->capturing;
+  else if (streams_made < (size_t)BLOCK_STREAMS * MAX_BLOCKS) {
+    size_t block = streams_made / BLOCK_STREAMS;
+    if (!blocks[block]) blocks[block] = calloc(BLOCK_STREAMS, sizeof *s);
+    if (blocks[block]) s = blocks[block] + streams_made++ % BLOCK_STREAMS;
+  }
+  pthread_mutex_unlock(&lock);
+  return s;
+}
+static void drop_stream(stream *s) {
+  pthread_mutex_lock(&lock);
+  s->magic = 0;
+  s->capturing = (capture *)unused_streams;
+  unused_streams = s;
+  pthread_mutex_unlock(&lock);
+}
+static bool is_stream(const void *handle) {
+  for (size_t i = 0; i < MAX_BLOCKS && blocks[i]; i++) {
+    size_t offset = (size_t)((const char *)handle - (const char *)blocks[i]);
+    if (offset < BLOCK_STREAMS * sizeof(stream)) return offset % sizeof(stream) == 0 && ((const stream *)handle)->magic == STREAM_MAGIC;
+  }
+  return false;
+}
+
 stream *stream_of(void *handle, int device_now) {
   if ((uintptr_t)handle <= 2) {
     stream *s = &defaults[device_now < 0 ? 0 : device_now % MAX_DEVICES][(uintptr_t)handle == 2];
     s->magic = STREAM_MAGIC; s->device = device_now; s->number = (uintptr_t)handle == 2 ? 1 : 0;
     return s;
   }
-  stream *s = handle;
-  return s->magic == STREAM_MAGIC ? s : NULL;
+  return is_stream(handle) ? handle : NULL;
 }
 uint64_t stream_number(void *handle) { stream *s = stream_of(handle, current_device()); return s ? s->number : 0; }
 // A stream that joined a capture belongs to it until the capture ends.
@@ -54,7 +88,7 @@ int may_synchronize(void *handle) {
 static int make_stream(void **out, unsigned flags, int priority) {
   int result = ensure_context(current_device());
   if (result) return fail(result);
-  stream *s = calloc(1, sizeof *s);
+  stream *s = take_stream();
   if (!s) return fail(OUT_OF_MEMORY);
   if (priority > 0) priority = 0;
   if (priority < -5) priority = -5;
@@ -70,8 +104,7 @@ int FN(cudaStreamDestroy)(void *handle) {
   stream *s = (uintptr_t)handle > 2 ? stream_of(handle, 0) : NULL;
   if (!s) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_STREAM_DESTROY, .device = s->device, .stream = s->number);
-  s->magic = 0;
-  free(s);
+  drop_stream(s);
   return SUCCESS;
 }
 int FN(cudaStreamGetPriority)(void *handle, int *priority) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); *priority = s->priority; return SUCCESS; }

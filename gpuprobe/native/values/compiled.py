@@ -135,9 +135,17 @@ def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -
 
         patches.set(JITFunction, "run", launch)
 
+    patches.add(when_imported("torch._dynamo.trace_rules", _compile_nothing_here))
     patches.add(when_imported("torch._inductor.compile_fx", inductor))
     patches.add(when_imported("torch._functorch.config", functorch))
     patches.add(when_imported("triton.runtime.jit", triton))
+
+
+def _compile_nothing_here() -> None:
+    """Dynamo passes over gpuprobe's own functions: the mode that computes values does not keep it
+    from the functions that other modes above it call.
+    """
+    torch._dynamo.trace_rules.add("gpuprobe")
 
 
 def _changed(owner: Any, name: str, value: Any) -> Callable[[], None]:

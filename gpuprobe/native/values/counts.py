@@ -62,3 +62,47 @@ COUNTS: Final[dict[str, Callable[[Any, Any], Iterator[tuple[int, int]]]]] = {
 }
 """By operator: the numbers that the host reads, with their sizes in bytes, from the operator's
 arguments and its results on the CPU."""
+
+_DIFFER: Final = "all elements differ"
+
+
+def _every_element(given: Any) -> Iterator[tuple[int, int]]:
+    left = given[0].numel()
+    while True:
+        yield min(left, _CHUNK), 4
+        left -= _CHUNK
+        if left <= 0:
+            return
+
+
+def _all_differ(given: Any) -> Iterator[tuple[int, int]]:
+    if given[0].dtype is torch.bool:
+        yield given[0].numel(), 4  # how many are true
+    else:
+        yield given[0].numel(), 8
+
+
+def _rows_differ(given: Any) -> Iterator[tuple[int, int]]:
+    yield given[0].size(given[1]), 4
+
+
+def _in_a_row_differ(given: Any) -> Iterator[tuple[int, int]]:
+    dim = given[3] if len(given) > 3 else None
+    yield (given[0].numel(), 8) if dim is None else (given[0].size(dim), 4)
+
+
+def _indices_differ(given: Any) -> Iterator[tuple[int, int]]:
+    yield given[0]._nnz(), 4
+
+
+LARGEST: Final[dict[str, tuple[str, Callable[[Any], Iterator[tuple[int, int]]]]]] = {
+    "nonzero": ("no element is zero", _every_element),
+    "_unique": (_DIFFER, _all_differ),
+    "_unique2": (_DIFFER, _all_differ),
+    "unique_dim": (_DIFFER, _rows_differ),
+    "unique_dim_consecutive": (_DIFFER, _rows_differ),
+    "unique_consecutive": (_DIFFER, _in_a_row_differ),
+    "_coalesce": ("all indices differ", _indices_differ),
+}
+"""By operator: when its result is the largest possible, and the numbers that the host reads then,
+from the operator's arguments."""

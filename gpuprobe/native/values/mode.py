@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes as _disabled
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.attention import KEYED
+from gpuprobe.native.values.budget import Budget
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
 from gpuprobe.native.values.plans import MASKED, How, OperatorPlan, masked, plan_of
@@ -98,6 +99,8 @@ class ComputingMode(TorchDispatchMode):
         self.skipping = skipping
         self.capture: Any = None
         """Where calls are kept while a CUDA graph is captured."""
+        self.budget: Budget | None = None
+        """What may be computed, where that is bounded."""
         self._plans: dict[Any, OperatorPlan] = {}
         self._own: dict[type, bool] = {}
         self._set = skipping.set
@@ -368,7 +371,15 @@ class ComputingMode(TorchDispatchMode):
         raise NotModelled(f"{plan.func}: a sparse result of layout {target.layout}")
 
     def found(self, call: Call) -> Any:
-        """The CPU's results of a call."""
+        """The CPU's results of a call. Raises TooLarge beyond the budget."""
+        if self.budget is None:
+            return self._computed(call)
+        self.budget.check_memory()
+        found = self._computed(call)
+        self.budget.count(call.plan.func, call.args, call.kwargs, found)
+        return found
+
+    def _computed(self, call: Call) -> Any:
         plan, args, kwargs = call.plan, call.args, call.kwargs
         func = plan.func
         key = call.key

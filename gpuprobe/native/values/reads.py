@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.torch_support.callers import TORCH, place_of, program_line
@@ -43,12 +44,15 @@ class Reads:
         self.notes: dict[str, None] = {}
         """What was assumed, in order, each once."""
         self.unknown_as_nan = unknown_as_nan
+        self.given_nan = ""
+        """The first line that was given NaN for a value, as ``file:line``."""
+        self.bounded = ""
+        """The first line of which a size depends on values, and was the largest possible."""
         self._decide = decide
 
     def value(self, dtype: Any, how: str = NUMBER) -> bool | int | float:
         """What one element is. Raises ValueNeeded."""
-        file, line = program_line()
-        place = place_of(file, line)
+        file, line, place = _where()
         given = self.assumptions.at(file, line) if self.assumptions else None
         if given is not None:
             self.notes[f"{place}: {given.text.rpartition('=')[2]}, as --assume has it"] = None
@@ -64,22 +68,38 @@ class Reads:
                 self.notes[f"{place}: {decided}"] = None
                 return decided
         if self.unknown_as_nan and dtype.is_floating_point and how != TRUTH:
+            self.given_nan = self.given_nan or place
             self.notes[f"values that are read but not computed are NaN: {place}"] = None
             return math.nan
         raise self.refuse(how, assumable=True)
 
+    def largest(self, what: str) -> None:
+        """Note that a size is the largest possible, since ``what``."""
+        _, _, place = _where()
+        self.bounded = self.bounded or place
+        self.notes[f"{place}: {what}, which is the most that can be"] = None
+
     def refuse(self, what: str, *, assumable: bool = False) -> ValueNeeded:
         """The error for what cannot be known."""
-        file, line = program_line()
-        place = place_of(file, line)
+        file, _, place = _where()
         hint = "compute the values (--compute real, compute='real')"
-        if assumable:
+        if assumable and file:
             hint += f", or give this one: --assume {place}=VALUE"
         return ValueNeeded(
             f"{place}: the program needs {what}, which compute='shapes' has not computed",
             hint=hint,
             place=place,
         )
+
+
+def _where() -> tuple[str, int, str]:
+    """File and line of the program, and both for a reader. A thread of the backward pass has no
+    line of it: ``""`` and 0.
+    """
+    file, line = program_line()
+    if file.startswith(PACKAGE):
+        return "", 0, "the backward pass"
+    return file, line, place_of(file, line)
 
 
 def _harmless() -> tuple[str, float] | None:

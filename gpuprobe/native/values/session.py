@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Literal
@@ -13,6 +12,7 @@ import torch
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
 from gpuprobe.native.values import collectives, compiled, graphs, threads
+from gpuprobe.native.values.budget import Budget
 from gpuprobe.native.values.mode import ComputingMode
 from gpuprobe.native.values.reads import ARRAY, Decide, Reads, fill
 from gpuprobe.native.values.shapes import ShapesMode
@@ -31,8 +31,10 @@ class Values:
         *,
         unknown_as_nan: bool = False,
         decide: Decide | None = None,
+        bounded: bool = False,
     ) -> None:
         """``assume``, ``unknown_as_nan`` and ``decide`` apply to ``shapes``: see `Reads`.
+        ``bounded``: raise TooLarge beyond what ``--compute auto`` may compute.
 
         Raises UsageError where the native engine is not loaded, and for wrong assumptions.
         """
@@ -44,6 +46,8 @@ class Values:
         self.mode: Any = (
             ComputingMode(skipping) if compute == "real" else ShapesMode(skipping, self.reads)
         )
+        if bounded:
+            self.mode.budget = Budget(runtime)
         self._patches: Patches | None = None
 
     def __enter__(self) -> Values:
@@ -109,9 +113,8 @@ class Values:
         trace: TracebackType | None,
     ) -> None:
         torch._C._pop_torch_dispatch_stack(None)
-        # Threads of the backward pass drop the mode when they are done. One that must wait for the
-        # interpreter's lock until Python ends would end the process with an error.
-        time.sleep(0.001)
+        if torch.cuda.is_initialized():
+            threads.leave_backward()
         patches, self._patches = self._patches, None
         if patches is not None:
             patches.undo()

@@ -15,6 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.native.values.aliases import parts_of
+from gpuprobe.native.values.counts import LARGEST
 from gpuprobe.native.values.draws import Key
 from gpuprobe.native.values.mode import Call, ComputingMode
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
@@ -257,11 +258,25 @@ class ShapesMode(ComputingMode):
 
     def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._ready(plan, args, kwargs):
-            raise self.reads.refuse(f"{COUNT} {plan.name} finds")
+            if not self.reads.unknown_as_nan:
+                raise self.reads.refuse(f"{COUNT} {plan.name} finds")
+            return self._largest(plan, func, args, kwargs)
         out = super()._counting(plan, func, args, kwargs)
         for item in tensors_in(out if isinstance(out, (tuple, list)) else (out,)):
             self.knowledge.learn(item)
         return out
+
+    def _largest(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator that counts elements which are unknown, with its largest result."""
+        why, counts = LARGEST[plan.name]
+        self.reads.largest(why)
+        for value, size in counts(args):
+            self.skipping.answer(value, size)
+        try:
+            out = self._inside(INSIDE, lambda: func(*args, **kwargs))
+        finally:
+            self.skipping.forget()
+        return self._settle(plan, False, None, out, args, kwargs)
 
     def _copying(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         there, ready = self._scan(plan, args, kwargs)

@@ -263,6 +263,33 @@ def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
 _MODES: Final = {0: "rnn_relu", 1: "rnn_tanh", 2: "lstm", 3: "gru"}
 
 
+_GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
+
+
+def _shaped(
+    x: Any, weights: Any, stride: int, mode: int, hidden: int, proj: int, bidirectional: bool
+) -> list[Any]:
+    """The weights in the shapes of the module's parameters. Autocasting passes parts of one buffer,
+    which have only the numbers of elements (``_cudnn_rnn_cast_reflatten``).
+    """
+    rows, outs = _GATES[mode] * hidden, proj or hidden
+    directions = 2 if bidirectional else 1
+    made = []
+    for i, weight in enumerate(weights):
+        layer, part = i // stride // directions, i % stride
+        features = x.size(-1) if layer == 0 else outs * directions
+        if part == 0:
+            shape: tuple[int, ...] = (rows, features)
+        elif part == 1:
+            shape = (rows, outs)
+        elif proj and part == stride - 1:
+            shape = (proj, hidden)
+        else:
+            shape = (rows,)
+        made.append(weight.reshape(shape))
+    return made
+
+
 def _rnn(
     x: Any, weights: Any, stride: int, hx: Any, cx: Any, mode: int, layers: int,
     batch_first: bool, dropout: float, train: bool, bidirectional: bool, sizes: Any,
@@ -282,22 +309,6 @@ def _rnn(
     return (*found, None)[:3] if mode != 2 else found
 
 
-def _shaped(weights: Any, stride: int, mode: int, hidden: int, proj: int) -> list[Any]:
-    """Weights in the shapes of `torch.nn`'s. Within autocast they are views of one buffer, columns
-    that only cuDNN gives a shape (``_cudnn_rnn_cast_reflatten`` in ``native/cudnn/RNN.cpp``).
-    ``stride``: tensors of one layer, two weights, then two biases, then the projection.
-    """
-    rows = hidden * {2: 4, 3: 3}.get(mode, 1)
-    found = []
-    for at, weight in enumerate(weights):
-        kind = at % stride
-        if stride in (3, 5) and kind == stride - 1:
-            found.append(weight.reshape(proj, -1))
-        else:
-            found.append(weight.reshape(rows, -1) if kind < 2 else weight.reshape(-1))
-    return found
-
-
 def _cudnn_rnn(
     x: Any, weights: Any, stride: int, buffer: Any, hx: Any, cx: Any, mode: int, hidden: int,
     proj: int, layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
@@ -305,10 +316,10 @@ def _cudnn_rnn(
 ) -> Any:  # fmt: skip
     if dropout and train and layers > 1:
         raise NotImplementedError("dropout between the layers of cuDNN's recurrent networks")
+    given = _shaped(x, weights, stride, mode, hidden, proj, bidirectional)
     with differentiable(), torch.no_grad():
-        shaped = _shaped(weights, stride, mode, hidden, proj)
         out, hy, cy = _rnn(
-            x, shaped, stride, hx, cx, mode, layers, batch_first, 0.0, train, bidirectional, sizes
+            x, given, stride, hx, cx, mode, layers, batch_first, 0.0, train, bidirectional, sizes
         )
     return out, hy, cy, None, None
 
@@ -323,9 +334,9 @@ def _cudnn_rnn_backward(
         raise NotImplementedError("dropout between the layers of cuDNN's recurrent networks")
     with differentiable():
         leaves = [leaf(x), leaf(hx), leaf(cx), *(leaf(w) for w in weights)]
-        shaped = _shaped(leaves[3:], stride, mode, hidden, proj)
         found = _rnn(
-            leaves[0], shaped, stride, leaves[1], leaves[2], mode, layers, batch_first, 0.0,
+            leaves[0], _shaped(x, leaves[3:], stride, mode, hidden, proj, bidirectional), stride,
+            leaves[1], leaves[2], mode, layers, batch_first, 0.0,
             train, bidirectional, sizes,
         )  # fmt: skip
         pairs = [

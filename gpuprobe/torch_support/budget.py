@@ -1,0 +1,55 @@
+"""How much a run may compute whose values were not requested: ``--compute auto``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psutil
+from torch.utils import flop_counter
+
+from gpuprobe.errors import TooLarge
+from gpuprobe.model.text import human_bytes
+from gpuprobe.torch_support.tensors import tensors_in
+
+MEMORY: Final = 16 << 30
+"""Bytes that tensors may take on the device at a time, or half of what this machine has available:
+they are in its memory."""
+
+OPERATIONS: Final = 2e13
+"""Floating-point operations of a whole run: about five minutes on two cores, at the 30 to 80
+billion a second that fp32 matrix products reach there."""
+
+_OF_ONE_ELEMENT: Final = 10
+"""Operations counted for an element of a result where no formula is known: element-wise kernels are
+bound by memory, and take about as long as so many."""
+
+
+class Allowance:
+    """What a run has computed, and the bounds on that.
+
+    ``memory`` in bytes (default: the least of `MEMORY` and half of what this machine has
+    available), ``operations`` floating-point operations.
+    """
+
+    def __init__(self, memory: int | None = None, operations: float = OPERATIONS) -> None:
+        if memory is None:
+            memory = min(MEMORY, psutil.virtual_memory().available // 2)
+        self.memory = memory
+        self._operations = operations
+        self._done = 0.0
+
+    @staticmethod
+    def too_much(nbytes: int) -> TooLarge:
+        """What to raise where tensors take more than ``nbytes``."""
+        return TooLarge(f"its tensors need more than {human_bytes(nbytes)}")
+
+    def count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Count an operator that was computed. Raises TooLarge beyond the bound."""
+        formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
+        if formula is None:
+            elements = sum(tensor.numel() for tensor in tensors_in(result))
+            self._done += _OF_ONE_ELEMENT * elements
+        else:
+            self._done += formula(*args, **kwargs, out_val=result)
+        if self._done > self._operations:
+            raise TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")

@@ -1,0 +1,203 @@
+"""Estimates on the native engine: what ``--compute auto`` does, and several in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.native, pytest.mark.slow]
+
+STEP = """\
+import json
+import gpuprobe
+from gpuprobe.errors import UsageError, ValueNeeded
+
+def estimate(build, **options):
+    found = gpuprobe.estimate(build, engine="native", **options)
+    figures = [found.peak_allocated, found.peak_reserved, found.context_bytes]
+    return figures, found.compute, found.compute_why, list(found.assumed)
+
+def training(decides=False):
+    def build():
+        import torch
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.Flatten()).cuda()
+        head = torch.nn.Linear(32 * 30 * 30, 64).cuda()
+        opt = torch.optim.AdamW([*net.parameters(), *head.parameters()])
+        side = torch.cuda.Stream()
+        def step():
+            out = head(net(torch.randn(32, 3, 32, 32, device="cuda")))
+            out.square().mean().backward()
+            with torch.cuda.stream(side):
+                torch.randn(3_000_000, device="cuda") * 2
+            large = torch.ones(1024, 1024, device="cuda").exp()
+            if decides and large.sum() > 0:
+                torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+            opt.step()
+            opt.zero_grad()
+        return step
+    return build
+"""
+
+
+def python(text: str, cwd: Path) -> Any:
+    """What a program printed last, as JSON."""
+    (cwd / "program.py").write_text(STEP + text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def environment() -> dict[str, str]:
+    left_out = ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
+    return {name: value for name, value in os.environ.items() if name not in left_out}
+
+
+def estimated(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "gpuprobe", "estimate", "--json", script.name),
+            *("--engine=native", "--gpu=h100-80gb", *options),
+        ],
+        cwd=script.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_equal_estimates_of_one_process_have_equal_figures(tmp_path: Path) -> None:
+    text = """
+found = [estimate(training(), compute=how) for how in ("shapes", "real", "shapes")]
+auto = [estimate(training(decides=True)) for _ in range(2)]
+print(json.dumps([found, auto]))
+"""
+    found, auto = python(text, tmp_path)
+    figures = [figures for figures, *_ in found]
+    assert figures[0] == figures[1] == figures[2]
+    # An attempt without values is made first, and leaves nothing for the one with values.
+    assert auto[0] == auto[1]
+    (allocated, _, _), compute, why, assumed = auto[0]
+    assert compute == "real"
+    line = 1 + STEP.splitlines().index("            if decides and large.sum() > 0:")
+    assert f"program.py:{line} needs a value, and the run is small enough" in why
+    assert allocated > figures[0][0]
+    assert not any("from before" in text for text in assumed)
+
+
+def test_what_is_still_on_the_gpu_is_reported(tmp_path: Path) -> None:
+    text = """
+kept = []
+def keeps():
+    import torch
+    kept.append(torch.empty(3 << 20, dtype=torch.uint8, device="cuda"))
+first = estimate(keeps, steps=1)
+print(json.dumps([first, estimate(keeps, steps=1)]))
+"""
+    first, second = python(text, tmp_path)
+    assert second[0][0] == first[0][0] + (3 << 20)
+    assert "tensors of 3.0 MiB from before were on the GPUs at the start" in second[3]
+
+
+def test_a_process_keeps_the_settings_of_its_allocator(tmp_path: Path) -> None:
+    text = """
+step = training()
+first = estimate(step, compute="shapes", conf="expandable_segments:True")
+same = estimate(step, compute="shapes", conf="expandable_segments:True")
+try:
+    estimate(step, compute="shapes")
+except UsageError as error:
+    print(json.dumps([first, same, str(error)]))
+"""
+    first, same, error = python(text, tmp_path)
+    assert first == same
+    assert "other settings of the allocator" in error
+
+
+def test_a_run_that_is_too_large_ends_where_it_is(tmp_path: Path) -> None:
+    text = """
+from gpuprobe.engines.base import Order
+from gpuprobe.engines.choice import prepare
+prepare("native", Order("h100-80gb", endless=True))
+from gpuprobe.native.values import budget  # it imports torch
+
+def refused(build):
+    try:
+        estimate(build, steps=1)
+    except ValueNeeded as error:
+        return str(error)
+
+def large():
+    import torch
+    square = torch.ones(100_000, 100_000, device="cuda")  # 37 GiB
+    if square[:1000].sum() > 0:
+        pass
+
+def slow():
+    import torch
+    left = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+    (left @ left).sum().backward()
+    if left.exp().sum() > 0:
+        pass
+
+class Less(budget.Allowance):
+    def __init__(self, memory, operations):
+        super().__init__(memory, 5e9)  # of 6e9, the last of them in the backward pass
+
+memory = refused(large)
+budget.Allowance = Less
+print(json.dumps([memory, refused(slow)]))
+"""
+    memory, operations = python(text, tmp_path)
+    assert re.search(r"too large to compute all values.*more than .* GiB", memory)
+    assert "more than 5e+09 floating-point operations" in operations
+
+
+def test_a_script_is_run_again_with_values_where_it_needs_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("""\
+import sys
+import torch
+print("run", sys.argv[1:])
+net = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(2):
+    out = net(torch.randn(512, 1024, device="cuda"))
+    loss = out.square().mean()
+    value = out.exp().cumsum(0)[-1].sum().item()
+    if "fail" in sys.argv and value != value:
+        raise ValueError("not a number")
+    if "select" in sys.argv:
+        torch.unique(out[out > 0]).numel()
+    loss.backward()
+    optimizer.step()
+""")
+    done = estimated(script, "--", "select")
+    assert done.returncode == 0, done.stderr
+    exact = json.loads(done.stdout)
+    assert done.stderr.count("run ['select']") == 2
+    assert "running the program a second time" in done.stderr
+    assert f"{script}:13 has a size that depends on values" in exact["compute_why"]
+    bound = json.loads(estimated(script, "--compute", "shapes", "--", "select").stdout)
+    assert bound["peak_allocated"] > exact["peak_allocated"]
+    assert any("train.py:13: all elements differ" in text for text in bound["assumed"])
+
+    again = estimated(script, "--", "fail")
+    assert again.returncode == 0, again.stderr
+    found = json.loads(again.stdout)
+    assert found["compute"] == "real"
+    assert f"{script}:9 needs a value" in found["compute_why"]  # it was given NaN, and failed
