@@ -98,6 +98,8 @@ class ComputingMode(TorchDispatchMode):
         self.skipping = skipping
         self.capture: Any = None
         """Where calls are kept while a CUDA graph is captured."""
+        self.launches: tuple[Callable[[], int], Callable[[int], int]] | None = None
+        """Number the place that calls an operator, and set it, while launches are counted."""
         self._plans: dict[Any, OperatorPlan] = {}
         self._own: dict[type, bool] = {}
         self._set = skipping.set
@@ -125,7 +127,16 @@ class ComputingMode(TorchDispatchMode):
         if formula:
             func, args, kwargs = self.formulas.as_without_a_mode(func, args, kwargs or {})
         plan = self._plans.get(func) or self.plan(func)
-        result = self.operate(plan, func, args, kwargs or {})
+        launches = self.launches
+        if launches is None:
+            result = self.operate(plan, func, args, kwargs or {})
+        else:
+            here, set_place = launches
+            before = set_place(here())
+            try:
+                result = self.operate(plan, func, args, kwargs or {})
+            finally:
+                set_place(before)
         if formula:
             self.formulas.ran(func, result)
         return result
