@@ -127,19 +127,25 @@ class ComputingMode(TorchDispatchMode):
         if formula:
             func, args, kwargs = self.formulas.as_without_a_mode(func, args, kwargs or {})
         plan = self._plans.get(func) or self.plan(func)
-        launches = self.launches
-        if launches is None:
+        if self.launches is None:
             result = self.operate(plan, func, args, kwargs or {})
         else:
-            here, set_place = launches
-            before = set_place(here())
-            try:
-                result = self.operate(plan, func, args, kwargs or {})
-            finally:
-                set_place(before)
+            result = self.placed(self.operate, plan, func, args, kwargs or {})
         if formula:
             self.formulas.ran(func, result)
         return result
+
+    def placed(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run what launches kernels: while launches are counted, from the place that calls it."""
+        launches = self.launches
+        if launches is None:
+            return run(*args, **kwargs)
+        here, set_place = launches
+        before = set_place(here())
+        try:
+            return run(*args, **kwargs)
+        finally:
+            set_place(before)
 
     def plan(self, func: Any) -> OperatorPlan:
         """The plan for an operator, made once."""

@@ -24,6 +24,7 @@ from gpuprobe.model.trace import Frame
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
 from gpuprobe.sampler.tracing.module_calls import ModuleCalls
+from gpuprobe.torch_support import compiled_lines
 from gpuprobe.torch_support.launches import LaunchCounter
 
 _sequence_now: Final = torch._C._autograd._get_sequence_nr
@@ -106,6 +107,8 @@ class LaunchTrace:
             return _OUTSIDE
 
     def _place_now(self) -> int:
+        if compiled_lines.any_known() and (generated := self._generated_place()):
+            return generated
         node = _node_now()
         if node is not None:
             found = self._of_node.get(node._sequence_nr())
@@ -143,6 +146,24 @@ class LaunchTrace:
             shown = Frame(name_of(file), frame.f_lineno or 0, code.co_name)
             number = self._number(key, place_of(shown), module)
         return number
+
+    def _generated_place(self) -> int:
+        """The place of the line of generated code that runs, of which the program's is known; 0
+        without one.
+        """
+        frame: Any = sys._getframe(2)
+        while frame is not None:
+            file, line = frame.f_code.co_filename, frame.f_lineno or 0
+            origins = compiled_lines.lines_of(file, line)
+            if origins is not None:
+                frames = (Frame(name_of(one.file), one.line, one.function) for one in origins)
+                shown = next((place_of(one) for one in frames if is_user_frame(one)), None)
+                if shown is None:
+                    return 0
+                module = compiled_lines.module_of(file, line)
+                return self._number((file, line, module), shown, module)
+            frame = frame.f_back
+        return 0
 
     def _backward_place(self) -> int:
         """The line that called the backward pass: of what accumulates gradients, and of graphs
