@@ -1,5 +1,4 @@
-"""The launches of this process, counted by the runtime: see ``gpuprobe/native/runtime/launches.c``.
-"""
+"""The launches of this process, counted by the runtime (``runtime/launches.c``)."""
 
 from __future__ import annotations
 
@@ -70,11 +69,14 @@ class NativeLaunches:
         if self._mode is not None:
             self._mode.launches = None if self.here is None else (self.here, self.set_place)
 
-    def start(self, here: Callable[[], int]) -> None:
-        """Count from now on."""
+    def start(self, here: Callable[[], int]) -> bool:
+        """Count from now on; False if another recording's launches are counted."""
+        if self.here is not None:
+            return False
         self.here = here
         self._count(True)
         self._apply()
+        return True
 
     def stop(self) -> None:
         """Count no more."""

@@ -13,9 +13,10 @@ class LaunchCounter(Protocol):
     the caller's; 0 is the place of what no operator launched.
     """
 
-    def start(self, here: Callable[[], int]) -> None:
+    def start(self, here: Callable[[], int]) -> bool:
         """Count from now on. ``here`` is called before each operator, in the thread that runs it,
-        and returns the number of the place that called it. It must not raise.
+        and returns the number of the place that called it. It must not raise. False if another
+        recording's launches are counted.
         """
 
     def stop(self) -> None:

@@ -16,6 +16,7 @@ from gpuprobe.model.values import Bytes, Unavailable
 MOST_ROWS: Final = 100_000
 """Kinds of launches that a recording has of one step: a step of a large model has some thousand."""
 
+_NO_BYTES: Final = Bytes(0)
 NOT_COUNTED: Final = Unavailable("not counted")
 
 
@@ -48,7 +49,7 @@ class LaunchedKernel:
     device: str = "cuda:0"
     grid: Annotated[tuple[Count, ...], AtMost(3)] = ()
     block: Annotated[tuple[Count, ...], AtMost(3)] = ()
-    shared: Bytes = Bytes(0)
+    shared: Bytes = _NO_BYTES
     multiprocessors: Count = 0
     nodes: Count = 0
     captured: bool = False

@@ -65,10 +65,9 @@ class LaunchTrace:
         """A step that is traced begins."""
         if self.on:
             return
-        self.on = True
         self._sequence = _sequence_now()
         self._thread = _thread_now()
-        self._counter.start(self._here)
+        self.on = self._counter.start(self._here)
         self.path_changed(self._path())
 
     def stop(self) -> None:

@@ -108,8 +108,9 @@ def _table(found: LaunchReport, by: str, top: int) -> Table:
     rest = sums[top:]
     foot: tuple[Row, ...] = ()
     if rest:
-        numbers, tiny = (sum(row[i] for row in rest) for i in (1, 2))
-        foot = (Row((count(numbers), count(tiny), f"({len(rest)} more)")),)
+        more = sum(number for _, number, _ in rest)
+        tiny_ones = sum(tiny for _, _, tiny in rest)
+        foot = (Row((count(more), count(tiny_ones), f"({len(rest)} more)")),)
     return Table(f"launches by {by}", columns, rows, foot)
 
 
