@@ -37,6 +37,10 @@ class _Row(ctypes.Structure):
     )
 
 
+_KEY: Final = slice(_Row.name.offset, _Row.place.offset)
+"""The bytes of a row that are the kernel's."""
+
+
 class NativeLaunches:
     """A `gpuprobe.torch_support.launches.LaunchCounter`."""
 
@@ -57,6 +61,7 @@ class NativeLaunches:
         self._take.restype = ctypes.c_size_t
         self.here: Callable[[], int] | None = None
         self._mode: Any = None
+        self._kernels: dict[bytes, LaunchedKernel] = {}
 
     def follow(self, mode: Any) -> None:
         """Note the place of each operator that ``mode`` (a `ComputingMode`) runs; None: of none."""
@@ -95,8 +100,17 @@ class NativeLaunches:
             rows = (_Row * room)()
             count = self._take(ctypes.byref(rows), room)
             if count <= room:
-                return [(_kernel(row), row.place, row.phase, row.count) for row in rows[:count]]
+                return [
+                    (self._kernel(row), row.place, row.phase, row.count) for row in rows[:count]
+                ]
             room = 2 * count  # meanwhile other threads launch more
+
+    def _kernel(self, row: _Row) -> LaunchedKernel:
+        key = bytes(row)[_KEY]
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = _kernel(row)
+        return found
 
 
 def _kernel(row: _Row) -> LaunchedKernel:

@@ -105,21 +105,26 @@ def step_launches(rows: Iterable[Launched]) -> StepLaunches:
     """Rows as a recording has them. Equal ones are added up; the most frequent kernels come first.
     Of more than `MOST_ROWS` different ones, the rest is left out.
     """
-    sums: dict[tuple[LaunchedKernel, LaunchPlace], int] = {}
-    for kernel, place, count in rows:
-        sums[kernel, place] = sums.get((kernel, place), 0) + count
-    ordered = sorted(sums.items(), key=lambda item: -item[1])[:MOST_ROWS]
     kernels: dict[LaunchedKernel, int] = {}
     places: dict[LaunchPlace, int] = {}
-    for (kernel, place), _ in ordered:
-        kernels.setdefault(kernel, len(kernels))
-        places.setdefault(place, len(places))
+    sums: dict[tuple[int, int], int] = {}  # by numbers: hashing a kernel takes a microsecond
+    for kernel, place, count in rows:
+        key = kernels.setdefault(kernel, len(kernels)), places.setdefault(place, len(places))
+        sums[key] = sums.get(key, 0) + count
+    ordered = sorted(sums.items(), key=lambda item: -item[1])[:MOST_ROWS]
+    of_kernels, of_places = list(kernels), list(places)
+    kernel_at: dict[int, int] = {}
+    place_at: dict[int, int] = {}
+    columns = [
+        (kernel_at.setdefault(one, len(kernel_at)), place_at.setdefault(two, len(place_at)), count)
+        for (one, two), count in ordered
+    ]
     return StepLaunches(
-        tuple(kernels),
-        tuple(places),
-        tuple(kernels[kernel] for (kernel, _), _ in ordered),
-        tuple(places[place] for (_, place), _ in ordered),
-        tuple(count for _, count in ordered),
+        tuple(of_kernels[one] for one in kernel_at),
+        tuple(of_places[one] for one in place_at),
+        tuple(kernel for kernel, _, _ in columns),
+        tuple(place for _, place, _ in columns),
+        tuple(count for _, _, count in columns),
     )
 
 

@@ -127,10 +127,16 @@ class ComputingMode(TorchDispatchMode):
         if formula:
             func, args, kwargs = self.formulas.as_without_a_mode(func, args, kwargs or {})
         plan = self._plans.get(func) or self.plan(func)
-        if self.launches is None:
+        launches = self.launches
+        if launches is None:
             result = self.operate(plan, func, args, kwargs or {})
-        else:
-            result = self.placed(self.operate, plan, func, args, kwargs or {})
+        else:  # `placed`, without its call for each operator
+            here, set_place = launches
+            before = set_place(here())
+            try:
+                result = self.operate(plan, func, args, kwargs or {})
+            finally:
+                set_place(before)
         if formula:
             self.formulas.ran(func, result)
         return result

@@ -87,10 +87,14 @@ class LaunchTrace:
         if not self.on:
             return None
         phases = list(self._phases)
+        known: dict[tuple[int, int], LaunchPlace] = {}
         found = []
         for kernel, number, phase, count in self._counter.take():
-            place, module = self._places[number]
-            found.append((kernel, LaunchPlace(phases[phase], str(place), module), count))
+            where = known.get((number, phase))
+            if where is None:
+                place, module = self._places[number]
+                where = known[number, phase] = LaunchPlace(phases[phase], str(place), module)
+            found.append((kernel, where, count))
         self._of_node.clear()
         return step_launches(found)
 
