@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.model.run.launches import LaunchedKernel, LaunchKind
-from gpuprobe.model.values import Bytes
 from gpuprobe.native.names import readable
 from gpuprobe.native.process import LogKind, Runtime
 
@@ -122,7 +121,7 @@ def _kernel(row: _Row) -> LaunchedKernel:
         device=f"cuda:{row.device}",
         grid=tuple(row.grid) if known else (),
         block=tuple(row.block) if known else (),
-        shared=Bytes(row.shared),
+        shared=row.shared,
         multiprocessors=row.multiprocessors,
         nodes=row.nodes,
         captured=bool(row.captured),

@@ -129,14 +129,49 @@ TRAINING = """
         (readable(call.name), list(call.grid) if call.kind is LogKind.LAUNCH else [],
          list(call.block) if call.kind is LogKind.LAUNCH else []) for call in log)))
 """
+UNCHANGED = """
+    import contextlib, gc, json, weakref
+    from collections import Counter
+    from gpuprobe.native.process import loaded
+    runtime = loaded()
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(2, 8, 32, device="cuda")
+    recorded = contextlib.nullcontext()
+    if sys.argv[2] == "recorded":
+        recorded = gpuprobe.record(
+            "r.gpuprobe", model=model, optimizer=optimizer, level="trace", trace_steps="all"
+        )
+    gc.disable()
+    with recorded:
+        for _ in range(4):
+            runtime.start_log()
+            y = model(x)
+            freed = weakref.ref(y)
+            loss = y.square().mean()
+            loss.backward()
+            del y
+            optimizer.step()
+            runtime.stop_log()
+            calls = Counter((call.kind.name, call.name, call.bytes) for call in runtime.take_log())
+            # What the recorder does itself: events at the edges of phases.
+            kept = sorted((*key, n) for key, n in calls.items() if not key[0].startswith("EVENT"))
+            print(loss.item().hex(), freed() is None, sys.getrefcount(loss))
+            print(json.dumps(kept))
+            optimizer.zero_grad()
+    print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+    print(torch.cuda.get_rng_state().sum().item(), torch.rand(3, device="cuda").tolist())
+"""
 
 
-def run(program: str, folder: Path, compute: str = "real") -> tuple[dict[str, Any], str]:
-    """The launches of the report, and what the program prints."""
+def python(program: str, folder: Path, *arguments: str) -> str:
+    """What a program prints."""
     (folder / "program.py").write_text(START + program, encoding="utf-8")
     (folder / "kernel.py").write_text(KERNEL, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "program.py", compute],
+        [sys.executable, "program.py", *arguments],
         cwd=folder,
         env={**environment(), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
         capture_output=True,
@@ -144,6 +179,12 @@ def run(program: str, folder: Path, compute: str = "real") -> tuple[dict[str, An
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(program: str, folder: Path, compute: str = "real") -> tuple[dict[str, Any], str]:
+    """The launches of the report, and what the program prints."""
+    printed = python(program, folder, compute)
     report = subprocess.run(
         [sys.executable, "-m", "gpuprobe", "report", "--json", "r.gpuprobe"],
         cwd=folder,
@@ -155,7 +196,7 @@ def run(program: str, folder: Path, compute: str = "real") -> tuple[dict[str, An
     found: dict[str, Any] = json.loads(report.stdout)
     faults = [spot for spot in found["blind_spots"] if "fault" in spot["what"]]
     assert faults == []
-    return found["launches"], done.stdout
+    return found["launches"], printed
 
 
 def line(program: str, comment: str) -> int:
@@ -249,3 +290,12 @@ def test_the_rows_are_the_runtimes_log(compute: str, tmp_path: Path) -> None:
     assert rows == log
     assert found["count"] == len(log) > 100
     assert {row["phase"] for row in found["rows"]} == {"forward", "backward", "optimizer"}
+
+
+def test_counting_changes_no_program(tmp_path: Path) -> None:
+    outputs = []
+    for how in ("bare", "recorded"):
+        (tmp_path / how).mkdir()
+        outputs.append(python(UNCHANGED, tmp_path / how, "real", how))
+    assert outputs[0] == outputs[1]
+    assert "True 2\n" in outputs[0]  # nothing keeps a tensor

@@ -8,15 +8,14 @@ from enum import Enum
 from typing import Annotated, Final
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.bounds import AtMost, Count, Index
+from gpuprobe.model.bounds import AtMost, Count, Index, Size
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.record import record
-from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.model.values import Unavailable
 
 MOST_ROWS: Final = 100_000
 """Kinds of launches that a recording has of one step: a step of a large model has some thousand."""
 
-_NO_BYTES: Final = Bytes(0)
 NOT_COUNTED: Final = Unavailable("not counted")
 
 
@@ -49,7 +48,7 @@ class LaunchedKernel:
     device: str = "cuda:0"
     grid: Annotated[tuple[Count, ...], AtMost(3)] = ()
     block: Annotated[tuple[Count, ...], AtMost(3)] = ()
-    shared: Bytes = _NO_BYTES
+    shared: Size = 0
     multiprocessors: Count = 0
     nodes: Count = 0
     captured: bool = False
