@@ -57,12 +57,14 @@ BACKWARD = """
 """
 GRAPH = """
     x = torch.ones(1000, device="cuda")
+    y = torch.empty_like(x)
     graph = torch.cuda.CUDAGraph()
     with gpuprobe.record("r.gpuprobe", level="trace") as recorder:
         with recorder.step():
             with torch.cuda.graph(graph):
                 for _ in range(4):
                     x += 1
+                y.copy_(x)  # by the driver, which is no kernel
         with recorder.step():
             for _ in range(3):
                 graph.replay()  # replays
