@@ -74,7 +74,7 @@ class LaunchedKernel:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlace:
-    """Where launches were made. ``place`` is the text of a place. In the backward pass line and
+    """Where launches are from. ``place`` is the text of a place. In the backward pass line and
     module are those of the operator whose gradient is computed.
     """
 
@@ -85,7 +85,7 @@ class LaunchPlace:
 
 @record(frozen=True, slots=True)
 class StepLaunches:
-    """The launches of one step. ``count[i]`` launches of ``kernels[kernel[i]]`` were made at
+    """The launches of one step. ``count[i]`` launches of ``kernels[kernel[i]]`` are from
     ``places[place[i]]``.
     """
 
