@@ -10,6 +10,7 @@ from gpuprobe.analysis.advice import AdviceFacts, advise
 from gpuprobe.analysis.blind_spots import blind_spots
 from gpuprobe.analysis.communication import communication_of
 from gpuprobe.analysis.growth.growth import Growth, growth_of
+from gpuprobe.analysis.launches import launches_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics
 from gpuprobe.analysis.peak.high_water import (
     HighWater,
@@ -115,6 +116,7 @@ def summarize(
         earlier_failures=found.earlier_failures,
         time=time_shares(first.steps, first.session.rank),
         communication=communication_of(first),
+        launches=launches_of(first),
         compiled=first.end.compiled if first.end else (),
         non_tensor_memory=NonTensorMemory(
             tuple(item for rank in recording.ranks for item in device_memory(rank)),

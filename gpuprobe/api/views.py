@@ -189,6 +189,7 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
     `write_flamegraph` does, DataError where there is neither a trace nor such an operation.
     """
     from gpuprobe.analysis.communication import detailed_steps
+    from gpuprobe.analysis.launches import counted_steps
     from gpuprobe.model.run.communication import records_of
     from gpuprobe.reporters.viewers import perfetto
 
@@ -201,6 +202,13 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
         for rank in recording.ranks
     ]
     communication = [one for one in communication if one.records]
+    launches = [
+        perfetto.RankLaunches(
+            rank.session.rank, int(rank.session.started_at * 1e6), counted_steps(rank)
+        )
+        for rank in recording.ranks
+    ]
+    launches = [one for one in launches if one.steps]
     ranks = recording.ranks if communication else _ranks_with_traces(recording)
     several = len(recording.ranks) > 1
     traces = (
@@ -215,10 +223,12 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
             # No name and no time in the header: the same recording gives the same bytes.
             with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
                 text = _text(packed)
-                perfetto.write_ranks(traces, text, communication=communication)
+                perfetto.write_ranks(traces, text, communication=communication, launches=launches)
                 text.flush()
         else:
-            perfetto.write_ranks(traces, _text(stream), communication=communication)
+            perfetto.write_ranks(
+                traces, _text(stream), communication=communication, launches=launches
+            )
     return (Path(path),)
 
 

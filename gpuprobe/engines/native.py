@@ -17,7 +17,9 @@ from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
+from gpuprobe.native.launches import NativeLaunches
 from gpuprobe.patching import Patches, when_imported
+from gpuprobe.torch_support import launches
 from gpuprobe.torch_support.jobs.nccl import buffers
 
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -75,6 +77,8 @@ class NativeSession:
         self._bounded = bounded
         self._reads: Any = None  # a `gpuprobe.native.values.reads.Reads`, once values are computed
         self.runtime: process.Runtime | None = None
+        self._launches: NativeLaunches | None = None
+        self._end_counting: Callable[[], None] = lambda: None
 
     @property
     def assumed(self) -> Sequence[str]:
@@ -105,6 +109,9 @@ class NativeSession:
             self.runtime = process.loaded()
         _session = self
         self._ended = False
+        if self.runtime is not None:
+            self._launches = NativeLaunches(self.runtime)
+            self._end_counting = launches.counted_by(self._launches)
         if self._job is not None:
             # Its thread would read the store, which is Python, after the interpreter's end.
             os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
@@ -139,6 +146,8 @@ class NativeSession:
         )
         self._reads = self._values.reads
         self._values.__enter__()
+        if self._launches is not None:
+            self._launches.follow(self._values.mode)
 
     def pause(self) -> None:
         """Nothing: the GPUs stay."""
@@ -147,6 +156,9 @@ class NativeSession:
         """End the session. The GPUs stay to the end of the process."""
         global _session
         self._ended = True
+        self._end_counting()
+        if self._launches is not None:
+            self._launches.follow(None)
         values, self._values = self._values, None
         if values is not None:
             values.__exit__(None, None, None)

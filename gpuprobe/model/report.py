@@ -17,6 +17,7 @@ from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.children import ChildRow
 from gpuprobe.model.run.communication import Communication
+from gpuprobe.model.run.launches import LaunchReport
 from gpuprobe.model.run.rows import StepRows
 from gpuprobe.model.run.session import Collective, Environment, Placed, Session
 from gpuprobe.model.text import human_bytes
@@ -582,6 +583,7 @@ class Report(Displayed):
     earlier_failures: int
     time: TimeShares | None
     communication: Communication | None
+    launches: LaunchReport | Unavailable | None
     compiled: tuple[str, ...]
     non_tensor_memory: NonTensorMemory
     placement: tuple[Placed, ...]

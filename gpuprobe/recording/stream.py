@@ -12,6 +12,7 @@ from gpuprobe.model.bounds import MOST_DEVICES
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.communication import check_operations
+from gpuprobe.model.run.launches import check_launches
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
@@ -194,6 +195,7 @@ class StreamParser:
     def _checked_step(self, plain: dict[str, Any]) -> Step:
         step = from_plain(Step, plain)
         check_operations(step.exchanges)
+        check_launches(step.launches)
         self._add_devices({window.device for window in step.windows})
         return step
 

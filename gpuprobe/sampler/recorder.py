@@ -165,7 +165,7 @@ class Recorder:
         )
         self._active = True
         if self._level == "trace" and cuda:
-            self._traces.start_cuda()
+            self._traces.start_cuda(self._timeline, self._fault)
         in_children(self._forget)
         try:
             with self._no_torch_function():
@@ -588,6 +588,8 @@ class Recorder:
             self._per_step.collectives.active = False
         if self._traces.cpu is not None:
             self._traces.cpu.active = False
+        if self._traces.launches is not None:
+            self._traces.launches.stop()
 
     def _pause(self) -> None:
         # The hooks stay, and do nothing, until `stop`: this may be inside one of them, or another

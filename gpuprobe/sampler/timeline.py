@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.communication import Exchange
+from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches
 from gpuprobe.model.run.session import (
     AllocatorActivity,
     BlindSpot,
@@ -93,6 +94,8 @@ class PhaseTimeline:
         """Whether a step had more than `MOST` spans."""
         self.path = SETUP
         """The phase that is on now. An attribute: it is read at every allocation."""
+        self.path_changed: Callable[[str], None] | None = None
+        """Called with each new `path`."""
 
     def enter(self, name: str) -> None:
         """Begin the phase ``name`` inside the one that is on. If that has the same name (the
@@ -169,6 +172,8 @@ class PhaseTimeline:
 
     def _renew(self) -> None:
         self.path = "/".join(level.name for level in self._stack) or self._rest
+        if self.path_changed is not None:
+            self.path_changed(self.path)
 
     def _close(self) -> None:
         mark = self._read()
@@ -402,6 +407,7 @@ def assemble(
     waited: Mapping[str, int | Unavailable] = {},
     copied: Mapping[str, int | Unavailable] = {},
     exchanges: tuple[Exchange, ...] = (),
+    launches: StepLaunches | Unavailable = NOT_COUNTED,
     ended_by: str = "optimizer",
     at_end: AtEnd | None = None,
 ) -> Step:
@@ -448,6 +454,7 @@ def assemble(
         traces=tuple(traces),
         collectives=collectives,
         exchanges=exchanges,
+        launches=launches,
         placement=placement,
         ended_by=ended_by,
     )

@@ -36,6 +36,11 @@ FORWARD_STACK: Final = "fwd_nn_module_stack"
 """What AOTAutograd calls the modules of the forward node in the metadata of a backward node."""
 
 
+def any_known() -> bool:
+    """Whether any code was generated whose lines are known."""
+    return bool(_files)
+
+
 def lines_of(file: str, line: int) -> tuple[ProgramFrame, ...] | None:
     """The program's frames for a line of generated code, innermost first; empty where they are not
     known, None for code that was not generated.

@@ -39,6 +39,16 @@ SKIPPED = {
         "it would download 0.5 GB",
     ),
     (
+        "docs/how-to/read-a-report.md",
+        "gpuprobe run --gpu h100-80gb --level trace --output run.gpuprobe train.py",
+        "it needs a build of torch with CUDA",
+    ),
+    (
+        "docs/how-to/read-a-report.md",
+        "gpuprobe report run.gpuprobe",
+        "it needs a build of torch with CUDA",
+    ),
+    (
         "docs/how-to/compare-ranks-and-devices.md",
         "gpuprobe scale one.gpuprobe four.gpuprobe",
         "run by tests/analysis/test_scale.py",

@@ -200,7 +200,7 @@ def test_the_document_says_what_it_is() -> None:
         == (report_json.SCHEMA, list(report_json.VERSION))
         == (
             "gpuprobe.report",
-            [2, 6],
+            [2, 7],
         )
     )
     assert report["recording"]["name"] == "a.gpuprobe"

@@ -18,6 +18,12 @@ from hypothesis import strategies as st
 import gpuprobe.model
 from gpuprobe.model.bounds import MOST_BYTES, Bounds, NewestMicroseconds
 from gpuprobe.model.memory import Category, Segment, TraceAction
+from gpuprobe.model.run.launches import (
+    LaunchedKernel,
+    LaunchPlace,
+    StepLaunches,
+    step_launches,
+)
 from gpuprobe.model.trace import (
     AllocatorSettings,
     Annotation,
@@ -96,6 +102,9 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if hint is Any:
         return st.one_of(INTEGERS, TEXT)
     cls = origin or hint
+    if cls is StepLaunches:  # its columns belong together
+        row = st.tuples(values_of(LaunchedKernel), values_of(LaunchPlace), st.integers(0, 2**31))
+        return st.lists(row, max_size=3).map(step_launches)
     if issubclass(cls, Enum):
         return st.sampled_from(cls)
     bound = dict(zip(getattr(cls, "__parameters__", ()), args, strict=False))

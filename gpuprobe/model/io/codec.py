@@ -65,7 +65,8 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     Finding: to_document,
     dict: lambda value: {str(to_plain(key)): to_plain(item) for key, item in value.items()},
     list: lambda value: [to_plain(item) for item in value],
-    tuple: lambda value: [to_plain(item) for item in value],
+    # Columns of numbers are the longest ones.
+    tuple: lambda value: [item if item.__class__ is int else to_plain(item) for item in value],
 }
 
 

@@ -16,7 +16,7 @@ from gpuprobe.model.trace import MemoryTrace
 SCHEMA = "gpuprobe.recording"
 """What the first line of every rank's stream says it is."""
 
-SCHEMA_VERSION = (2, 3)
+SCHEMA_VERSION = (2, 4)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
@@ -25,6 +25,7 @@ History:
 * 2.1: ``Collective.wire``.
 * 2.2: ``Phase.waited_ns``.
 * 2.3: ``Step.exchanges``, ``SessionEnd.compiled``.
+* 2.4: ``Step.launches``.
 """
 
 

@@ -24,6 +24,7 @@ from gpuprobe.model.bounds import (
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Exchange
+from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 
 _NOT_COLLECTED = Unavailable("not collected")
@@ -228,6 +229,8 @@ class Step:
     ended_by: str = "optimizer"
     gpu_ns: Nanoseconds | Unavailable = _NOT_COLLECTED  # as of a phase
     exchanges: tuple[Exchange, ...] = ()  # each operation with other ranks, of the first steps
+    # Of traced steps, on the native engine.
+    launches: StepLaunches | Unavailable = NOT_COUNTED
 
 
 @record(frozen=True, slots=True)

@@ -146,6 +146,24 @@ void log_add(log_entry entry);
 #define LOG(...) do { if (atomic_load_explicit(&logging, memory_order_relaxed)) log_add((log_entry){__VA_ARGS__}); } while (0)
 uint64_t stream_number(void *handle);
 
+// --- launches.c
+typedef struct {
+  uint64_t count;
+  // From here on the key; no padding, as it is compared byte by byte.
+  const char *name;
+  uint32_t kind;              // LOG_LAUNCH, LOG_LIBRARY, LOG_COLLECTIVE or LOG_GRAPH_LAUNCH
+  int32_t device;
+  uint32_t grid[3], block[3], shared;
+  uint32_t captured;          // 1: into a graph, instead of being launched
+  uint32_t nodes;             // of a graph: the kernels that one launch replays
+  uint32_t multiprocessors;   // of the device
+  uint32_t place, phase;
+} launch_row;
+_Static_assert(sizeof(launch_row) == 72, "launch_row has no padding");
+extern atomic_bool counting;
+void launch_add(launch_row row);
+#define COUNT(...) do { if (atomic_load_explicit(&counting, memory_order_relaxed)) launch_add((launch_row){__VA_ARGS__}); } while (0)
+
 int refused(const char *name, int status);   // prints and keeps the name of a function without an answer
 
 // --- kernel.c

@@ -323,6 +323,9 @@ int FN(cudaGraphUpload)(graph *x, void *on) { return SUCCESS; }
 int FN(cudaGraphLaunch)(graph *x, void *on) {
   if (!x || x->magic != 0x67726170) return fail(INVALID_VALUE);
   LOG(.kind = LOG_GRAPH_LAUNCH, .device = current_device(), .stream = stream_number(on), .a = (uint64_t)x, .b = x->count);
+  uint32_t kernels = 0;
+  for (size_t i = 0; i < x->count; i++) kernels += x->nodes[i].kind == KERNEL_NODE || (x->nodes[i].kind == MEMCPY_NODE && x->nodes[i].name);   // a named copy is a collective
+  COUNT(.kind = LOG_GRAPH_LAUNCH, .name = "cudaGraphLaunch", .device = current_device(), .nodes = kernels);
   for (size_t i = 0; i < x->count; i++) {
     graph_node *n = &x->nodes[i];
     if (n->kind == MEMCPY_NODE) copy_bytes(n->to, n->from, n->bytes);

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.aliases import CPU
@@ -121,13 +121,13 @@ def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -
             inside = mode.skipping.set(0)
             mode.skipping.set(inside)
             if inside or kwargs.get("warmup"):
-                return before(self, *args, **kwargs)
+                return mode.placed(before, self, *args, **kwargs)
             if unknown is None:
                 raise NotModelled(
                     f"values of the Triton kernel {self.__name__} are not computed",
                     hint="use compute='shapes', or a version of it in torch's operators",
                 )
-            result = before(self, *args, **kwargs)
+            result = mode.placed(before, self, *args, **kwargs)
             for item in (*args, *kwargs.values()):
                 if isinstance(item, _Tensor):
                     unknown(item)
@@ -135,8 +135,20 @@ def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -
 
         patches.set(JITFunction, "run", launch)
 
+    def kernels() -> None:
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+        before = CachingAutotuner.run
+
+        @functools.wraps(before)
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return mode.placed(before, self, *args, **kwargs)
+
+        patches.set(CachingAutotuner, "run", run)
+
     patches.add(when_imported("torch._dynamo.trace_rules", _compile_nothing_here))
     patches.add(when_imported("torch._inductor.compile_fx", inductor))
+    patches.add(when_imported("torch._inductor.runtime.triton_heuristics", kernels))
     patches.add(when_imported("torch._functorch.config", functorch))
     patches.add(when_imported("triton.runtime.jit", triton))
 
@@ -168,6 +180,34 @@ def _written_inputs(graph: Any) -> list[int]:
     return found
 
 
+class _Placed(TorchDispatchMode):
+    """Notes the place of each operator that compiled code calls, while launches are counted."""
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self._mode.placed(func, *args, **(kwargs or {}))
+
+
+def _region(run: Any, inputs: Any, mode: Any) -> Any:
+    if mode.launches is None:
+        return run(inputs)
+    with _Placed(mode):
+        return run(inputs)
+
+
 def _with_values(run: Any, graph: Any, mode: Any, unknown: Callable[[Any], None] | None) -> Any:
     written = _written_inputs(graph)
 
@@ -187,7 +227,7 @@ def _with_values(run: Any, graph: Any, mode: Any, unknown: Callable[[Any], None]
         before = mode.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
         try:
             with _disable_current_modes():
-                results = run(inputs)
+                results = mode.placed(_region, run, inputs, mode)
         finally:
             mode.skipping.set(before)
         if unknown is not None:

@@ -67,9 +67,9 @@ def follow(mode: Any, patches: Patches) -> None:
         def replay(self: Any) -> Any:
             capture = getattr(self, _CALLS, None)
             if capture is None or mode.capture is not None:
-                return before(self)
+                return mode.placed(before, self)
             capture.keyed(key_of(None, None))
-            result = before(self)
+            result = mode.placed(before, self)
             for call in capture.calls:
                 mode.compute(call)
             return result

@@ -101,6 +101,8 @@ class ComputingMode(TorchDispatchMode):
         """Where calls are kept while a CUDA graph is captured."""
         self.budget: Budget | None = None
         """What may be computed, where that is bounded."""
+        self.launches: tuple[Callable[[], int], Callable[[int], int]] | None = None
+        """Number the place that calls an operator, and set it, while launches are counted."""
         self._plans: dict[Any, OperatorPlan] = {}
         self._own: dict[type, bool] = {}
         self._set = skipping.set
@@ -128,10 +130,31 @@ class ComputingMode(TorchDispatchMode):
         if formula:
             func, args, kwargs = self.formulas.as_without_a_mode(func, args, kwargs or {})
         plan = self._plans.get(func) or self.plan(func)
-        result = self.operate(plan, func, args, kwargs or {})
+        launches = self.launches
+        if launches is None:
+            result = self.operate(plan, func, args, kwargs or {})
+        else:  # `placed`, without its call for each operator
+            here, set_place = launches
+            before = set_place(here())
+            try:
+                result = self.operate(plan, func, args, kwargs or {})
+            finally:
+                set_place(before)
         if formula:
             self.formulas.ran(func, result)
         return result
+
+    def placed(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run what launches kernels: while launches are counted, from the place that calls it."""
+        launches = self.launches
+        if launches is None:
+            return run(*args, **kwargs)
+        here, set_place = launches
+        before = set_place(here())
+        try:
+            return run(*args, **kwargs)
+        finally:
+            set_place(before)
 
     def plan(self, func: Any) -> OperatorPlan:
         """The plan for an operator, made once."""

@@ -23,6 +23,7 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.columns import Key, StepColumns, figures, marks
 from gpuprobe.model.run.session import Step
+from gpuprobe.model.values import Unavailable
 
 _NUMBERS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([0-9]+)')
 
@@ -134,6 +135,8 @@ class Shapes:
         """Make a shape of a line that was decoded to ``step``, if others like it have come."""
         # The names of traces have numbers in them that no other step has.
         if self._count >= MAX_SHAPES or step.traces or len(line) > _MAX_LINE or b"\0" in line:
+            return
+        if not isinstance(step.launches, Unavailable):  # numbers that have to fit one another
             return
         key = line.translate(None, _DIGITS)
         if hash(key) not in self._once:

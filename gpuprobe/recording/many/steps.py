@@ -15,6 +15,7 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.run.columns import INDEX, TRACED, StepColumns
+from gpuprobe.model.run.launches import check_launches
 from gpuprobe.model.run.session import Step
 from gpuprobe.recording.many.shapes import Shape, Shapes
 from gpuprobe.recording.stream import StreamParser, once_named
@@ -94,6 +95,7 @@ class LazySteps(Sequence[Step]):
             if row in self._traces:
                 plain["traces"] = list(self._traces[row])
             step = from_plain(Step, plain)
+            check_launches(step.launches)
         except (DataError, ValueError, TypeError, RecursionError) as error:
             raise _replaced(self._name) from error
         if step.index != self.columns.number(*INDEX)[row]:

@@ -32,7 +32,7 @@ from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (2, 6)
+VERSION = (2, 7)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
@@ -51,6 +51,7 @@ History:
   ``rank_comparison.time``.
 * 2.5: ``communication``.
 * 2.6: ``compiled``; ``children``.
+* 2.7: ``launches``.
 """
 
 

@@ -9,11 +9,16 @@ times, the number of the event stands for it, and the process name says so.
 
 Operations with other ranks are slices too, in a thread for each group. A flow leads from the rank
 that came last to each of the others, which waited for it.
+
+Steps whose launches were counted are slices of a process for each rank, with the most frequent
+kernels, and a counter has the launches of each phase from its first beginning on. Single launches
+have no times.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import IO, Any, NamedTuple
@@ -24,6 +29,8 @@ from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.run.communication import CollectiveRecord
+from gpuprobe.model.run.launches import StepLaunches, rows_of
+from gpuprobe.model.run.session import Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 
@@ -49,20 +56,36 @@ class RankCommunication(NamedTuple):
     records: Sequence[CollectiveRecord]
 
 
+class RankLaunches(NamedTuple):
+    """The steps of a rank whose launches were counted, and when its session began: microseconds
+    since the Unix epoch.
+    """
+
+    rank: int
+    started_us: int
+    steps: Sequence[tuple[Step, StepLaunches]]
+
+
+MOST_KERNELS = 20
+"""Kernels that a step's slice lists."""
+
+
 def write_ranks(
     traces: Iterable[tuple[int | None, MemoryTrace]],
     stream: IO[str],
     *,
     large: int = LARGE,
     communication: Sequence[RankCommunication] = (),
+    launches: Sequence[RankLaunches] = (),
 ) -> None:
     """`write` for the traces of several ranks, each with its rank's number and those of one rank
     in a row. Each rank's devices are processes of their own. Times of all ranks count from the
-    first event of the first one, by each machine's own clock. ``communication`` is of all ranks.
+    first event of the first one, by each machine's own clock. ``communication`` and ``launches``
+    are of all ranks.
     """
     stream.write('{"displayTimeUnit":"ms","traceEvents":[')
     separator = "\n"
-    for event in _events(traces, large=large, communication=communication):
+    for event in _events(traces, large=large, communication=communication, launches=launches):
         stream.write(separator)
         stream.write(json.dumps(event, separators=(",", ":")))
         separator = ",\n"
@@ -74,6 +97,7 @@ def _events(
     *,
     large: int = LARGE,
     communication: Sequence[RankCommunication] = (),
+    launches: Sequence[RankLaunches] = (),
 ) -> Iterator[Event]:
     pids: dict[tuple[int | None, str], int] = {}
     origin: int | None = None
@@ -104,6 +128,42 @@ def _events(
         if timed:
             yield from _annotations(trace, pid, origin or 0)
     yield from _communication(communication, origin, len(pids))
+    yield from _launches(launches, origin, len(pids) + len(communication))
+
+
+def _launches(ranks: Sequence[RankLaunches], origin: int | None, pids: int) -> Iterator[Event]:
+    """A process for each rank."""
+    for pid, one in enumerate(ranks, pids + 1):
+        yield _metadata(pid, 0, "process_name", f"rank {one.rank}: launches")
+        yield _metadata(pid, 1, "thread_name", "steps")
+        zero = one.started_us if origin is None else origin
+        for step, launches in one.steps:
+            began = one.started_us + step.start_ns // 1000 - zero
+            kernels: Counter[str] = Counter()
+            phases: Counter[str] = Counter()
+            for kernel, place, count in rows_of(launches):
+                if not kernel.captured:
+                    kernels[kernel.name] += count
+                    phases[place.phase] += count
+            yield {
+                "ph": "X", "pid": pid, "tid": 1, "ts": began, "dur": step.duration_ns // 1000,
+                "name": f"step {step.index}: {kernels.total():,} launches", "cat": "launches",
+                "args": {
+                    "phases": dict(phases), "kernels": dict(kernels.most_common(MOST_KERNELS)),
+                },
+            }  # fmt: skip
+            # Phases of one path are one phase: what is launched counts from its first beginning.
+            for phase in sorted(step.phases, key=lambda phase: phase.start_ns):
+                if phases[phase.path]:
+                    yield {
+                        "ph": "C", "pid": pid, "name": "launches by phase",
+                        "ts": one.started_us + phase.start_ns // 1000 - zero,
+                        "args": {"launches": phases[phase.path]},
+                    }  # fmt: skip
+            yield {
+                "ph": "C", "pid": pid, "ts": began + step.duration_ns // 1000,
+                "name": "launches by phase", "args": {"launches": 0},
+            }  # fmt: skip
 
 
 def _communication(

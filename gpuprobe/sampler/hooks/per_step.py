@@ -7,7 +7,9 @@ from typing import Any
 
 from gpuprobe.analysis.time_shares import joined_calls
 from gpuprobe.model.run.communication import MOST_OPERATIONS, exchanges_of, operations
+from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches, joined
 from gpuprobe.model.run.session import BlindSpot
+from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.hooks.distributed.collectives import CollectiveCalls
 from gpuprobe.sampler.hooks.distributed.records import Records
 from gpuprobe.sampler.hooks.distributed.waits import joined_waits
@@ -39,7 +41,7 @@ class PerStep:
         """
         self.records = Records(lambda: timeline.started_ns, on_fault)
         self.records.on = traces.in_detail(0)
-        self._detailed = traces.in_detail
+        self._traces = traces
         self._blind = blind
         self._complete = True
         self.collectives = CollectiveCalls(
@@ -57,8 +59,9 @@ class PerStep:
             "waited": self.collectives.waits.take(),
             "copied": self.collectives.copies.take(),
             "exchanges": exchanges_of(self.records.take()),
+            "launches": self._launches(),
         }
-        self.records.on = self._detailed(index + 1)
+        self.records.on = self._traces.in_detail(index + 1)
         before, earlier = self._last
         if before == index:
             found = self._joined(earlier, found)
@@ -67,6 +70,11 @@ class PerStep:
             self._blind((_LEFT_OUT,))
         self._last = (index, found)
         return found
+
+    def _launches(self) -> StepLaunches | Unavailable:
+        trace = self._traces.launches
+        found = None if trace is None else trace.take()
+        return NOT_COUNTED if found is None else found
 
     def end(self) -> None:
         """Take the hooks out, and record what a virtual GPU has taken for granted."""
@@ -83,4 +91,5 @@ class PerStep:
             "waited": joined_waits(earlier["waited"], later["waited"]),
             "copied": joined_waits(earlier["copied"], later["copied"]),
             "exchanges": exchanges,
+            "launches": joined(earlier["launches"], later["launches"]),
         }

@@ -44,6 +44,11 @@ class BackwardCalls:
         self._since = array("q")
         self._call = []
 
+    @property
+    def running(self) -> tuple[Frame, ...]:
+        """The stack of the call that is running, innermost first; () outside all calls."""
+        return self._running[-1] if self._running else ()
+
     def called(self) -> None:
         """The program calls the engine. A call within another one, in a thread of the engine, has
         the stack of that one below its own.
@@ -63,7 +68,7 @@ class BackwardCalls:
     def _note(self) -> None:
         if self._on:
             self._since.append(now_us())
-            self._call.append(self._running[-1] if self._running else ())
+            self._call.append(self.running)
 
     def lay_over(self, trace: MemoryTrace) -> None:
         """Complete the stacks of the events of the engine's threads."""

@@ -82,6 +82,11 @@ class ModuleCalls:
         """Name the modules of these models."""
         self._names.add(roots)
 
+    @property
+    def running(self) -> str:
+        """The module that is running, "" outside all modules."""
+        return self._running[-1] if self._running else ""
+
     def enter_module(self, module: Any) -> None:
         self._running.append(self._names.of(module))
         self._note()
@@ -94,7 +99,7 @@ class ModuleCalls:
     def _note(self) -> None:
         if self._on:
             self._since.append(now_us())
-            self._module.append(self._running[-1] if self._running else "")
+            self._module.append(self.running)
 
     def mark_inputs(self, values: Any, *, inference: bool = False) -> None:
         """A model is called with these. In inference, what modules have made in earlier calls and

@@ -13,11 +13,13 @@ from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
+from gpuprobe.torch_support import launches
 
 if TYPE_CHECKING:
     from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
     from gpuprobe.sampler.tracing.cpu import CpuTrace
     from gpuprobe.sampler.tracing.cuda import CudaTrace
+    from gpuprobe.sampler.tracing.launches import LaunchTrace
     from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 
 FIRST_STEPS = 3
@@ -96,6 +98,7 @@ class Traces:
         self._seen_retries = 0
         self.cpu: CpuTrace | None = None
         self.cuda: CudaTrace | None = None
+        self.launches: LaunchTrace | None = None
         self.peak = -1
         self._written_peak = -1
         self._written = 0
@@ -147,9 +150,9 @@ class Traces:
             "level 'counters' works with both"
         )
 
-    def start_cuda(self) -> None:
-        """Record the allocator's history of the first steps. Raises UsageError where nobody
-        said how to read a snapshot.
+    def start_cuda(self, timeline: PhaseTimeline, on_fault: Callable[[Exception], None]) -> None:
+        """Record the allocator's history of the first steps, and their launches where these can be
+        counted. Raises UsageError where nobody said how to read a snapshot.
         """
         from gpuprobe.sampler.tracing.cuda import BLIND_SPOTS, CudaTrace
 
@@ -157,12 +160,25 @@ class Traces:
             raise UsageError("level 'trace' on CUDA needs a snapshot converter")
         self.cuda = CudaTrace(self._convert)
         self._blind(*BLIND_SPOTS)
+        counter = launches.counter()
+        if counter is not None:
+            from gpuprobe.sampler.tracing.launches import LaunchTrace
+
+            self.launches = LaunchTrace(
+                counter, self.cuda.notes, self.cuda.backward, lambda: timeline.path, on_fault
+            )
+            timeline.path_changed = self.launches.path_changed
         self.begin_step(0)
 
     def begin_step(self, index: int) -> None:
         """Step ``index`` begins: switch the CUDA history on again, if it is to be traced."""
         if self.cuda is None:
             return
+        if self.launches is not None:
+            if self._wanted(index):
+                self.launches.begin()
+            else:
+                self.launches.stop()
         if not self._wanted(index):
             self.cuda.stop()
         elif not self.cuda.begin():
@@ -206,6 +222,9 @@ class Traces:
         return self.cpu is None or self.cpu.stop()
 
     def _stop_cuda(self) -> None:
+        if self.launches is not None:
+            self.launches.stop()
+            self.launches = None
         if self.cuda is not None:
             self.cuda.stop()
             self.cuda = None

@@ -21,6 +21,7 @@ from gpuprobe.reporters.sections.parts import (
     plural,
 )
 from gpuprobe.reporters.sections.report.communication import communication_sections
+from gpuprobe.reporters.sections.report.launches import launch_sections
 from gpuprobe.reporters.sections.report.memory import (
     failure_sections,
     fragmentation_sections,
@@ -89,6 +90,7 @@ def report_sections(
         *non_tensor_sections(report, full=full),
         *time_sections(report, full=full),
         *communication_sections(report, full=full),
+        *launch_sections(report, full=full),
         *_compiled(report, full=full),
         *(process_sections(report) if full else ()),
         *_findings(report, full=full),
