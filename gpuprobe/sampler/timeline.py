@@ -158,9 +158,11 @@ class PhaseTimeline:
         """Undo a `cut`: these spans are still to be counted."""
         self._spans[:0] = spans
 
-    def restart(self) -> None:
-        """Take a new mark without a span: what happened since the last one is not counted."""
-        self._mark = self._read()
+    def restart(self, again: Callable[[Mark], Mark] | None = None) -> None:
+        """Take a new mark without a span: what happened since the last one is not counted.
+        ``again`` returns it, given that one.
+        """
+        self._mark = self._read() if again is None else again(self._mark)
 
     @property
     def last_ns(self) -> int:
