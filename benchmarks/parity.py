@@ -3,7 +3,7 @@
 Each program runs under ``gpuprobe run --level trace`` in a process of its own. ``collect`` writes
 the accounts of one engine (a CUDA build of torch takes the native one), and continues a file that
 is there; ``compare`` prints a row for each program: peaks, the part of the peak without a line, and
-what differs by more than 1% of the peak. Programs: those of `tests/native/parity_programs.py`, the
+what differs by more than 1% of the peak, with the reason if one is known. Programs: those of `tests/native/parity_programs.py`, the
 examples, and the ordinary ones of `tests/hazards`.
 
 Usage: python benchmarks/parity.py collect FILE [--engine native|virtual] [NAME...]
@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "native")]
 
 from parity_account import account_of, differences, nowhere  # noqa: E402
 from parity_programs import PROGRAMS  # noqa: E402
+from parity_reasons import REASONS, unexplained  # noqa: E402
 
 EXPECTED = ROOT / "tests" / "native" / "parity_virtual.json"
 
@@ -59,7 +60,9 @@ def programs() -> Iterator[tuple[str, str]]:
     """Names and texts."""
     yield from PROGRAMS.items()
     for name in ("train_gpt", "train_cnn", "memory_leak"):
-        yield f"examples/{name}", (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        path = str(ROOT / "examples" / f"{name}.py")
+        text = f"import runpy\n\nrunpy.run_path({path!r}, run_name='__main__')\n"
+        yield f"examples/{name}", text
     folder = ROOT / "tests" / "hazards"
     lines = (folder / "ordinary_workloads.py").read_text(encoding="utf-8").splitlines()
     for line, following in itertools.pairwise(lines):
@@ -88,7 +91,7 @@ def collect(engine: str, path: Path, names: list[str]) -> None:
 
 
 def compare(native: dict[str, Any], virtual: dict[str, Any]) -> None:
-    equal = failed = 0
+    equal = explained = failed = 0
     print(f"{'program':42} {'allocated':>24} {'reserved':>24} {'no line':>8}")
     for name, mine in native.items():
         theirs = virtual.get(name)
@@ -99,12 +102,17 @@ def compare(native: dict[str, Any], virtual: dict[str, Any]) -> None:
             print(f"{name:42} {mine.get('error', '')[-150:]} / {theirs.get('error', '')[-150:]}")
             continue
         different = differences(mine, theirs)
+        unknown = unexplained(name, different)
         equal += not different
+        explained += bool(different) and not unknown
         peaks = [f"{mine[what]:,} / {theirs[what]:,}" for what in ("allocated", "reserved")]
         print(f"{name:42} {peaks[0]:>24} {peaks[1]:>24} {nowhere(mine):8.2%}")
         for line in different:
             print(f"    {line}")
-    print(f"{len(native)} programs: {equal} equal, {failed} ended by an error")
+        for reason in REASONS.get(name, ()) if different else ():
+            print(f"    reason: {reason.text}")
+    counts = f"{equal} equal, {explained} different with a reason, {failed} ended by an error"
+    print(f"{len(native)} programs: {counts}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ BEHIND = 4
 """Steps that may wait for the GPU to come to their end. A host that runs further ahead gets its
 records without times on the GPU."""
 
+MOST_STREAMS = 64
+"""Streams whose objects are kept, by their handles."""
+
 _NOT_OVER = Unavailable("the GPU was too far behind", ReadStatus.NOT_COLLECTED)
 _NO_EVENT = Unavailable("no event was recorded here", ReadStatus.NOT_COLLECTED)
 _OTHER_STREAM = Unavailable("it started on one stream and ended on another")
@@ -65,8 +68,22 @@ class GpuClock:
             return None
         listeners = _gpu_trace.EventRecordCallbacks.callback_list
 
+        streams: dict[tuple[int, int], Any] = {}
+
+        class Event(torch.cuda.Event):
+            """An event, and the stream that it is recorded on."""
+
+            def record(self) -> None:  # type: ignore[override]
+                # torch.cuda.current_stream() takes longer than all else here.
+                found = streams.get(self.stream)
+                if found is None:
+                    if len(streams) >= MOST_STREAMS:
+                        streams.clear()
+                    found = streams[self.stream] = torch.cuda.current_stream()
+                super().record(found)
+
         def make() -> Any:
-            event: Any = torch.cuda.Event(enable_timing=True)
+            event: Any = Event(enable_timing=True)
             device = torch.cuda.current_device()
             event.stream = (device, torch._C._cuda_getCurrentRawStream(device))
             return event

@@ -111,6 +111,7 @@ class Recorder:
         self._pid = os.getpid()
         self._host: HostMemory | None = None
         self._timeline: Any = None  # a PhaseTimeline from __enter__ on
+        self._again: Any = None  # of its MarkReader
         self._finished = self._stopped = False
         self._error: BaseException | None = None  # what ended the program
         self._hooks: Any = None
@@ -158,7 +159,7 @@ class Recorder:
         if cuda:
             virtual = not self._step_writer.read_cuda(reader)
             devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-        self._timeline = PhaseTimeline(reader)
+        self._timeline, self._again = PhaseTimeline(reader), reader.again
         self._sink.session(
             environment.session(self._argv, self._level, devices, virtual=virtual),
             environment.describe(),
@@ -518,7 +519,7 @@ class Recorder:
         self._last, self._last_traces = spans, traces
         self._index += 1
         self._traces.begin_step(self._index)
-        self._timeline.restart()  # our own work is nobody's phase
+        self._timeline.restart(self._again)  # our own work is nobody's phase
         if self._infer_forward and not self._manual:
             self._forward_from_here()
 

@@ -136,12 +136,17 @@ def _mark_of(index: int, stats: dict[str, Any]) -> DeviceMark:
     )
 
 
+def _current(stats: dict[str, Any], what: str) -> int | Unavailable:
+    found = stats.get(what)
+    return _NOT_COUNTED if found is None else found["current"]
+
+
 class DeviceUse:
     """What is in use on the devices by anybody, and pinned on the host: for the end of a step.
 
     ``used`` gives the bytes in use on a device (cudaMemGetInfo: a call to the driver, which may
     take a millisecond where the device is busy, so it is made once a second at most); ``pinned``
-    gives torch's statistics of pinned memory, ``{}`` where this torch has none; ``may_ask`` says
+    gives torch's statistics of pinned memory, nested, ``{}`` where this torch has none; ``may_ask`` says
     whether a call to the driver is allowed here and now (not while a graph is captured).
     """
 
@@ -170,7 +175,7 @@ class DeviceUse:
 
         return cls(
             used,
-            getattr(torch.cuda, "host_memory_stats", dict),
+            getattr(torch.cuda, "host_memory_stats_as_nested_dict", dict),
             lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing(),
         )
 
@@ -187,8 +192,8 @@ class DeviceUse:
         pinned = self._pinned()
         return AtEnd(
             used,
-            pinned.get("active_bytes.current", _NOT_COUNTED),
-            pinned.get("allocated_bytes.current", _NOT_COUNTED),
+            _current(pinned, "active_bytes"),
+            _current(pinned, "allocated_bytes"),
         )
 
     def _may(self) -> bool:
@@ -223,6 +228,13 @@ class MarkReader:
         devices = self._devices()
         gpu = None if self.gpu_mark is None else self.gpu_mark()
         return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), devices, gpu)
+
+    def again(self, mark: Mark) -> Mark:
+        """A mark right after that one: only gpuprobe ran since, which allocates nothing on a GPU."""
+        if any(device.exact_peak is not None for device in mark.devices):
+            return self()
+        gpu = None if self.gpu_mark is None else self.gpu_mark()
+        return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), mark.devices, gpu)
 
     def without_event(self) -> Mark:
         """A mark that leaves no event on the GPU: in a thread that does not use it, say."""

@@ -161,9 +161,11 @@ class PhaseTimeline:
         """Undo a `cut`: these spans are still to be counted."""
         self._spans[:0] = spans
 
-    def restart(self) -> None:
-        """Take a new mark without a span: what happened since the last one is not counted."""
-        self._mark = self._read()
+    def restart(self, again: Callable[[Mark], Mark] | None = None) -> None:
+        """Take a new mark without a span: what happened since the last one is not counted.
+        ``again`` returns it, given that one.
+        """
+        self._mark = self._read() if again is None else again(self._mark)
 
     @property
     def last_ns(self) -> int:
@@ -202,6 +204,47 @@ def _with_peaks(mark: Mark, earlier: Mark) -> Mark:
     )
 
 
+class _Part(NamedTuple):
+    """One device over one span."""
+
+    start: DeviceMark
+    end: DeviceMark
+    allocated: Peak | Unavailable
+    reserved: Peak | Unavailable
+
+
+class _Facts(NamedTuple):
+    """What a span adds to each of the phases that it is part of."""
+
+    rss_peak: Peak | Unavailable
+    parts: tuple[_Part, ...]
+
+
+def _facts(span: PhaseSpan) -> _Facts:
+    start, end = span.start, span.end
+    started = {mark.device: mark for mark in start.devices}
+    parts = []
+    for mark in end.devices:
+        # A device that was first used in this span starts from nothing.
+        before = started.get(mark.device) or _untouched(mark)
+        parts.append(
+            _Part(before, mark, _allocated_peak(before, mark), _reserved_peak(before, mark))
+        )
+    return _Facts(_peak((start.rss, end.rss), start.rss_peak, end.rss_peak), tuple(parts))
+
+
+def _allocated_peak(start: DeviceMark, end: DeviceMark) -> Peak | Unavailable:
+    if end.exact_peak is not None:
+        return Peak.exactly(end.exact_peak)
+    edges = start.counts.allocated, end.counts.allocated
+    return _peak(edges, start.peak_allocated, end.peak_allocated)
+
+
+def _reserved_peak(start: DeviceMark, end: DeviceMark) -> Peak | Unavailable:
+    edges = start.counts.reserved, end.counts.reserved
+    return _peak(edges, start.peak_reserved, end.peak_reserved)
+
+
 class _Window:
     """One device over several spans."""
 
@@ -214,23 +257,11 @@ class _Window:
         self.peak_reserved: Peak | Unavailable | None = None
         self.activity: AllocatorActivity | Unavailable = AllocatorActivity()
 
-    def add(self, start: DeviceMark, end: DeviceMark) -> None:
-        self.end = end
-        allocated = (
-            Peak.exactly(end.exact_peak)
-            if end.exact_peak is not None
-            else _peak(
-                (start.counts.allocated, end.counts.allocated),
-                start.peak_allocated,
-                end.peak_allocated,
-            )
-        )
-        reserved = _peak(
-            (start.counts.reserved, end.counts.reserved), start.peak_reserved, end.peak_reserved
-        )
-        self.peak_allocated = _joined(self.peak_allocated, allocated)
-        self.peak_reserved = _joined(self.peak_reserved, reserved)
-        self.activity = _activity_sum(self.activity, start.activity, end.activity)
+    def add(self, part: _Part) -> None:
+        self.end = part.end
+        self.peak_allocated = _joined(self.peak_allocated, part.allocated)
+        self.peak_reserved = _joined(self.peak_reserved, part.reserved)
+        self.activity = _activity_sum(self.activity, part.start.activity, part.end.activity)
 
     def done(self) -> DeviceWindow:
         unknown = Unavailable("no span")
@@ -344,7 +375,7 @@ class _Sum:
         self.rss_peak: Peak | Unavailable | None = None
         self.gpu_ns: int | Unavailable = 0
 
-    def add(self, span: PhaseSpan, gpu_ns: int | Unavailable) -> None:
+    def add(self, span: PhaseSpan, facts: _Facts, gpu_ns: int | Unavailable) -> None:
         start, end = span.start, span.end
         self.duration += end.time_ns - start.time_ns
         if not isinstance(self.gpu_ns, Unavailable):
@@ -352,16 +383,12 @@ class _Sum:
         if self.previous_end is not start:  # a child's spans follow without a gap
             self.entries += 1
         self.previous_end = self.last = end
-        started = {mark.device: mark for mark in start.devices}
-        for mark in end.devices:
-            # A device that was first used in this span starts from nothing.
-            before = started.get(mark.device) or _untouched(mark)
-            window = self.devices.get(mark.device)
+        for part in facts.parts:
+            window = self.devices.get(part.end.device)
             if window is None:
-                window = self.devices[mark.device] = _Window(before)
-            window.add(before, mark)
-        peak = _peak((start.rss, end.rss), start.rss_peak, end.rss_peak)
-        self.rss_peak = _joined(self.rss_peak, peak)
+                window = self.devices[part.end.device] = _Window(part.start)
+            window.add(part)
+        self.rss_peak = _joined(self.rss_peak, facts.rss_peak)
 
     def windows(self) -> tuple[DeviceWindow, ...]:
         return tuple(window.done() for window in self.devices.values())
@@ -420,12 +447,13 @@ def assemble(
     whole = _Sum(spans[0].start)
     phases: dict[str, _Sum] = {}
     for span, spent in zip(spans, gpu_ns or repeat(_NO_GPU_TIME)):  # noqa: B905 - endless
-        whole.add(span, spent)
+        facts = _facts(span)
+        whole.add(span, facts, spent)
         path = span.path
         while path:  # the phase itself, then everything that encloses it
             if path not in phases:
                 phases[path] = _Sum(span.start)
-            phases[path].add(span, spent)
+            phases[path].add(span, facts, spent)
             path = path.rpartition("/")[0]
     return Step(
         index=index,

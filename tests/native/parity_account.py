@@ -11,6 +11,7 @@ from typing import Any, Final
 GPUS: Final = "2xh100-80gb"
 TOLERANCE: Final = 0.01
 """Of the peak: what one row may differ by."""
+WHAT_IFS: Final = ("expandable_segments:True", "max_split_size_mb:32")
 NOWHERE: Final = ("(unknown)", "(before the trace)")
 
 
@@ -42,11 +43,29 @@ def account_of(text: str, engine: str, folder: Path, environment: dict[str, str]
 
     import gpuprobe
 
-    return account(gpuprobe.report(gpuprobe.load(folder / "run.gpuprobe")))
+    recording = gpuprobe.load(folder / "run.gpuprobe")
+    return account(gpuprobe.report(recording)) | simulated(recording)
+
+
+def simulated(recording: Any) -> dict[str, Any]:
+    """Whether replays are exact, and the reserved bytes of what-ifs by device and setting."""
+    import gpuprobe
+
+    exact, found = True, {}
+    for conf in WHAT_IFS:
+        result = gpuprobe.replay(recording, conf)
+        exact = exact and result.exact
+        for trace in result.traces:
+            if trace.what_if is not None:
+                most = trace.what_if.peak_reserved.most
+                found[f"{trace.recorded.device} {conf}"] = most
+    return {"replay is exact": exact, "what-ifs": found}
 
 
 def account(report: dict[str, Any]) -> dict[str, Any]:
     peak = report["peak"]
+    end = (report["fragmentation"].get("end") or {}).get("total", {})
+    outside = report["non_tensor_memory"]
     return {
         "device": peak["device"],
         "phase": peak["phase"],
@@ -63,6 +82,17 @@ def account(report: dict[str, Any]) -> dict[str, Any]:
         "phases": sorted(
             {phase["path"] for row in report["steps"]["rows"] for phase in row.get("phases", ())}
         ),
+        "steps": [row["ended_by"] for row in report["steps"]["rows"]],
+        "fragmentation": {
+            what: end.get(what, 0)
+            for what in ("reserved", "allocated", "pending", "free", "returnable")
+        },
+        "outside tensors": {
+            row["device"]: row["not_torch"]
+            for row in outside["devices"]
+            if isinstance(row["not_torch"], int)
+        }
+        | {f"pinned, {what}": outside["pinned"][what] for what in ("in_use", "held")},
         "findings": sorted({finding["rule"] for finding in report["findings"]}),
         "advice": [item["id"] for item in report["advice"]],
         "held at the end": sorted(
@@ -96,7 +126,8 @@ def differences(native: dict[str, Any], virtual: dict[str, Any]) -> list[str]:
     """What the two say differently, a line each."""
     found = []
     most = TOLERANCE * virtual["allocated"]
-    for what in ("device", "phase", "phases", "findings", "advice", "held at the end"):
+    same = ("device", "phase", "phases", "steps", "findings", "advice", "held at the end")
+    for what in (*same, "replay is exact"):
         if native[what] != virtual[what]:
             found.append(f"{what}: {native[what]} / {virtual[what]}")
     for what in ("allocated", "reserved"):
@@ -110,6 +141,12 @@ def differences(native: dict[str, Any], virtual: dict[str, Any]) -> list[str]:
             b = theirs[key] if key in theirs else _beyond(theirs, mine[key])
             if abs(a - b) > most:
                 found.append(f"{what}: {key}: {mine.get(key, 0):,} / {theirs.get(key, 0):,}")
+    for what in ("fragmentation", "outside tensors", "what-ifs"):
+        mine, theirs = native[what], virtual[what]
+        for key in {**theirs, **mine}:
+            a, b = mine.get(key, 0), theirs.get(key, 0)
+            if abs(a - b) > most:
+                found.append(f"{what}: {key}: {a:,} / {b:,}")
     mine, theirs = native["step peaks"], virtual["step peaks"]
     if [device for device, _ in mine] != [device for device, _ in theirs] or any(
         abs(a - b) > most for (_, a), (_, b) in zip(mine, theirs, strict=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from parity_models import MODELS
+
 _START: Final = """\
 import torch
 import torch.nn.functional as F
@@ -336,4 +338,4 @@ for _ in range(4):
 """,
 }
 
-PROGRAMS: Final = {name: _START + text for name, text in _TEXTS.items()}
+PROGRAMS: Final = {name: _START + text for name, text in {**_TEXTS, **MODELS}.items()}

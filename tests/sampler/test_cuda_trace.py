@@ -63,7 +63,7 @@ def test_without_cuda_there_is_nothing_to_trace() -> None:
         raise AssertionError("no snapshot was taken")
 
     trace = CudaTrace(convert)
-    assert trace.begin()
+    assert trace.begin() is None
     assert trace.collect(0, []) == []
     assert layout_now(convert, 0, []) == []
     trace.stop()
@@ -75,7 +75,7 @@ def test_a_step_on_a_gpu_is_traced_and_the_history_switched_off_again() -> None:
 
     trace = CudaTrace(trace_from_snapshot)
     keep = torch.zeros(1 << 20, device="cuda")
-    assert trace.begin()
+    assert trace.begin() is None
     more = torch.zeros(1 << 20, device="cuda")
     known = Known(str(keep.device), keep.data_ptr(), keep.nbytes, Category.PARAMETER, "Net.a")
     (taken,) = trace.collect(0, [known])

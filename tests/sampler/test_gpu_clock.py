@@ -243,7 +243,7 @@ def test_the_driver_is_asked_once_a_second() -> None:
             raise RuntimeError("CUDA error: out of memory\nmore")
         return 5 << 30
 
-    stats = {"active_bytes.current": 4096, "allocated_bytes.current": 8192}
+    stats = {"active_bytes": {"current": 4096}, "allocated_bytes": {"current": 8192}}
     use = DeviceUse(used, lambda: stats, lambda: True, clock=lambda: now)
     first = use.read(["cpu", "cuda:0", "cuda:1"])
     assert first.used["cuda:0"] == 5 << 30

@@ -4,7 +4,8 @@ Each hook only reports what begins and ends; the `Listener` decides what it mean
 `Hooks.remove` puts everything back.
 
 Nothing is hung on the program's own modules: what is copied with `copy.deepcopy` or pickled with
-`torch.save` takes its hooks along. So models are watched from `torch.nn.Module.__call__`.
+`torch.save` takes its hooks along. So models are watched from the ``__call__`` of their classes:
+calls of a model's parts, which are most calls of modules, cost nothing then.
 
 ``torch.compile`` guards on a module's hooks: one that comes or goes makes it compile again. So
 as soon as the program asks for compilation, every module hook is taken out, and the forward
@@ -21,6 +22,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from types import FrameType
 from typing import Any, Protocol
@@ -74,7 +76,7 @@ class Hooks:
         self._first_call: Any = None
         self._first_wanted = False
         self._watched: dict[int, weakref.ref[Any]] = {}  # by id
-        self._unwatch: Callable[[], None] | None = None
+        self._unwatch: dict[type, Callable[[], None]] = {}  # by class
         self._first: Any = None  # the module of the first call, until it returns
         self._first_return: Any = None
         self._handled: BaseException | None = None  # when the first call began
@@ -129,37 +131,49 @@ class Hooks:
         for model in models:
             if not isinstance(model, torch.jit.ScriptModule):
                 watched[id(model)] = weakref.ref(model)
-        if watched and self._unwatch is None and not self._away:
-            self._unwatch = self._watch_calls()
+        if not self._away:
+            self._watch_classes()
 
     def _watches(self, module: Any) -> bool:
         ref = self._watched.get(id(module))
         return ref is not None and ref() is module
 
-    def _watch_calls(self) -> Callable[[], None]:
-        original = torch.nn.Module.__call__
+    def _watch_classes(self) -> None:
+        """Watch the calls of the classes whose modules are watched. A class is watched with the
+        one that it derives from: a call is reported once.
+        """
+        kinds = {type(model) for model in (ref() for ref in self._watched.values())}
+        for kind in sorted(kinds - {type(None)}, key=lambda kind: len(kind.__mro__)):
+            if self._unwatch.keys().isdisjoint(kind.__mro__):
+                for derived in [one for one in self._unwatch if issubclass(one, kind)]:
+                    self._unwatch.pop(derived)()
+                self._unwatch[kind] = self._watch_calls(kind)
+
+    def _watch_calls(self, kind: Any) -> Callable[[], None]:
+        own = vars(kind).get("__call__")
         watched, listener = self._watched, self._listener
 
-        @functools.wraps(original)
+        @functools.wraps(kind.__call__)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            # Most calls are of a model's parts: of those no more than this is asked.
+            # Found at each call: what replaces torch.nn.Module.__call__ meanwhile comes first.
+            original = super(kind, module).__call__ if own is None else partial(own, module)
             if id(module) not in watched or torch.compiler.is_compiling():
-                return original(module, *args, **kwargs)
+                return original(*args, **kwargs)
             if not self._watches(module):
-                return original(module, *args, **kwargs)
+                return original(*args, **kwargs)
             if self._first is None:
                 self._forget_first_return()  # of a first call that raised
             listener.begin("forward")
             try:
                 listener.inputs(args, kwargs)
-                result = original(module, *args, **kwargs)
+                result = original(*args, **kwargs)
                 listener.outputs(result)
                 return result
             finally:  # a forward that raises ends its phase too
                 listener.end("forward")
                 listener.forward_done(module)
 
-        return patch(torch.nn.Module, "__call__", call)
+        return patch(kind, "__call__", call)
 
     def search_again(self) -> None:
         """Search for models that were made since the last time. Of a program that makes optimizers
@@ -237,9 +251,8 @@ class Hooks:
         for handle in self._module_handles:
             handle.remove()
         self._module_handles.clear()
-        if self._unwatch is not None:
-            self._unwatch()
-            self._unwatch = None
+        while self._unwatch:
+            self._unwatch.popitem()[1]()
 
     def _install_module_hooks(self) -> None:
         from torch.nn.modules.module import (
@@ -247,8 +260,7 @@ class Hooks:
             register_module_forward_pre_hook,
         )
 
-        if self._watched and self._unwatch is None:
-            self._unwatch = self._watch_calls()
+        self._watch_classes()
         if self._first_wanted:
             self._first_call = register_module_forward_pre_hook(self._on_first_call)
         if not self._every_module:

@@ -43,6 +43,11 @@ FOREIGN_HISTORY = BlindSpot(
     "no trace was taken, to keep the program's history intact; counters are complete",
 )
 
+OTHER_ALLOCATOR = BlindSpot(
+    "the allocator's history: the program uses another allocator, which keeps none",
+    "no trace was taken; counters are those of that allocator",
+)
+
 Convert = Callable[[dict[str, Any], int], MemoryTrace]
 Place = tuple[str, int]  # device, address
 
@@ -61,25 +66,29 @@ class CudaTrace:
         self.backward = BackwardCalls()
         self._workspaces = Workspaces()
 
-    def begin(self) -> bool:
-        """Start the history of a step. False where the program records its own.
+    def begin(self) -> BlindSpot | None:
+        """Start the history of a step; why that is not possible, where the program records its own
+        or has another allocator.
 
         Where the program has not used a GPU yet it starts when CUDA is initialised: what a program
         allocates first, its model, is in the trace then.
         """
+        if not _keeps_history():
+            return OTHER_ALLOCATOR
         if not torch.cuda.is_initialized():
             if not self._waits:
                 self._waits = True
                 torch.cuda._lazy_call(self._begin_late)
-            return True
+            return None
         if not self._on and torch._C._cuda_isHistoryEnabled():
-            return False
+            return FOREIGN_HISTORY
         self._record()
-        return True
+        return None
 
     def _begin_late(self) -> None:
         """CUDA is being initialised by the program: torch calls what it had queued until then."""
-        if self._waits and not torch._C._cuda_isHistoryEnabled():
+        # The program may have changed the allocator meanwhile.
+        if self._waits and _keeps_history() and not torch._C._cuda_isHistoryEnabled():
             self._record()
         self._waits = False
 
@@ -128,6 +137,12 @@ class CudaTrace:
             self.backward.end()
 
 
+def _keeps_history() -> bool:
+    """Whether CUDA's allocator is torch's own: of others, recordHistory and snapshot raise."""
+    backend = getattr(torch._C, "_cuda_getAllocatorBackend", None)  # none in a CPU build
+    return backend is None or backend() == "native"
+
+
 class Before(NamedTuple):
     """What is known of the blocks that live at the end of a step, for the trace of the next: a
     snapshot says nothing of those that the next step frees, but that they are freed.
@@ -155,7 +170,7 @@ def layout_now(
     """Every device's segments as they are now, with whatever history there is. ``before``: what
     was known when that history began; ``complete`` adds what notes say of the time since.
     """
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized() or not _keeps_history():
         return []
     snapshot = torch.cuda.memory._snapshot()
     compiled_lines.in_program_lines(snapshot)

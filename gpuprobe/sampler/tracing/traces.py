@@ -181,11 +181,11 @@ class Traces:
                 self.launches.stop()
         if not self._wanted(index):
             self.cuda.stop()
-        elif not self.cuda.begin():
-            from gpuprobe.sampler.tracing.cuda import FOREIGN_HISTORY
-
-            self._blind(FOREIGN_HISTORY)
-            self._stop_cuda()
+        else:
+            refused = self.cuda.begin()
+            if refused is not None:
+                self._blind(refused)
+                self._stop_cuda()
 
     def _wanted(self, index: int) -> bool:
         if self._chosen is not None:
