@@ -181,11 +181,10 @@ def ratios(step: Step, watch: Watch, steps: int, whole: int) -> tuple[float, flo
     """Of one round: the watched step's time in seconds, and its ratio to the bare one's."""
     count = whole or steps
     before = timed(step, steps)
-    with tempfile.TemporaryDirectory() as folder:
-        with watch(Path(folder)):
-            if not whole:
-                step()
-            watched = timed(step, count, watch)
+    with tempfile.TemporaryDirectory() as folder, watch(Path(folder)):
+        if not whole:
+            step()
+        watched = timed(step, count, watch)
     after = timed(step, steps)
     return watched, watched / ((before + after) / 2)
 

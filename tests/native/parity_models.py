@@ -349,7 +349,9 @@ for _ in range(3):
     x = torch.randn(256, 1024, device="cuda")
     tangents = {name: torch.randn_like(p) for name, p in parameters.items()}
     loss, slope = jvp(
-        lambda given: functional_call(model, given, (x,)).square().mean(), (parameters,), (tangents,)
+        lambda given: functional_call(model, given, (x,)).square().mean(),
+        (parameters,),
+        (tangents,),
     )
     parameters = {name: p - 1e-3 * slope * tangents[name] for name, p in parameters.items()}
 """,
