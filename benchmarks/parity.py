@@ -3,8 +3,8 @@
 Each program runs under ``gpuprobe run --level trace`` in a process of its own. ``collect`` writes
 the accounts of one engine (a CUDA build of torch takes the native one), and continues a file that
 is there; ``compare`` prints a row for each program: peaks, the part of the peak without a line, and
-what differs by more than 1% of the peak, with the reason if one is known. Programs: those of `tests/native/parity_programs.py`, the
-examples, and the ordinary ones of `tests/hazards`.
+what differs by more than 1% of the peak, with the reason if one is known. Programs: those of
+`tests/native/parity_programs.py`, the examples, and the ordinary ones of `tests/hazards`.
 
 Usage: python benchmarks/parity.py collect FILE [--engine native|virtual] [NAME...]
        python benchmarks/parity.py compare NATIVE VIRTUAL

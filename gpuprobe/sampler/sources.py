@@ -146,8 +146,8 @@ class DeviceUse:
 
     ``used`` gives the bytes in use on a device (cudaMemGetInfo: a call to the driver, which may
     take a millisecond where the device is busy, so it is made once a second at most); ``pinned``
-    gives torch's statistics of pinned memory, nested, ``{}`` where this torch has none; ``may_ask`` says
-    whether a call to the driver is allowed here and now (not while a graph is captured).
+    gives torch's statistics of pinned memory, nested, ``{}`` where this torch has none; ``may_ask``
+    says whether a call to the driver is allowed here and now (not while a graph is captured).
     """
 
     INTERVAL = 1.0
@@ -230,7 +230,7 @@ class MarkReader:
         return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), devices, gpu)
 
     def again(self, mark: Mark) -> Mark:
-        """A mark right after that one: only gpuprobe ran since, which allocates nothing on a GPU."""
+        """A mark right after that one: only gpuprobe ran since, which allocates no GPU memory."""
         if any(device.exact_peak is not None for device in mark.devices):
             return self()
         gpu = None if self.gpu_mark is None else self.gpu_mark()

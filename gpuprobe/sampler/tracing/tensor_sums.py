@@ -7,8 +7,8 @@ ways:
 * At a step whose *signature* is that of the step before, nothing: the signature is what the
   allocators say (on CUDA any growth shows there), how much state the optimizers hold, and
   whether the first parameter has a gradient.
-* Otherwise, in the first steps, and then at one in eight, in sixteen and so on: at where the tensors are (address and
-  size), in a few C loops, against where they were at the last full walk.
+* Otherwise, in the first steps, and then at one in eight, in sixteen and so on: at where the
+  tensors are (address and size), in a few C loops, against where they were at the last full walk.
 * Where a parameter, a buffer or a piece of state is not where it was: at every tensor.
 """
 
