@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.patching import original_of
 from gpuprobe.sampler.timeline import PhaseSpan
 
 BEHIND = 4
@@ -73,7 +74,7 @@ class GpuClock:
         class Event(torch.cuda.Event):
             """An event, and the stream that it is recorded on."""
 
-            def record(self) -> None:  # type: ignore[override]
+            def record(self) -> None:
                 # torch.cuda.current_stream() takes longer than all else here.
                 found = streams.get(self.stream)
                 if found is None:
@@ -92,6 +93,8 @@ class GpuClock:
             return (
                 torch.cuda.is_initialized()
                 and not listeners
+                # A check for hazards follows events: what these are asked would count as waits.
+                and original_of(torch.cuda.Event.record) is torch.cuda.Event.record
                 # An event would make a context on a current device that the program leaves alone.
                 and torch._C._cuda_hasPrimaryContext(torch.cuda.current_device())
                 and not torch.cuda.is_current_stream_capturing()

@@ -251,3 +251,16 @@ def test_rows_are_known_where_the_host_gave_them(how: str, captured: bool) -> No
         torch.cuda.synchronize()
     known = how in ("constructed", "copied", "counted", "added") and not captured
     assert races(found) == ([] if known else ["write-after-write"])
+
+
+def test_gpuprobes_own_events_are_none_of_the_programs() -> None:
+    """What they are asked at the end of a step would be taken for waits of the host."""
+    from gpuprobe.sampler.gpu_clock import GpuClock
+
+    torch.cuda.init()
+    clock = GpuClock.of_torch()
+    assert clock is not None
+    assert clock.mark() is not None
+    with gpuprobe.detect_hazards():
+        assert clock.mark() is None
+    assert clock.mark() is not None

@@ -348,11 +348,12 @@ parameters = {name: p.detach() for name, p in model.named_parameters()}
 for _ in range(3):
     x = torch.randn(256, 1024, device="cuda")
     tangents = {name: torch.randn_like(p) for name, p in parameters.items()}
-    loss, slope = jvp(
-        lambda given: functional_call(model, given, (x,)).square().mean(),
-        (parameters,),
-        (tangents,),
-    )
+
+
+    def loss_of_these(given):
+        return functional_call(model, given, (x,)).square().mean()
+
+    loss, slope = jvp(loss_of_these, (parameters,), (tangents,))
     parameters = {name: p - 1e-3 * slope * tangents[name] for name, p in parameters.items()}
 """,
     **{

@@ -156,7 +156,9 @@ class Hooks:
         @functools.wraps(kind.__call__)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             # Found at each call: what replaces torch.nn.Module.__call__ meanwhile comes first.
-            original = super(kind, module).__call__ if own is None else partial(own, module)
+            original: Any = partial(own, module) if own is not None else None
+            if original is None:
+                original = super(kind, module).__call__  # type: ignore[misc]
             if id(module) not in watched or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             if not self._watches(module):
