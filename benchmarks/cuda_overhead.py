@@ -188,11 +188,7 @@ def ratios(step: Step, watch: Watch, steps: int, whole: int) -> tuple[float, flo
     before = timed(step, steps)
     with tempfile.TemporaryDirectory() as folder, watch(Path(folder)):
         if not whole:
-<<<<<<< HEAD
-            step()
-=======
             timed(step, WARM)
->>>>>>> parity
         watched = timed(step, count, watch)
     after = timed(step, steps)
     return watched, watched / ((before + after) / 2)

@@ -230,11 +230,7 @@ class MarkReader:
         return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), devices, gpu)
 
     def again(self, mark: Mark) -> Mark:
-<<<<<<< HEAD
-        """A mark right after that one: only gpuprobe ran since, which allocates nothing there."""
-=======
         """A mark right after that one: only gpuprobe ran since, which allocates no GPU memory."""
->>>>>>> parity
         if any(device.exact_peak is not None for device in mark.devices):
             return self()
         gpu = None if self.gpu_mark is None else self.gpu_mark()
