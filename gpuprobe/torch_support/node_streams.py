@@ -68,11 +68,13 @@ class NodeStreams:
         self._used[id(leaf)] = dict(streams)
         if type(leaf) not in _PLAIN and not hasattr(leaf, "_local_tensor"):
             return  # a view of an unknown subclass may be anything
+        if leaf.layout is not torch.strided:
+            return  # it has no views
         with below(), torch.enable_grad():
             view = leaf.view_as(leaf)
-        if view.grad_fn is not None:
-            metadata = view.grad_fn.next_functions[0][0].metadata
-            self._used[id(leaf)] = metadata.setdefault(self._key, dict(streams))
+        node = None if view.grad_fn is None else view.grad_fn.next_functions[0][0]
+        if node is not None:
+            self._used[id(leaf)] = node.metadata.setdefault(self._key, dict(streams))
 
     def forget_leaves(self) -> None:
         """The graph may be gone: nodes of leaves are looked for again at their next use."""
