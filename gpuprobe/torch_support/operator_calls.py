@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, Final
 
 import torch
@@ -41,6 +41,16 @@ def _plain(op: Any, args: Any, kwargs: Any) -> Any:
         raise passed_on(error)  # noqa: B904 - the same one
 
 
+@cache
+def _is_composite(op: Any) -> bool:
+    """Whether an operator only calls others, on GPUs too. Autograd takes these apart; in inference
+    mode, without its keys, the fallback is called before that.
+    """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = op.name()
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CUDA") and not has(name, "CPU")
+
+
 _handlers: list[Handler] = []
 _chain: Callable[..., Any] = _plain
 _library: Any = None
@@ -49,6 +59,8 @@ _library: Any = None
 
 def _fallback(_: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     try:
+        if _is_composite(op):
+            return op.decompose(*args, **kwargs)
         with _Exclude(_KEYS):
             return _chain(op, args, kwargs)
     except BaseException as error:  # noqa: BLE001 - raised again
