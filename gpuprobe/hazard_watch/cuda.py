@@ -5,7 +5,7 @@ torch's own trace of the GPU (``torch._C._activate_gpu_trace``) is not used. Its
 code where C++ frees memory, also while an exception is on its way, which is lost then; and it
 cannot be switched off again. Instead:
 
-* a dispatch mode shows what every operator reads and writes;
+* a kernel in Python shows what every operator reads and writes (`operator_calls`);
 * methods of streams, events and graphs are replaced, those of C's classes too;
 * a weak reference to each storage tells when its memory ends;
 * what C++ does by itself, the autograd engine's waits and collectives', is modelled
@@ -33,11 +33,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch.host_integers import HostIntegers, flat, on_host
@@ -47,10 +43,16 @@ from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.accumulation import called_by_engine, owners_of_gradients
+from gpuprobe.torch_support.accumulation import (
+    ADD,
+    ADD_TO,
+    called_by_engine,
+    owners_below_modes,
+    sums_in_place,
+)
 from gpuprobe.torch_support.callers import passed_on
-from gpuprobe.torch_support.formulas import Formulas
 from gpuprobe.torch_support.node_streams import NodeStreams
+from gpuprobe.torch_support.operator_calls import recording, unwatched, watch
 from gpuprobe.torch_support.tensors import storage_key
 
 _PRIORITIES: Final = 4
@@ -64,7 +66,6 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _STEPS: Final = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 _GIVING: Final = frozenset({"arange", "_to_copy", "copy_", *_STEPS})
 """Operators that may give a tensor integers that are known on the host."""
-_FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
 
 
 class _Block(NamedTuple):
@@ -76,7 +77,7 @@ class _Block(NamedTuple):
 class _Tag(weakref.ref[Any]):
     """The tag of a storage on a device, or of a pinned one that a copy used."""
 
-    __slots__ = ("block", "key", "nbytes", "offset", "place", "registered", "stream")
+    __slots__ = ("block", "key", "nbytes", "node", "offset", "place", "registered", "stream")
 
     key: int
     nbytes: int
@@ -85,6 +86,8 @@ class _Tag(weakref.ref[Any]):
     block: _Block | None
     registered: RegisteredMemory | None
     offset: int
+    node: tuple[int, int] | None
+    """What identifies the node of the backward pass that made it."""
 
 
 class _Local(threading.local):
@@ -258,6 +261,7 @@ class _Cuda:
         tag = _Tag(storage, self.ended)
         tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), place
         tag.stream, tag.block, tag.registered, tag.offset = 0, None, None, 0
+        tag.node = _identity(torch._C._current_autograd_node())
         self.tags[tag.key] = tag
         return tag
 
@@ -293,7 +297,6 @@ class CudaSource(EventSource):
         self._queue: deque[tuple[Any, ...]] = deque()  # what ended, since the last report
         self._events: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id of the object
         self._numbers = itertools.count(1)
-        self.formulas = Formulas()
         self._elapsed: float | None = None
         self._lock = threading.RLock()  # autograd's threads report too
 
@@ -308,29 +311,11 @@ class CudaSource(EventSource):
         self._methods(patches)
         function = torch.autograd.Function
         patches.set(function, "apply", self._applying(vars(function)["apply"].__func__))
-        owners_of_gradients()  # counted before anything is watched
-        mode = _Watch(self)
-        mode.__enter__()
-        patches.add(mode.leave)
-        self._threads(patches)
+        owners_below_modes()  # counted before anything is watched
+        patches.add(watch(self._operator))
         if torch.cuda.is_initialized():
             for index in self.machine.devices:
                 self._cuda.switched(index, self.machine.stream(index))
-
-    def _threads(self, patches: Patches) -> None:
-        """Dispatch modes are a thread's own: threads that the program starts get one too."""
-        original = threading.Thread.run
-        source = self
-
-        def run(thread: threading.Thread) -> None:
-            mode = _Watch(source)
-            mode.__enter__()
-            try:
-                original(thread)
-            finally:
-                mode.leave()
-
-        patches.set(threading.Thread, "run", run)
 
     def _streams(self, patches: Patches) -> None:
         """Methods and functions that order streams, or that wait for them."""
@@ -438,7 +423,7 @@ class CudaSource(EventSource):
         @functools.wraps(apply)
         def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
             result = apply(kind, *args, **kwargs)
-            source.guarded(source._cuda.leaves_used, args, {}, _without_modes)
+            source.guarded(source._cuda.leaves_used, args, {}, _unseen)
             return result
 
         return classmethod(applied)
@@ -457,7 +442,7 @@ class CudaSource(EventSource):
                 self._cuda.enter_node()
                 call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - reported as a gap of the coverage
-            self.broken = f"{type(error).__name__}: {error}"
+            self.broken = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
 
     # -- events and streams
 
@@ -702,9 +687,39 @@ class CudaSource(EventSource):
                 return int(item.get_device())
         return -1
 
-    def begins(self, args: Any, kwargs: Any) -> None:
-        """An operator is about to be called."""
-        self._cuda.leaves_used(args, kwargs, _below)
+    def _operator(
+        self, func: Any, args: Any, kwargs: Any, below: Callable[[Any, Any, Any], Any]
+    ) -> Any:
+        """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
+        if (
+            func is ADD
+            and not kwargs
+            and sums_in_place(*args, alone=owners_below_modes())
+            and self._is_of_engine(args[0])
+        ):
+            func = ADD_TO
+        self.guarded(self._cuda.leaves_used, args, kwargs, _below)
+        began = time.perf_counter()
+        try:
+            result = below(func, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 - raised again
+            args = kwargs = None
+            raise passed_on(error)  # noqa: B904 - the same one
+        seconds = time.perf_counter() - began
+        self.guarded(self.ran, func, args, kwargs, result, seconds)
+        return result
+
+    def _is_of_engine(self, older: Any) -> bool:
+        """Whether a sum that C++ code makes while a node is at work is that of two gradients, and
+        none of the node's own formula: the older one is another node's, or the node hands two
+        gradients to one consumer.
+        """
+        tag = self._cuda.tags.get(storage_key(older))
+        node = torch._C._current_autograd_node()
+        if tag is None or node is None:
+            return False
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        return tag.node != _identity(node) or len(set(edges)) < len(edges)
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
         """An operator returned; ``seconds``: how long the host was in it."""
@@ -790,86 +805,22 @@ class CudaSource(EventSource):
             self.ledger.lost(reason, site, self._elapsed)
 
 
-class _Watch(TorchDispatchMode):
-    """Hands every operator to the event source after it was launched."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Dynamo compiles nothing under a mode. torch's wrapper against that has a frame of its
-        own, which would keep the arguments of an operator that fails.
-        """
-        return False
-
-    def __init__(self, source: CudaSource) -> None:
-        super().__init__()
-        self._source = source
-        self._formulas = source.formulas
-        self._active = True
-
-    def leave(self) -> None:
-        """Take the mode off the stack. Where the program has left one of its own above it, it stays
-        and only passes calls on.
-        """
-        self._active = False
-        stack = _get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self:
-            self.__exit__(None, None, None)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not self._active or torch._C._get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **kwargs)  # with a fake mode: shapes that torch works out
-        for kind in types:
-            if (
-                kind not in _PLAIN
-                and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
-            ):
-                return NotImplemented  # the subclass unwraps first; its parts come back here
-        if torch.is_inference_mode_enabled() and _is_composite(func):
-            # Without autograd's keys the dispatcher calls a mode before it takes such an operator
-            # apart: of a copy by ``to`` it would show a view.
-            try:
-                with self:
-                    return func.decompose(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - raised again
-                args = kwargs = None
-                raise passed_on(error)  # noqa: B904 - the same one
-        source, formula = self._source, self._formulas.concern(func)
-        if formula:
-            func, args, kwargs = self._formulas.as_without_a_mode(func, args, kwargs)
-        source.guarded(source.begins, args, kwargs)
-        began = time.perf_counter()
-        try:
-            result = func(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - raised again
-            args = kwargs = None
-            raise passed_on(error)  # noqa: B904 - the same one
-        seconds = time.perf_counter() - began
-        if formula:
-            self._formulas.ran(func, result)
-        source.guarded(source.ran, func, args, kwargs, result, seconds)
-        return result
-
-
-@functools.cache
-def _is_composite(func: Any) -> bool:
-    """Whether an operator only calls others, on CUDA too."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "CUDA")
-
-
 @contextmanager
-def _without_modes() -> Iterator[None]:
-    """The dispatcher calls no mode, and no function of a subclass."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+def _unseen() -> Iterator[None]:
+    """Operators are not seen by the watch, nor by the program's modes and subclasses."""
+    with unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
 @contextmanager
 def _below() -> Iterator[None]:
-    """The same within a mode's own call; autograd records again."""
-    with torch.overrides.enable_reentrant_dispatch(), _without_modes():
+    """The same within an operator; autograd records again."""
+    with _unseen(), recording():
         yield
+
+
+def _identity(node: Any) -> tuple[int, int] | None:
+    return None if node is None else (id(node), node._sequence_nr())
 
 
 def _address(storage: Any) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.patching import original_of
@@ -18,11 +19,11 @@ _RUN: Final = original_of(torch.autograd.graph._engine_run_backward).__code__
 """The last Python code before the engine's, where that has no thread of its own."""
 
 
-def sums_in_place(first: Any, second: Any) -> bool:
+def sums_in_place(first: Any, second: Any, alone: tuple[int, int] | None = None) -> bool:
     """Whether the engine adds the second of two gradients of one node to the first, the older one,
     while no mode is on (``torch/csrc/autograd/input_buffer.cpp``: ``accumulate``): if nothing else
     holds that. False if it makes a new tensor, and for every sum that is not the engine's. During
-    the call of `ADD`.
+    the call of `ADD`. ``alone``: the owners of such a gradient, `owners_of_gradients` by default.
     """
     if not called_by_engine() or torch.is_grad_enabled():
         return False
@@ -32,7 +33,7 @@ def sums_in_place(first: Any, second: Any) -> bool:
         return False
     if first.layout is not torch.strided or second.layout is not torch.strided:
         return False
-    return _owners(first) == owners_of_gradients() and _is_dense(first)
+    return _owners(first) == (alone or owners_of_gradients()) and _is_dense(first)
 
 
 def called_by_engine() -> bool:
@@ -86,3 +87,31 @@ def owners_of_gradients() -> tuple[int, int]:
     with torch.enable_grad(), _Owners() as counted:
         torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
     return counted.found or (0, 0)
+
+
+@functools.cache
+def owners_below_modes() -> tuple[int, int]:
+    """The same during a call of `gpuprobe.torch_support.operator_calls`, of a gradient whose
+    storage Python knows: the engine takes that for an owner.
+    """
+    from gpuprobe.torch_support.operator_calls import watch
+
+    found: list[tuple[int, int]] = []
+    known: list[Any] = []
+
+    def note(op: Any, args: Any, kwargs: Any, below: Any) -> Any:
+        if op is ADD and torch._C._current_autograd_node() is not None:
+            found.append(_owners(args[0]))
+        result = below(op, args, kwargs)
+        if isinstance(result, torch.Tensor):
+            known.append(weakref.ref(result.untyped_storage()))
+        return result
+
+    leaf = torch.zeros(2, requires_grad=True)
+    end = watch(note)
+    try:
+        with _disable_current_modes(), torch.enable_grad():
+            torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
+    finally:
+        end()
+    return found[0] if found else (0, 0)

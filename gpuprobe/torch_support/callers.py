@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -44,7 +45,7 @@ def program_line() -> tuple[str, int]:
     return last
 
 
-_OF_OPERATORS: Final = f"{TORCH}_ops.py"
+_OF_OPERATORS: Final = (f"{TORCH}_ops.py", str(Path(__file__).with_name("operator_calls.py")))
 
 
 def passed_on(error: BaseException) -> BaseException:
@@ -55,7 +56,7 @@ def passed_on(error: BaseException) -> BaseException:
     entry = error.__traceback__
     if entry is not None:  # the caller's own frame
         entry = entry.tb_next
-    while entry is not None and entry.tb_frame.f_code.co_filename == _OF_OPERATORS:
+    while entry is not None and entry.tb_frame.f_code.co_filename in _OF_OPERATORS:
         entry = entry.tb_next
     return error.with_traceback(entry)
 
