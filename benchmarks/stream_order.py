@@ -211,7 +211,7 @@ class Watching:
         return 0 if self._runtime is None else self._runtime.logged()
 
     def install(self, patches: Any) -> None:
-        from gpuprobe.hazard_watch.cuda import _Watch
+        from gpuprobe.hazard_watch.cuda import CudaSource
         from gpuprobe.hazard_watch.source import EventSource
         from gpuprobe.hazards.engine import Engine
 
@@ -232,19 +232,19 @@ class Watching:
         patches.set(Engine, "host_access", _as_gpuprobes(host_access))
         for owner, name in ((EventSource, "device_op"), (EventSource, "host_op")):
             patches.set(owner, name, self._in_operator(getattr(owner, name)))
-        dispatch = _Watch.__torch_dispatch__
+        handle = CudaSource._operator
 
-        def __torch_dispatch__(mode: Any, *args: Any, **kwargs: Any) -> Any:
+        def _operator(source: Any, *args: Any, **kwargs: Any) -> Any:
             before = getattr(local, "began", None)
             local.began = watching.logged()
             try:
-                return dispatch(mode, *args, **kwargs)
+                return handle(source, *args, **kwargs)
             finally:
                 span = (local.began, watching.logged(), threading.get_native_id())
                 watching.spans.append(span)
                 local.began = before
 
-        patches.set(_Watch, "__torch_dispatch__", _as_gpuprobes(__torch_dispatch__))
+        patches.set(CudaSource, "_operator", _as_gpuprobes(_operator))
 
     def _in_operator(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def operator(source: Any, func: Any, *args: Any) -> Any:

@@ -1,12 +1,12 @@
 """What torch allocates for its own samples of its operators (`op_db`), bare and watched.
 
-    python benchmarks/unchanged_operators.py [--dtypes float32] [--samples 3] [--only PATTERN]
+    python benchmarks/unchanged_operators.py [--under hazards|values] [--samples 3] [--only PATTERN]
 
 A dispatch mode of Python changes how some operators and formulas of derivatives work: they take
 tensors to be instances of a subclass, and make new ones where they would work in place. Each
 sample runs forward and backward: bare; within `detect_hazards` where torch has a device (with a
-CUDA build, the native engine's, on which kernels compute nothing); within a trace on the CPU
-otherwise. Compared are the sizes of all allocations and frees, in order, and errors. Needs
+CUDA build, the native engine's, on which kernels compute nothing), or with ``--under values``
+while the native engine computes values; within a trace on the CPU otherwise. Compared are the sizes of all allocations and frees, in order, and errors. Needs
 expecttest.
 """
 
@@ -62,7 +62,14 @@ def allocations(op: Any, sample: Any, backward: bool, device: str) -> tuple[list
     return unchanged_programs.settled_sizes(profile.sizes), error
 
 
-def watched(op: Any, sample: Any, backward: bool, device: str) -> tuple[list[int], str]:
+def watched(
+    op: Any, sample: Any, backward: bool, device: str, under: str
+) -> tuple[list[int], str]:
+    if under == "values":
+        from gpuprobe.native.values import Values
+
+        with Values():
+            return allocations(op, sample, backward, device)
     if device == "cpu":
         output = Path(tempfile.gettempdir()) / "operators.gpuprobe"
         with gpuprobe.record(output, trace_steps="all", force=True):
@@ -75,6 +82,7 @@ def watched(op: Any, sample: Any, backward: bool, device: str) -> tuple[list[int
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--under", choices=("hazards", "values"), default="hazards")
     parser.add_argument("--dtypes", default="float32", help="names separated by commas")
     parser.add_argument("--samples", type=int, default=3, help="of each operator; 0: all")
     parser.add_argument("--only", default="", help="regular expression of operators' names")
@@ -99,10 +107,10 @@ def main() -> int:
             for sample in samples[: given.samples or None]:
                 allocations(op, sample, backward, device)  # what only the first call makes
                 bare = allocations(op, sample, backward, device)
-                other = watched(op, sample, backward, device)
+                other = watched(op, sample, backward, device, given.under)
                 if bare != other:
                     bare = allocations(op, sample, backward, device)
-                    other = watched(op, sample, backward, device)
+                    other = watched(op, sample, backward, device, given.under)
                 counts["calls"] += 1
                 if bare != other:
                     counts["different"] += 1

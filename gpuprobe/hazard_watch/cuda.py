@@ -43,13 +43,7 @@ from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.accumulation import (
-    ADD,
-    ADD_TO,
-    called_by_engine,
-    owners_below_modes,
-    sums_in_place,
-)
+from gpuprobe.torch_support.accumulation import called_by_engine
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.node_streams import NodeStreams
 from gpuprobe.torch_support.operator_calls import recording, unwatched, watch
@@ -77,7 +71,7 @@ class _Block(NamedTuple):
 class _Tag(weakref.ref[Any]):
     """The tag of a storage on a device, or of a pinned one that a copy used."""
 
-    __slots__ = ("block", "key", "nbytes", "node", "offset", "place", "registered", "stream")
+    __slots__ = ("block", "key", "nbytes", "offset", "place", "registered", "stream")
 
     key: int
     nbytes: int
@@ -86,7 +80,6 @@ class _Tag(weakref.ref[Any]):
     block: _Block | None
     registered: RegisteredMemory | None
     offset: int
-    node: tuple[int, int] | None
     """What identifies the node of the backward pass that made it."""
 
 
@@ -261,7 +254,6 @@ class _Cuda:
         tag = _Tag(storage, self.ended)
         tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), place
         tag.stream, tag.block, tag.registered, tag.offset = 0, None, None, 0
-        tag.node = _identity(torch._C._current_autograd_node())
         self.tags[tag.key] = tag
         return tag
 
@@ -311,7 +303,6 @@ class CudaSource(EventSource):
         self._methods(patches)
         function = torch.autograd.Function
         patches.set(function, "apply", self._applying(vars(function)["apply"].__func__))
-        owners_below_modes()  # counted before anything is watched
         patches.add(watch(self._operator))
         if torch.cuda.is_initialized():
             for index in self.machine.devices:
@@ -691,13 +682,6 @@ class CudaSource(EventSource):
         self, func: Any, args: Any, kwargs: Any, below: Callable[[Any, Any, Any], Any]
     ) -> Any:
         """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
-        if (
-            func is ADD
-            and not kwargs
-            and sums_in_place(*args, alone=owners_below_modes())
-            and self._is_of_engine(args[0])
-        ):
-            func = ADD_TO
         self.guarded(self._cuda.leaves_used, args, kwargs, _below)
         began = time.perf_counter()
         try:
@@ -708,18 +692,6 @@ class CudaSource(EventSource):
         seconds = time.perf_counter() - began
         self.guarded(self.ran, func, args, kwargs, result, seconds)
         return result
-
-    def _is_of_engine(self, older: Any) -> bool:
-        """Whether a sum that C++ code makes while a node is at work is that of two gradients, and
-        none of the node's own formula: the older one is another node's, or the node hands two
-        gradients to one consumer.
-        """
-        tag = self._cuda.tags.get(storage_key(older))
-        node = torch._C._current_autograd_node()
-        if tag is None or node is None:
-            return False
-        edges = [edge for edge in node.next_functions if edge[0] is not None]
-        return tag.node != _identity(node) or len(set(edges)) < len(edges)
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
         """An operator returned; ``seconds``: how long the host was in it."""
@@ -817,10 +789,6 @@ def _below() -> Iterator[None]:
     """The same within an operator; autograd records again."""
     with _unseen(), recording():
         yield
-
-
-def _identity(node: Any) -> tuple[int, int] | None:
-    return None if node is None else (id(node), node._sequence_nr())
 
 
 def _address(storage: Any) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -12,11 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.patching import original_of
+from gpuprobe.torch_support.callers import TORCH
 
 ADD: Final = torch.ops.aten.add.Tensor
 ADD_TO: Final = torch.ops.aten.add_.Tensor
 _RUN: Final = original_of(torch.autograd.graph._engine_run_backward).__code__
 """The last Python code before the engine's, where that has no thread of its own."""
+_BETWEEN: Final = (PACKAGE, f"{TORCH}_ops.py")
+"""Files whose functions call operators in the engine's place."""
 
 
 def sums_in_place(first: Any, second: Any, alone: tuple[int, int] | None = None) -> bool:
@@ -44,7 +49,7 @@ def called_by_engine() -> bool:
     if torch._C._current_autograd_node() is None:
         return False
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     return frame is None or frame.f_code is _RUN
 
@@ -89,13 +94,11 @@ def owners_of_gradients() -> tuple[int, int]:
     return counted.found or (0, 0)
 
 
-@functools.cache
-def owners_below_modes() -> tuple[int, int]:
+def owners_below_modes(watch: Callable[[Any], Callable[[], None]]) -> tuple[int, int]:
     """The same during a call of `gpuprobe.torch_support.operator_calls`, of a gradient whose
-    storage Python knows: the engine takes that for an owner.
+    storage Python knows: the engine takes that for an owner. ``watch`` is the function of that
+    module.
     """
-    from gpuprobe.torch_support.operator_calls import watch
-
     found: list[tuple[int, int]] = []
     known: list[Any] = []
 
@@ -115,3 +118,50 @@ def owners_below_modes() -> tuple[int, int]:
     finally:
         end()
     return found[0] if found else (0, 0)
+
+
+@functools.cache
+def _makes_new(op: Any) -> bool:
+    """Whether an operator returns one tensor, that is no view and none of its arguments."""
+    returns = op._schema.returns
+    return len(returns) == 1 and returns[0].alias_info is None
+
+
+class EngineSums(threading.local):
+    """Tells the engine's sums of gradients from those of a node's own formula, below modes.
+
+    The older gradient of a sum was made by another node, or the node hands two gradients to one
+    consumer.
+    """
+
+    alone: tuple[int, int] = (0, 0)
+    """The owners of a gradient that only the engine holds: `owners_below_modes`."""
+
+    def __init__(self) -> None:
+        self._node: tuple[int, int] | None = None
+        self._made: set[int] = set()  # addresses of what the node has made
+
+    def ran(self, op: Any, result: Any) -> None:
+        """An operator has run while a node is at work."""
+        if not _makes_new(op) or type(result) is not torch.Tensor:
+            return
+        identity = _identity(torch._C._current_autograd_node())
+        if identity != self._node:
+            self._node = identity
+            self._made.clear()
+        if result.layout is torch.strided:
+            self._made.add(result.data_ptr())
+
+    def in_place(self, first: Any, second: Any) -> bool:
+        """Whether the engine adds ``second`` to ``first`` where neither is watched."""
+        if not sums_in_place(first, second, self.alone):
+            return False
+        node = torch._C._current_autograd_node()
+        if _identity(node) != self._node or first.data_ptr() not in self._made:
+            return True
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        return len(set(edges)) < len(edges)
+
+
+def _identity(node: Any) -> tuple[int, int]:
+    return id(node), node._sequence_nr()

@@ -182,10 +182,13 @@ def _note_graph(graph: Any, file: str) -> None:
     compiled_lines.remember(graph, file, source)
 
 
-def _own_frames(module: Any) -> None:
+def skip_own_frames(module: Any) -> Callable[[], None]:
     """Have Dynamo compile no function of gpuprobe's that a program calls after a graph break, as it
     compiles none of torch's: compiled, a hook would do nothing, and torch's function that it wraps
     would be traced as if it were the program's. What is called within a graph is still inlined.
+    ``module``: ``torch._dynamo.trace_rules``.
+
+    Returns what ends that.
     """
     check = module.check
 
@@ -195,11 +198,11 @@ def _own_frames(module: Any) -> None:
             return True
         return check(what, is_inlined_call, *args, **options)
 
-    _undo.append(patch(module, "check", skipped))
+    return patch(module, "check", skipped)
 
 
 _FOLLOWED: Final[dict[str, Callable[[Any], None]]] = {
-    "torch._dynamo.trace_rules": _own_frames,
+    "torch._dynamo.trace_rules": lambda module: _undo.append(skip_own_frames(module)),
     "torch._dynamo.symbolic_convert": _breaks,
     "torch._dynamo.convert_frame": _recompilations,
     "torch._inductor.graph": _graphs,

@@ -3,16 +3,17 @@
 While a ``TorchDispatchMode`` is on, torch's own C++ code takes any tensor for an instance of a
 subclass (``isTensorSubclassLike``): it sums gradients, adds a bias and computes many derivatives
 out of place, and so allocates what it does not allocate otherwise. A kernel in Python has no such
-effect. `watch` registers one, as a fallback, for a dispatch key that nothing in torch uses:
-``Fake``, below the keys of Python, autograd and autocasting and above those of the backends
+effect. `watch` registers one for a dispatch key that nothing in torch uses: ``Fake``, below the
+keys of Python, autograd and autocasting and above those of the backends
 (``c10/core/DispatchKey.h``). The key is included thread by thread. torch takes what a thread
 includes to the threads of its backward pass.
 
-Subclasses of tensors and the program's own modes come first: here are plain tensors only.
+Subclasses of tensors and the program's own modes come first: handlers get plain tensors.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,16 +22,48 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.patching import patch
+from gpuprobe.errors import EnvironmentUnavailable
+from gpuprobe.patching import patch, when_imported
+from gpuprobe.torch_support import accumulation
 from gpuprobe.torch_support.callers import passed_on
+from gpuprobe.torch_support.compile_watch import skip_own_frames
 
 Handler = Callable[..., Any]
-"""Is given an operator, its arguments and keywords, and as ``below`` what to call in its place,
-with the same three."""
+"""Called with an operator, its arguments and keywords, and ``below=``: what calls the operator,
+with the same three. Operators that it calls itself are not watched."""
 
-_KEY: Final = torch._C._dispatch_key_parse("Fake")
-_KEYS: Final = torch._C.DispatchKeySet(_KEY)
+_NAME: Final = "Fake"
+_RULES: Final = "torch._dynamo.trace_rules"
+_rules: list[Callable[[], None]] = []
+"""What ends `_compile_nothing_here`."""
+
+
+def _key() -> Any:
+    try:
+        return torch._C._dispatch_key_parse(_NAME)
+    except RuntimeError:
+        raise EnvironmentUnavailable(
+            f"operators cannot be watched: torch {torch.__version__} has no dispatch key {_NAME}",
+            hint="use a version of torch that this version of gpuprobe supports",
+        ) from None
+
+
+WATCHED: Final = torch._C.DispatchKeySet(_key())
+"""What a thread excludes to call operators that are not watched."""
 _Exclude = torch._C._ExcludeDispatchKeyGuard
+_Tensor: Final = torch.Tensor
+
+
+class _Local(threading.local):
+    chain: Callable[..., Any] | None = None
+    """What a thread calls instead of all handlers."""
+
+
+_local = _Local()
+_handlers: list[Handler] = []
+_sums = accumulation.EngineSums()
+_kept: list[Any] = []
+"""The libraries that keep the kernels registered."""
 
 
 def _plain(op: Any, args: Any, kwargs: Any) -> Any:
@@ -41,31 +74,92 @@ def _plain(op: Any, args: Any, kwargs: Any) -> Any:
         raise passed_on(error)  # noqa: B904 - the same one
 
 
+_chain: Callable[..., Any] = _plain
+
+
 @cache
 def _is_composite(op: Any) -> bool:
     """Whether an operator only calls others, on GPUs too. Autograd takes these apart; in inference
-    mode, without its keys, the fallback is called before that.
+    mode, without its keys, the kernel here is called before that.
     """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     name = op.name()
     return has(name, "CompositeImplicitAutograd") and not has(name, "CUDA") and not has(name, "CPU")
 
 
-_handlers: list[Handler] = []
-_chain: Callable[..., Any] = _plain
-_library: Any = None
-"""What keeps the fallback registered."""
+@cache
+def _is_subclass(kind: type) -> bool:
+    """Whether torch calls ``__torch_dispatch__`` of a type of arguments."""
+    if not issubclass(kind, _Tensor) or kind in (_Tensor, torch.nn.Parameter):
+        return False
+    handler: Any = kind.__torch_dispatch__
+    return handler is not torch._C._disabled_torch_dispatch_impl
 
 
-def _fallback(_: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+def _with_subclasses(args: Any) -> bool:
+    for value in args:
+        if type(value) is list or type(value) is tuple:
+            if _with_subclasses(value):
+                return True
+        elif _is_subclass(type(value)):
+            return True
+    return False
+
+
+class _Named:
+    """An operator that is looked up at its first call: there are thousands."""
+
+    __slots__ = ("_name", "op")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.op: Any = None
+
+    def find(self) -> Any:
+        space, _, rest = self._name.partition("::")
+        name, _, overload = rest.partition(".")
+        self.op = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
+        return self.op
+
+
+def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
     try:
+        if type(op) is _Named:
+            op = op.op or op.find()
         if _is_composite(op):
             return op.decompose(*args, **kwargs)
-        with _Exclude(_KEYS):
-            return _chain(op, args, kwargs)
+        with _Exclude(WATCHED):
+            if _with_subclasses(args):  # within torch's own code for them
+                return op(*args, **kwargs)
+            chain = _local.chain or _chain
+            if torch._C._current_autograd_node() is None:
+                return chain(op, args, kwargs)
+            if op is accumulation.ADD and not kwargs and _sums.in_place(*args):
+                op = accumulation.ADD_TO
+            result = chain(op, args, kwargs)
+            _sums.ran(op, result)
+            return result
     except BaseException as error:  # noqa: BLE001 - raised again
         args = kwargs = None  # type: ignore[assignment]
         raise passed_on(error)  # noqa: B904 - the same one
+
+
+def _register() -> None:
+    """Give each operator its kernel, and those that come later a fallback. A fallback alone would
+    not do: torch looks for a kernel of the operator's own where a mode is on that it passes over,
+    as in ``torch.tensor`` (``PythonKernelHolder`` in ``torch/csrc/utils/python_dispatch.cpp``).
+    """
+    libraries: dict[str, Any] = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, rest = name.partition("::")
+        library = libraries.get(space)
+        if library is None:
+            library = torch._C._dispatch_library("IMPL", space, "", __file__, 0)
+            libraries[space] = library
+        library.impl(rest, _NAME, partial(_operator, _Named(name)), False)
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(_operator, dispatch_key=_NAME)
+    _kept.extend((others, *libraries.values()))
 
 
 def _rebuild() -> None:
@@ -76,13 +170,13 @@ def _rebuild() -> None:
 
 
 def _include(included: bool) -> None:
-    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, included)
+    torch._C._dispatch_tls_set_dispatch_key_included(_key(), included)
 
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Operators that this thread calls are not reported."""
-    with _Exclude(_KEYS):
+    """Operators that this thread calls are not watched."""
+    with _Exclude(WATCHED):
         yield
 
 
@@ -90,44 +184,78 @@ def unwatched() -> Iterator[None]:
 def recording() -> Iterator[None]:
     """The same within a handler; autograd records what is called, as it does above it."""
     included = torch._C._dispatch_tls_local_include_set()
-    with torch._C._ForceDispatchKeyGuard(included, _KEYS):
+    with torch._C._ForceDispatchKeyGuard(included, WATCHED):
         yield
+
+
+@contextmanager
+def handled_by(handler: Handler) -> Iterator[None]:
+    """Within ``handler``: the operators that this thread calls go to ``handler`` alone."""
+    before = _local.chain
+    _local.chain = partial(handler, below=_plain)
+    try:
+        with torch._C._ForceDispatchKeyGuard(
+            torch._C._dispatch_tls_local_include_set() | WATCHED,
+            torch._C._dispatch_tls_local_exclude_set() - WATCHED,
+        ):
+            yield
+    finally:
+        _local.chain = before
 
 
 def watch(handler: Handler) -> Callable[[], None]:
     """Give each operator to ``handler``, in this thread and in those that are started from now on.
     The latest handler is called first. Returns what ends that.
     """
-    global _library
-    if _library is None:
-        _library = torch.library.Library("_", "IMPL")
-        _library.fallback(_fallback, dispatch_key="Fake", with_keyset=True)
-    undo = [] if _handlers else [_pass_higher_order(), *_keep_subclasses_apart()]
+    if not _kept:
+        _register()
+        accumulation.EngineSums.alone = accumulation.owners_below_modes(_begin)
+    return _begin(handler)
+
+
+def _begin(handler: Handler) -> Callable[[], None]:
+    undo = [] if _handlers else list(_prepared())
     _handlers.append(handler)
     _rebuild()
-    if len(_handlers) == 1:
-        _include(True)
-        undo.append(_in_new_threads())
+    _include(True)
 
     def end() -> None:
         _handlers.remove(handler)
         _rebuild()
         if not _handlers:
             _include(False)
-        for each in undo:
+        for each in reversed(undo):
             each()
 
     return end
 
 
-def _in_new_threads() -> Callable[[], None]:
-    original = threading.Thread.run
+def _prepared() -> Iterator[Callable[[], None]]:
+    yield _pass_higher_order()
+    yield from _keep_subclasses_apart()
+    yield _join_threads()
+    yield when_imported(_RULES, _compile_nothing_here)
+    yield _undo_rules
 
-    def run(thread: threading.Thread) -> None:
+
+def _compile_nothing_here() -> None:
+    """Kernels in Python are called while a compiled function runs what was not compiled."""
+    _rules.append(skip_own_frames(sys.modules[_RULES]))
+
+
+def _undo_rules() -> None:
+    while _rules:
+        _rules.pop()()
+
+
+def _join_threads() -> Callable[[], None]:
+    original: Callable[[Any], None] = vars(threading.Thread)["_bootstrap_inner"]
+
+    def bootstrap(thread: threading.Thread) -> None:
         _include(bool(_handlers))
         original(thread)
 
-    return patch(threading.Thread, "run", run)
+    return patch(threading.Thread, "_bootstrap_inner", bootstrap)
 
 
 def _pass_higher_order() -> Callable[[], None]:
@@ -135,7 +263,7 @@ def _pass_higher_order() -> Callable[[], None]:
     from torch._ops import HigherOrderOperator, _higher_order_ops
 
     def passes(op: Any) -> None:
-        op.non_fallthrough_keys = op.non_fallthrough_keys.remove(_KEY)
+        op.non_fallthrough_keys = op.non_fallthrough_keys.remove(_key())
 
     for op in _higher_order_ops.values():
         passes(op)
@@ -158,7 +286,7 @@ def _keep_subclasses_apart() -> Iterator[Callable[[], None]]:
     def apart(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            with _Exclude(_KEYS):
+            with _Exclude(WATCHED):
                 return original(*args, **kwargs)
 
         return function

@@ -297,36 +297,3 @@ class TestTraining:
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "above max_peak=1.0 KiB" in done.stdout
     assert "Exception" not in done.stderr
-
-
-def test_no_thread_of_the_backward_pass_holds_the_mode_at_the_end(tmp_path: Path) -> None:
-    """One that drops it after Python has ended aborts the process."""
-    text = """\
-import gpuprobe
-with gpuprobe.virtual_gpu("l4", engine="native"):
-    import sys
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from gpuprobe.native.values.threads import leave_backward
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
-    weight = torch.ones(64, 64, device="cuda", requires_grad=True)
-    allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
-    leave_backward()
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
-
-held = 0
-for _ in range(100):
-    mode = Mode()
-    torch._C._push_on_torch_dispatch_stack(mode)
-    (weight * 2).sum().backward()
-    torch._C._pop_torch_dispatch_stack(None)
-    leave_backward()
-    held += sys.getrefcount(mode) - 2
-print(held)
-"""
-    done = python(text, tmp_path)
-    assert done.stdout == "0\n", done.stderr

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.aliases import CPU
@@ -146,18 +145,10 @@ def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -
 
         patches.set(CachingAutotuner, "run", run)
 
-    patches.add(when_imported("torch._dynamo.trace_rules", _compile_nothing_here))
     patches.add(when_imported("torch._inductor.compile_fx", inductor))
     patches.add(when_imported("torch._inductor.runtime.triton_heuristics", kernels))
     patches.add(when_imported("torch._functorch.config", functorch))
     patches.add(when_imported("triton.runtime.jit", triton))
-
-
-def _compile_nothing_here() -> None:
-    """Dynamo passes over gpuprobe's own functions: the mode that computes values does not keep it
-    from the functions that other modes above it call.
-    """
-    torch._dynamo.trace_rules.add("gpuprobe")
 
 
 def _changed(owner: Any, name: str, value: Any) -> Callable[[], None]:
@@ -180,34 +171,6 @@ def _written_inputs(graph: Any) -> list[int]:
     return found
 
 
-class _Placed(TorchDispatchMode):
-    """Notes the place of each operator that compiled code calls, while launches are counted."""
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __init__(self, mode: Any) -> None:
-        super().__init__()
-        self._mode = mode
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return self._mode.placed(func, *args, **(kwargs or {}))
-
-
-def _region(run: Any, inputs: Any, mode: Any) -> Any:
-    if mode.launches is None:
-        return run(inputs)
-    with _Placed(mode):
-        return run(inputs)
-
-
 def _with_values(run: Any, graph: Any, mode: Any, unknown: Callable[[Any], None] | None) -> Any:
     written = _written_inputs(graph)
 
@@ -226,8 +189,8 @@ def _with_values(run: Any, graph: Any, mode: Any, unknown: Callable[[Any], None]
             changed = [inputs[i] for i in written]
         before = mode.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
         try:
-            with _disable_current_modes():
-                results = mode.placed(_region, run, inputs, mode)
+            with mode.compiled_region():
+                results = mode.placed(run, inputs)
         finally:
             mode.skipping.set(before)
         if unknown is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as _disabled
 
 from gpuprobe.errors import NotModelled
@@ -19,15 +19,13 @@ from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
 from gpuprobe.native.values.plans import MASKED, How, OperatorPlan, masked, plan_of
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
-from gpuprobe.torch_support.formulas import Formulas
+from gpuprobe.torch_support.operator_calls import WATCHED, handled_by
 
 _Tensor: Final = torch.Tensor
 _Device: Final = torch.device
 _Generator: Final = torch.Generator
 _Exclude = torch._C._ExcludeDispatchKeyGuard
 _Plain = torch._C.DisableTorchFunction
-_push = torch._C._push_on_torch_dispatch_stack
-_pop = torch._C._pop_torch_dispatch_stack
 _KeySet = torch._C.DispatchKeySet
 _ABOVE: Final = (
     _KeySet(torch._C.DispatchKey.AutogradFunctionality)
@@ -36,9 +34,10 @@ _ABOVE: Final = (
     | _KeySet(torch._C.DispatchKey.ADInplaceOrView)
     | _KeySet(torch._C.DispatchKey.AutocastCPU)
     | _KeySet(torch._C.DispatchKey.AutocastCUDA)
+    | WATCHED
 )
-"""What a CPU kernel must not pass through: the program's graph and its autocasting have had their
-part with the operator itself."""
+"""What a CPU kernel must not pass through: the program's graph, its autocasting and a watch have
+had their part with the operator itself."""
 _CUDA: Final = _KeySet(torch._C.DispatchKey.CUDA)
 _SPARSE: Final = _KeySet(torch._C.DispatchKey.SparseCUDA)
 _COMPRESSED: Final = _KeySet(torch._C.DispatchKey.SparseCsrCUDA)
@@ -76,26 +75,19 @@ class Call:
         self.results: list[Any] = []
 
 
-class ComputingMode(TorchDispatchMode):
+class _Region(threading.local):
+    compiled = False
+
+
+class ComputingMode:
     """Runs operators on CUDA, and on the CPU over the same memory.
 
     One instance serves all threads; entering is done by `Values`.
     """
 
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """torch.compile does not refuse to compile because of this mode."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled, and torch's wrapper against that costs 2 us per operator."""
-        return False
-
     def __init__(self, skipping: Skipping) -> None:
-        super().__init__()
-        self.formulas = Formulas()
         self.aliases = Aliases()
+        self._region = _Region()
         self.skipping = skipping
         self.capture: Any = None
         """Where calls are kept while a CUDA graph is captured."""
@@ -104,7 +96,6 @@ class ComputingMode(TorchDispatchMode):
         self.launches: tuple[Callable[[], int], Callable[[int], int]] | None = None
         """Number the place that calls an operator, and set it, while launches are counted."""
         self._plans: dict[Any, OperatorPlan] = {}
-        self._own: dict[type, bool] = {}
         self._set = skipping.set
         self._reads = skipping.unknown_reads
         self._run: dict[How, Callable[..., Any]] = {
@@ -117,32 +108,23 @@ class ComputingMode(TorchDispatchMode):
             How.FLATTEN: self._flattening,
         }
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if types and any(self._foreign(kind) for kind in types):
-            if any(kind.__name__ == "FakeTensor" for kind in types):
-                # Its mode may be below this one, and it leaves the call to that: DTensor's
-                # propagation of shapes, in a thread of the autograd engine.
-                return func(*args, **(kwargs or {}))
-            return NotImplemented  # its own __torch_dispatch__ comes back with plain tensors
-        formula = self.formulas.concern(func)
-        if formula:
-            func, args, kwargs = self.formulas.as_without_a_mode(func, args, kwargs or {})
-        plan = self._plans.get(func) or self.plan(func)
+    def handle(self, func: Any, args: Any, kwargs: Any, below: Any = None) -> Any:
+        """Run an operator on plain tensors, and compute its values: a handler of
+        `gpuprobe.torch_support.operator_calls`.
+        """
         launches = self.launches
+        if self._region.compiled:
+            return self.placed(func, *args, **kwargs)
+        plan = self._plans.get(func) or self.plan(func)
         if launches is None:
-            result = self.operate(plan, func, args, kwargs or {})
-        else:  # `placed`, without its call for each operator
-            here, set_place = launches
-            before = set_place(here())
-            try:
-                result = self.operate(plan, func, args, kwargs or {})
-            finally:
-                set_place(before)
-        if formula:
-            self.formulas.ran(func, result)
-        return result
+            return self.operate(plan, func, args, kwargs)
+        # `placed`, without its call for each operator
+        here, set_place = launches
+        before = set_place(here())
+        try:
+            return self.operate(plan, func, args, kwargs)
+        finally:
+            set_place(before)
 
     def placed(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run what launches kernels: while launches are counted, from the place that calls it."""
@@ -156,6 +138,15 @@ class ComputingMode(TorchDispatchMode):
         finally:
             set_place(before)
 
+    @contextmanager
+    def compiled_region(self) -> Iterator[None]:
+        """Operators that this thread calls run, and their values are computed elsewhere."""
+        before, self._region.compiled = self._region.compiled, True
+        try:
+            yield
+        finally:
+            self._region.compiled = before
+
     def plan(self, func: Any) -> OperatorPlan:
         """The plan for an operator, made once."""
         found = self._plans.get(func)
@@ -163,20 +154,7 @@ class ComputingMode(TorchDispatchMode):
             found = self._plans[func] = plan_of(func)
         return found
 
-    def _foreign(self, kind: type) -> bool:
-        found = self._own.get(kind)
-        if found is None:
-            handler = getattr(kind, "__torch_dispatch__", None)
-            found = self._own[kind] = (
-                handler is not None and handler is not torch._C._disabled_torch_dispatch_impl
-                and kind is not _Tensor and kind is not torch.nn.Parameter
-                and getattr(handler, "__func__", handler)
-                is not getattr(_Tensor.__torch_dispatch__, "__func__", _Tensor.__torch_dispatch__)
-            )  # fmt: skip
-        return found
-
     def operate(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator on plain tensors, and compute its values."""
         run = self._run.get(plan.how)
         if run is None:
             return func(*args, **kwargs)
@@ -467,11 +445,8 @@ class ComputingMode(TorchDispatchMode):
 
     def _parts(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """The operators that an operator consists of come back to this mode."""
-        _push(self)
-        try:
+        with handled_by(self.handle):
             return func.redispatch(_keys(args, kwargs), *args, **kwargs)
-        finally:
-            _pop(None)
 
     def _reading(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if plan.name in MASKED and not masked(args):

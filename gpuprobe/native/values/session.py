@@ -11,14 +11,14 @@ import torch
 
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
-from gpuprobe.native.values import collectives, compiled, graphs, threads
+from gpuprobe.native.values import collectives, compiled, graphs
 from gpuprobe.native.values.budget import Budget
 from gpuprobe.native.values.mode import ComputingMode
 from gpuprobe.native.values.reads import ARRAY, Decide, Reads, fill
 from gpuprobe.native.values.shapes import ShapesMode
 from gpuprobe.native.values.skipping import Skipping
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.accumulation import owners_of_gradients
+from gpuprobe.torch_support.operator_calls import watch
 
 
 class Values:
@@ -53,34 +53,16 @@ class Values:
     def __enter__(self) -> Values:
         if self._patches is not None:
             raise UsageError("Values is entered already")
-        owners_of_gradients()  # counted before the mode is on
         self._patches = Patches()
-        self._patches.add(threads.join(self.mode))
         graphs.follow(self.mode, self._patches)
         shapes = isinstance(self.mode, ShapesMode)
         unknown = self.mode.knowledge.forget if shapes else None
         collectives.follow(self.mode, self._patches, unknown)
         compiled.follow(self.mode, self._patches, unknown)
-        self._follow_printing(self._patches)
         if isinstance(self.mode, ShapesMode):
             self._follow_arrays(self.mode, self._patches)
-        torch._C._push_on_torch_dispatch_stack(self.mode)
+        self._patches.add(watch(self.mode.handle))
         return self
-
-    def _follow_printing(self, patches: Patches) -> None:
-        """`repr` disables all modes, and computes what it prints."""
-        before = torch._tensor_str._str_intern
-        mode = self.mode
-
-        @functools.wraps(before)
-        def computed(*args: Any, **kwargs: Any) -> Any:
-            torch._C._push_on_torch_dispatch_stack(mode)
-            try:
-                return before(*args, **kwargs)
-            finally:
-                torch._C._pop_torch_dispatch_stack(None)
-
-        patches.set(torch._tensor_str, "_str_intern", computed)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -112,9 +94,6 @@ class Values:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        torch._C._pop_torch_dispatch_stack(None)
-        if torch.cuda.is_initialized():
-            threads.leave_backward()
         patches, self._patches = self._patches, None
         if patches is not None:
             patches.undo()
