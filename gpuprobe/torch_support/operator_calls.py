@@ -48,9 +48,12 @@ def _key() -> Any:
         ) from None
 
 
-WATCHED: Final = torch._C.DispatchKeySet(_key())
+_KEY: Final = _key()
+WATCHED: Final = torch._C.DispatchKeySet(_KEY)
 """What a thread excludes to call operators that are not watched."""
 _Exclude = torch._C._ExcludeDispatchKeyGuard
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+_current_node = torch._C._current_autograd_node
 _Tensor: Final = torch.Tensor
 
 
@@ -87,9 +90,11 @@ def _is_composite(op: Any) -> bool:
     return has(name, "CompositeImplicitAutograd") and not has(name, "CUDA") and not has(name, "CPU")
 
 
-@cache
+_kinds: dict[type, bool] = {}
+"""Types of arguments that are no lists, by whether torch calls their ``__torch_dispatch__``."""
+
+
 def _is_subclass(kind: type) -> bool:
-    """Whether torch calls ``__torch_dispatch__`` of a type of arguments."""
     if not issubclass(kind, _Tensor) or kind in (_Tensor, torch.nn.Parameter):
         return False
     handler: Any = kind.__torch_dispatch__
@@ -98,10 +103,15 @@ def _is_subclass(kind: type) -> bool:
 
 def _with_subclasses(args: Any) -> bool:
     for value in args:
-        if type(value) is list or type(value) is tuple:
+        kind = type(value)
+        if kind is list or kind is tuple:
             if _with_subclasses(value):
                 return True
-        elif _is_subclass(type(value)):
+            continue
+        found = _kinds.get(kind)
+        if found is None:
+            found = _kinds[kind] = _is_subclass(kind)
+        if found:
             return True
     return False
 
@@ -109,36 +119,44 @@ def _with_subclasses(args: Any) -> bool:
 class _Named:
     """An operator that is looked up at its first call: there are thousands."""
 
-    __slots__ = ("_name", "op")
+    __slots__ = ("composite", "name", "op")
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self.op: Any = None
+        self.composite = False
 
-    def find(self) -> Any:
-        space, _, rest = self._name.partition("::")
+    def find(self) -> None:
+        space, _, rest = self.name.partition("::")
         name, _, overload = rest.partition(".")
         self.op = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
-        return self.op
+        self.composite = _is_composite(self.op)
 
 
 def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         if type(op) is _Named:
-            op = op.op or op.find()
-        if _is_composite(op):
+            if op.op is None:
+                op.find()
+            composite, op = op.composite, op.op
+        else:
+            composite = _is_composite(op)
+        if composite:
             return op.decompose(*args, **kwargs)
-        with _Exclude(WATCHED):
+        _exclude(_KEY, True)
+        try:
             if _with_subclasses(args):  # within torch's own code for them
                 return op(*args, **kwargs)
             chain = _local.chain or _chain
-            if torch._C._current_autograd_node() is None:
+            if _current_node() is None:
                 return chain(op, args, kwargs)
             if op is accumulation.ADD and not kwargs and _sums.in_place(*args):
                 op = accumulation.ADD_TO
             result = chain(op, args, kwargs)
             _sums.ran(op, result)
             return result
+        finally:
+            _exclude(_KEY, False)
     except BaseException as error:  # noqa: BLE001 - raised again
         args = kwargs = None  # type: ignore[assignment]
         raise passed_on(error)  # noqa: B904 - the same one
@@ -170,7 +188,7 @@ def _rebuild() -> None:
 
 
 def _include(included: bool) -> None:
-    torch._C._dispatch_tls_set_dispatch_key_included(_key(), included)
+    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, included)
 
 
 @contextmanager
@@ -263,7 +281,7 @@ def _pass_higher_order() -> Callable[[], None]:
     from torch._ops import HigherOrderOperator, _higher_order_ops
 
     def passes(op: Any) -> None:
-        op.non_fallthrough_keys = op.non_fallthrough_keys.remove(_key())
+        op.non_fallthrough_keys = op.non_fallthrough_keys.remove(_KEY)
 
     for op in _higher_order_ops.values():
         passes(op)
