@@ -2,12 +2,12 @@
 
     python benchmarks/unchanged_operators.py [--under hazards|values] [--samples 3] [--only PATTERN]
 
-A dispatch mode of Python changes how some operators and formulas of derivatives work: they take
-tensors to be instances of a subclass, and make new ones where they would work in place. Each
-sample runs forward and backward: bare; within `detect_hazards` where torch has a device (with a
-CUDA build, the native engine's, on which kernels compute nothing), or with ``--under values``
-while the native engine computes values; within a trace on the CPU otherwise. Compared are the sizes of all allocations and frees, in order, and errors. Needs
-expecttest.
+Watching can change how some operators and formulas of derivatives work: a dispatch mode of Python
+has them take tensors for instances of a subclass, and make new ones where they would work in place.
+Each sample runs forward and backward: bare; and where torch has a device (with a CUDA build, the
+native engine's, on which kernels compute nothing) within `detect_hazards`, or with
+``--under values`` while the native engine computes values; on the CPU within a trace. Compared are
+the sizes of all allocations and frees, in order, and errors. Needs expecttest.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ def allocations(op: Any, sample: Any, backward: bool, device: str) -> tuple[list
     return unchanged_programs.settled_sizes(profile.sizes), error
 
 
-def watched(
-    op: Any, sample: Any, backward: bool, device: str, under: str
-) -> tuple[list[int], str]:
+def watched(op: Any, sample: Any, backward: bool, device: str, under: str) -> tuple[list[int], str]:
     if under == "values":
         with Values():
             return allocations(op, sample, backward, device)

@@ -401,7 +401,6 @@ class Recorder:
         """The program uses torch.compile: no module hooks from here on."""
         self._infer_forward = True
         self._blind((COMPILED,))
-        self._traces.compiles()
 
     def _forward_from_here(self) -> None:
         self._timeline.enter("forward")
@@ -568,10 +567,7 @@ class Recorder:
                 self._inference.remove()
             if self._per_step is not None:
                 self._per_step.end()
-            if not self._traces.stop():
-                self._failures.texts.append(
-                    "the dispatch mode was not removed: another mode is above it"
-                )
+            self._traces.stop()
         except Exception as error:  # noqa: BLE001 - leaving must not end the program either
             self._failures.texts.append(described(error))
 

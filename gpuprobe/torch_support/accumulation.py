@@ -1,4 +1,4 @@
-"""Gradients that the autograd engine adds up, in place while a dispatch mode is on, too."""
+"""Gradients that the autograd engine adds up, in place where operators are watched, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.patching import original_of
@@ -24,23 +24,6 @@ _BETWEEN: Final = (PACKAGE, f"{TORCH}_ops.py")
 """Files whose functions call operators in the engine's place."""
 
 
-def sums_in_place(first: Any, second: Any, alone: tuple[int, int] | None = None) -> bool:
-    """Whether the engine adds the second of two gradients of one node to the first, the older one,
-    while no mode is on (``torch/csrc/autograd/input_buffer.cpp``: ``accumulate``): if nothing else
-    holds that. False if it makes a new tensor, and for every sum that is not the engine's. During
-    the call of `ADD`. ``alone``: the owners of such a gradient, `owners_of_gradients` by default.
-    """
-    if not called_by_engine() or torch.is_grad_enabled():
-        return False
-    if type(first) is not torch.Tensor or type(second) is not torch.Tensor:
-        return False
-    if first.dtype is not second.dtype or first.shape != second.shape:
-        return False
-    if first.layout is not torch.strided or second.layout is not torch.strided:
-        return False
-    return _owners(first) == (alone or owners_of_gradients()) and _is_dense(first)
-
-
 def called_by_engine() -> bool:
     """Whether C++ code of a backward pass called the operator at hand, and no Python code: a hook
     or a function of the program's could hold the tensors. On a GPU that is in a thread of the
@@ -52,21 +35,6 @@ def called_by_engine() -> bool:
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     return frame is None or frame.f_code is _RUN
-
-
-class _Owners(TorchDispatchMode):
-    """Counts the owners of a gradient that only the engine holds, while the engine adds to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: tuple[int, int] | None = None
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is ADD and torch._C._current_autograd_node() is not None:
-            self.found = _owners(args[0])
-        return func(*args, **(kwargs or {}))
 
 
 def _owners(tensor: Any) -> tuple[int, int]:
@@ -85,19 +53,10 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-@functools.cache
-def owners_of_gradients() -> tuple[int, int]:
-    """What `_owners` returns of a gradient that the engine alone holds, with this torch."""
-    leaf = torch.zeros(2, requires_grad=True)
-    with torch.enable_grad(), _Owners() as counted:
-        torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
-    return counted.found or (0, 0)
-
-
 def owners_below_modes(watch: Callable[[Any], Callable[[], None]]) -> tuple[int, int]:
-    """The same during a call of `gpuprobe.torch_support.operator_calls`, of a gradient whose
-    storage Python knows: the engine takes that for an owner. ``watch`` is the function of that
-    module.
+    """What `_owners` returns, in a handler of `gpuprobe.torch_support.operator_calls`, of a
+    gradient that the engine alone holds and whose storage Python knows: the engine takes that for
+    an owner. ``watch`` is the function of that module.
     """
     found: list[tuple[int, int]] = []
     known: list[Any] = []
@@ -110,10 +69,10 @@ def owners_below_modes(watch: Callable[[Any], Callable[[], None]]) -> tuple[int,
             known.append(weakref.ref(result.untyped_storage()))
         return result
 
-    leaf = torch.zeros(2, requires_grad=True)
     end = watch(note)
     try:
-        with _disable_current_modes(), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), _disable_current_modes():
+            leaf = torch.zeros(2, requires_grad=True, device="cpu")
             torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
     finally:
         end()
@@ -153,8 +112,20 @@ class EngineSums(threading.local):
             self._made.add(result.data_ptr())
 
     def in_place(self, first: Any, second: Any) -> bool:
-        """Whether the engine adds ``second`` to ``first`` where neither is watched."""
-        if not sums_in_place(first, second, self.alone):
+        """Whether the engine adds ``second``, the younger of two gradients of one node, to
+        ``first`` where neither is watched (``torch/csrc/autograd/input_buffer.cpp``:
+        ``accumulate``): if nothing else holds that. False if it makes a new tensor, and for every
+        sum that is not the engine's. To be called in a call of `ADD`.
+        """
+        if not called_by_engine() or torch.is_grad_enabled():
+            return False
+        if type(first) is not torch.Tensor or type(second) is not torch.Tensor:
+            return False
+        if first.dtype is not second.dtype or first.shape != second.shape:
+            return False
+        if first.layout is not torch.strided or second.layout is not torch.strided:
+            return False
+        if _owners(first) != self.alone or not _is_dense(first):
             return False
         node = torch._C._current_autograd_node()
         if _identity(node) != self._node or first.data_ptr() not in self._made:

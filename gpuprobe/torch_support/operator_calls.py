@@ -97,7 +97,7 @@ _kinds: dict[type, bool] = {}
 def _is_subclass(kind: type) -> bool:
     if not issubclass(kind, _Tensor) or kind in (_Tensor, torch.nn.Parameter):
         return False
-    handler: Any = kind.__torch_dispatch__
+    handler = getattr(kind, "__torch_dispatch__", None)
     return handler is not torch._C._disabled_torch_dispatch_impl
 
 

@@ -1,15 +1,16 @@
 """Every storage on the CPU, from allocation to free: level ``trace`` where there is no allocator
 history to ask.
 
-A dispatch mode sees each operator's results; a weak reference to each new storage tells when it
-is freed. So the account is exact at operator boundaries: what an operator allocates and frees
-within itself is not seen (`BLIND_SPOTS` says so in the recording).
+Each operator's results are seen (`gpuprobe.torch_support.operator_calls`); a weak reference to each
+new storage tells when it is freed. So the account is exact at operator boundaries: what an operator
+allocates and frees within itself is not seen (`BLIND_SPOTS` says so in the recording).
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import threading
 import time
 import weakref
 from collections import Counter, deque
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.analysis.trace.evidence import BUCKET, UNSHARDED, by_whom
 from gpuprobe.code_origin import PACKAGE, name_of
@@ -30,8 +30,8 @@ from gpuprobe.sampler.base import DeviceMark
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.module_calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
-from gpuprobe.torch_support.accumulation import ADD, ADD_TO, owners_of_gradients, sums_in_place
 from gpuprobe.torch_support.callers import passed_on
+from gpuprobe.torch_support.operator_calls import watch
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -41,11 +41,6 @@ BLIND_SPOTS = (
     BlindSpot(
         "storages created outside torch's dispatcher (NumPy arrays, shared memory)",
         "they are counted from their first use by an operator",
-    ),
-    BlindSpot(
-        "formulas of the backward pass while tracing",
-        "torch then computes a few of them (index_add, scatter) out of place, so one more gradient "
-        "may be alive temporarily than without tracing",
     ),
 )
 
@@ -94,24 +89,14 @@ class _Storage(weakref.ref[Any]):
     category: Category
 
 
-class CpuTrace(TorchDispatchMode):
+class CpuTrace:
     """Watches CPU storages between `start` and `stop`; a `MemorySource` for device ``cpu``."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # By default torch wraps __torch_dispatch__ so that dynamo never compiles it: two more
-        # Python frames for every operator. `compile_watch` does the same, for all of gpuprobe.
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        # What torch.compile has compiled stays compiled under this mode (torch >= 2.10).
-        return True
-
     def __init__(self, path: Callable[[], str], on_fault: Callable[[Exception], None]) -> None:
-        super().__init__()
         self.active = False
         self._path = path
+        self._thread = 0
+        self._end: Callable[[], None] = lambda: None
         self._on_fault = on_fault
         self._live: dict[int, _Storage] = {}
         self._freed: deque[_Storage] = deque()  # and not accounted for yet
@@ -136,8 +121,8 @@ class CpuTrace(TorchDispatchMode):
 
     def start(self, tensors: Iterable[Any]) -> None:
         """Begin watching; ``tensors`` are those that exist already."""
-        owners_of_gradients()  # counted before anything is traced
         self.active = True
+        self._thread = threading.get_ident()
         for tensor in tensors:
             self._see_tensor(tensor, no_origin=True)
         self._events.clear()  # they were there before: baseline, not events
@@ -146,23 +131,15 @@ class CpuTrace(TorchDispatchMode):
         self._sequence = torch._C._autograd._get_sequence_nr()
         # FSDP2 frees and allocates whole parameters by resizing their storages: no operator.
         self._restore = patch(torch.UntypedStorage, "resize_", self._watched_resize())
-        self.__enter__()
+        self._end = watch(self.handle)
 
-    def stop(self) -> bool:
-        """Stop watching. False where the mode could not be taken off the stack, because the
-        program left a mode of its own above it: then it stays, and only passes calls on.
-        """
-        from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
+    def stop(self) -> None:
+        """Stop watching."""
         self.active = False
         self._restore()
-        stack = _get_current_dispatch_mode_stack()
-        on_top = bool(stack) and stack[-1] is self
-        if on_top:
-            self.__exit__(None, None, None)
+        self._end()
         self._live.clear()
         self._freed.clear()
-        return on_top or self not in stack
 
     # -- what the recorder asks
 
@@ -264,17 +241,16 @@ class CpuTrace(TorchDispatchMode):
 
     # -- watching
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    def handle(
+        self, func: Any, args: Any, kwargs: Any, below: Callable[[Any, Any, Any], Any]
     ) -> Any:
+        """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
         try:
-            if func is ADD and not kwargs and sums_in_place(*args):
-                func = ADD_TO
-            result = func(*args, **(kwargs or {}))
+            result = below(func, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
-            args = kwargs = None  # type: ignore[assignment]
+            args = kwargs = None
             raise passed_on(error)  # noqa: B904 - the same one
-        if self.active:
+        if self.active and threading.get_ident() == self._thread:
             try:
                 if _function_modes():  # of the program's, which must not hear what is asked here
                     with torch._C.DisableTorchFunction():
@@ -330,7 +306,7 @@ class CpuTrace(TorchDispatchMode):
                 try:
                     self._here = (self._stack(), self._modules[-1])
                     self._see_storage(storage, False)
-                except Exception as error:  # as in __torch_dispatch__
+                except Exception as error:  # as in `handle`
                     if from_program(error):
                         raise
                     self.active = False

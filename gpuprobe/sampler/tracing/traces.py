@@ -135,21 +135,6 @@ class Traces:
         self._blind(*BLIND_SPOTS)
         return self.cpu
 
-    def compiles(self) -> None:
-        """The program uses torch.compile. Before 2.10, torch compiles nothing while a dispatch
-        mode watches, and never again what it has left alone once: then the mode is left, and
-        UsageError raised.
-        """
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        if self.cpu is None or hasattr(TorchDispatchMode, "ignore_compile_internals"):
-            return
-        self.cpu.stop()
-        raise UsageError(
-            "level 'trace' on the CPU and torch.compile need torch 2.10 or newer; "
-            "level 'counters' works with both"
-        )
-
     def start_cuda(self, timeline: PhaseTimeline, on_fault: Callable[[Exception], None]) -> None:
         """Record the allocator's history of the first steps, and their launches where these can be
         counted. Raises UsageError where nobody said how to read a snapshot.
@@ -216,10 +201,11 @@ class Traces:
         with contextlib.suppress(RuntimeError):  # CUDA in error
             self._stop_cuda()
 
-    def stop(self) -> bool:
-        """Stop everything. False where the dispatch mode could not be removed."""
+    def stop(self) -> None:
+        """Stop everything."""
         self._stop_cuda()
-        return self.cpu is None or self.cpu.stop()
+        if self.cpu is not None:
+            self.cpu.stop()
 
     def _stop_cuda(self) -> None:
         if self.launches is not None:
