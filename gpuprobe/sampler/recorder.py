@@ -376,6 +376,7 @@ class Recorder:
     @_guarded
     def forward_done(self, module: Any) -> None:
         """A model's forward returned."""
+        self._per_step.placement.called(module)
         self._per_step.collectives.forward_done(module)
         if self._inference.ends_step(module):
             self._inferred()
@@ -513,7 +514,7 @@ class Recorder:
             out_of_memory=self._out_of_memory,
             ended_by=ended_by,
             origin_ns=self._timeline.started_ns,
-            **self._per_step.take(self._index, living),
+            **self._per_step.take(self._index, living, self._optimizers),
         )
         self._last, self._last_traces = spans, traces
         self._index += 1

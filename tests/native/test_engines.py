@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gpuprobe.native.elf import Export, library_bytes
+from gpuprobe.native.libraries import torch_build
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 
@@ -240,6 +245,68 @@ def test_a_cache_that_cannot_be_written_is_replaced(script: Path, tmp_path: Path
     done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path, XDG_CACHE_HOME="/proc/nothing")
     assert done.returncode == 0, done.stderr
     assert "NVIDIA L4" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("cuda", "message"),
+    [
+        ("14.0", "torch 9.9.9 is built for CUDA 14.0; the native engine knows CUDA 12 and 13"),
+        ("", "torch 9.9.9 is a build without CUDA"),
+    ],
+)
+def test_a_torch_of_an_unknown_cuda_gets_one_line(
+    script: Path, tmp_path: Path, cuda: str, message: str
+) -> None:
+    torch = tmp_path / "site" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    (torch / "version.py").write_text(
+        f"__version__ = '9.9.9'\ncuda: Optional[str] = {cuda or None!r}\n", encoding="utf-8"
+    )
+    path = os.pathsep.join([str(torch.parent), str(EXAMPLES.parent)])
+    done = gpuprobe(
+        "run", "--gpu", "l4", "--engine", "native", script, cwd=tmp_path, PYTHONPATH=path
+    )
+    assert done.returncode == 3
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 2  # the error and its hint
+
+
+def test_a_library_that_needs_an_unknown_function_loads_and_the_call_is_named(
+    tmp_path: Path,
+) -> None:
+    """A package that is installed next to torch, and newer than what the engine knows."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    found = torch_build()
+    assert found is not None
+    soname = f"libcublas.so.{found.major}"
+    site = tmp_path / "site"
+    (site / "newer").mkdir(parents=True)
+    (site / "torch").symlink_to(found.folder)
+    link = tmp_path / soname
+    export = Export("cublasFrobnicate_v9", "missing")
+    link.write_bytes(library_bytes(soname, [export], [], platform.machine()))
+    (tmp_path / "newer.c").write_text(
+        "int cublasFrobnicate_v9(void *, int *);\n"
+        "int frobnicate(int *n) { return cublasFrobnicate_v9(0, n); }\n",
+        encoding="utf-8",
+    )
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", site / "newer/_C.so", tmp_path / "newer.c", link],
+        check=True,
+    )
+    text = f"""\
+import ctypes
+import gpuprobe
+with gpuprobe.virtual_gpu("l4", engine="native"):
+    print(ctypes.CDLL({str(site / "newer/_C.so")!r}).frobnicate(None))
+"""
+    path = os.pathsep.join([str(site), str(EXAMPLES.parent)])
+    done = python(text, tmp_path, PYTHONPATH=path, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.stdout == "15\n", done.stderr  # CUBLAS_STATUS_NOT_SUPPORTED
+    assert done.stderr == ("gpuprobe: cublasFrobnicate_v9 is not answered by the native engine\n")
 
 
 def test_a_preloaded_library_stays_preloaded(tmp_path: Path) -> None:

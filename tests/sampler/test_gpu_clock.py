@@ -317,8 +317,10 @@ def test_on_cuda() -> None:
             optimizer.step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = model(x)  # its forward phase begins and ends inside the capture
+        # Its forward phase begins and ends inside the capture. With a graph of autograd, torch
+        # would warn, once in a process, of the parameters' nodes: they are the capture's stream's.
+        with torch.cuda.graph(graph), torch.no_grad():
+            out = model(x)
         graph.replay()
         optimizer.zero_grad()
         model(x).square().mean().backward()

@@ -647,20 +647,23 @@ async def test_pictures(
     """GPUPROBE_UPDATE_SCREENS=1 writes them anew; then look at each one."""
     script = fixed(fleet)
     monkeypatch.setattr("gpuprobe.reporters.text.info.__version__", "0.0")
-    app = TopApp(interval=1.0, source=Script([script[-1]]).open)
+    source = Script([script[-1]])
+    app = TopApp(interval=1.0, source=source.open)
+    app.reader.pause(True)  # reads once, and once more when that is on the screen; then no more
     for one in script[:-1]:
         app.model.history.add(one)
     monkeypatch.setattr(app, "examine", lambda: None)
     monkeypatch.setattr(app, "notify", lambda *args, **kwargs: None)
     async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: len(app.model.history.host_cpu()) == len(script) + 1)
         await settle(pilot, app)
-        app.reader.pause(True)
         await pilot.press(*keys)
         if isinstance(app.screen, DoctorScreen):
             app.screen.show_result(replace(diagnose(fleet), taken_at=1_701_000_000.0))
         await pilot.pause()
         await pilot.pause()
         picture = screen_svg(app)
+    assert source.reads == 2
     golden = GOLDEN / f"{name}-{size[0]}x{size[1]}.svg"
     if os.environ.get("GPUPROBE_UPDATE_SCREENS"):
         golden.parent.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ from gpuprobe.reporters.json.report import to_document
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.text import draw
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_leftovers")]
 MIB = 1 << 20
 
 

@@ -50,12 +50,12 @@ class PerStep:
         self.placement = Placement()
         self._last: tuple[int, dict[str, Any]] = (-1, {})  # the step, and what it had
 
-    def take(self, index: int, models: Iterable[Any]) -> dict[str, Any]:
+    def take(self, index: int, models: Iterable[Any], optimizers: Iterable[Any]) -> dict[str, Any]:
         """Everything since the last time, for the step ``index`` that ends now, as `assemble` takes
         it."""
         found: dict[str, Any] = {
             "collectives": self.collectives.take(),
-            "placement": self.placement.take(models) if self.placement.wanted else (),
+            "placement": self.placement.take(models, optimizers),
             "waited": self.collectives.waits.take(),
             "copied": self.collectives.copies.take(),
             "exchanges": exchanges_of(self.records.take()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ class Placement:
         self._steps = 0
         self._seen: dict[tuple[str, str, str, str], int] = {}
         self._before: tuple[Placed, ...] = ()
+        self._called: dict[int, weakref.ref[Any]] = {}  # by id
 
     @property
     def wanted(self) -> bool:
@@ -36,6 +38,11 @@ class Placement:
         if self.wanted and not torch.jit.is_tracing():
             for tensor in tensors_in(values, MOST_NESTED + 1):
                 self._see("input", tensor)
+
+    def called(self, model: Any) -> None:
+        """A model, or a part of one, was called."""
+        if self.wanted:
+            self._called[id(model)] = weakref.ref(model)
 
     def batch(self, value: Any) -> None:
         """What a DataLoader gave."""
@@ -52,12 +59,28 @@ class Placement:
             key = (what, "", str(plain.device), kind)
             self._seen[key] = self._seen.get(key, 0) + plain.numel() * plain.element_size()
 
-    def take(self, models: Iterable[Any]) -> tuple[Placed, ...]:
-        """All of it at the end of a step; empty where it is as in the step before."""
+    def take(self, models: Iterable[Any], optimizers: Iterable[Any] = ()) -> tuple[Placed, ...]:
+        """All of it at the end of a step; empty where it is as in the step before.
+
+        A model on the CPU alone is left out unless it was called or one of ``optimizers`` trains
+        it: an average of the weights, a copy for a checkpoint and what ran before the recording
+        are rightly there.
+        """
         if not self.wanted:
             return ()
         self._steps += 1
-        found = [row for model in _stages() or models for row in place(model)]
+        trained = {
+            id(parameter)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        stages = _stages()
+        found: list[Placed] = []
+        for model in stages or models:
+            rows = list(place(model))
+            if stages or self._ran(model, trained) or any(row.device != "cpu" for row in rows):
+                found += rows
         found += [
             Placed(what, name, device, Bytes(size), kind)
             for (what, name, device, kind), size in sorted(self._seen.items())
@@ -68,6 +91,15 @@ class Placement:
             return ()
         self._before = placed
         return placed
+
+    def _ran(self, model: Any, trained: set[int]) -> bool:
+        for _, module in modules_of(model):
+            ref = self._called.get(id(module))
+            if ref is not None and ref() is module:
+                return True
+            if any(id(parameter) in trained for parameter in module._parameters.values()):
+                return True
+        return False
 
 
 def _stages() -> list[Any]:

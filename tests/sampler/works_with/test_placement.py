@@ -80,6 +80,36 @@ def test_a_module_left_on_the_cpu() -> None:
     assert dict(found.evidence)["bytes"] == str((64 * 4 + 4) * 4)
 
 
+def test_a_model_on_the_cpu_counts_if_the_program_calls_or_trains_it() -> None:
+    kept: list[Any] = []  # an average of the weights, say, or a model of an earlier program
+
+    def program(teach: Callable[[nn.Module], None] | None) -> list[Finding]:
+        def train() -> None:
+            kept.append(nn.Sequential(nn.Linear(16, 1), nn.ReLU()))
+            if teach is not None:
+                teach(kept[-1])
+            trained(Net().cuda(), pin_memory=True)
+
+        return findings(train, "a100-40gb")
+
+    def call(teacher: nn.Module) -> None:
+        teacher(torch.randn(8, 16))
+
+    def call_a_part(teacher: nn.Module) -> None:
+        call(teacher.get_submodule("0"))
+
+    def train(teacher: nn.Module) -> None:
+        kept.append(torch.optim.SGD(teacher.parameters(), 0.1))
+        kept[-1].step()
+
+    assert program(None) == []
+    for teach in (call, call_a_part, train):
+        kept.clear()
+        found = program(teach)
+        assert rules(found) == ["GP301"], teach
+        assert "Sequential (Sequential, 68 B) is on the CPU" in found[0].message
+
+
 def test_batches_that_are_not_pinned() -> None:
     (found,) = findings(lambda: trained(Net().cuda()), "a100-40gb")
     assert found.rule == "GP303"
