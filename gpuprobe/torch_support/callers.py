@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -45,7 +44,7 @@ def program_line() -> tuple[str, int]:
     return last
 
 
-_OF_OPERATORS: Final = (f"{TORCH}_ops.py", str(Path(__file__).with_name("operator_calls.py")))
+_OF_OPERATORS: Final = (f"{TORCH}_ops.py", PACKAGE)
 
 
 def passed_on(error: BaseException) -> BaseException:
@@ -56,7 +55,7 @@ def passed_on(error: BaseException) -> BaseException:
     entry = error.__traceback__
     if entry is not None:  # the caller's own frame
         entry = entry.tb_next
-    while entry is not None and entry.tb_frame.f_code.co_filename in _OF_OPERATORS:
+    while entry is not None and entry.tb_frame.f_code.co_filename.startswith(_OF_OPERATORS):
         entry = entry.tb_next
     return error.with_traceback(entry)
 

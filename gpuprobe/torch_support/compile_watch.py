@@ -27,6 +27,8 @@ from gpuprobe.torch_support.callers import place_of
 _ALLOCATED: Final = re.compile(r" = empty_strided_\w+\(")
 _COMPILATION: Final = re.compile(r"^\d+/\d+: ")
 """What torch calls the compilation whose guard failed."""
+_WATCHED: Final = "BackendSelect, Fake,"
+"""In the reason, where the two sets of dispatch keys differ by that of `operator_calls`."""
 _CACHES: Final = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"))
 """In ``torch._dynamo.utils.counters``."""
 _NOTED_WITHIN: Final = ("should_compile_partial_graph=False", "Should not compile partial graph")
@@ -150,6 +152,8 @@ def _recompilations(module: Any) -> None:
 def _note_again(code: Any, reasons: Any) -> None:
     known = _COMPILATION.sub("", reasons[0]).strip() if reasons else ""
     reason = known.partition("\n")[0] or "no guard is known"
+    if _WATCHED in reason:
+        reason = "it was compiled before gpuprobe watched the operators of this thread, or after"
     where = place_of(code.co_filename, code.co_firstlineno)
     compile_notes.note(f"{program_name(code.co_name)} at {where}{compile_notes.AGAIN}{reason}")
 

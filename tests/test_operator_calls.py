@@ -1,0 +1,189 @@
+"""Operators seen below autograd without a dispatch mode."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpuprobe.sampler.tracing.cpu import CpuTrace
+from gpuprobe.torch_support import operator_calls
+from gpuprobe.torch_support.operator_calls import handled_by, unwatched, watch
+
+Seen = list[str]
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    names: Seen = []
+
+    def note(op: Any, args: Any, kwargs: Any, below: Callable[..., Any]) -> Any:
+        names.append(op.name().removeprefix("aten::"))
+        return below(op, args, kwargs)
+
+    end = watch(note)
+    try:
+        yield names
+    finally:
+        end()
+    names.clear()
+    torch.ones(2).add(1)
+    assert names == []
+
+
+class Passing(TorchDispatchMode):
+    """Calls what it is given."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_each_operator_is_seen_once_below_autograd(seen: Seen) -> None:
+    x = torch.ones(3, requires_grad=True)
+    torch.nn.functional.linear(x.view(1, 3), torch.ones(2, 3)).sum().backward()
+    assert seen[:4] == ["ones", "view", "ones", "t"]
+    assert {"mm", "sum", "expand"} <= set(seen)
+    assert "linear" not in seen
+
+
+def test_an_operator_is_taken_apart_in_inference_mode_too(seen: Seen) -> None:
+    with torch.inference_mode():
+        torch.nn.functional.linear(torch.ones(1, 3), torch.ones(2, 3))
+    assert "mm" in seen
+    assert "linear" not in seen
+
+
+def test_what_torch_creates_below_a_mode_of_the_program_is_seen(seen: Seen) -> None:
+    """There torch looks for a kernel of the operator's own: a fallback is an internal error."""
+    with Passing():
+        assert torch.tensor([1.0, 2.0]).mul(2).tolist() == [2.0, 4.0]
+    assert seen[-2:] == ["lift_fresh", "mul.Tensor"]
+
+
+def test_an_operator_that_was_defined_later_is_seen(seen: Seen) -> None:
+    with torch.library._scoped_library("gpuprobe_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        assert torch.ops.gpuprobe_test.twice(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert "gpuprobe_test::twice" in seen
+
+
+def test_subclasses_come_first(seen: Seen) -> None:
+    class Wrapper(torch.Tensor):
+        inner: torch.Tensor
+
+        @staticmethod
+        def __new__(cls: Any, inner: torch.Tensor) -> Any:
+            made = torch.Tensor._make_wrapper_subclass(cls, inner.shape)
+            made.inner = inner
+            return made
+
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append("subclass")
+            return Wrapper(func(*(a.inner if isinstance(a, Wrapper) else a for a in args)))
+
+    made = Wrapper(torch.ones(3)) * 2
+    assert seen == ["ones", "subclass", "mul.Tensor"]
+    assert made.inner.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_threads_that_start_meanwhile_are_seen_also_with_a_run_of_their_own(seen: Seen) -> None:
+    class Worker(threading.Thread):
+        def run(self) -> None:
+            torch.ones(2).exp()
+
+    worker = Worker()
+    worker.start()
+    worker.join()
+    assert "exp" in seen
+
+
+def test_the_backward_pass_adds_gradients_in_place_as_without_a_watch(seen: Seen) -> None:
+    w = torch.ones(8, requires_grad=True)
+    loss = (w * 2).sum() + (w * 3).sum() + (w * 4).sum()
+    seen.clear()
+    loss.backward()
+    assert "add.Tensor" not in seen
+    assert seen.count("add_.Tensor") in (0, 2)  # C++ itself, or in place of it
+    assert w.grad is not None
+    assert w.grad.tolist() == [9.0] * 8
+
+
+def test_what_fails_keeps_no_argument_alive() -> None:
+    trace = CpuTrace(lambda: "", pytest.fail)
+    trace.start([])
+    try:
+        tensor = torch.ones(3)
+        count = sys.getrefcount(tensor)
+        with pytest.raises(RuntimeError, match="size of tensor") as caught:
+            tensor + torch.ones(4)
+        assert sys.getrefcount(tensor) == count
+        assert caught.value.__traceback__ is not None
+    finally:
+        trace.stop()
+
+
+def test_parts_of_an_operator_go_to_one_handler(seen: Seen) -> None:
+    parts: Seen = []
+
+    def inner(op: Any, args: Any, kwargs: Any, below: Callable[..., Any]) -> Any:
+        parts.append(op.name())
+        return below(op, args, kwargs)
+
+    def outer(op: Any, args: Any, kwargs: Any, below: Callable[..., Any]) -> Any:
+        with handled_by(inner):
+            torch.ones(2).sin()
+        return below(op, args, kwargs)
+
+    end = watch(outer)
+    try:
+        torch.zeros(2)
+    finally:
+        end()
+    assert parts == ["aten::ones", "aten::sin"]
+    assert seen == ["zeros"]
+
+
+def test_unwatched_operators_are_not_seen(seen: Seen) -> None:
+    with unwatched():
+        torch.ones(2).exp()
+    assert seen == []
+
+
+def test_fake_tensors_are_left_to_torch(seen: Seen) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        made = torch.ones(2) @ torch.ones(2, 3)
+    assert made.shape == (3,)
+    assert seen == []
+
+
+def test_higher_order_operators_run(seen: Seen) -> None:
+    from torch._higher_order_ops.cond import cond
+
+    result = cond(torch.tensor(True), lambda x: x.sin(), lambda x: x.cos(), (torch.zeros(2),))
+    assert result.tolist() == [0.0, 0.0]
+
+
+def test_functions_of_gpuprobe_are_not_compiled(seen: Seen) -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend="eager")
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    assert program(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert "mul.Tensor" in seen
+    cached = torch._dynamo.eval_frame._debug_get_cache_entry_list(operator_calls._operator.__code__)
+    assert cached == []
