@@ -59,7 +59,6 @@ def test_an_operator_is_taken_apart_in_inference_mode_too(seen: Seen) -> None:
 
 
 def test_what_torch_creates_below_a_mode_of_the_program_is_seen(seen: Seen) -> None:
-    """There torch looks for a kernel of the operator's own: a fallback is an internal error."""
     with Passing():
         assert torch.tensor([1.0, 2.0]).mul(2).tolist() == [2.0, 4.0]
     assert seen[-2:] == ["lift_fresh", "mul.Tensor"]
@@ -164,6 +163,17 @@ def test_fake_tensors_are_left_to_torch(seen: Seen) -> None:
     with FakeTensorMode():
         made = torch.ones(2) @ torch.ones(2, 3)
     assert made.shape == (3,)
+    assert seen == []
+
+
+def test_torch_may_call_operators_of_subclasses_without_the_key_of_python(seen: Seen) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    python = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+    with torch._C._ExcludeDispatchKeyGuard(python):
+        assert torch.ops.aten.detach(fake).shape == (3,)
     assert seen == []
 
 

@@ -164,8 +164,9 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _register() -> None:
     """Give each operator its kernel, and those that come later a fallback. A fallback alone would
-    not do: torch looks for a kernel of the operator's own where a mode is on that it passes over,
-    as in ``torch.tensor`` (``PythonKernelHolder`` in ``torch/csrc/utils/python_dispatch.cpp``).
+    not do: where torch itself calls an operator with a subclass's tensors and without the key of
+    Python, it asserts that Python has registered a kernel of the operator's own
+    (``python_op_registration_trampoline_impl`` in ``torch/csrc/utils/python_dispatch.cpp``).
     """
     libraries: dict[str, Any] = {}
     for name in torch._C._dispatch_get_all_op_names():
