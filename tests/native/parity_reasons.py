@@ -68,6 +68,7 @@ REASONS: Final[dict[str, tuple[Reason, ...]]] = {
             "gpt_bfloat16_clipping",
             "gpt_accumulation",
             "attention_efficient",
+            "contrastive_pairs",
             "custom_function",
             "encoder_and_decoder",
             "forward_mode",
