@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -63,6 +64,26 @@ metric's own name."""
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file of the project that the program consists of or reads: the digest of its text, and
+    the text where it is kept."""
+
+    digest: str
+    text: str | None = None
+
+    @classmethod
+    def of(cls, text: str) -> KeptFile:
+        """With the text."""
+        return cls(file_digest(text), text)
+
+
+def file_digest(text: str) -> str:
+    """What tells two states of a file apart, in 16 characters."""
+    data = text.encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
 class Baseline:
     """``metrics``: name to value, bytes or counts. ``phases``: peak allocated of each phase
     (``phase forward``) over all steps, and of each kind of step (``first step``). ``accounts``: by
@@ -70,6 +91,8 @@ class Baseline:
     where it ran to its end. ``sources``: the program's files, by their names in the accounts; none
     in a baseline of an earlier version. ``labels``: what the file it was read from calls its lines.
     ``command``: the script, or ``-m`` and the module, with its arguments; none of a recording.
+    ``files``: the project's own files that the program imports or opens as text, by their names
+    relative to the project.
     """
 
     environment: Mapping[str, str]
@@ -82,6 +105,12 @@ class Baseline:
     sources: Mapping[str, Source] = field(default_factory=dict)
     labels: Mapping[str, Label] = field(default_factory=dict)
     command: tuple[str, ...] = ()
+    files: Mapping[str, KeptFile] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts of ``files`` that are known."""
+        return {name: kept.text for name, kept in self.files.items() if kept.text is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +142,7 @@ class MetricResult:
     cause: str = ""
     place: str = ""
     causes: tuple[Cause, ...] = ()
+    unexplained: int | None = None
     rows: tuple[DiffRow, ...] | None = None
 
     @property
@@ -130,7 +160,7 @@ class CheckResult(Displayed):
     the change of the peak; None if a side has no trace. ``cause``: a description of the first
     thing to look at. ``mismatches``: how the environments differ; such a check fails.
     ``settings``: the settings of the check and their sources. ``run``: its name, "" if there is
-    only one.
+    only one. ``trials``: how the causes were found: by which runs, or why by none.
     """
 
     metrics: tuple[MetricResult, ...]
@@ -141,6 +171,7 @@ class CheckResult(Displayed):
     cautions: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()
     run: str = ""
+    trials: str = ""
 
     def __repr__(self) -> str:
         if self.ok:
