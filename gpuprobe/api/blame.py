@@ -307,8 +307,8 @@ def ranked(
     reason: str,
     place: Callable[[Hunk], str],
 ) -> MetricResult:
-    """A metric whose causes were not tried: the changes by their prior, with what is known of the
-    places."""
+    """A metric whose causes were not tried, for this reason ("" where that was the wish): the
+    changes by their prior, with what is known of the places."""
     by_place = {_file_and_line(cause.place): cause for cause in metric.causes}
     causes = []
     for number in order[:_MOST_CAUSES]:
@@ -318,7 +318,8 @@ def ranked(
         causes.append(known or Cause(f"at {at}: {described(hunk)}, which may be related", at))
     if not causes:
         return metric
-    first = replace(causes[0], text=f"{causes[0].text} (not tried: {reason})")
+    suffix = f" (not tried: {reason})" if reason else ""
+    first = replace(causes[0], text=f"{causes[0].text}{suffix}")
     return replace(metric, cause=first.text, place=first.place, causes=(first, *causes[1:]))
 
 
@@ -343,7 +344,7 @@ def without_trials(result: CheckResult, change: _Change | str, reason: str) -> C
         metrics=metrics,
         phases=phases,
         cause=cause,
-        trials=f"changes were not tried: {reason}",
+        trials=f"changes were not tried: {reason or 'switched off'}",
     )
 
 
@@ -378,6 +379,8 @@ def amount_of(part: int, whole: int, unit: str) -> str:
     size = 1 << (10 * power)
     if abs(part) * 100 < size:
         return f"{human_bytes(part)} of {human_bytes(whole)}"
+    if not power:
+        return f"{part} of {whole} B"
     return f"{_digits(part / size)} of {_digits(whole / size)} {_UNITS[power]}"
 
 
@@ -386,8 +389,8 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def _digits(number: float) -> str:
     """A number with at least three digits."""
-    if not number or number == int(number):
-        return str(int(number))
+    if not number:
+        return "0"
     return f"{number:.{max(0, 2 - math.floor(math.log10(abs(number))))}f}"
 
 
@@ -405,9 +408,12 @@ def with_causes(
     with, where there was one."""
     root = os.path.realpath(plan.root or Path.cwd())
     change = change_of(before, after, root, found)
-    if options is None or isinstance(change, str) or (options.budget is not None
-                                                      and options.budget <= 0):  # fmt: skip
-        return without_trials(repeat(()), change, "switched off")
+    if not plan.command:
+        return without_trials(repeat(()), change, "a recording cannot be run again")
+    if isinstance(change, str):
+        return without_trials(repeat(()), change, change)
+    if options is None or (options.budget is not None and options.budget <= 0):
+        return without_trials(repeat(()), change, "")
     from gpuprobe.api.trials import Trials
 
     with ExitStack() as stack:

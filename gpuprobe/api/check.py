@@ -72,6 +72,7 @@ __all__ = [
     "recorded",
     "replaced_baseline",
     "tolerances",
+    "without_texts",
     "write_baseline",
     "write_findings",
     "write_runs",
@@ -320,6 +321,12 @@ def _syncs(hazards: Hazards) -> dict[str, int]:
 def _races(hazards: Hazards) -> dict[str, int]:
     found = Counter(str(race.location or "(unknown)") for race in hazards.races)
     return dict(found)
+
+
+def without_texts(baseline: Baseline) -> Baseline:
+    """The baseline with digests of the program's files alone."""
+    files = {name: replace(kept, text=None) for name, kept in baseline.files.items()}
+    return replace(baseline, files=files)
 
 
 def measure_as_planned(plan: CheckPlan) -> Baseline:

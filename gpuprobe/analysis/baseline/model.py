@@ -18,21 +18,27 @@ from gpuprobe.model.text import human_bytes
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How much more than the baseline is accepted: the larger of a share and an amount."""
+    """How much more than the baseline is accepted: the larger of a share and an amount. ``most``: a
+    share that the amount may not be more than, which matters for small programs."""
 
     relative: float = 0.0
     absolute: int = 0
+    most: float | None = None
 
     def limit(self, value: int) -> int:
         """The largest accepted value."""
-        return value + max(int(value * self.relative), self.absolute)
+        amount = self.absolute
+        if self.most is not None:
+            amount = min(amount, int(value * self.most))
+        return value + max(int(value * self.relative), amount)
 
     def text(self, unit: str) -> str:
         """In words: ``2%``, ``64.0 MiB``, ``2% or 64.0 MiB``, ``nothing``."""
         parts = [f"{self.relative * 100:g}%"] if self.relative else []
         if self.absolute:
             parts.append(human_bytes(self.absolute) if unit == "bytes" else str(self.absolute))
-        return " or ".join(parts) or "nothing"
+        text = " or ".join(parts) or "nothing"
+        return text if self.most is None else f"{text}, at most {self.most * 100:g}%"
 
 
 METRICS: Final[dict[str, tuple[str, Tolerance]]] = {
@@ -48,6 +54,22 @@ METRICS: Final[dict[str, tuple[str, Tolerance]]] = {
 in which a cause is looked for: what grows with every step also raises the peak. Reserved memory
 moves in segments of 2 MiB and more. The peak of a phase or a kind of step may take as many bytes
 more as ``peak_allocated`` may."""
+
+IGNORED: Final = {
+    name: Tolerance(relative=0.001, absolute=1 << 20, most=0.01)
+    for name in ("peak_allocated", "steady_allocated")
+}
+"""What is ignored, in place of the tolerances of `METRICS`, where every run gives the same figures:
+on the native engine and on a virtual GPU. There is no noise there; this is what nobody would act
+on."""
+
+_EXACT: Final = ("virtual ", "native ")
+
+
+def is_exact(device: str) -> bool:
+    """Whether a device, as a baseline names it, is simulated: the same figures in every run."""
+    return device.startswith(_EXACT)
+
 
 PEAK: Final = "peak"
 ACCOUNT_OF: Final = {
@@ -128,8 +150,10 @@ class MetricResult:
     """One metric of a check. ``limit`` is the largest accepted value; ``accepted`` the tolerance
     in words, and ``source`` where that comes from. Of a regression, ``cause`` says what to look
     at first, ``place`` is its line (``file:line in function``, "" where none is known), ``causes``
-    are that and what to look at next, and
-    ``rows`` are the lines of its account, summing to the account's change; None without one.
+    are that and what to look at next, ``unexplained`` is what the causes that were tried leave of
+    the growth (None where none was tried), and ``rows`` are the lines of its account, summing to
+    the account's change; None without one. ``ignored``: the tolerance is what is ignored on an
+    exact engine.
     """
 
     name: str
@@ -143,6 +167,7 @@ class MetricResult:
     place: str = ""
     causes: tuple[Cause, ...] = ()
     unexplained: int | None = None
+    ignored: bool = False
     rows: tuple[DiffRow, ...] | None = None
 
     @property
