@@ -1,4 +1,4 @@
-"""The causes of a failed check, found by running the program with parts of its change taken back."""
+"""The causes of a failed check: the program is run with parts of its change taken back."""
 
 from __future__ import annotations
 
@@ -267,9 +267,7 @@ class Blaming:
             text += f"; most of the growth is allocated at {largest.key}"
         return Cause(text, place, tried.saved)
 
-    def _not_found(
-        self, metric: MetricResult, found: Found, order: Sequence[int]
-    ) -> MetricResult:
+    def _not_found(self, metric: MetricResult, found: Found, order: Sequence[int]) -> MetricResult:
         """No trial took the growth away."""
         if not found.complete:
             return self.ranked(metric, order, "over the budget (--blame-budget)")

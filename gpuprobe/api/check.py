@@ -44,8 +44,8 @@ from gpuprobe.gate.project import ProjectSettings, read_project
 from gpuprobe.gate.sources import read_sources, with_text
 
 if TYPE_CHECKING:
-    from gpuprobe.api.blame import BlameOptions
     from gpuprobe.analysis.baseline.measure import ReadSources
+    from gpuprobe.api.blame import BlameOptions
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.recording import Recording

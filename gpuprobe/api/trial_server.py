@@ -117,7 +117,7 @@ def _run(request: TrialRequest, wake: int) -> str | None:
         try:
             os.setpgid(0, 0)
             _program(request)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it ends the process below
             with contextlib.suppress(OSError):
                 name = type(error).__name__
                 _answer(request, TrialFigures({}, {}, visible(f"{name}: {error}")[:300]))
@@ -158,7 +158,7 @@ def _program(request: TrialRequest) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.chdir(request.folder)
-    sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     for name in ("PYTHONPATH", "PWD"):
         if name in os.environ:

@@ -121,7 +121,7 @@ def below(path: str, root: str) -> str | None:
     whole = os.path.abspath(path)  # noqa: PTH100 - for each file that is opened
     for folder in _roots(root):
         if whole.startswith(folder):
-            parts = whole[len(folder) :].split(os.sep)
+            parts = Path(whole[len(folder) :]).parts
             if _ELSEWHERE & set(parts) or any(part.startswith(".") for part in parts[:-1]):
                 return None
             return "/".join(parts)

@@ -90,7 +90,10 @@ def plain_of(baseline: Baseline) -> dict[str, Any]:
     }
     if baseline.files:
         document["files"] = {
-            name: {"digest": kept.digest, **({} if kept.text is None else {"text": _packed(kept.text)})}
+            name: {
+                "digest": kept.digest,
+                **({} if kept.text is None else {"text": _packed(kept.text)}),
+            }
             for name, kept in baseline.files.items()
         }
     if baseline.stopped_after is not None:

@@ -127,8 +127,7 @@ def dependents(
         {
             other
             for other in range(len(hunks))
-            if other != at
-            and (bound_new[at] & used_new[other] or bound_old[other] & used_old[at])
+            if other != at and (bound_new[at] & used_new[other] or bound_old[other] & used_old[at])
         }
         for at in range(len(hunks))
     ]
@@ -326,7 +325,7 @@ def _words(text: str) -> set[str]:
 def _bound(text: str) -> set[str]:
     """The names that a piece of text gives a meaning: functions, variables, arguments, imports,
     keys of settings."""
-    found = set()
+    found: set[str] = set()
     for match in _BINDING.finditer(text):
         found.update(name for name in match.groups() if name)
     for line in re.findall(r"^\s*(?:async )?def \w+\((.*)", text, re.MULTILINE):

@@ -48,14 +48,11 @@ _IMPORT: Final = re.compile(r"^\s*(?:import|from)\b")
 def likely_first(hunks: Sequence[Hunk], suspects: Sequence[Place]) -> list[int]:
     """The numbers of the hunks, the likeliest first. ``suspects``: the lines that explain the
     growth by their place in the program, the best first."""
-    scores = [
-        meaning(hunk) + max((2.5 / (1 + at) for at, line in enumerate(suspects) if _is_of(line, hunk)),
-                            default=0.0)
-        for hunk in hunks
-    ]  # fmt: skip
-    return sorted(
-        range(len(hunks)), key=lambda at: (-scores[at], hunks[at].file, hunks[at].start)
-    )
+    scores = []
+    for hunk in hunks:
+        near = (2.5 / (1 + at) for at, line in enumerate(suspects) if _is_of(line, hunk))
+        scores.append(meaning(hunk) + max(near, default=0.0))
+    return sorted(range(len(hunks)), key=lambda at: (-scores[at], hunks[at].file, hunks[at].start))
 
 
 def _is_of(line: Place, hunk: Hunk) -> bool:

@@ -100,7 +100,8 @@ class _Search:
                 self.causes.append(Tried(*self.group))
                 taken, value = Taken(self.group[0]), self.after - self.group[1]
         taken = Taken(hunk for cause in self.causes for hunk in cause.hunks)
-        together = self.after - (self.values.get(taken, value) if taken else self.after)
+        left = self.values.get(taken) if taken else self.after
+        together = self.after - (value if left is None else left)
         self.causes.sort(key=lambda cause: -cause.saved)
         floor = self.values.get(everything)
         rest = self.after - self.before - together
@@ -143,7 +144,7 @@ class _Search:
         return taken, value
 
     def _cause(self, hunk: int, taken: Taken, value: int, trial: int) -> tuple[Taken, int]:
-        """``hunk`` saves something, with those that it needs; perhaps one of these does so alone."""
+        """``hunk`` saves something, with those that it needs: perhaps one of them does alone."""
         unit = self.needed[hunk] - taken
         smaller = sorted(
             (other for other in unit if self.needed[other] - taken < unit),
@@ -192,7 +193,9 @@ class _Search:
         """What each of several causes saves without the others."""
         for at, cause in enumerate(self.causes):
             if not cause.alone:
-                trial = self._value(Taken(cause.hunks).union(*(self.needed[h] for h in cause.hunks)))
+                trial = self._value(
+                    Taken(cause.hunks).union(*(self.needed[h] for h in cause.hunks))
+                )
                 if trial is not None and self.after - trial > 0:
                     hunks = cause.hunks
                     self.causes[at] = Tried(hunks, self.after - trial)
