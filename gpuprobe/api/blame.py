@@ -365,7 +365,8 @@ def place_of(hunk: Hunk, change: _Change) -> str:
         return str(Place(hunk.file, max(1, hunk.line)))
     graph = SourceGraph({hunk.file: source_of(change.new.get(hunk.file, ""))})
     node = graph.at(hunk.file, line)
-    function = graph.scope(node).rpartition(".")[2] if node is not None else ""
+    facts = graph.facts.get(node) if node is not None else None
+    function = (facts.opens or facts.scope).rpartition(".")[2] if facts is not None else ""
     return str(Place(hunk.file, line, function or "<module>"))
 
 

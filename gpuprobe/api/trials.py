@@ -45,7 +45,8 @@ class Trials:
             raise EnvironmentUnavailable("trials need a system that can fork")
         self._outside()
         try:
-            self._folder = os.path.realpath(tempfile.mkdtemp(prefix="gpuprobe-trials-"))
+            prefix = f"gpuprobe-trials-{Path(self._root).name[:40]}-"
+            self._folder = os.path.realpath(tempfile.mkdtemp(prefix=prefix))
         except OSError as error:
             raise EnvironmentUnavailable(
                 f"no temporary folder can be written: {error.strerror or error}"
