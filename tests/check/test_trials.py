@@ -201,7 +201,7 @@ def test_renamed_and_moved_code_is_not_the_cause(project: Path) -> None:
     head, _, function = model.partition("@torch.no_grad()\n")
     (project / "parts" / "model.py").unlink()
     (project / "parts" / "network.py").write_text(head)
-    (project / "parts" / "score.py").write_text(function)
+    (project / "parts" / "score.py").write_text(f"import torch\n\n\n{function}")
     edit(
         project,
         "train.py",

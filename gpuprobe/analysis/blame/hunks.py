@@ -24,8 +24,11 @@ from gpuprobe.analysis.blame.changes import renamed_files
 _MOST_LINES: Final = 40_000
 """Of both sides of one file: larger ones are one hunk (the alignment takes their product)."""
 
-_ALIKE: Final = 0.45
+_ALIKE: Final = 0.5
 """Of two lines or two blocks: how similar they are if one was made from the other."""
+
+_MOST_PAIRS: Final = 400
+"""Of lines of both sides of a hunk: with more, it is not split."""
 
 _MOVED_LINES: Final = 3
 """Fewer lines than this that are gone here and new elsewhere are not called a move."""
@@ -212,23 +215,52 @@ def _aligned(name: str, old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
 
 
 def _split(hunk: Hunk) -> list[Hunk]:
-    """A hunk as one for each line, where each line was made from one."""
-    pairs = list(zip(hunk.old, hunk.new, strict=False))
-    if len(hunk.old) != len(hunk.new) or len(pairs) < 2:
+    """A hunk as several: each line that was made from one, and what is new or gone between them.
+
+    Lines of one statement, and what is in a block that came or went, stay together.
+    """
+    if not hunk.old or not hunk.new or len(hunk.old) == len(hunk.new) == 1:
         return [hunk]
-    # A blank line pairs with a blank line; whatever is half made of another, with that.
-    if not all(_similar(one, two) for one, two in pairs) or not _stand_alone(hunk):
+    if len(hunk.old) * len(hunk.new) > _MOST_PAIRS or not _stand_alone(hunk):
         return [hunk]
-    return [
-        Hunk(hunk.file, hunk.start + at, (one,), (two,))
-        for at, (one, two) in enumerate(pairs)
-        if one != two
+    pairs = _made_from(hunk.old, hunk.new)
+    alone = (*(t for at, t in enumerate(hunk.old) if at not in dict(pairs)),
+             *(t for at, t in enumerate(hunk.new) if at not in {j for _, j in pairs}))  # fmt: skip
+    if not pairs or any(re.search(r":\s*(#.*)?$|^\s*@", text) for text in alone):
+        return [hunk]
+    found = []
+    i = j = 0
+    for one, two in [*pairs, (len(hunk.old), len(hunk.new))]:
+        if i < one or j < two:
+            found.append(Hunk(hunk.file, hunk.start + j, hunk.old[i:one], hunk.new[j:two]))
+        if one < len(hunk.old) and hunk.old[one] != hunk.new[two]:
+            part = Hunk(hunk.file, hunk.start + two, hunk.old[one : one + 1], (hunk.new[two],))
+            found.append(part)
+        i, j = one + 1, two + 1
+    return found
+
+
+def _made_from(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+    """The lines that were made from each other, in order: those pairs that are most alike."""
+    best: list[list[tuple[float, list[tuple[int, int]]]]] = [
+        [(0.0, [])] * (len(new) + 1) for _ in range(len(old) + 1)
     ]
+    for i, one in enumerate(old):
+        for j, two in enumerate(new):
+            options = [best[i][j + 1], best[i + 1][j]]
+            alike = _likeness(one, two)
+            if alike >= _ALIKE:
+                score, pairs = best[i][j]
+                options.append((score + alike, [*pairs, (i, j)]))
+            best[i + 1][j + 1] = max(options, key=lambda item: item[0])
+    return best[-1][-1][1]
 
 
-def _similar(one: str, two: str) -> bool:
-    one, two = one.strip(), two.strip()
-    return one == two or SequenceMatcher(None, one, two, autojunk=False).ratio() >= _ALIKE
+def _likeness(one: str, two: str) -> float:
+    """How much of a line is in another, 0 to 1; nothing where they are in other blocks."""
+    if _indent(one) != _indent(two):
+        return 0.0
+    return SequenceMatcher(None, one.strip(), two.strip(), autojunk=False).ratio()
 
 
 def _stand_alone(hunk: Hunk) -> bool:
