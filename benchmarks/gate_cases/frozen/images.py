@@ -62,7 +62,6 @@ IMAGES: dict[str, Case] = {
             _NET_METER,
             *_NET_MAKE,
         ),
-        "pytorch/examples@8a19c60",
     ),
     "imagenet: no_grad of the validation removed": Case(
         "imagenet",
@@ -100,7 +99,7 @@ IMAGES: dict[str, Case] = {
             _NET_ARCH,
             _NET_PRINT,
         ),
-        "facebookresearch/detectron2@f909f4f51",
+        "facebookresearch/detectron2@c5de84ce",
     ),
     "imagenet: a wider network": Case(
         "imagenet",
@@ -111,7 +110,6 @@ IMAGES: dict[str, Case] = {
             *_NET_MAKE,
             *_NET_FILE,
         ),
-        "huggingface/pytorch-image-models@05313940",
     ),
     "imagenet: activations recorded by a hook": Case(
         "imagenet",
@@ -156,7 +154,6 @@ class ActivationProbe:
             _NET_METER,
             _NET_PRINT,
         ),
-        "pytorch/examples@8a19c60",
     ),
     # -- guided
     "guided: no microbatches": Case(
@@ -178,7 +175,6 @@ class ActivationProbe:
             _GUIDED_FLAGS,
             _GUIDED_EPS,
         ),
-        "openai/guided-diffusion@0ba878e",
     ),
     "guided: attention is not checkpointed": Case(
         "guided",
@@ -264,7 +260,6 @@ class ActivationProbe:
             _VIT_DECAY,
             _VIT_PRINT,
         ),
-        "huggingface/pytorch-image-models@4666cc9a",
     ),
     "vit: larger images": Case(
         "vit",
@@ -358,7 +353,6 @@ class ActivationProbe:
             _VIT_DECAY,
             _VIT_PRINT,
         ),
-        "huggingface/pytorch-image-models@eb765361",
     ),
     "vit: batches prefetched to the device": Case(
         "vit",
@@ -396,7 +390,6 @@ class PrefetchLoader:
             _VIT_RATE,
             _VIT_ACT,
         ),
-        "huggingface/pytorch-image-models@4666cc9a",
     ),
     # -- dcgan
     "dcgan: images of the generator are not detached": Case(
@@ -430,7 +423,6 @@ class PrefetchLoader:
             _GAN_HELP,
             _GAN_PRINT,
         ),
-        "pytorch/examples@8a19c60",
     ),
     "dcgan: amsgrad": Case(
         "dcgan",
@@ -446,7 +438,6 @@ class PrefetchLoader:
             _GAN_INIT,
             _GAN_INIT_MORE,
         ),
-        "huggingface/pytorch-image-models@cd3dc497",
     ),
     "dcgan: activations that are not in place": Case(
         "dcgan",
@@ -469,7 +460,6 @@ class PrefetchLoader:
             _VAE_KLD,
             _VAE_PRINT,
         ),
-        "pytorch/examples@9dc6538",
     ),
     "vae: the test with gradients": Case(
         "vae",

@@ -74,7 +74,7 @@ LANGUAGE: dict[str, Case] = {
             _GPT_RATE,
             _GPT_QKV,
         ),
-        "karpathy/nanoGPT@36113389",
+        "karpathy/nanoGPT@c3f25484",
     ),
     "gpt: the vocabulary rounded up to more": Case(
         "gpt",
@@ -85,7 +85,7 @@ LANGUAGE: dict[str, Case] = {
             _GPT_TANH,
             _GPT_TYPES,
         ),
-        "karpathy/nanoGPT#172",
+        "karpathy/nanoGPT@77e7e04c",
     ),
     "gpt: no_grad of the estimate removed": Case(
         "gpt",
@@ -95,7 +95,7 @@ LANGUAGE: dict[str, Case] = {
             Edit("train.py", "    out = {}\n    model.eval()\n", "    out = {}\n    # the two parts of the data, with a few batches each\n    model.eval()\n"),
             *_GPT_OPTIM,
         ),
-        "karpathy/nanoGPT#36113389",
+        "kan-bayashi/ParallelWaveGAN#26",
     ),
     "gpt: gradients zeroed in place": Case(
         "gpt",
@@ -137,7 +137,7 @@ LANGUAGE: dict[str, Case] = {
             _GPT_TANH,
             _GPT_FORMAT,
         ),
-        "karpathy/nanoGPT#86",
+        "karpathy/nanoGPT@a855d316",
     ),
     "gpt: attention written out": Case(
         "gpt",
@@ -173,7 +173,7 @@ LANGUAGE: dict[str, Case] = {
             _GPT_COMMENT,
             _GPT_RATE,
         ),
-        "karpathy/nanoGPT#71",
+        "karpathy/nanoGPT@ae06d0b1",
     ),
     "gpt: logits kept for a plot": Case(
         "gpt",
@@ -322,7 +322,6 @@ LANGUAGE: dict[str, Case] = {
             _LORA_LOG,
             _LORA_DOC,
         ),
-        "pytorch/torchtune@753",
     ),
     # -- moe
     "moe: more capacity": Case(
@@ -334,7 +333,6 @@ LANGUAGE: dict[str, Case] = {
             _MOE_DOC,
             _MOE_ORDER,
         ),
-        "facebookresearch/fairseq@656d7e57",
     ),
     "moe: moments in single precision": Case(
         "moe",
@@ -401,7 +399,7 @@ LANGUAGE: dict[str, Case] = {
             _MOE_PRINT,
             _MOE_AUX,
         ),
-        "facebookresearch/fairseq@5d7ed6ab",
+        "facebookresearch/fairseq@60d2da70",
     ),
     "moe: an entropy in the loss": Case(
         "moe",
@@ -464,7 +462,6 @@ LANGUAGE: dict[str, Case] = {
             _WORDS_CLIP,
             _WORDS_ERROR,
         ),
-        "pytorch/examples@c048078",
     ),
     "wordlm: weights not tied": Case(
         "wordlm",
@@ -475,7 +472,6 @@ LANGUAGE: dict[str, Case] = {
             *_WORDS_CORPUS,
             _WORDS_PRINT,
         ),
-        "pytorch/examples@62555a6",
     ),
     "wordlm: an evaluation with gradients": Case(
         "wordlm",
@@ -503,7 +499,7 @@ LANGUAGE: dict[str, Case] = {
             _WORDS_CLIP,
             _WORDS_CELL,
         ),
-        "pytorch/examples#391be73",
+        "pytorch/examples@9dc6538",
     ),
     "wordlm: gradients zeroed in place": Case(
         "wordlm",
@@ -616,17 +612,6 @@ class WeightAveraging(Callback):
         ),
         "facebookresearch/fairseq@a2314b4e",
     ),
-    "loop: full precision": Case(
-        "loop",
-        "json",
-        (
-            Edit("run.json", '"precision": "bf16-mixed"', '"precision": "32"', "a"),
-            _LOOP_STEPS,
-            _LOOP_SEED,
-            _LOOP_PRINT,
-        ),
-        "Lightning-AI/pytorch-lightning@216f9ec90c",
-    ),
     "loop: errors remembered with their frames": Case(
         "loop",
         "lifetime",
@@ -666,6 +651,5 @@ class WeightAveraging(Callback):
             *_LOOP_CALL,
             _LOOP_RATE,
         ),
-        "facebookresearch/fairseq@95a9cb79",
     ),
 }  # fmt: skip

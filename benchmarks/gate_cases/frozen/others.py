@@ -39,7 +39,6 @@ OTHERS: dict[str, Case] = {
         "gnn",
         "toml",
         (Edit("config.toml", "heads = 2\n", "heads = 3\n", "a"), _GNN_PRINT, _GNN_DOC, _GNN_RATE),
-        "pyg-team/pytorch_geometric@bb612f8fa",
     ),
     "gnn: embeddings of the last epoch on the device": Case(
         "gnn",
@@ -55,26 +54,24 @@ OTHERS: dict[str, Case] = {
         "gnn",
         "toml",
         (Edit("config.toml", "to_undirected = false", "to_undirected = true", "a"), _GNN_RATE, _GNN_DOC),
-        "pyg-team/pytorch_geometric@0c45a888",
     ),
     "gnn: the test with gradients": Case(
         "gnn",
         "decorator",
         (Edit("train.py", "@torch.no_grad()\ndef test(", "def test(", "a"), _GNN_SLOPE, _GNN_PRINT, _GNN_RATE),
-        "pyg-team/pytorch_geometric@7e896",
+        "pyg-team/pytorch_geometric@627e0db9e",
     ),
     "gnn: all layers are joined": Case(
         "gnn",
         "toml",
         (Edit("config.toml", 'jk = "last"', 'jk = "cat"', "a"), _GNN_PRINT, *_GNN_FILE),
-        "pyg-team/pytorch_geometric@0c45a888",
     ),
     "gnn: parts moved to the device at the start": Case(
         "gnn",
         "prefetch",
         (
             Edit("train.py", '    parts = list(clusters(data, cfg["data"]["num_parts"]))\n', '    parts = [part.to(device) for part in clusters(data, cfg["data"]["num_parts"])]\n', "a"),
-            Edit("train.py", "    for batch in parts:\n        batch = batch.to(device)\n", "    for batch in parts:\n"),
+            Edit("train.py", "    for batch in parts:\n        batch = batch.to(device)\n", "    for batch in parts:\n", "a", named=False),
             _GNN_DOC,
             _GNN_RATE,
         ),
@@ -117,7 +114,6 @@ OTHERS: dict[str, Case] = {
             _PPO_EXTRACT,
             *_PPO_FILE,
         ),
-        "DLR-RM/stable-baselines3@75b6f3b3",
     ),
     "ppo: the rollout is shuffled as a whole": Case(
         "ppo",
@@ -127,7 +123,6 @@ OTHERS: dict[str, Case] = {
             _PPO_RATE,
             _PPO_DOC,
         ),
-        "DLR-RM/stable-baselines3@dd6e3612",
     ),
     # -- speech
     "speech: more frames in a batch": Case(
@@ -150,7 +145,6 @@ OTHERS: dict[str, Case] = {
             _ASR_RATE,
             *_ASR_FILE,
         ),
-        "facebookresearch/fairseq@b8786dc2",
     ),
     "speech: the average of the weights on the device": Case(
         "speech",
