@@ -33,6 +33,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_cases.edits import Case, make
 from benchmarks.gate_cases.fresh import FRESH, FRESH_HARMLESS
+from benchmarks.gate_cases.frozen import case as frozen
+from benchmarks.gate_cases.frozen.cases import COSTLY as FROZEN
+from benchmarks.gate_cases.frozen.cases import HARMLESS as FROZEN_HARMLESS
 from benchmarks.gate_cases.harmless import HARMLESS
 from benchmarks.gate_cases.planted import PLANTED
 from benchmarks.gate_cases.public import PUBLIC
@@ -45,6 +48,8 @@ GROUPS = {
     "harmless": HARMLESS,
     "fresh": FRESH,
     "fresh harmless": FRESH_HARMLESS,
+    "frozen": FROZEN,
+    "frozen harmless": FROZEN_HARMLESS,
 }
 
 
@@ -58,7 +63,7 @@ class Outcome(NamedTuple):
     cause: str
 
 
-def script_of(name: str, case: Case) -> str:
+def script_of(name: str, case: Case | frozen.Case) -> str:
     return f"{name}.py" if case.program == "public" else "train.py"
 
 
@@ -99,27 +104,47 @@ _BEFORE: dict[tuple[str, str], bytes] = {}
 WAYS = ("digests", "repository")
 
 
-def outcome(name: str, case: Case, folder: Path) -> dict[str, Outcome]:
+def unchanged(case: Case | frozen.Case, folder: Path) -> Path:
+    """The case's program as it was, in a new folder."""
+    if isinstance(case, Case):
+        return make(folder, case.program, ())
+    frozen.write(folder / case.program, frozen.files_of(case.program))
+    return folder / case.program
+
+
+def change(case: Case | frozen.Case, project: Path, folder: Path) -> set[str]:
+    """Make the case's change; the lines that are right to name, as ``file:line``."""
+    if isinstance(case, frozen.Case):
+        kept = (project / "memory.json").read_bytes()
+        frozen.write(project, frozen.changed(case))
+        (project / "memory.json").write_bytes(kept)
+        lines = [part for cause in case.causes for part in frozen.lines_of(case, cause)]
+        return {f"{part.file}:{n}" for part in lines for n in range(part.first, part.last + 1)}
+    along = tuple(edit for other in case.along for edit in _ALONG[other].edits)
+    edited = make(folder / "edited", case.program, along + case.edits)
+    for file in edited.iterdir():
+        (project / file.name).write_bytes(file.read_bytes())
+    right = set()
+    for file in project.glob("*.py"):
+        texts = file.read_text(encoding="utf-8").splitlines()
+        right |= {f"{file.name}:{n}" for n, text in enumerate(texts, 1) if text in case.blame}
+    return right
+
+
+def outcome(name: str, case: Case | frozen.Case, folder: Path) -> dict[str, Outcome]:
     """Measure the case before and after its change, and compare, in both ways."""
     from gpuprobe.api.check import compare, read_baseline, write_baseline
 
     script = script_of(name, case)
-    project = make(folder, case.program, ())
+    project = unchanged(case, folder)
     baseline = project / "memory.json"
     if (case.program, script) not in _BEFORE:
         write_baseline(measured(project, script), baseline)
         _BEFORE[case.program, script] = baseline.read_bytes()
     baseline.write_bytes(_BEFORE[case.program, script])
     commit(project)
-    along = tuple(edit for other in case.along for edit in _ALONG[other].edits)
-    edited = make(folder / "edited", case.program, along + case.edits)
-    for file in edited.iterdir():
-        (project / file.name).write_bytes(file.read_bytes())
+    right = change(case, project, folder)
     after = measured(project, script)
-    right = set()
-    for file in project.glob("*.py"):
-        lines = file.read_text(encoding="utf-8").splitlines()
-        right |= {f"{file.name}:{n}" for n, text in enumerate(lines, 1) if text in case.blame}
     found = {}
     here = Path.cwd()
     os.chdir(project)
@@ -148,7 +173,7 @@ def share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({part / whole:.0%})" if whole else "none"
 
 
-LARGER = ("planted", "public", "fresh")
+LARGER = ("planted", "public", "fresh", "frozen")
 Found = dict[str, dict[str, dict[str, Outcome]]]
 """By group, case and way."""
 

@@ -71,7 +71,9 @@ def files_of(program: str) -> dict[str, str]:
     }
 
 
-def changed(case: Case, without: Collection[str] = (), *, only_named: bool = False) -> dict[str, str]:
+def changed(
+    case: Case, without: Collection[str] = (), *, only_named: bool = False
+) -> dict[str, str]:
     """The texts after the change, but for the causes in ``without``; with ``only_named``, what
     those causes need is kept.
 

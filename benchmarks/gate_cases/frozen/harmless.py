@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.gate_cases.frozen.case import Case, Edit, Move
 from benchmarks.gate_cases.frozen import images as i
 from benchmarks.gate_cases.frozen import language as g
 from benchmarks.gate_cases.frozen import others as o
+from benchmarks.gate_cases.frozen.case import Case, Edit
 
 HARMLESS: dict[str, Case] = {
     "gpt: tanh, names, and a renamed file": Case("gpt", "harmless", (g._GPT_TANH, *g._GPT_OPTIM, g._GPT_TYPES, g._GPT_QKV)),

@@ -6,50 +6,130 @@ from benchmarks.gate_cases.frozen.case import Case, Edit, Move
 
 _NET_PRINT = Edit("train.py", 'print("validation", losses, top5)', 'print(f" * {losses} {top5}")')
 _NET_RATE = Edit("args.json", '"lr": 0.1,', '"lr": 0.05,')
-_NET_ORDER = Edit("args.json", '  "momentum": 0.9,\n  "weight_decay": 0.0001,\n', '  "weight_decay": 0.0001,\n  "momentum": 0.9,\n')
-_NET_METER = Edit("vision/meters.py", "class AverageMeter:\n", 'class AverageMeter:\n    """Computes and stores the average."""\n\n')
-_NET_ARCH = Edit("vision/resnet.py", 'ARCHS = {"resnet10": (1, 1, 1), "resnet16": (2, 2, 2)}', 'ARCHS = {"resnet10": (1, 1, 1), "resnet16": (2, 2, 2), "resnet22": (3, 3, 3)}')
+_NET_ORDER = Edit(
+    "args.json",
+    '  "momentum": 0.9,\n  "weight_decay": 0.0001,\n',
+    '  "weight_decay": 0.0001,\n  "momentum": 0.9,\n',
+)
+_NET_METER = Edit(
+    "vision/meters.py",
+    "class AverageMeter:\n",
+    'class AverageMeter:\n    """Computes and stores the average."""\n\n',
+)
+_NET_ARCH = Edit(
+    "vision/resnet.py",
+    'ARCHS = {"resnet10": (1, 1, 1), "resnet16": (2, 2, 2)}',
+    'ARCHS = {"resnet10": (1, 1, 1), "resnet16": (2, 2, 2), "resnet22": (3, 3, 3)}',
+)
 _NET_MAKE = (
-    Edit("vision/resnet.py", "def _make_layer(self, planes, blocks, stride=1):", "def _stage(self, planes, blocks, stride=1):"),
+    Edit(
+        "vision/resnet.py",
+        "def _make_layer(self, planes, blocks, stride=1):",
+        "def _stage(self, planes, blocks, stride=1):",
+    ),
     Edit("vision/resnet.py", "self._make_layer(", "self._stage(", times=3),
 )
 _NET_FILE = (
     Move("vision/meters.py", "vision/metrics.py"),
-    Edit("train.py", "from vision.meters import AverageMeter, accuracy", "from vision.metrics import AverageMeter, accuracy"),
+    Edit(
+        "train.py",
+        "from vision.meters import AverageMeter, accuracy",
+        "from vision.metrics import AverageMeter, accuracy",
+    ),
 )
 
-_GUIDED_PRINT = Edit("guided/train_util.py", 'print(f"step {self.step} loss {loss.item():.4f}")', 'print(f"step {self.step:06d} loss {loss.item():.4f}")')
+_GUIDED_PRINT = Edit(
+    "guided/train_util.py",
+    'print(f"step {self.step} loss {loss.item():.4f}")',
+    'print(f"step {self.step:06d} loss {loss.item():.4f}")',
+)
 _GUIDED_RATE = Edit("flags.sh", "--lr 1e-4", "--lr 3e-4")
-_GUIDED_EPS = Edit("guided/gaussian_diffusion.py", "        eps = model(x, t)\n", "        # the model predicts the noise\n        eps = model(x, t)\n")
-_GUIDED_FLAGS = Edit("guided/script_util.py", '    parser.add_argument("--lr", type=float, default=1e-4)\n', '    # training\n    parser.add_argument("--lr", type=float, default=1e-4)\n')
-_GUIDED_SHORT = Edit("guided/unet.py", "        same = channels == out_channels\n        self.skip = nn.Identity() if same else nn.Conv2d(channels, out_channels, 1)\n", "        if channels == out_channels:\n            self.skip = nn.Identity()\n        else:\n            self.skip = nn.Conv2d(channels, out_channels, 1)\n")
+_GUIDED_EPS = Edit(
+    "guided/gaussian_diffusion.py",
+    "        eps = model(x, t)\n",
+    "        # the model predicts the noise\n        eps = model(x, t)\n",
+)
+_GUIDED_FLAGS = Edit(
+    "guided/script_util.py",
+    '    parser.add_argument("--lr", type=float, default=1e-4)\n',
+    '    # training\n    parser.add_argument("--lr", type=float, default=1e-4)\n',
+)
+_GUIDED_SHORT = Edit(
+    "guided/unet.py",
+    "        same = channels == out_channels\n        self.skip = nn.Identity() if same else nn.Conv2d(channels, out_channels, 1)\n",
+    "        if channels == out_channels:\n            self.skip = nn.Identity()\n        else:\n            self.skip = nn.Conv2d(channels, out_channels, 1)\n",
+)
 _GUIDED_FILE = (
     Move("guided/train_util.py", "guided/train_loop.py"),
-    Edit("train.py", "from guided.train_util import TrainLoop\n", "from guided.train_loop import TrainLoop\n"),
+    Edit(
+        "train.py",
+        "from guided.train_util import TrainLoop\n",
+        "from guided.train_loop import TrainLoop\n",
+    ),
 )
 
-_VIT_PRINT = Edit("train.py", 'print(f"train {batch_idx}: loss {loss.item():.3f}")', 'print(f"Train: [{batch_idx:>4d}] Loss: {loss.item():#.3g}")')
-_VIT_RATE = Edit("configs/vit_tiny.yaml", "  lr: 0.001\n", "  lr: 0.0005   # half, the batches are small\n")
+_VIT_PRINT = Edit(
+    "train.py",
+    'print(f"train {batch_idx}: loss {loss.item():.3f}")',
+    'print(f"Train: [{batch_idx:>4d}] Loss: {loss.item():#.3g}")',
+)
+_VIT_RATE = Edit(
+    "configs/vit_tiny.yaml", "  lr: 0.001\n", "  lr: 0.0005   # half, the batches are small\n"
+)
 _VIT_SMOOTH = Edit("vit/data.py", "label_smoothing=0.1", "label_smoothing=0.05")
 _VIT_DECAY = Edit("configs/vit_tiny.yaml", "model_ema_decay: 0.99\n", "model_ema_decay: 0.995\n")
-_VIT_TYPES = Edit("vit/model.py", "def forward_features(self, x):", "def forward_features(self, x: torch.Tensor) -> torch.Tensor:")
-_VIT_ACT = Edit("vit/model.py", "def __init__(self, dim, ratio=4.0, act_layer=nn.GELU):\n        super().__init__()\n        self.fc1 = nn.Linear(dim, int(dim * ratio))\n        self.act = act_layer()\n        self.fc2 = nn.Linear(int(dim * ratio), dim)", "def __init__(self, dim, ratio=4.0, act_layer=nn.GELU):\n        super().__init__()\n        hidden = int(dim * ratio)\n        self.fc1 = nn.Linear(dim, hidden)\n        self.act = act_layer()\n        self.fc2 = nn.Linear(hidden, dim)")
+_VIT_TYPES = Edit(
+    "vit/model.py",
+    "def forward_features(self, x):",
+    "def forward_features(self, x: torch.Tensor) -> torch.Tensor:",
+)
+_VIT_ACT = Edit(
+    "vit/model.py",
+    "def __init__(self, dim, ratio=4.0, act_layer=nn.GELU):\n        super().__init__()\n        self.fc1 = nn.Linear(dim, int(dim * ratio))\n        self.act = act_layer()\n        self.fc2 = nn.Linear(int(dim * ratio), dim)",
+    "def __init__(self, dim, ratio=4.0, act_layer=nn.GELU):\n        super().__init__()\n        hidden = int(dim * ratio)\n        self.fc1 = nn.Linear(dim, hidden)\n        self.act = act_layer()\n        self.fc2 = nn.Linear(hidden, dim)",
+)
 _VIT_SCALER = (
     Move("vit/scaler.py", "vit/native_scaler.py"),
-    Edit("train.py", "from vit.scaler import NativeScaler", "from vit.native_scaler import NativeScaler"),
+    Edit(
+        "train.py",
+        "from vit.scaler import NativeScaler",
+        "from vit.native_scaler import NativeScaler",
+    ),
 )
 
-_GAN_PRINT = Edit("train.py", "    print(len(img_list))\n", '    print(f"{len(img_list)} grids of images")\n')
+_GAN_PRINT = Edit(
+    "train.py", "    print(len(img_list))\n", '    print(f"{len(img_list)} grids of images")\n'
+)
 _GAN_RATE = Edit("flags.txt", "--lr=0.0002\n--beta1=0.5\n", "--lr=0.0001\n--beta1=0.5\n")
-_GAN_HELP = Edit("options.py", 'parser.add_argument("--ngf", type=int, default=64)', 'parser.add_argument("--ngf", type=int, default=64, help="feature maps of the generator")')
-_GAN_INIT = Edit("networks.py", '    classname = m.__class__.__name__\n    if classname.find("Conv") != -1:\n', '    """Called on netG and netD."""\n    name = m.__class__.__name__\n    if "Conv" in name:\n')
-_GAN_INIT_MORE = Edit("networks.py", 'elif classname.find("BatchNorm") != -1:', 'elif "BatchNorm" in name:')
+_GAN_HELP = Edit(
+    "options.py",
+    'parser.add_argument("--ngf", type=int, default=64)',
+    'parser.add_argument("--ngf", type=int, default=64, help="feature maps of the generator")',
+)
+_GAN_INIT = Edit(
+    "networks.py",
+    '    classname = m.__class__.__name__\n    if classname.find("Conv") != -1:\n',
+    '    """Called on netG and netD."""\n    name = m.__class__.__name__\n    if "Conv" in name:\n',
+)
+_GAN_INIT_MORE = Edit(
+    "networks.py", 'elif classname.find("BatchNorm") != -1:', 'elif "BatchNorm" in name:'
+)
 _GAN_SEED = Edit("flags.txt", "--manualSeed=999", "--manualSeed=17")
 
-_VAE_PRINT = Edit("train.py", 'print(f"====> Test set loss: {test_loss:.1f}")', 'print(f"====> Epoch {epoch}: test set loss {test_loss:.1f}")')
+_VAE_PRINT = Edit(
+    "train.py",
+    'print(f"====> Test set loss: {test_loss:.1f}")',
+    'print(f"====> Epoch {epoch}: test set loss {test_loss:.1f}")',
+)
 _VAE_RATE = Edit("config.json", '"lr": 0.001,', '"lr": 0.002,')
-_VAE_STD = Edit("vae/model.py", "        eps = torch.randn_like(std)\n        return mu + eps * std\n", "        noise = torch.randn_like(std)\n        return mu + noise * std\n")
-_VAE_KLD = Edit("vae/loss.py", "    kld = -0.5 *", "    # https://arxiv.org/abs/1312.6114\n    kld = -0.5 *")
+_VAE_STD = Edit(
+    "vae/model.py",
+    "        eps = torch.randn_like(std)\n        return mu + eps * std\n",
+    "        noise = torch.randn_like(std)\n        return mu + noise * std\n",
+)
+_VAE_KLD = Edit(
+    "vae/loss.py", "    kld = -0.5 *", "    # https://arxiv.org/abs/1312.6114\n    kld = -0.5 *"
+)
 
 IMAGES: dict[str, Case] = {
     # -- imagenet

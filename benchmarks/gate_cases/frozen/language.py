@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from benchmarks.gate_cases.frozen.case import Case, Edit, Move
 
-_GPT_FORMAT = Edit("train.py", 'print(f"iter {iter_num}: loss {history[-1]:.4f}")', 'print(f"iter {iter_num:5d}: loss {history[-1]:.4f}")')
-_GPT_RATE = Edit("config/shakespeare.toml", "learning_rate = 6e-4", "learning_rate = 1e-3  # with a small network we can afford to go higher")
-_GPT_COMMENT = Edit("gpt/model.py", '"""A GPT language model in one file."""', '"""Full definition of a GPT language model, all of it in this one file.\n\nThe names are those of the original implementation.\n"""')
+_GPT_FORMAT = Edit(
+    "train.py",
+    'print(f"iter {iter_num}: loss {history[-1]:.4f}")',
+    'print(f"iter {iter_num:5d}: loss {history[-1]:.4f}")',
+)
+_GPT_RATE = Edit(
+    "config/shakespeare.toml",
+    "learning_rate = 6e-4",
+    "learning_rate = 1e-3  # with a small network we can afford to go higher",
+)
+_GPT_COMMENT = Edit(
+    "gpt/model.py",
+    '"""A GPT language model in one file."""',
+    '"""Full definition of a GPT language model, all of it in this one file.\n\nThe names are those of the original implementation.\n"""',
+)
 _GPT_TANH = Edit("gpt/model.py", "self.gelu = nn.GELU()", 'self.gelu = nn.GELU(approximate="tanh")')
 _GPT_OPTIM = (
     Move("gpt/optim.py", "gpt/optimizers.py"),
-    Edit("train.py", "from gpt.optim import configure_optimizers", "from gpt.optimizers import configure_optimizers"),
+    Edit(
+        "train.py",
+        "from gpt.optim import configure_optimizers",
+        "from gpt.optimizers import configure_optimizers",
+    ),
 )
 _GPT_NODECAY = Edit("gpt/optim.py", "nodecay", "no_decay", times=2)
-_GPT_TYPES = Edit("gpt/data.py", "def get_batch(self, batch_size, block_size, device):", "def get_batch(self, batch_size: int, block_size: int, device: str) -> tuple:")
+_GPT_TYPES = Edit(
+    "gpt/data.py",
+    "def get_batch(self, batch_size, block_size, device):",
+    "def get_batch(self, batch_size: int, block_size: int, device: str) -> tuple:",
+)
 _GPT_QKV = Edit(
     "gpt/model.py",
     """\
@@ -28,35 +48,105 @@ _GPT_QKV = Edit(
 """,
 )
 
-_LORA_LOG = Edit("train.py", 'print(f"{epoch + 1}|{self.global_step}|Loss: {loss.detach().item():.4f}")', 'print(f"{epoch + 1}|{self.global_step}|Loss: {loss.detach().item():.6f}")')
-_LORA_DIR = Edit("configs/lora_single_device.yaml", "output_dir: /tmp/lora-finetune", "output_dir: /tmp/torchtune/llama/lora_single_device")
-_LORA_NORM = Edit("tune/modules.py", "x_normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)\n        return x_normed * self.scale", "variance = x.pow(2).mean(-1, keepdim=True)\n        return x * torch.rsqrt(variance + self.eps) * self.scale")
-_LORA_DOC = Edit("tune/lora.py", "class LoRALinear(nn.Module):\n", 'class LoRALinear(nn.Module):\n    """A linear layer with a low-rank update, as in https://arxiv.org/abs/2106.09685."""\n\n')
-_LORA_PAD = Edit("tune/data.py", "def pad_to(sequence, length, value):\n    return", "def pad_to(sequence, length, value):\n    # on the right\n    return")
-_LORA_SEED = Edit("configs/lora_single_device.yaml", "  lr: 3.0e-4\n  weight_decay: 0.01", "  weight_decay: 0.01\n  lr: 2.0e-4")
+_LORA_LOG = Edit(
+    "train.py",
+    'print(f"{epoch + 1}|{self.global_step}|Loss: {loss.detach().item():.4f}")',
+    'print(f"{epoch + 1}|{self.global_step}|Loss: {loss.detach().item():.6f}")',
+)
+_LORA_DIR = Edit(
+    "configs/lora_single_device.yaml",
+    "output_dir: /tmp/lora-finetune",
+    "output_dir: /tmp/torchtune/llama/lora_single_device",
+)
+_LORA_NORM = Edit(
+    "tune/modules.py",
+    "x_normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)\n        return x_normed * self.scale",
+    "variance = x.pow(2).mean(-1, keepdim=True)\n        return x * torch.rsqrt(variance + self.eps) * self.scale",
+)
+_LORA_DOC = Edit(
+    "tune/lora.py",
+    "class LoRALinear(nn.Module):\n",
+    'class LoRALinear(nn.Module):\n    """A linear layer with a low-rank update, as in https://arxiv.org/abs/2106.09685."""\n\n',
+)
+_LORA_PAD = Edit(
+    "tune/data.py",
+    "def pad_to(sequence, length, value):\n    return",
+    "def pad_to(sequence, length, value):\n    # on the right\n    return",
+)
+_LORA_SEED = Edit(
+    "configs/lora_single_device.yaml",
+    "  lr: 3.0e-4\n  weight_decay: 0.01",
+    "  weight_decay: 0.01\n  lr: 2.0e-4",
+)
 
-_MOE_PRINT = Edit("train.py", 'print(f"step {step}: loss {loss.item():.3f}, norm {norm.item():.2f}")', 'print(f"{step:>4} | loss {loss.item():.3f} | norm {norm.item():.2f}")')
+_MOE_PRINT = Edit(
+    "train.py",
+    'print(f"step {step}: loss {loss.item():.3f}, norm {norm.item():.2f}")',
+    'print(f"{step:>4} | loss {loss.item():.3f} | norm {norm.item():.2f}")',
+)
 _MOE_RATE = Edit("config.toml", "lr = 1e-3", "lr = 8e-4")
-_MOE_AUX = Edit("config.toml", "router_z_coef = 0.001", "router_z_coef = 0.0005  # less, it is large at first")
+_MOE_AUX = Edit(
+    "config.toml", "router_z_coef = 0.001", "router_z_coef = 0.0005  # less, it is large at first"
+)
 _MOE_ATTEND = Edit("moe/model.py", "def attention(self, x):", "def self_attention(self, x):")
-_MOE_ATTEND_USE = Edit("moe/model.py", "x = x + self.attention(self.norm1(x))", "x = x + self.self_attention(self.norm1(x))")
-_MOE_DOC = Edit("moe/router.py", "def z_loss(logits):\n", 'def z_loss(logits):\n    """Keeps the logits of the router small."""\n')
-_MOE_ORDER = Edit("moe/experts.py", "        gate = F.silu(torch.bmm(x, self.w1))\n        return torch.bmm(gate * torch.bmm(x, self.w3), self.w2)\n", "        hidden = F.silu(torch.bmm(x, self.w1)) * torch.bmm(x, self.w3)\n        return torch.bmm(hidden, self.w2)\n")
+_MOE_ATTEND_USE = Edit(
+    "moe/model.py",
+    "x = x + self.attention(self.norm1(x))",
+    "x = x + self.self_attention(self.norm1(x))",
+)
+_MOE_DOC = Edit(
+    "moe/router.py",
+    "def z_loss(logits):\n",
+    'def z_loss(logits):\n    """Keeps the logits of the router small."""\n',
+)
+_MOE_ORDER = Edit(
+    "moe/experts.py",
+    "        gate = F.silu(torch.bmm(x, self.w1))\n        return torch.bmm(gate * torch.bmm(x, self.w3), self.w2)\n",
+    "        hidden = F.silu(torch.bmm(x, self.w1)) * torch.bmm(x, self.w3)\n        return torch.bmm(hidden, self.w2)\n",
+)
 
-_WORDS_PRINT = Edit("train.py", 'print(f"batch {batch} | loss {total_loss / (batch + 1):.2f}")', 'print(f"| {batch:5d} batches | loss {total_loss / (batch + 1):5.2f}")')
+_WORDS_PRINT = Edit(
+    "train.py",
+    'print(f"batch {batch} | loss {total_loss / (batch + 1):.2f}")',
+    'print(f"| {batch:5d} batches | loss {total_loss / (batch + 1):5.2f}")',
+)
 _WORDS_RATE = Edit("settings.ini", "lr = 20", "lr = 10")
 _WORDS_CLIP = Edit("settings.ini", "clip = 0.25\nepochs = 1", "epochs = 1\nclip = 0.25")
 _WORDS_CORPUS = (
     Move("lm/corpus.py", "lm/data.py"),
-    Edit("train.py", "from lm.corpus import Corpus, batchify, get_batch", "from lm.data import Corpus, batchify, get_batch"),
+    Edit(
+        "train.py",
+        "from lm.corpus import Corpus, batchify, get_batch",
+        "from lm.data import Corpus, batchify, get_batch",
+    ),
 )
-_WORDS_CELL = Edit("lm/model.py", "        r = torch.sigmoid(i_r + h_r)\n        z = torch.sigmoid(i_z + h_z)\n", "        z = torch.sigmoid(i_z + h_z)\n        r = torch.sigmoid(i_r + h_r)\n")
-_WORDS_ERROR = Edit("lm/model.py", "When using the tied flag, nhid must be equal to emsize", "tied weights need nhid == emsize")
+_WORDS_CELL = Edit(
+    "lm/model.py",
+    "        r = torch.sigmoid(i_r + h_r)\n        z = torch.sigmoid(i_z + h_z)\n",
+    "        z = torch.sigmoid(i_z + h_z)\n        r = torch.sigmoid(i_r + h_r)\n",
+)
+_WORDS_ERROR = Edit(
+    "lm/model.py",
+    "When using the tied flag, nhid must be equal to emsize",
+    "tied weights need nhid == emsize",
+)
 
-_LOOP_PRINT = Edit("loop/callbacks.py", "print(f\"step {trainer.global_step}: {outputs['loss'].item():.3f}\")", "loss = outputs[\"loss\"].item()\n            print(f\"step {trainer.global_step}: loss {loss:.4f}\")")
-_LOOP_DOC = Edit("loop/module.py", "    def training_step(self, batch):\n", '    def training_step(self, batch):\n        """Returns a dictionary with the loss."""\n')
+_LOOP_PRINT = Edit(
+    "loop/callbacks.py",
+    "print(f\"step {trainer.global_step}: {outputs['loss'].item():.3f}\")",
+    'loss = outputs["loss"].item()\n            print(f"step {trainer.global_step}: loss {loss:.4f}")',
+)
+_LOOP_DOC = Edit(
+    "loop/module.py",
+    "    def training_step(self, batch):\n",
+    '    def training_step(self, batch):\n        """Returns a dictionary with the loss."""\n',
+)
 _LOOP_CALL = (
-    Edit("loop/trainer.py", "    def call(self, hook, *args):", "    def _call_callbacks(self, hook, *args):"),
+    Edit(
+        "loop/trainer.py",
+        "    def call(self, hook, *args):",
+        "    def _call_callbacks(self, hook, *args):",
+    ),
     Edit("loop/trainer.py", "self.call(", "self._call_callbacks(", times=4),
 )
 _LOOP_RATE = Edit("tasks/translation.py", "lr=3e-4", "lr=5e-4")

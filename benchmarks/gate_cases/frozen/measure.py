@@ -148,7 +148,9 @@ def main() -> int:
             f"{part['saves'] / 2**20:.2f} MiB ({part['saves'] / row['before']['allocated']:.1%})"
             for part in row.get("causes", ())
         )
-        print(f"{case.program}: {name}: {saves or row['growth']} {'; '.join(complaints)}", flush=True)
+        print(
+            f"{case.program}: {name}: {saves or row['growth']} {'; '.join(complaints)}", flush=True
+        )
     if not options.check:
         kept = {name: truth[name] for name in cases if name in truth}
         TRUTH.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

@@ -6,16 +6,28 @@ from benchmarks.gate_cases.frozen.case import Case, Edit, Move
 
 _GNN_RATE = Edit("config.toml", "lr = 0.005", "lr = 0.01  # as in the paper")
 _GNN_PRINT = Edit("train.py", 'print(f"Epoch: {epoch:02d}, ', 'print(f"Epoch: {epoch:03d}, ')
-_GNN_DOC = Edit("gnn/conv.py", "class GATConv(nn.Module):\n", 'class GATConv(nn.Module):\n    """The graph attentional operator."""\n\n')
+_GNN_DOC = Edit(
+    "gnn/conv.py",
+    "class GATConv(nn.Module):\n",
+    'class GATConv(nn.Module):\n    """The graph attentional operator."""\n\n',
+)
 _GNN_SLOPE = Edit("gnn/conv.py", "negative_slope=0.2", "negative_slope=0.1")
 _GNN_FILE = (
     Move("gnn/graph.py", "gnn/data.py"),
-    Edit("train.py", "from gnn.graph import clusters, random_graph", "from gnn.data import clusters, random_graph"),
+    Edit(
+        "train.py",
+        "from gnn.graph import clusters, random_graph",
+        "from gnn.data import clusters, random_graph",
+    ),
 )
 
 _PPO_RATE = Edit("hyperparams.json", '"learning_rate": 0.00025', '"learning_rate": 0.0003')
 _PPO_CLIP = Edit("hyperparams.json", '"clip_range": 0.1', '"clip_range": 0.2')
-_PPO_DOC = Edit("ppo/ppo.py", "    def collect_rollouts(self):\n", '    def collect_rollouts(self):\n        """Plays, and fills the buffer."""\n')
+_PPO_DOC = Edit(
+    "ppo/ppo.py",
+    "    def collect_rollouts(self):\n",
+    '    def collect_rollouts(self):\n        """Plays, and fills the buffer."""\n',
+)
 _PPO_EXTRACT = Edit("ppo/policies.py", "extract_features", "features_of", times=3)
 _PPO_SEED = Edit("train.py", "torch.manual_seed(3)", "torch.manual_seed(42)")
 _PPO_FILE = (
@@ -25,7 +37,11 @@ _PPO_FILE = (
 
 _ASR_RATE = Edit("conf/train_asr.yaml", "  lr: 0.002\n", "  lr: 0.001\n")
 _ASR_PRINT = Edit("asr/trainer.py", 'return f"{key} {sum', 'return f"{key}={sum')
-_ASR_DOC = Edit("asr/data.py", "class CommonCollateFn:\n", 'class CommonCollateFn:\n    """Pads what is in a batch to one length."""\n\n')
+_ASR_DOC = Edit(
+    "asr/data.py",
+    "class CommonCollateFn:\n",
+    'class CommonCollateFn:\n    """Pads what is in a batch to one length."""\n\n',
+)
 _ASR_CLIP = Edit("conf/train_asr.yaml", "grad_clip: 5.0\n", "grad_clip: 3.0\n")
 _ASR_ENCODERS = Edit("asr/encoder.py", "self.encoders", "self.layers", times=2)
 _ASR_FILE = (
