@@ -256,17 +256,6 @@ class ActivationProbe:
             _GUIDED_EPS,
         ),
     ),
-    "guided: attention is not checkpointed": Case(
-        "guided",
-        "default argument",
-        (
-            Edit("guided/unet.py", "    def __init__(self, channels, num_heads, use_checkpoint=True):\n", "    def __init__(self, channels, num_heads, use_checkpoint=False):\n", "a"),
-            _GUIDED_SHORT,
-            _GUIDED_RATE,
-            _GUIDED_PRINT,
-        ),
-        "openai/guided-diffusion@0ba878e",
-    ),
     "guided: samples with gradients": Case(
         "guided",
         "no_grad",
@@ -413,16 +402,6 @@ class ActivationProbe:
             _VIT_TYPES,
         ),
         "Lightning-AI/pytorch-lightning@c9af1a7aec",
-    ),
-    "vit: gradients filled with zeros": Case(
-        "vit",
-        "flag",
-        (
-            Edit("train.py", "        optimizer.zero_grad()\n        loss_scaler(", "        optimizer.zero_grad(set_to_none=False)\n        loss_scaler(", "a"),
-            *_VIT_SCALER,
-            _VIT_DECAY,
-        ),
-        "karpathy/nanoGPT@67166079",
     ),
     "vit: layer scale": Case(
         "vit",
