@@ -36,6 +36,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_cases.edits import Case, make
 from benchmarks.gate_cases.fresh import FRESH, FRESH_HARMLESS
+from benchmarks.gate_cases.frozen import case as frozen
+from benchmarks.gate_cases.frozen.cases import COSTLY as FROZEN
+from benchmarks.gate_cases.frozen.cases import HARMLESS as FROZEN_HARMLESS
 from benchmarks.gate_cases.harmless import HARMLESS
 from benchmarks.gate_cases.planted import PLANTED
 from benchmarks.gate_cases.public import PUBLIC
@@ -48,6 +51,8 @@ GROUPS = {
     "harmless": HARMLESS,
     "fresh": FRESH,
     "fresh harmless": FRESH_HARMLESS,
+    "frozen": FROZEN,
+    "frozen harmless": FROZEN_HARMLESS,
 }
 
 
@@ -60,9 +65,14 @@ class Outcome(NamedTuple):
     named: tuple[str, ...]
     cause: str
     runs: int = 0
+    saved: int | None = None
+    metric: str = ""
+    trials: str = ""
+    before: float = 0.0
+    spent: float = 0.0
 
 
-def script_of(name: str, case: Case) -> str:
+def script_of(name: str, case: Case | frozen.Case) -> str:
     return f"{name}.py" if case.program == "public" else "train.py"
 
 
@@ -115,7 +125,38 @@ _BEFORE: dict[tuple[str, str], bytes] = {}
 WAYS = ("baseline", "repository", "rules")
 
 
-def outcome(name: str, case: Case, folder: Path) -> dict[str, Outcome]:
+BASELINES = ("memory.json", "digests.json")
+
+
+def unchanged(case: Case | frozen.Case, folder: Path) -> Path:
+    """The case's program as it was, in a new folder."""
+    if isinstance(case, Case):
+        return make(folder, case.program, ())
+    frozen.write(folder / case.program, frozen.files_of(case.program))
+    return folder / case.program
+
+
+def change(case: Case | frozen.Case, project: Path, folder: Path) -> set[str]:
+    """Make the case's change; the lines that are right to name, as ``file:line``."""
+    if isinstance(case, frozen.Case):
+        kept = {path: path.read_bytes() for path in map(project.joinpath, BASELINES)}
+        frozen.write(project, frozen.changed(case))
+        for path, data in kept.items():
+            path.write_bytes(data)
+        lines = [part for cause in case.causes for part in frozen.lines_of(case, cause)]
+        return {f"{part.file}:{n}" for part in lines for n in range(part.first, part.last + 1)}
+    along = tuple(edit for other in case.along for edit in _ALONG[other].edits)
+    edited = make(folder / "edited", case.program, along + case.edits)
+    for file in edited.iterdir():
+        (project / file.name).write_bytes(file.read_bytes())
+    right = set()
+    for file in project.glob("*.py"):
+        texts = file.read_text(encoding="utf-8").splitlines()
+        right |= {f"{file.name}:{n}" for n, text in enumerate(texts, 1) if text in case.blame}
+    return right
+
+
+def outcome(name: str, case: Case | frozen.Case, folder: Path) -> dict[str, Outcome]:
     """Measure the case before and after its change, and compare, in each way."""
     from gpuprobe.api.blame import BlameOptions
     from gpuprobe.api.check import (
@@ -126,7 +167,7 @@ def outcome(name: str, case: Case, folder: Path) -> dict[str, Outcome]:
     )
 
     script = script_of(name, case)
-    project = make(folder, case.program, ())
+    project = unchanged(case, folder)
     baseline = project / "memory.json"
     if (case.program, script) not in _BEFORE:
         write_baseline(measured(project, script), baseline)
@@ -134,20 +175,14 @@ def outcome(name: str, case: Case, folder: Path) -> dict[str, Outcome]:
     baseline.write_bytes(_BEFORE[case.program, script])
     write_baseline(without_texts(read_baseline(baseline)), project / "digests.json")
     commit(project)
-    along = tuple(edit for other in case.along for edit in _ALONG[other].edits)
-    edited = make(folder / "edited", case.program, along + case.edits)
-    for file in edited.iterdir():
-        (project / file.name).write_bytes(file.read_bytes())
+    right = change(case, project, folder)
     began = time.monotonic()
     after = measured(project, script)
-    right = set()
-    for file in project.glob("*.py"):
-        lines = file.read_text(encoding="utf-8").splitlines()
-        right |= {f"{file.name}:{n}" for n, text in enumerate(lines, 1) if text in case.blame}
     found = {}
     with inside(project), remembered_runs():
         for way in WAYS:
-            path = "memory.json" if way == "baseline" else "digests.json"
+            path = BASELINES[way != "baseline"]
+            begun = time.monotonic()
             result = compare_as_planned(
                 read_baseline(path),
                 after,
@@ -158,7 +193,12 @@ def outcome(name: str, case: Case, folder: Path) -> dict[str, Outcome]:
             named = named_lines(result)
             rank = next((n for n, place in enumerate(named, 1) if place in right), 0)
             runs = int(result.trials.split()[0]) if result.trials[:1].isdigit() else 0
-            found[way] = Outcome(not result.ok, rank, named, result.cause, runs)
+            saved = next((c.saved for m in result.regressions for c in m.causes[:1]), None)
+            metric = next((m.name for m in result.regressions), "")
+            spent = round(begun - began, 2), round(time.monotonic() - begun, 2)
+            found[way] = Outcome(
+                not result.ok, rank, named, result.cause, runs, saved, metric, result.trials, *spent
+            )
     return found
 
 
@@ -197,7 +237,7 @@ def share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({part / whole:.0%})" if whole else "none"
 
 
-LARGER = ("planted", "public", "fresh")
+LARGER = ("planted", "public", "fresh", "frozen")
 Found = dict[str, dict[str, dict[str, Outcome]]]
 """By group, case and way."""
 

@@ -66,7 +66,8 @@ def test_comments_are_not_worth_a_run() -> None:
         **OLD,
         "train.py": OLD["train.py"].replace("import torch\n", "# so\nimport torch  # t\n"),
     }
-    assert [hunk.neutral for hunk in hunks_of(OLD, new)] == [True]
+    assert all(hunk.neutral for hunk in hunks_of(OLD, new))
+    assert hunks_of(OLD, new)
 
 
 def test_an_edit_inside_a_moved_function_is_found_there() -> None:
