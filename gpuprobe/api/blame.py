@@ -21,7 +21,7 @@ from gpuprobe.analysis.blame.source import source_of
 from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.gate.history import BaselineHistory, committed_texts
-from gpuprobe.gate.kept_files import text_of
+from gpuprobe.gate.kept_files import ignored_by_git, text_of
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes
 
@@ -89,7 +89,8 @@ def change_of(
             "the baseline has no sources, and no commit of a repository has them "
             "(gpuprobe baseline update adds them)"
         )
-    new = dict(now)
+    ignored = ignored_by_git(now.keys() - old.keys(), root)  # a baseline has none of them
+    new = {name: text for name, text in now.items() if name not in ignored}
     for name in old.keys() - new.keys():
         text = text_of(Path(root, name))
         if text is not None:

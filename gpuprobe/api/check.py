@@ -38,7 +38,13 @@ from gpuprobe.gate.files import (
     write_runs,
 )
 from gpuprobe.gate.history import BaselineHistory, history
-from gpuprobe.gate.kept_files import OpenedFiles, below, kept_texts, own_modules
+from gpuprobe.gate.kept_files import (
+    OpenedFiles,
+    below,
+    ignored_by_git,
+    kept_texts,
+    own_modules,
+)
 from gpuprobe.gate.plan import CheckPlan, baseline_path, chosen_runs, is_recorded, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
 from gpuprobe.gate.sources import read_sources, with_text
@@ -72,6 +78,8 @@ __all__ = [
     "recorded",
     "replaced_baseline",
     "tolerances",
+    "with_modules",
+    "without_ignored",
     "without_texts",
     "write_baseline",
     "write_findings",
@@ -323,6 +331,19 @@ def _races(hazards: Hazards) -> dict[str, int]:
     return dict(found)
 
 
+def with_modules(baseline: Baseline, root: str) -> Baseline:
+    """The baseline with the Python files of the project that this process has imported."""
+    texts = kept_texts(own_modules(root), root)
+    return replace(baseline, files={name: KeptFile.of(text) for name, text in texts.items()})
+
+
+def without_ignored(baseline: Baseline, root: str) -> Baseline:
+    """The baseline without files that git ignores, which may be nobody else's business."""
+    ignored = ignored_by_git(baseline.files, root or str(Path.cwd()))
+    files = {name: kept for name, kept in baseline.files.items() if name not in ignored}
+    return replace(baseline, files=files)
+
+
 def without_texts(baseline: Baseline) -> Baseline:
     """The baseline with digests of the program's files alone."""
     files = {name: replace(kept, text=None) for name, kept in baseline.files.items()}
@@ -454,7 +475,15 @@ def compare(
     changed since that commit is compared as text; ``root`` is the project's folder, default the
     working directory.
     """
-    return _compare(before, after, partial(check_baseline, tolerances=tolerance), path, root)[0]
+    result, found = _compare(
+        before, after, partial(check_baseline, tolerances=tolerance), path, root
+    )
+    if not result.regressions or not after.files:
+        return result
+    from gpuprobe.api.blame import change_of, without_trials
+
+    change = change_of(before, after, root or str(Path.cwd()), found)
+    return without_trials(result, change, "only gpuprobe check runs a program again")
 
 
 def _compare(

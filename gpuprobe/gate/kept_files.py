@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -159,8 +159,7 @@ def kept_texts(names: Iterable[str], root: str, not_after: float | None = None) 
             continue
         found[name] = text
         left -= len(text)
-    ignored = _ignored_by_git(found, root)
-    return {name: text for name, text in sorted(found.items()) if name not in ignored}
+    return dict(sorted(found.items()))
 
 
 def text_of(path: Path, not_after: float | None = None) -> str | None:
@@ -179,8 +178,9 @@ def text_of(path: Path, not_after: float | None = None) -> str | None:
     return None if "\0" in text else text
 
 
-def _ignored_by_git(names: Mapping[str, str], root: str) -> set[str]:
-    """Those of the files that a repository's settings exclude; none where there is no git."""
+def ignored_by_git(names: Collection[str], root: str) -> set[str]:
+    """Those of the project's files that a repository's settings exclude; none where there is no
+    git."""
     if not names:
         return set()
     try:

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         read_project,
         replaced_baseline,
         tolerances,
+        without_ignored,
         without_texts,
         write_runs,
     )
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         plans[name] = check.planned(wanted, before=before, project=project, name=name, writing=True)
     alone = len(names) == 1
     found = {name: check.measured(plan, alone=alone) for name, plan in plans.items()}
+    found = {name: without_ignored(found[name], plan.root) for name, plan in plans.items()}
     if wanted.no_sources:
         found = {name: without_texts(baseline) for name, baseline in found.items()}
     for path in dict.fromkeys(paths.values()):
