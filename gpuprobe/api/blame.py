@@ -254,7 +254,7 @@ class Blaming:
 
     def _cause(self, metric: MetricResult, tried: Tried, at: int) -> Cause:
         hunks = [self._change.hunks[number] for number in tried.hunks]
-        place = self._place(hunks[0])
+        place = place_of(hunks[0], self._change, metric.causes)
         text = f"taking back {place} ({described(hunks[0])})"
         if len(hunks) > 1:
             text += f" with {', '.join(self._place(hunk) for hunk in hunks[1:4])}"
@@ -290,7 +290,7 @@ class Blaming:
 
     def ranked(self, metric: MetricResult, order: Sequence[int], reason: str) -> MetricResult:
         """The metric with the hunks in the order of `likely_first`, none of which was tried."""
-        return ranked(metric, self._change, order, reason, self._place)
+        return ranked(metric, self._change, order, reason)
 
     def _place(self, hunk: Hunk) -> str:
         return place_of(hunk, self._change)
@@ -304,7 +304,6 @@ def ranked(
     change: _Change,
     order: Sequence[int],
     reason: str,
-    place: Callable[[Hunk], str],
 ) -> MetricResult:
     """A metric whose causes were not tried, for this reason ("" where that was the wish): the
     changes by their prior, with what is known of the places."""
@@ -312,7 +311,7 @@ def ranked(
     causes = []
     for number in order[:_MOST_CAUSES]:
         hunk = change.hunks[number]
-        at = place(hunk)
+        at = place_of(hunk, change, metric.causes)
         known = by_place.get(_file_and_line(at))
         causes.append(known or Cause(f"at {at}: {described(hunk)}, which may be related", at))
     if not causes:
@@ -334,7 +333,7 @@ def without_trials(result: CheckResult, change: _Change | str, reason: str) -> C
         places = [parse_place(cause.place) for cause in metric.causes if cause.place]
         order = likely_first(change.hunks, [item for item in places if isinstance(item, Place)])
         order = [number for number in order if number in tried]
-        return ranked(metric, change, order, reason, lambda hunk: place_of(hunk, change))
+        return ranked(metric, change, order, reason)
 
     metrics, phases = (tuple(map(of, items)) for items in (result.metrics, result.phases))
     cause = next((m.cause for m in (*metrics, *phases) if m.regressed and m.cause), result.cause)
@@ -351,8 +350,15 @@ def _file_and_line(place: str) -> str:
     return place.partition(" in ")[0]
 
 
-def place_of(hunk: Hunk, change: _Change) -> str:
-    """The line of a hunk that a reader would point to, as ``file:line in function``."""
+def place_of(hunk: Hunk, change: _Change, causes: Sequence[Cause] = ()) -> str:
+    """The line of a hunk that a reader would point to, as ``file:line in function``: of ``causes``,
+    the first that is in it."""
+    for cause in causes:
+        known = parse_place(cause.place)
+        if not isinstance(known, Place) or known.file != hunk.file:
+            continue
+        if hunk.start <= known.line < hunk.end:
+            return cause.place
     lines = [
         item
         for item in change.lines

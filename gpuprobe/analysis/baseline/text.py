@@ -45,6 +45,7 @@ History:
 * 1.0: first version.
 """
 
+_WIDTH: Final = 100  # characters of a line of it
 _MOST_TEXT: Final = 4 << 20  # bytes of one file of sources
 _DEEPEST: Final = 2_000  # calls in a path: Python's own limit is 1,000 by default
 
@@ -107,17 +108,22 @@ def _size(value: int) -> dict[str, Any]:
     return {"bytes": value, "text": human_bytes(value)}
 
 
-def _packed(text: str) -> str:
+class _Chunks(list[str]):
+    """A long word in pieces, each on a line."""
+
+
+def _packed(text: str) -> _Chunks:
     """bzip2, because it is one implementation everywhere: the same text is the same word."""
     data = text.encode("utf-8", "surrogateescape")
-    return base64.b64encode(bz2.compress(data)).decode("ascii")
+    word = base64.b64encode(bz2.compress(data)).decode("ascii")
+    return _Chunks(word[at : at + _WIDTH] for at in range(0, len(word), _WIDTH))
 
 
-def _unpacked(word: str) -> str:
+def _unpacked(chunks: list[str]) -> str:
     """What `_packed` wrote, up to a limit. Raises ValueError."""
     reader = bz2.BZ2Decompressor()
     try:
-        data = reader.decompress(base64.b64decode(word, validate=True), _MOST_TEXT)
+        data = reader.decompress(base64.b64decode("".join(chunks), validate=True), _MOST_TEXT)
     except (OSError, EOFError) as error:
         raise Malformed(f"the text is damaged: {error}") from None
     if not reader.eof:
@@ -235,7 +241,12 @@ def rendered(document: dict[str, Any]) -> str:
 
 def _rendered(value: Any, depth: int = 0) -> Iterator[str]:
     """JSON with sorted keys, in which an object of plain values is one line."""
-    if not isinstance(value, dict) or not any(isinstance(v, dict) for v in value.values()):
+    if isinstance(value, _Chunks):
+        lines = (f"\n{' ' * (depth + 1)}{json.dumps(chunk)}" for chunk in value)
+        yield f"[{','.join(lines)}\n{' ' * depth}]"
+        return
+    parts = value.values() if isinstance(value, dict) else ()
+    if not any(isinstance(part, (dict, _Chunks)) for part in parts):
         yield json.dumps(value, sort_keys=True, ensure_ascii=True)
         return
     pad = " " * (depth + 1)
@@ -382,7 +393,7 @@ class _Digests:
 @dataclass(frozen=True)
 class _File:
     digest: str
-    text: Annotated[str, Parsed(str, _unpacked)] | None = None
+    text: Annotated[str, Parsed(list[str], _unpacked)] | None = None
 
 
 @dataclass(frozen=True)
