@@ -26,9 +26,9 @@ from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes
 
 if TYPE_CHECKING:
-    from gpuprobe.api.trial_server import TrialFigures
     from gpuprobe.api.trials import Trials
     from gpuprobe.gate.plan import CheckPlan
+    from gpuprobe.gate.trial_request import TrialFigures
 
 _TIMES: Final = 2.0
 """The budget of the trials, in times of the check's own duration."""

@@ -21,47 +21,14 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gpuprobe.gate.trial_request import TrialFigures, TrialRequest
 from gpuprobe.gate.trial_tree import moved, moved_all
 from gpuprobe.model.text import visible
-
-
-@dataclass(frozen=True)
-class TrialRequest:
-    """What is run: as `gpuprobe.api.check.measure` takes it, in the copy ``tree`` of the project
-    ``root``. ``folder``: the working directory, in the copy. ``seconds``: after which it is
-    ended. ``result``: the file that gets the figures."""
-
-    tree: str
-    root: str
-    folder: str
-    target: str
-    arguments: list[str]
-    module: bool
-    virtual: str | None
-    hazards: bool
-    steps: int | None
-    compute: str
-    engine: str
-    seconds: float
-    result: str
-
-    def line(self) -> str:
-        """As the server reads it."""
-        return json.dumps(asdict(self))
-
-
-@dataclass(frozen=True)
-class TrialFigures:
-    """What a run took: metrics and phases as a baseline has them; or why it was not measured."""
-
-    metrics: dict[str, int]
-    phases: dict[str, int]
-    failed: str = ""
 
 
 def serve(folder: str, warm: bool) -> None:

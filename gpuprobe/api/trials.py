@@ -20,8 +20,8 @@ from gpuprobe.errors import EnvironmentUnavailable
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from gpuprobe.api.trial_server import TrialFigures
     from gpuprobe.gate.plan import CheckPlan
+    from gpuprobe.gate.trial_request import TrialFigures
 
 _PATIENCE: Final = 10.0
 """Seconds: what the process of the trials gets to end, and to answer after its deadline."""
@@ -75,7 +75,7 @@ class Trials:
     def run(self, texts: Mapping[str, str | None], seconds: float) -> TrialFigures:
         """Run the program with these texts of its files, None for a file that must not exist, for
         at most so long."""
-        from gpuprobe.api.trial_server import TrialFigures, TrialRequest
+        from gpuprobe.gate.trial_request import TrialFigures, TrialRequest
         from gpuprobe.gate.trial_tree import make_tree
 
         self.runs += 1
