@@ -68,7 +68,7 @@ class OpenedFiles:
         accessor: Any = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10
         if accessor is not None:
             accessor.open = staticmethod(opened)
-        subprocess.Popen.__init__ = started  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = started  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
