@@ -8,7 +8,7 @@ model, and ends. ``check`` is `gpuprobe check --compute shapes` of the whole pro
 baseline. Both are timed in turns, as processes of their own; the ratio is of the medians of the
 processor's time, which other work on the machine does not change much.
 
-With ``--against``, the same check that passes is also timed, in the same turns, with the gpuprobe of
+With ``--against``, the same passing check is also timed, in the same turns, with the gpuprobe of
 another checkout: the ratio is what a change of gpuprobe costs a check that passes.
 
 Exit code 1 where a check takes more than 2.5 times as long.
