@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import os
@@ -142,8 +143,15 @@ HARMLESS = ("RATE = 0.1", "# how fast\nRATE = 0.2")
 def test_a_removed_decorator_is_the_cause_of_what_other_lines_keep(project: Path) -> None:
     edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
     edit(project, "train.py", HARMLESS)
-    document = checked(project)
+    reports = project.parent / "gpuprobe.sarif", project.parent / "junit.xml"
+    document = checked(project, "--sarif", str(reports[0]), "--junit", str(reports[1]))
     cause = first(document)
+    sarif = json.loads(reports[0].read_text())["runs"][0]["results"][0]
+    assert cause["text"] in sarif["message"]["text"]
+    where = sarif["locations"][0]["physicalLocation"]
+    assert where["artifactLocation"]["uri"] == "parts/model.py"
+    assert where["region"]["startLine"] == 9
+    assert cause["text"] in html.unescape(reports[1].read_text())
     assert cause["place"].startswith("parts/model.py:9 in evaluate")
     assert "removed `@torch.no_grad()`" in cause["text"]
     assert (cause["saved"], cause["unexplained"]) == (cause["delta"], 0)
