@@ -1,12 +1,15 @@
 """What a check costs, next to importing and building the model that it checks.
 
-    python benchmarks/gate_cost.py [--runs 3]
+    python benchmarks/gate_cost.py [--runs 3] [--against CHECKOUT]
 
 The program is GPT-2 124M (12 layers, 768 wide, 12 heads, 50,257 tokens), written with torch alone,
 with two training steps of 2 x 256 tokens. ``build`` is a process that imports torch and builds the
 model, and ends. ``check`` is `gpuprobe check --compute shapes` of the whole program against its
 baseline. Both are timed in turns, as processes of their own; the ratio is of the medians of the
 processor's time, which other work on the machine does not change much.
+
+With ``--against``, the same passing check is also timed, in the same turns, with the gpuprobe of
+another checkout: the ratio is what a change of gpuprobe costs a check that passes.
 
 Exit code 1 where a check takes more than 2.5 times as long.
 """
@@ -84,11 +87,17 @@ if "build" not in sys.argv:
 """
 
 
-def timed(command: list[str], folder: str) -> tuple[float, float]:
-    """Seconds of processor time, and of the clock, of one process and its children."""
+def timed(command: list[str], folder: str, checkout: Path | None = None) -> tuple[float, float]:
+    """Seconds of processor time, and of the clock, of one process and its children. ``checkout``:
+    whose gpuprobe it imports, default the installed one."""
+    environment = dict(os.environ)
+    if checkout is not None:
+        environment["PYTHONPATH"] = str(checkout.resolve())
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     wall = time.perf_counter() - start
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {done.stderr}")
@@ -99,17 +108,27 @@ def timed(command: list[str], folder: str) -> tuple[float, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--runs", type=int, default=3)
-    runs = parser.parse_args().runs
+    parser.add_argument("--against", type=Path, help="a checkout of another version")
+    given = parser.parse_args()
+    runs = given.runs
     os.environ["OMP_NUM_THREADS"] = "1"
     found: dict[str, list[tuple[float, float]]] = {"build": [], "check": []}
+    if given.against is not None:
+        found["against"] = []
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "gpt2.py").write_text(MODEL, encoding="utf-8")
         options = ["--virtual", "a100-40gb", "--compute", "shapes", "--baseline", "m.json"]
         gpuprobe = [sys.executable, "-m", "gpuprobe"]
-        timed([*gpuprobe, "baseline", "update", "gpt2.py", *options], folder)
+        update = [*gpuprobe, "baseline", "update", "gpt2.py", *options]
+        timed(update, folder, given.against)  # both read the older one's
         for _ in range(runs):
             found["build"].append(timed([sys.executable, "gpt2.py", "build"], folder))
-            found["check"].append(timed([*gpuprobe, "check", "gpt2.py", *options], folder))
+            check = [*gpuprobe, "check", "gpt2.py", *options]
+            found["check"].append(timed(check, folder))
+            if given.against is not None:
+                found["against"].append(timed(check, folder, given.against))
+                now, then = found["check"][-1][0], found["against"][-1][0]
+                print(f"check {now:.2f} s, against {then:.2f} s: {now / then:.3f} times")
             one, two = (found[name][-1][0] for name in ("build", "check"))
             print(f"build {one:.1f} s, check {two:.1f} s: {two / one:.2f} times", flush=True)
     middle = {
@@ -120,6 +139,10 @@ def main() -> int:
     for name, (used, wall) in middle.items():
         print(f"{name:8} {used:>8.1f} s {wall:>8.1f} s")
     ratio = middle["check"][0] / middle["build"][0]
+    if "against" in middle:
+        paired = [now[0] / then[0] for now, then in
+                  zip(found["check"], found["against"], strict=True)]  # fmt: skip
+        print(f"of the other checkout's processor time: {statistics.median(paired):.3f}")
     print(f"a check takes {ratio:.2f} times as long; the bar is {BAR}")
     return 0 if ratio <= BAR else 1
 

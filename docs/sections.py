@@ -485,10 +485,15 @@ _GATE_METRICS = {
 def gate_metrics() -> str:
     """What `gpuprobe check` compares, and what it accepts by default."""
     from gpuprobe.analysis.baseline import METRICS
+    from gpuprobe.analysis.baseline.model import IGNORED
 
-    rows = ["| metric | what | accepted above the baseline |", "| --- | --- | --- |"]
+    rows = [
+        "| metric | what | accepted on hardware | ignored without a GPU |",
+        "| --- | --- | --- | --- |",
+    ]
     rows += [
-        f"| `{name}` | {_GATE_METRICS[name]} | {tolerance.text(unit)} |"
+        f"| `{name}` | {_GATE_METRICS[name]} | {tolerance.text(unit)} "
+        f"| {IGNORED.get(name, tolerance).text(unit)} |"
         for name, (unit, tolerance) in METRICS.items()
     ]
     return "\n".join(rows)

@@ -21,12 +21,14 @@ from gpuprobe.analysis.baseline import (
     METRICS,
     Baseline,
     CheckResult,
+    KeptFile,
     Tolerance,
     baseline_of,
     check_baseline,
     own_recording,
     with_repeats,
 )
+from gpuprobe.analysis.baseline.repeats import Figures
 from gpuprobe.errors import MissingExtra, ProgramFailed
 from gpuprobe.gate.files import (
     ensure_writable,
@@ -35,13 +37,21 @@ from gpuprobe.gate.files import (
     write_baseline,
     write_runs,
 )
-from gpuprobe.gate.history import history
+from gpuprobe.gate.history import BaselineHistory, history
+from gpuprobe.gate.kept_files import (
+    OpenedFiles,
+    below,
+    ignored_by_git,
+    kept_texts,
+    own_modules,
+)
 from gpuprobe.gate.plan import CheckPlan, baseline_path, chosen_runs, is_recorded, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
 from gpuprobe.gate.sources import read_sources, with_text
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline.measure import ReadSources
+    from gpuprobe.api.blame import BlameOptions
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.recording import Recording
@@ -68,6 +78,9 @@ __all__ = [
     "recorded",
     "replaced_baseline",
     "tolerances",
+    "with_modules",
+    "without_ignored",
+    "without_texts",
     "write_baseline",
     "write_findings",
     "write_runs",
@@ -134,6 +147,7 @@ def measure(
     root: str = "",
     compute: str = "real",
     engine: str = "auto",
+    figures_only: bool = False,
 ) -> Baseline:
     """What a recording, or a program that is run here, stands for.
 
@@ -142,7 +156,8 @@ def measure(
     on a virtual GPU where ``virtual`` names one. ``hazards`` also counts races and implicit
     synchronisations (on a virtual GPU). ``steps``: the program is ended after so many optimizer
     steps. ``root``: the project's folder, which file names are relative to; default the
-    working directory. ``compute`` and ``engine`` are as for `virtual_gpu`.
+    working directory. ``compute`` and ``engine`` are as for `virtual_gpu`. ``figures_only``: of a
+    program, without what explains the figures and without its files.
 
     Raises ProgramFailed where the program does not end well; KeyboardInterrupt goes through.
     """
@@ -164,17 +179,19 @@ def measure(
     with scratch_recording() as path:
         watched: Any = _Watched(program)
         here = Path.cwd()
+        opened = OpenedFiles()
         try:
-            result = watch.run(
-                watched,
-                path,
-                level="trace",
-                virtual=virtual,
-                compute=compute,
-                engine=engine,
-                hazards=hazards,
-                trace_steps="all",
-            )
+            with opened.noting():
+                result = watch.run(
+                    watched,
+                    path,
+                    level="trace",
+                    virtual=virtual,
+                    compute=compute,
+                    engine=engine,
+                    hazards=hazards,
+                    trace_steps="all",
+                )
         finally:
             os.chdir(here)  # the program may have gone elsewhere; what is written next may not
         precision = watched.precision
@@ -197,13 +214,28 @@ def measure(
             races=None if result.hazards is None else _races(result.hazards),
             precision=precision,
             root=root,
-            sources=partial(read_sources, root=root or str(here), not_after=began),
+            sources=None
+            if figures_only
+            else partial(read_sources, root=root or str(here), not_after=began),
+            figures_only=figures_only,
         )
         if compute != "real":
             found = replace(found, environment={**found.environment, "compute": compute})
         if result.engine == "native":
             found = replace(found, environment={**found.environment, "engine": result.engine})
-        return replace(found, stopped_after=steps)
+        if figures_only:
+            return found
+        folder = root or str(here)
+        names = opened.inside(folder) | own_modules(folder) | _script(target, module, here, folder)
+        texts = kept_texts(names, folder, not_after=began)
+        files = {name: KeptFile.of(text) for name, text in texts.items()}
+        return replace(found, stopped_after=steps, files=files)
+
+
+def _script(target: str, module: bool, here: Path, root: str) -> set[str]:
+    """The name of the script, which is not among the modules."""
+    name = None if module else below(str(here / target), root)
+    return set() if name is None else {name}
 
 
 def _ensure_alone(processes: int, started_by: str) -> None:
@@ -299,6 +331,25 @@ def _races(hazards: Hazards) -> dict[str, int]:
     return dict(found)
 
 
+def with_modules(baseline: Baseline, root: str) -> Baseline:
+    """The baseline with the Python files of the project that this process has imported."""
+    texts = kept_texts(own_modules(root), root)
+    return replace(baseline, files={name: KeptFile.of(text) for name, text in texts.items()})
+
+
+def without_ignored(baseline: Baseline, root: str) -> Baseline:
+    """The baseline without files that git ignores, which may be nobody else's business."""
+    ignored = ignored_by_git(baseline.files, root or str(Path.cwd()))
+    files = {name: kept for name, kept in baseline.files.items() if name not in ignored}
+    return replace(baseline, files=files)
+
+
+def without_texts(baseline: Baseline) -> Baseline:
+    """The baseline with digests of the program's files alone."""
+    files = {name: replace(kept, text=None) for name, kept in baseline.files.items()}
+    return replace(baseline, files=files)
+
+
 def measure_as_planned(plan: CheckPlan) -> Baseline:
     """`measure` what a plan names, in its folder."""
     here = Path.cwd()
@@ -326,14 +377,16 @@ def compare_as_planned(
     plan: CheckPlan,
     again: Callable[[CheckPlan], Baseline] | None = None,
     path: str | os.PathLike[str] | None = None,
+    blame: BlameOptions | None = None,
 ) -> CheckResult:
     """`compare` with the tolerances of a plan; its settings are in the result. ``path``: the file
     that the baseline was read from.
 
     Where memory grew, the program is measured ``again`` (`measure_apart`), as often as the plan
-    says: what not all runs need is no regression, and the result says that they differ.
+    says: what not all runs need is no regression, and the result says that they differ. With
+    ``blame`` it is also run with parts of its change taken back, to find the cause.
     """
-    result = _compare(
+    result, found = _compare(
         before,
         after,
         partial(
@@ -345,9 +398,21 @@ def compare_as_planned(
         path,
         plan.root,
     )
-    times = plan.repeat if plan.repeat is not None else 1 + bool(result.regressions)
-    if again is not None and plan.command:
-        result = with_repeats(result, [again(plan) for _ in range(times - 1)])
+    compared = result
+
+    def repeat(runs: Sequence[Figures]) -> CheckResult:
+        times = plan.repeat if plan.repeat is not None else 1 + bool(compared.regressions)
+        if again is None or not plan.command:
+            return with_repeats(compared, runs)
+        more = [again(plan) for _ in range(times - 1 - len(runs))]
+        return with_repeats(compared, [*runs, *more])
+
+    if result.regressions:
+        from gpuprobe.api.blame import with_causes
+
+        result = with_causes(result, before, after, plan, found, blame, repeat)
+    else:
+        result = repeat(())
     return replace(result, settings=plan.settings, run=plan.name)
 
 
@@ -410,7 +475,15 @@ def compare(
     changed since that commit is compared as text; ``root`` is the project's folder, default the
     working directory.
     """
-    return _compare(before, after, partial(check_baseline, tolerances=tolerance), path, root)
+    result, found = _compare(
+        before, after, partial(check_baseline, tolerances=tolerance), path, root
+    )
+    if not result.regressions or not after.files:
+        return result
+    from gpuprobe.api.blame import change_of, without_trials
+
+    change = change_of(before, after, root or str(Path.cwd()), found)
+    return without_trials(result, change, "only gpuprobe check runs a program again")
 
 
 def _compare(
@@ -419,23 +492,23 @@ def _compare(
     check: Callable[[Baseline, Baseline], CheckResult],
     path: str | os.PathLike[str] | None,
     root: str,
-) -> CheckResult:
+) -> tuple[CheckResult, BaselineHistory | None]:
     result = check(before, after)
     if path is None or not result.regressions:
-        return result
+        return result, None
     found = history(before, path, root, after.sources)
     if found is None:
-        return result
+        return result, None
     result = check(found.baseline, after)
     if not found.settings:
-        return result
+        return result, found
     shown = ", ".join(found.settings[:_MOST_SETTINGS])
     more = len(found.settings) - _MOST_SETTINGS
     text = (
         f"not Python, and changed since the baseline was committed: {shown}"
         f"{f' and {more} more' if more > 0 else ''}"
     )
-    return replace(result, cautions=(*result.cautions, text))
+    return replace(result, cautions=(*result.cautions, text)), found
 
 
 _MOST_SETTINGS = 5

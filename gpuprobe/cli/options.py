@@ -28,6 +28,17 @@ def positive(text: str) -> int:
     return number
 
 
+def seconds(text: str) -> float:
+    """A number of seconds from 0. Raises ArgumentTypeError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds from 0, found {text!r}")
+    return number
+
+
 def positives(text: str) -> list[int]:
     """Whole numbers from 1. Raises ArgumentTypeError."""
     return [positive(part.strip()) for part in text.split(",")]

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gpuprobe.analysis.baseline.model import KeptFile, file_digest
 from gpuprobe.analysis.blame.source import Source, source_of
 from gpuprobe.analysis.compare.naming import SITE_PACKAGES
 
@@ -104,6 +105,19 @@ def _texts(folder: str, commit: str, names: Sequence[str]) -> dict[str, str]:
         if words[1] == b"blob":
             found[name] = text.decode("utf-8", "replace")
     return found
+
+
+def committed_texts(
+    found: BaselineHistory, known: Mapping[str, KeptFile], wanted: Iterable[str], root: str
+) -> dict[str, str]:
+    """The texts of files as they were when the baseline was committed, by name. ``known``: files of
+    the baseline, whose digests they must have."""
+    texts = _texts(root or str(Path.cwd()), found.commit, sorted(wanted))
+    return {
+        name: text
+        for name, text in texts.items()
+        if name not in known or known[name].digest == file_digest(text)
+    }
 
 
 def _changed(folder: str, commit: str, file: str) -> tuple[str, ...]:

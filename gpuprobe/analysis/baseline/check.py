@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from gpuprobe.analysis.baseline.model import (
     ACCOUNT_OF,
+    IGNORED,
     METRICS,
     PEAK,
     Baseline,
     CheckResult,
     MetricResult,
     Tolerance,
+    is_exact,
 )
 from gpuprobe.analysis.blame.blame import Blame
 from gpuprobe.analysis.blame.changes import changes
@@ -56,6 +58,8 @@ def check_baseline(
     of `METRICS`. ``sources``: in words, where the call's come from. ``accept_environment``: where
     it is another one, this is a caution."""
     chosen = {name: tolerance for name, (_, tolerance) in METRICS.items()}
+    if all(is_exact(side.environment.get("device", "")) for side in (before, after)):
+        chosen |= IGNORED
     given_by = dict.fromkeys(METRICS, "default")
     for given, source in ((before.tolerances or {}, "baseline"), (tolerances or {}, "call")):
         chosen.update(given)
@@ -70,6 +74,9 @@ def check_baseline(
         # What a small phase may take more is a share of the whole peak, not of its own.
         more = tolerance.limit(before.metrics.get(rule, one)) - before.metrics.get(rule, one)
         found = MetricResult(name, unit, one, two, one + more, tolerance.text(unit), given_by[rule])
+        if tolerance is IGNORED.get(rule):
+            text = f"up to {human_bytes(more)} ignored"
+            found = replace(found, accepted=text, ignored=True)
         if found.regressed and account in before.accounts and account in after.accounts:
             old, new = before.accounts[account], after.accounts[account]
             rows = join_rows(_shares(old), _shares(new), lines)

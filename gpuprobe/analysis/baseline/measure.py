@@ -51,12 +51,14 @@ def baseline_of(
     root: str = "",
     is_user: UserFrame = is_user_frame,
     sources: ReadSources | None = None,
+    figures_only: bool = False,
 ) -> Baseline:
     """The baseline that a recording stands for. ``device`` names the GPU in words; ``syncs``
     and ``races`` are counts of the whole run by place (``file:line in function``), where hazards
     were looked for; ``precision`` the number formats, in words; ``root`` is the project's folder,
     default the program's working directory. ``sources`` reads the source of files: given are their
-    names here, with the files; where it is None the baseline has no source.
+    names here, with the files; where it is None the baseline has no source. ``figures_only``: it
+    has no accounts, only what a check compares.
 
     Without a full step it is of the whole program: its peaks alone. Raises DataError for a
     recording without device memory.
@@ -81,7 +83,10 @@ def baseline_of(
             named = {naming.place(place): count for place, count in places.items()}
             accounts[ACCOUNT_OF[name]] = counted(named, total)
     found = traced(site, is_user=is_user)
-    all_accounts = _one_way_to_call(accounts | _accounts(found, steps, metrics, naming))
+    if figures_only:
+        accounts = {}
+    else:
+        accounts = _one_way_to_call(accounts | _accounts(found, steps, metrics, naming))
     return Baseline(
         environment={
             "allocator": environment.allocator_conf,
@@ -93,7 +98,7 @@ def baseline_of(
         steps=len(steps),
         metrics=metrics,
         phases={name: point.bytes for name, point in _points(found)},
-        accounts=all_accounts,
+        accounts=accounts,
         sources={} if sources is None else sources(naming.files),
     )
 

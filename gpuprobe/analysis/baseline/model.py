@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,21 +18,27 @@ from gpuprobe.model.text import human_bytes
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How much more than the baseline is accepted: the larger of a share and an amount."""
+    """How much more than the baseline is accepted: the larger of a share and an amount. ``most``: a
+    share that the amount may not be more than, which matters for small programs."""
 
     relative: float = 0.0
     absolute: int = 0
+    most: float | None = None
 
     def limit(self, value: int) -> int:
         """The largest accepted value."""
-        return value + max(int(value * self.relative), self.absolute)
+        amount = self.absolute
+        if self.most is not None:
+            amount = min(amount, int(value * self.most))
+        return value + max(int(value * self.relative), amount)
 
     def text(self, unit: str) -> str:
         """In words: ``2%``, ``64.0 MiB``, ``2% or 64.0 MiB``, ``nothing``."""
         parts = [f"{self.relative * 100:g}%"] if self.relative else []
         if self.absolute:
             parts.append(human_bytes(self.absolute) if unit == "bytes" else str(self.absolute))
-        return " or ".join(parts) or "nothing"
+        text = " or ".join(parts) or "nothing"
+        return text if self.most is None else f"{text}, at most {self.most * 100:g}%"
 
 
 METRICS: Final[dict[str, tuple[str, Tolerance]]] = {
@@ -48,6 +55,22 @@ in which a cause is looked for: what grows with every step also raises the peak.
 moves in segments of 2 MiB and more. The peak of a phase or a kind of step may take as many bytes
 more as ``peak_allocated`` may."""
 
+IGNORED: Final = {
+    name: Tolerance(relative=0.001, absolute=1 << 20, most=0.01)
+    for name in ("peak_allocated", "steady_allocated")
+}
+"""What is ignored, in place of the tolerances of `METRICS`, where every run gives the same figures:
+on the native engine and on a virtual GPU. There is no noise there; this is what nobody would act
+on."""
+
+_EXACT: Final = ("virtual ", "native ")
+
+
+def is_exact(device: str) -> bool:
+    """Whether a device, as a baseline names it, is simulated: the same figures in every run."""
+    return device.startswith(_EXACT)
+
+
 PEAK: Final = "peak"
 ACCOUNT_OF: Final = {
     "growth_per_step": "growth",
@@ -63,6 +86,26 @@ metric's own name."""
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file of the project that the program consists of or reads: the digest of its text, and
+    the text where it is kept."""
+
+    digest: str
+    text: str | None = None
+
+    @classmethod
+    def of(cls, text: str) -> KeptFile:
+        """With the text."""
+        return cls(file_digest(text), text)
+
+
+def file_digest(text: str) -> str:
+    """What tells two states of a file apart, in 16 characters."""
+    data = text.encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
 class Baseline:
     """``metrics``: name to value, bytes or counts. ``phases``: peak allocated of each phase
     (``phase forward``) over all steps, and of each kind of step (``first step``). ``accounts``: by
@@ -70,6 +113,8 @@ class Baseline:
     where it ran to its end. ``sources``: the program's files, by their names in the accounts; none
     in a baseline of an earlier version. ``labels``: what the file it was read from calls its lines.
     ``command``: the script, or ``-m`` and the module, with its arguments; none of a recording.
+    ``files``: the project's own files that the program imports or opens as text, by their names
+    relative to the project.
     """
 
     environment: Mapping[str, str]
@@ -82,6 +127,12 @@ class Baseline:
     sources: Mapping[str, Source] = field(default_factory=dict)
     labels: Mapping[str, Label] = field(default_factory=dict)
     command: tuple[str, ...] = ()
+    files: Mapping[str, KeptFile] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts of ``files`` that are known."""
+        return {name: kept.text for name, kept in self.files.items() if kept.text is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +150,10 @@ class MetricResult:
     """One metric of a check. ``limit`` is the largest accepted value; ``accepted`` the tolerance
     in words, and ``source`` where that comes from. Of a regression, ``cause`` says what to look
     at first, ``place`` is its line (``file:line in function``, "" where none is known), ``causes``
-    are that and what to look at next, and
-    ``rows`` are the lines of its account, summing to the account's change; None without one.
+    are that and what to look at next, ``unexplained`` is what the causes that were tried leave of
+    the growth (None where none was tried), and ``rows`` are the lines of its account, summing to
+    the account's change; None without one. ``ignored``: the tolerance is what is ignored on an
+    exact engine.
     """
 
     name: str
@@ -113,6 +166,8 @@ class MetricResult:
     cause: str = ""
     place: str = ""
     causes: tuple[Cause, ...] = ()
+    unexplained: int | None = None
+    ignored: bool = False
     rows: tuple[DiffRow, ...] | None = None
 
     @property
@@ -130,7 +185,7 @@ class CheckResult(Displayed):
     the change of the peak; None if a side has no trace. ``cause``: a description of the first
     thing to look at. ``mismatches``: how the environments differ; such a check fails.
     ``settings``: the settings of the check and their sources. ``run``: its name, "" if there is
-    only one.
+    only one. ``trials``: how the causes were found: by which runs, or why by none.
     """
 
     metrics: tuple[MetricResult, ...]
@@ -141,6 +196,7 @@ class CheckResult(Displayed):
     cautions: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()
     run: str = ""
+    trials: str = ""
 
     def __repr__(self) -> str:
         if self.ok:

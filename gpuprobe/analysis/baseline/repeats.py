@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from gpuprobe.analysis.baseline.model import Baseline, CheckResult, MetricResult
+from gpuprobe.analysis.baseline.model import CheckResult, MetricResult
 from gpuprobe.model.text import human_bytes
 
 
-def with_repeats(result: CheckResult, others: Sequence[Baseline]) -> CheckResult:
+class Figures(Protocol):
+    """Another run of the program: a baseline, or what a trial measured."""
+
+    @property
+    def metrics(self) -> Mapping[str, int]:
+        """By name."""
+
+    @property
+    def phases(self) -> Mapping[str, int]:
+        """Peaks of phases and kinds of step, by name."""
+
+
+def with_repeats(result: CheckResult, others: Sequence[Figures]) -> CheckResult:
     """The check with more runs of the same program: a metric is above the baseline where it is in
     every run. Where they differ, a caution says so."""
     texts: list[str] = []

@@ -3,6 +3,8 @@ without times and absolute paths."""
 
 from __future__ import annotations
 
+import base64
+import bz2
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from gpuprobe.analysis.baseline.labels import Label, labels_of, place_of
-from gpuprobe.analysis.baseline.model import METRICS, PEAK, Baseline, Tolerance
+from gpuprobe.analysis.baseline.model import METRICS, PEAK, Baseline, KeptFile, Tolerance
 from gpuprobe.analysis.blame.source import decode, digest
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
@@ -21,7 +23,7 @@ from gpuprobe.model.io.document import check_version, header
 from gpuprobe.model.text import human_bytes
 
 SCHEMA: Final = "gpuprobe.baseline"
-VERSION: Final = (2, 1)
+VERSION: Final = (2, 2)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -31,6 +33,8 @@ History:
 * 2.0: ``gpuprobe``, the version that wrote it. 1.x is still read.
 * 2.1: ``command``, ``sources`` and ``paths``. Lines are named by their text; where they are is in
   ``places``.
+* 2.2: ``files``: the project's files that the program consists of or reads, each with a digest and
+  (without ``--no-sources``) its text, compressed with bzip2 and as base64.
 """
 
 RUNS_SCHEMA: Final = "gpuprobe.baselines"
@@ -41,6 +45,8 @@ History:
 * 1.0: first version.
 """
 
+_WIDTH: Final = 100  # characters of a line of it
+_MOST_TEXT: Final = 4 << 20  # bytes of one file of sources
 _DEEPEST: Final = 2_000  # calls in a path: Python's own limit is 1,000 by default
 
 CONFLICT: Final = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
@@ -83,6 +89,14 @@ def plain_of(baseline: Baseline) -> dict[str, Any]:
             name: {"statements": source.encode()} for name, source in baseline.sources.items()
         },
     }
+    if baseline.files:
+        document["files"] = {
+            name: {
+                "digest": kept.digest,
+                **({} if kept.text is None else {"text": _packed(kept.text)}),
+            }
+            for name, kept in baseline.files.items()
+        }
     if baseline.stopped_after is not None:
         document["stopped_after"] = baseline.stopped_after
     if baseline.command:
@@ -92,6 +106,29 @@ def plain_of(baseline: Baseline) -> dict[str, Any]:
 
 def _size(value: int) -> dict[str, Any]:
     return {"bytes": value, "text": human_bytes(value)}
+
+
+class _Chunks(list[str]):
+    """A long word in pieces, each on a line."""
+
+
+def _packed(text: str) -> _Chunks:
+    """bzip2, because it is one implementation everywhere: the same text is the same word."""
+    data = text.encode("utf-8", "surrogateescape")
+    word = base64.b64encode(bz2.compress(data)).decode("ascii")
+    return _Chunks(word[at : at + _WIDTH] for at in range(0, len(word), _WIDTH))
+
+
+def _unpacked(chunks: list[str]) -> str:
+    """What `_packed` wrote, up to a limit. Raises ValueError."""
+    reader = bz2.BZ2Decompressor()
+    try:
+        data = reader.decompress(base64.b64decode("".join(chunks), validate=True), _MOST_TEXT)
+    except (OSError, EOFError) as error:
+        raise Malformed(f"the text is damaged: {error}") from None
+    if not reader.eof:
+        raise Malformed(f"the text is damaged, or of more than {human_bytes(_MOST_TEXT)}")
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _of_shares(rows: Iterable[Share[str]]) -> dict[str, Any]:
@@ -204,7 +241,12 @@ def rendered(document: dict[str, Any]) -> str:
 
 def _rendered(value: Any, depth: int = 0) -> Iterator[str]:
     """JSON with sorted keys, in which an object of plain values is one line."""
-    if not isinstance(value, dict) or not any(isinstance(v, dict) for v in value.values()):
+    if isinstance(value, _Chunks):
+        lines = (f"\n{' ' * (depth + 1)}{json.dumps(chunk)}" for chunk in value)
+        yield f"[{','.join(lines)}\n{' ' * depth}]"
+        return
+    parts = value.values() if isinstance(value, dict) else ()
+    if not any(isinstance(part, (dict, _Chunks)) for part in parts):
         yield json.dumps(value, sort_keys=True, ensure_ascii=True)
         return
     pad = " " * (depth + 1)
@@ -349,6 +391,12 @@ class _Digests:
 
 
 @dataclass(frozen=True)
+class _File:
+    digest: str
+    text: Annotated[str, Parsed(list[str], _unpacked)] | None = None
+
+
+@dataclass(frozen=True)
 class _Accepted:
     relative: Annotated[float, Bounds(0, 1e6)] = 0.0
     absolute: _Whole = 0
@@ -370,6 +418,7 @@ class _BaselineDocument:
     sources: dict[str, _Digests] = field(default_factory=dict)
     stopped_after: _Whole | None = None
     command: list[str] = field(default_factory=list)
+    files: dict[str, _File] = field(default_factory=dict)
 
 
 def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseline:
@@ -393,6 +442,7 @@ def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseli
         sources=reader.sources,
         labels=reader.labels(),
         command=tuple(document.command),
+        files={name: KeptFile(row.digest, row.text) for name, row in document.files.items()},
     )
 
 

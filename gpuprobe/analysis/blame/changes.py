@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Final, NamedTuple
 
-from gpuprobe.analysis.blame.source import DECORATED, Source, Statement
+from gpuprobe.analysis.blame.source import DECORATED, Source, Statement, source_of
 
 NEW: Final = "new"  # nothing like it was there
 GAP: Final = "gap"  # what stood next to it is gone
@@ -22,6 +22,9 @@ _MOST_STATEMENTS: Final = 20_000
 
 _ALIKE: Final = 0.5
 """Of the statements of a file: what it must share with one of another name to be it."""
+
+
+_NO_SOURCE: Final = Source((), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,19 @@ def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[
         or not indented & {(change.file, change.statement + next_) for next_ in (0, 1)}
     ]
     return tuple(sorted(kept, key=lambda change: (change.file, change.line, change.kind)))
+
+
+def renamed_files(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """The names of ``after`` to the names that the same files have in ``before``, given as
+    texts."""
+    alone = {name for name in (*before, *after) if name not in before or name not in after}
+    if not before.keys() - after.keys() or not after.keys() - before.keys():
+        return {name: name for name in after if name in before}
+    sides = [
+        {name: source_of(text) if name in alone else _NO_SOURCE for name, text in side.items()}
+        for side in (before, after)
+    ]
+    return _paired(*sides)
 
 
 def _text_of(old: Source | None, change: ChangedLine) -> str:

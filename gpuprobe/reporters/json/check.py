@@ -15,7 +15,7 @@ from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.check"
-VERSION: Final = (2, 2)
+VERSION: Final = (2, 3)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -24,6 +24,8 @@ History:
 * 2.0: with all documents; nothing changed in this one. ``schemas/check-2.json``.
 * 2.1: ``causes`` of each metric.
 * 2.2: ``run`` of each metric, row and setting, where there are several runs.
+* 2.3: ``trials``; ``saved`` of each cause, ``unexplained`` of each metric: what runs without parts
+  of the change took.
 """
 
 
@@ -47,6 +49,7 @@ def document(*results: CheckResult) -> dict[str, Any]:
         "metrics": [_metric(result, metric) for result in results for metric in result.metrics],
         "phases": [_metric(result, metric) for result in results for metric in result.phases],
         "rows": rows,
+        "trials": [_named(result, result.trials) for result in results if result.trials],
         "mismatches": [_named(result, text) for result in results for text in result.mismatches],
         "cautions": [_named(result, text) for result in results for text in result.cautions],
         "settings": [
@@ -67,7 +70,8 @@ def _of(result: CheckResult, plain: dict[str, Any]) -> dict[str, Any]:
 
 def _metric(result: CheckResult, metric: MetricResult) -> dict[str, Any]:
     found = _of(result, fields_of(metric, _METRIC))
-    found["causes"] = [fields_of(cause, "text place") for cause in metric.causes]
+    found["unexplained"] = metric.unexplained
+    found["causes"] = [fields_of(cause, "text place saved") for cause in metric.causes]
     found["rows"] = None if metric.rows is None else [fields_of(row, _ROW) for row in metric.rows]
     return found
 

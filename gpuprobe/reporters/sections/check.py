@@ -51,6 +51,8 @@ def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
         found.append(Section(title, (table,), "phases", "Phases"))
     found += _changes(result, top)
     notes = [Line(text, "item", "note", indent=0) for text in result.cautions]
+    if result.trials and result.regressions:
+        notes.append(Line(result.trials, "item", "causes", indent=0))
     notes += [Line(text, "item", indent=0) for text in _settings(result)]
     if notes:
         found.append(Section("", tuple(notes), "settings", "Notes"))
@@ -119,7 +121,7 @@ def _metrics(metrics: Sequence[MetricResult], caption: str) -> Table:
                 amount(metric.after),
                 change(metric.delta, metric.unit),
                 amount(metric.limit),
-                Cell("above", tone="up") if metric.regressed else "ok",
+                Cell("above", tone="up") if metric.regressed else _passed(metric),
                 f"{metric.accepted} ({metric.source})",
             ),
             metric.regressed,
@@ -135,6 +137,10 @@ def _metrics(metrics: Sequence[MetricResult], caption: str) -> Table:
         Column("accepted"),
     )
     return Table(caption, columns, tuple(map(row, metrics)), flags=True, header=False)
+
+
+def _passed(metric: MetricResult) -> str:
+    return "ignored" if metric.ignored and metric.delta > 0 else "ok"
 
 
 def _changes(result: CheckResult, top: int) -> Iterator[Section]:

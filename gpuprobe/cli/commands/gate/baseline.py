@@ -13,7 +13,8 @@ SUPERVISED = True
 
 _USAGE = (
     "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--gpu GPU] "
-    "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--run NAME] [--] [ARGS ...]"
+    "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--run NAME] [--no-sources] [--] "
+    "[ARGS ...]"
 )
 
 _UPDATE = (
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         read_project,
         replaced_baseline,
         tolerances,
+        without_ignored,
+        without_texts,
         write_runs,
     )
     from gpuprobe.cli.parser import _Parser, own_options_first
@@ -55,6 +58,12 @@ def run(args: argparse.Namespace) -> int:
     parser = _Parser(prog="gpuprobe baseline update", usage=_USAGE, description=_UPDATE)
     check.add_target(parser)
     check.add_script(parser)
+    parser.add_argument(
+        "--no-sources",
+        action="store_true",
+        help="store digests of the program's files only, not their text: the cause of a change is "
+        "then found only in a git repository that has the baseline's commit",
+    )
     parser.add_argument("--no-notes", action="store_true", help=argparse.SUPPRESS)
     wanted = parser.parse_args(own_options_first(parser, rest))
     accepted = tolerances(wanted.tolerance)
@@ -68,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
         plans[name] = check.planned(wanted, before=before, project=project, name=name, writing=True)
     alone = len(names) == 1
     found = {name: check.measured(plan, alone=alone) for name, plan in plans.items()}
+    found = {name: without_ignored(found[name], plan.root) for name, plan in plans.items()}
+    if wanted.no_sources:
+        found = {name: without_texts(baseline) for name, baseline in found.items()}
     for path in dict.fromkeys(paths.values()):
         write_runs({name: found[name] for name in names if paths[name] == path}, path, accepted)
     if wanted.no_notes:

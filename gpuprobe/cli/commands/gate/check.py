@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpuprobe.cli import annotate, exit_codes
+from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import PROJECTS_OWN
-from gpuprobe.cli.options import add_gpu, add_program, answering, positive
+from gpuprobe.cli.options import add_gpu, add_program, answering, positive, seconds
 
 OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
@@ -44,6 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--accept-environment",
         action="store_true",
         help="compare even if the baseline has a different GPU, torch or allocator setting",
+    )
+    parser.add_argument(
+        "--blame-budget",
+        type=seconds,
+        metavar="SECONDS",
+        help="if memory grew, run the script with parts of the change taken back for at most this "
+        "long, to find the cause (default: twice the time of the check; 0: do not)",
+    )
+    parser.add_argument(
+        "--no-blame",
+        action="store_const",
+        const=0.0,
+        dest="blame_budget",
+        help="do not run the script again to find the cause: rank the changes by rules",
     )
     annotate.add_option(parser, "--annotations")
     add_script(parser)
@@ -141,6 +156,7 @@ def measured(plan: Any, *, alone: bool = True) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gpuprobe.api.blame import BlameOptions
     from gpuprobe.api.check import (
         baseline_path,
         chosen_runs,
@@ -173,14 +189,23 @@ def run(args: argparse.Namespace) -> int:
         )
     ensure_writable(args.sarif, args.junit, args.html)
     alone = len(names) == 1
-    results = [
-        compare_as_planned(before, measured(plan, alone=alone), plan, measure_apart, paths[name])
-        for name, (before, plan) in plans.items()
-    ]
+    results = []
+    for name, (before, plan) in plans.items():
+        blame = BlameOptions(budget=args.blame_budget, progress=_progress())
+        after = measured(plan, alone=alone)
+        results.append(
+            compare_as_planned(before, after, plan, measure_apart, paths[name], blame=blame)
+        )
     _report(args, results, project.root, str(paths[names[0]].absolute()))
     if any(result.mismatches for result in results):
         return exit_codes.USAGE
     return exit_codes.OK if all(result.ok for result in results) else exit_codes.FINDINGS
+
+
+def _progress() -> Callable[[str], None]:
+    """Prints lines about runs for the cause where somebody reads them: on a terminal."""
+    stream = sys.stderr
+    return stderr.note if stream is not None and stream.isatty() else lambda text: None
 
 
 def _report(args: argparse.Namespace, results: Any, project: str, baseline: str) -> None:

@@ -1,0 +1,365 @@
+"""The change of a program as hunks, each of which can be taken back alone.
+
+A hunk replaces lines of one file by the lines that were there before. Text that moved is not taken
+back with what was edited in it: where a block left one place and came to another, the hunks are
+what differs between the two, at the new place. Both the files that were deleted and those that were
+added exist in every tree, so that taking back an import finds its module; a file of settings is the
+exception, because its existence alone may be what the program reads.
+"""
+
+from __future__ import annotations
+
+import io
+import keyword
+import re
+import tokenize
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from functools import cached_property
+from typing import Final
+
+from gpuprobe.analysis.blame.changes import renamed_files
+
+_MOST_LINES: Final = 40_000
+"""Of both sides of one file: larger ones are one hunk (the alignment takes their product)."""
+
+_ALIKE: Final = 0.5
+"""Of two lines or two blocks: how similar they are if one was made from the other."""
+
+_MOST_PAIRS: Final = 400
+"""Of lines of both sides of a hunk: with more, it is not split."""
+
+_MOVED_LINES: Final = 3
+"""Fewer lines than this that are gone here and new elsewhere are not called a move."""
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """``old`` lines (with their ends) that taking it back puts in place of ``new``, which begin at
+    line ``start`` (from 1) of ``file`` as it is now. ``whole``: None, or for a file that exists on
+    one side alone ``"added"`` or ``"deleted"``. ``neutral``: taking it back changes nothing that
+    runs."""
+
+    file: str
+    start: int
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    whole: str | None = None
+    neutral: bool = False
+
+    @property
+    def end(self) -> int:
+        """The line after the last of ``new``."""
+        return self.start + len(self.new)
+
+    @cached_property
+    def line(self) -> int:
+        """The first line that a reader would point to."""
+        for at, text in enumerate(self.new):
+            if _is_code(text) and text not in self.old:
+                return self.start + at
+        return max(1, self.start if self.new else self.start - 1)
+
+
+def hunks_of(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Hunk, ...]:
+    """The hunks between two trees, given as texts by name."""
+    pairs = renamed_files(before, after)
+    found: list[Hunk] = []
+    for name, text in sorted(after.items()):
+        old = before.get(pairs.get(name, ""))
+        if old is None:
+            whole = None if name.endswith(".py") else "added"
+            found.append(Hunk(name, 1, (), lines_of(text), whole))
+        elif old != text:
+            found += _aligned(name, lines_of(old), lines_of(text))
+    deleted = sorted(before.keys() - set(pairs.values()))
+    gone = {name for name in deleted if name.endswith(".py")}  # every tree has them
+    for name in deleted:
+        whole = None if name.endswith(".py") else "deleted"
+        found.append(Hunk(name, 1, lines_of(before[name]), (), whole))
+    return tuple(
+        replace(hunk, neutral=True) if hunk.file in gone or _is_neutral(hunk) else hunk
+        for hunk in _without_moves(found)
+    )
+
+
+def tree_without(
+    hunks: Iterable[Hunk], before: Mapping[str, str], after: Mapping[str, str]
+) -> dict[str, str | None]:
+    """The texts of a tree in which ``hunks`` are taken back, by name; None where the file does not
+    exist. Python files that only one side has exist in each."""
+    pairs = renamed_files(before, after)
+    texts: dict[str, list[str]] = {name: list(lines_of(text)) for name, text in after.items()}
+    found: dict[str, str | None] = {}
+    for hunk in sorted(hunks, key=lambda item: (item.file, -item.start)):
+        if hunk.whole == "added":
+            found[hunk.file] = None
+        elif hunk.whole == "deleted" or hunk.file not in texts:
+            found[hunk.file] = "".join(hunk.old)
+        else:
+            texts[hunk.file][hunk.start - 1 : hunk.end - 1] = hunk.old
+    tree = {name: found.get(name, "".join(lines)) for name, lines in texts.items()}
+    for new, old in pairs.items():
+        if old not in after:
+            tree[old] = tree[new]  # so that an import of the old name, taken back, finds it
+    for name in before.keys() - after.keys() - set(pairs.values()):
+        deleted = name.endswith(".py") or found.get(name) is not None
+        tree[name] = before[name] if deleted else None
+    return tree
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    """The lines of a text with their ends; one without an end of line gets none."""
+    return tuple(re.findall(r"[^\n]*\n|[^\n]+\Z", text))
+
+
+def dependents(
+    hunks: Sequence[Hunk], before: Mapping[str, str], after: Mapping[str, str]
+) -> tuple[frozenset[int], ...]:
+    """For each hunk, the hunks that have to be taken back with it (itself among them): those that
+    use a name which only it introduces, and those that have a name which its old lines use."""
+    old_words, new_words = (
+        {word for text in side.values() for word in _words(text)} for side in (before, after)
+    )
+    used_new = [_words("".join(hunk.new)) for hunk in hunks]
+    used_old = [_words("".join(hunk.old)) for hunk in hunks]
+    bound_new = [_bound("".join(hunk.new)) - old_words for hunk in hunks]
+    bound_old = [_bound("".join(hunk.old)) - new_words for hunk in hunks]
+    next_to = [
+        {
+            other
+            for other in range(len(hunks))
+            if other != at and (bound_new[at] & used_new[other] or bound_old[other] & used_old[at])
+        }
+        for at in range(len(hunks))
+    ]
+    found = []
+    for at in range(len(hunks)):
+        known = {at}
+        pending = [at]
+        while pending:
+            more = next_to[pending.pop()] - known
+            known |= more
+            pending += more
+        found.append(frozenset(known))
+    return tuple(found)
+
+
+def described(hunk: Hunk, most: int = 60) -> str:
+    """What the change did, in words: ``removed `@torch.no_grad()```."""
+    if hunk.whole is not None:
+        return f"the file was {hunk.whole}"
+    old = [text.strip() for text in hunk.old if _is_code(text) and text not in hunk.new]
+    new = [text.strip() for text in hunk.new if _is_code(text) and text not in hunk.old]
+    if old and new:
+        return f"{_quoted(new, most)} instead of {_quoted(old, most)}"
+    if old:
+        return f"removed {_quoted(old, most)}"
+    if new:
+        return f"added {_quoted(new, most)}"
+    return "the lines were put in another order or block"
+
+
+def _quoted(texts: Sequence[str], most: int) -> str:
+    first = texts[0] if len(texts[0]) <= most else f"{texts[0][: most - 1]}…"
+    rest = len(texts) - 1
+    more = f" and {rest} more line{'s' * (rest > 1)}" if rest else ""
+    return f"`{first}`{more}"
+
+
+def _is_code(text: str) -> bool:
+    plain = text.strip()
+    return bool(plain) and not plain.startswith(("#", "//", ";"))
+
+
+def _is_neutral(hunk: Hunk) -> bool:
+    """Whether both sides are the same without comments and empty lines."""
+    if hunk.whole is not None:
+        return False
+    if hunk.file.endswith(".py"):
+        one, two = _code("".join(hunk.old)), _code("".join(hunk.new))
+        if one is not None and two is not None:
+            return one == two
+    one_lines, two_lines = (
+        [text.rstrip() for text in side if _is_code(text)] for side in (hunk.old, hunk.new)
+    )
+    return one_lines == two_lines
+
+
+def _code(text: str) -> list[tuple[int, str]] | None:
+    """The tokens of Python without comments and line breaks in brackets; None where it cannot be
+    taken apart alone."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+    found = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type not in skipped:
+                string = token.string if token.type != tokenize.INDENT else ""
+                found.append((token.type, string))
+    except (tokenize.TokenError, SyntaxError):
+        return None
+    first = re.search(r"^[ \t]*(?=[^\s#])", text, re.MULTILINE)
+    return [(0, first[0] if first is not None else ""), *found]
+
+
+def _aligned(name: str, old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
+    if len(old) + len(new) > _MOST_LINES:
+        return [Hunk(name, 1, tuple(old), tuple(new))]
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    found = []
+    for tag, i, i2, j, j2 in matcher.get_opcodes():
+        if tag != "equal":
+            found += _split(Hunk(name, j + 1, tuple(old[i:i2]), tuple(new[j:j2])))
+    return found
+
+
+def _split(hunk: Hunk) -> list[Hunk]:
+    """A hunk as several: each line that was made from one, and what is new or gone between them.
+
+    Lines of one statement, and what is in a block that came or went, stay together.
+    """
+    if not hunk.old or not hunk.new or len(hunk.old) == len(hunk.new) == 1:
+        return [hunk]
+    if len(hunk.old) * len(hunk.new) > _MOST_PAIRS or not _stand_alone(hunk):
+        return [hunk]
+    pairs = _made_from(hunk.old, hunk.new)
+    alone = (*(t for at, t in enumerate(hunk.old) if at not in dict(pairs)),
+             *(t for at, t in enumerate(hunk.new) if at not in {j for _, j in pairs}))  # fmt: skip
+    if not pairs or any(re.search(r":\s*(#.*)?$|^\s*@", text) for text in alone):
+        return [hunk]
+    found = []
+    i = j = 0
+    for one, two in [*pairs, (len(hunk.old), len(hunk.new))]:
+        if i < one or j < two:
+            found.append(Hunk(hunk.file, hunk.start + j, hunk.old[i:one], hunk.new[j:two]))
+        if one < len(hunk.old) and hunk.old[one] != hunk.new[two]:
+            part = Hunk(hunk.file, hunk.start + two, hunk.old[one : one + 1], (hunk.new[two],))
+            found.append(part)
+        i, j = one + 1, two + 1
+    return found
+
+
+def _made_from(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+    """The lines that were made from each other, in order: those pairs that are most alike."""
+    best: list[list[tuple[float, list[tuple[int, int]]]]] = [
+        [(0.0, [])] * (len(new) + 1) for _ in range(len(old) + 1)
+    ]
+    for i, one in enumerate(old):
+        for j, two in enumerate(new):
+            options = [best[i][j + 1], best[i + 1][j]]
+            alike = _likeness(one, two)
+            if alike >= _ALIKE:
+                score, pairs = best[i][j]
+                options.append((score + alike, [*pairs, (i, j)]))
+            best[i + 1][j + 1] = max(options, key=lambda item: item[0])
+    return best[-1][-1][1]
+
+
+def _likeness(one: str, two: str) -> float:
+    """How much of a line is in another, 0 to 1; nothing where they are in other blocks."""
+    if _indent(one) != _indent(two):
+        return 0.0
+    return SequenceMatcher(None, one.strip(), two.strip(), autojunk=False).ratio()
+
+
+def _stand_alone(hunk: Hunk) -> bool:
+    """Whether each line is complete: the lines of a statement in brackets change together."""
+    return all(
+        sum(text.count(c) for c in "([{") == sum(text.count(c) for c in ")]}")
+        and text.count('"""') % 2 == 0
+        and not text.rstrip().endswith("\\")
+        for text in (*hunk.old, *hunk.new)
+    )
+
+
+def _without_moves(found: Sequence[Hunk]) -> list[Hunk]:
+    """The hunks, with the edits inside what moved in place of the two halves of the move."""
+    hunks = list(found)
+    for gone in [item for item in hunks if _may_move(item.old) and item.whole is None]:
+        best, most = None, _ALIKE
+        for come in hunks:
+            if come is gone or come.whole is not None or not _may_move(come.new):
+                continue
+            if len(_stripped(come.old)) > len(_stripped(come.new)) // 2:
+                continue
+            matcher = SequenceMatcher(None, _stripped(gone.old), _stripped(come.new), False)
+            same = sum(block.size for block in matcher.get_matching_blocks())
+            alike = same / max(1, len(_stripped(gone.old)))
+            if alike > most and same >= _MOVED_LINES:
+                best, most = come, alike
+        if best is None or (_stripped(gone.new) and _is_mostly_new(gone)):
+            continue
+        hunks[hunks.index(best) : hunks.index(best) + 1] = _inside(gone, best)
+        hunks.remove(gone)
+        if gone.new:
+            hunks.append(replace(gone, old=()))
+    return sorted(hunks, key=lambda item: (item.file, item.start))
+
+
+def _may_move(lines: Sequence[str]) -> bool:
+    return len(_stripped(lines)) >= _MOVED_LINES
+
+
+def _is_mostly_new(hunk: Hunk) -> bool:
+    return len(_stripped(hunk.new)) * 2 > len(_stripped(hunk.old))
+
+
+def _stripped(lines: Sequence[str]) -> list[str]:
+    return [text.strip() for text in lines if text.strip()]
+
+
+def _inside(gone: Hunk, come: Hunk) -> list[Hunk]:
+    """What differs between a block that left and what came, as hunks at the new place. Text before
+    and behind it that never was in the block stays."""
+    one, two = [text.strip() for text in gone.old], [text.strip() for text in come.new]
+    matcher = SequenceMatcher(None, one, two, autojunk=False)
+    blocks = [block for block in matcher.get_matching_blocks() if block.size]
+    first, last = blocks[0], blocks[-1]
+    shift = _indent(come.new[first.b]) - _indent(gone.old[first.a])
+    found = []
+    for tag, i, i2, j, j2 in matcher.get_opcodes():
+        edge = j < first.b or i >= last.a + last.size
+        if tag == "equal" or (edge and i == i2):
+            continue
+        old = tuple(_indented(text, shift) for text in gone.old[i:i2])
+        found += _split(Hunk(come.file, come.start + j, old, come.new[j:j2]))
+    return found
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
+def _indented(text: str, shift: int) -> str:
+    if shift >= 0 or not text.strip():
+        return " " * max(0, shift) * bool(text.strip()) + text
+    return text[min(-shift, _indent(text)) :]
+
+
+_WORD: Final = re.compile(r"[^\W\d]\w*")
+_BINDING: Final = re.compile(
+    r"""
+    ^[ \t]*(?:async[ ]+)?(?:def|class)[ ]+(?P<defined>\w+)
+    | ^[ \t]*(?:self\.)?(?P<assigned>[^\W\d]\w*)\s*(?::[^=\n]+)?=(?!=)
+    | (?<=[(,\s])(?P<argument>[^\W\d]\w*)\s*(?::[^=,()\n]+)?=(?!=)
+    | (?:import|as|,)[ ]+(?P<imported>[^\W\d]\w*)
+    | ^\s*-?\s*["']?(?P<key>[^\W\d]\w*)["']?\s*:
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in _WORD.findall(text) if not keyword.iskeyword(word)}
+
+
+def _bound(text: str) -> set[str]:
+    """The names that a piece of text gives a meaning: functions, variables, arguments, imports,
+    keys of settings."""
+    found: set[str] = set()
+    for match in _BINDING.finditer(text):
+        found.update(name for name in match.groups() if name)
+    for line in re.findall(r"^\s*(?:async )?def \w+\((.*)", text, re.MULTILINE):
+        found |= _words(line)
+    return found

@@ -1,0 +1,201 @@
+"""Which hunks of a change made a figure grow, found by taking them back.
+
+Given is a function that runs the program with some hunks taken back. Candidates are tried in the
+order of their prior, alone where one is likely and in groups where there are many; a group that
+saves something is split until single hunks are left. What does not run without another hunk is
+taken back with it (`dependents`), and what saves nothing alone, but does together with others
+(two hunks that raise two peaks of one height), is found by leaving out of all hunks what is not
+needed (Zeller's ddmin: "Simplifying and Isolating Failure-Inducing Input", 2002).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+Taken = frozenset[int]
+"""The numbers of hunks that are taken back."""
+
+_EXPLAINED: Final = 0.02
+"""Of the growth: what may be left, and what a hunk must save to be a cause."""
+
+_MOST_CAUSES: Final = 5
+
+_FEW: Final = 8
+"""Of so many hunks each is tried alone; of more, groups that double in size."""
+
+
+class OverBudget(Exception):
+    """No more runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """``hunks``, the likeliest first, taken back alone (``alone``; else together with the causes
+    before it), lower the figure by ``saved``."""
+
+    hunks: tuple[int, ...]
+    saved: int
+    alone: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``causes``, the one that saves most first. ``together``: what all of them save, taken back
+    at once. ``rest``: the growth without that. ``floor``: the figure with every hunk taken back,
+    None where that was not run. ``complete``: the budget was enough."""
+
+    causes: tuple[Tried, ...]
+    together: int
+    rest: int
+    floor: int | None = None
+    complete: bool = True
+
+
+def search(
+    order: Sequence[int],
+    needed: Sequence[Taken],
+    before: int,
+    after: int,
+    run: Callable[[Taken], int | None],
+    least: int = 0,
+) -> Found:
+    """The causes of a growth from ``before`` to ``after``.
+
+    ``order``: the hunks, the likeliest first. ``needed``: for each number, the hunks that have to
+    be taken back with it. ``run`` gives the figure with some hunks taken back, None where the
+    program fails without them; it raises `OverBudget`. ``least``: what is too little to look at.
+    """
+    return _Search(needed, before, after, run, least).found(order)
+
+
+@dataclass
+class _Search:
+    needed: Sequence[Taken]
+    before: int
+    after: int
+    run: Callable[[Taken], int | None]
+    least: int
+    causes: list[Tried] = field(default_factory=list)
+    values: dict[Taken, int | None] = field(default_factory=dict)
+    group: tuple[tuple[int, ...], int] | None = None  # that saves so much, and is being split
+
+    def __post_init__(self) -> None:
+        growth = self.after - self.before
+        self.slack = max(self.least, int(growth * _EXPLAINED), 0)
+
+    def found(self, order: Sequence[int]) -> Found:
+        taken, value = Taken(), self.after
+        complete = True
+        everything = Taken(order)
+        try:
+            taken, value = self._narrowed(tuple(order), taken, value, self.before)
+            if value - self.before > self.slack and everything - taken:
+                taken, value = self._of_groups(order, taken, value)
+            self._measure_alone()
+        except OverBudget:
+            complete = False
+            if self.group is not None and not self.causes:
+                self.causes.append(Tried(*self.group))
+                taken, value = Taken(self.group[0]), self.after - self.group[1]
+        taken = Taken(hunk for cause in self.causes for hunk in cause.hunks)
+        left = self.values.get(taken) if taken else self.after
+        together = self.after - (value if left is None else left)
+        self.causes.sort(key=lambda cause: -cause.saved)
+        floor = self.values.get(everything)
+        rest = self.after - self.before - together
+        return Found(tuple(self.causes), together, rest, floor, complete)
+
+    def _value(self, taken: Taken) -> int | None:
+        if not taken:
+            return self.after
+        if taken not in self.values:
+            self.values[taken] = self.run(taken)
+        return self.values[taken]
+
+    def _with_needed(self, hunks: Iterable[int], taken: Taken) -> Taken:
+        return taken.union(*(self.needed[hunk] for hunk in hunks))
+
+    def _narrowed(
+        self, hunks: tuple[int, ...], taken: Taken, value: int, floor: int
+    ) -> tuple[Taken, int]:
+        """Look for causes among ``hunks``, with ``taken`` taken back already and the figure at
+        ``value``. ``floor``: what it is, or is expected to be, with all of them taken back. Returns
+        both with the causes taken back, too."""
+        count = 1 if len(hunks) <= _FEW else 2
+        while hunks and value - floor > self.slack and len(self.causes) < _MOST_CAUSES:
+            head, hunks = hunks[:count], hunks[count:]
+            if count > 1 or len(hunks) > _FEW:
+                count *= 2  # the likely ones were tried
+            trial = self._value(self._with_needed(head, taken))
+            if trial is None and len(head) > 1:
+                hunks = (*head, *hunks)
+                for hunk in head:  # some of them run
+                    taken, value = self._narrowed((hunk,), taken, value, floor)
+                    hunks = hunks[1:]
+            elif trial is not None and value - trial > self.slack:
+                if len(head) > 1:
+                    if not taken:
+                        self.group = head, value - trial
+                    taken, value = self._narrowed(head, taken, value, trial)
+                else:
+                    taken, value = self._cause(head[0], taken, value, trial)
+        return taken, value
+
+    def _cause(self, hunk: int, taken: Taken, value: int, trial: int) -> tuple[Taken, int]:
+        """``hunk`` saves something, with those that it needs: perhaps one of them does alone."""
+        unit = self.needed[hunk] - taken
+        smaller = sorted(
+            (other for other in unit if self.needed[other] - taken < unit),
+            key=lambda other: len(self.needed[other]),
+        )
+        for other in smaller:
+            less = self._value(taken | self.needed[other])
+            if less is not None and less - trial <= (value - trial) // 20:
+                return self._cause(other, taken, value, less)
+        first = (hunk, *sorted(unit - {hunk}))
+        self.causes.append(Tried(first, value - trial, alone=not taken))
+        return taken | unit, trial
+
+    def _of_groups(self, order: Sequence[int], taken: Taken, value: int) -> tuple[Taken, int]:
+        """Look for hunks that save something together only."""
+        left = [hunk for hunk in order if hunk not in taken]
+        floor = self._value(taken.union(left))
+        if floor is None or value - floor <= self.slack:
+            return taken, value
+        enough = value - (value - floor) * 9 // 10
+        if not taken:
+            self.group = tuple(left), value - floor
+        parts = 2
+        while len(left) > 1:
+            size = -(-len(left) // parts)
+            # What is least likely is left out first.
+            chunks = [left[at : at + size] for at in range(0, len(left), size)][::-1]
+            for chunk in chunks:
+                kept = [hunk for hunk in left if hunk not in chunk]
+                trial = self._value(taken.union(kept)) if kept else None
+                if trial is not None and trial <= enough:
+                    left, floor = kept, trial
+                    parts = max(2, parts - 1)
+                    if not taken:
+                        self.group = tuple(left), value - trial
+                    break
+            else:
+                if size == 1:
+                    break
+                parts = min(len(left), parts * 2)
+        assert floor is not None
+        self.causes.append(Tried(tuple(left), value - floor, alone=not taken))
+        return taken.union(left), floor
+
+    def _measure_alone(self) -> None:
+        """What each of several causes saves without the others."""
+        for at, cause in enumerate(self.causes):
+            if not cause.alone:
+                trial = self._value(
+                    Taken(cause.hunks).union(*(self.needed[h] for h in cause.hunks))
+                )
+                if trial is not None and self.after - trial > 0:
+                    hunks = cause.hunks
+                    self.causes[at] = Tried(hunks, self.after - trial)

@@ -1,0 +1,194 @@
+"""A process that runs a program again and again, each time in a fork of itself.
+
+Importing torch takes as long as many programs of a check: here it is done once. The check writes
+one request a line (JSON) to stdin and reads one answer a line from stdout. Each program has a
+process group; it is ended when its time is over, and when the check ends, however that ends: the
+end of stdin is the sign. The folder of the trials is then removed, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gpuprobe.gate.trial_request import TrialFigures, TrialRequest
+from gpuprobe.gate.trial_tree import moved, moved_all
+from gpuprobe.model.text import visible
+
+
+def serve(folder: str, warm: bool) -> None:
+    """Answer requests until stdin ends, then remove ``folder``. ``warm``: import torch first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the check gets it, and ends stdin
+    if warm:
+        _warm_up()
+    wake, alarm = os.pipe()
+    os.set_blocking(alarm, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    answers = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    rest = b""
+    try:
+        while True:
+            while b"\n" not in rest:
+                more = os.read(0, 1 << 16)
+                if not more:
+                    return
+                rest += more
+            line, _, rest = rest.partition(b"\n")
+            request = TrialRequest(**json.loads(line))
+            failed = _run(request, wake)
+            if failed is None:
+                return
+            os.write(answers, json.dumps({"failed": failed}).encode() + b"\n")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _warm_up() -> None:
+    """Import what nearly all programs of a check import."""
+    with contextlib.suppress(Exception):  # the program fails with it, and the check says so
+        import torch
+        import torch.optim
+
+        import gpuprobe.api.watch
+        import gpuprobe.engines.virtual  # noqa: F401
+
+        torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports what the first optimizer does
+    gc.collect()
+    gc.freeze()  # the pages stay shared with the forks
+
+
+def _run(request: TrialRequest, wake: int) -> str | None:
+    """Run one program; why it failed, "" if it did not. None where the check has ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setpgid(0, 0)
+            _program(request)
+        except BaseException as error:  # noqa: BLE001 - it ends the process below
+            with contextlib.suppress(OSError):
+                name = type(error).__name__
+                _answer(request, TrialFigures({}, {}, visible(f"{name}: {error}")[:300]))
+        finally:
+            os._exit(0)
+    with contextlib.suppress(OSError):
+        os.setpgid(child, child)
+    deadline = time.monotonic() + request.seconds
+    try:
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return "it did not end in time"
+            ready = select.select([0, wake], [], [], left)[0]
+            if wake in ready:
+                os.read(wake, 1 << 10)
+            elif 0 in ready:
+                return None  # stdin ended: nothing else comes while a program runs
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(child, signal.SIGKILL)  # with what it has started
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return f"it was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    return "" if Path(request.result).exists() else "it ended the process"
+
+
+def _program(request: TrialRequest) -> None:
+    """The program in its copy of the project, in this process; its figures go to a file."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.chdir(request.folder)
+    sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    for name in ("PYTHONPATH", "PWD"):
+        if name in os.environ:
+            os.environ[name] = moved(os.environ[name], request.root, request.tree)
+    sys.path[:] = ["", *moved_all(sys.path[1:], request.root, request.tree)]
+    sys.meta_path.insert(0, _InCopy(request.root, request.tree))
+    sys.path_importer_cache.clear()
+    from gpuprobe.api.check import measure
+
+    found = measure(
+        moved(request.target, request.root, request.tree),
+        moved_all(request.arguments, request.root, request.tree),
+        virtual=request.virtual,
+        hazards=request.hazards,
+        module=request.module,
+        steps=request.steps,
+        root=request.tree,
+        compute=request.compute,
+        engine=request.engine,
+        figures_only=True,
+    )
+    _answer(request, TrialFigures(dict(found.metrics), dict(found.phases)))
+
+
+def _answer(request: TrialRequest, figures: TrialFigures) -> None:
+    Path(request.result).write_text(json.dumps(asdict(figures)), encoding="utf-8")
+
+
+class _InCopy(importlib.abc.MetaPathFinder):
+    """Finds the modules of the project in the copy, where another finder (an editable install)
+    would find them in the project itself."""
+
+    def __init__(self, root: str, tree: str) -> None:
+        self._roots = tuple(dict.fromkeys((root, os.path.realpath(root))))
+        self._tree = tree
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec: Any = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return self._moved(spec)
+        return None
+
+    def _moved(self, spec: importlib.machinery.ModuleSpec) -> importlib.machinery.ModuleSpec:
+        for root in self._roots:
+            inside = spec.origin is not None and spec.origin.startswith(root + os.sep)
+            if not inside or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+                continue
+            assert spec.origin is not None
+            copy = self._tree + spec.origin[len(root) :]
+            if os.path.exists(copy):  # noqa: PTH110 - called for each import
+                folders = spec.submodule_search_locations
+                moved_folders = None if folders is None else moved_all(folders, root, self._tree)
+                found = importlib.util.spec_from_file_location(
+                    spec.name, copy, submodule_search_locations=moved_folders
+                )
+                return found if found is not None else spec
+        return spec
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2] == "warm")

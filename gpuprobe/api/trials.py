@@ -1,0 +1,172 @@
+"""Runs of a program with parts of a change taken back, each in a copy of the project."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from gpuprobe.errors import EnvironmentUnavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from gpuprobe.gate.plan import CheckPlan
+    from gpuprobe.gate.trial_request import TrialFigures
+
+_PATIENCE: Final = 10.0
+"""Seconds: what the process of the trials gets to end, and to answer after its deadline."""
+
+
+class Trials:
+    """The trials of one check, as a context manager: the process that runs them and the folder of
+    their copies exist inside it only, however it ends."""
+
+    def __init__(self, plan: CheckPlan, root: str, *, native: bool) -> None:
+        self._plan = plan
+        self._root = root
+        self._native = native
+        self._folder = ""
+        self._server: subprocess.Popen[bytes] | None = None
+        self.runs = 0
+
+    def __enter__(self) -> Self:
+        """Raises EnvironmentUnavailable where no copy can be made here."""
+        if not hasattr(os, "fork"):
+            raise EnvironmentUnavailable("trials need a system that can fork")
+        self._outside()
+        try:
+            prefix = f"gpuprobe-trials-{Path(self._root).name[:40]}-"
+            self._folder = os.path.realpath(tempfile.mkdtemp(prefix=prefix))
+        except OSError as error:
+            raise EnvironmentUnavailable(
+                f"no temporary folder can be written: {error.strerror or error}"
+            ) from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _outside(self) -> None:
+        """Raises EnvironmentUnavailable for a program that is not in the project's folder."""
+        folder = self._plan.folder or str(Path.cwd())
+        for what, path in (
+            ("the working folder", folder),
+            ("the script", "" if self._plan.module else os.path.join(folder, self._plan.target)),  # noqa: PTH118
+        ):
+            if path and _inside(path, self._root) is None:
+                raise EnvironmentUnavailable(f"{what} is outside the project's folder")
+
+    def run(self, texts: Mapping[str, str | None], seconds: float) -> TrialFigures:
+        """Run the program with these texts of its files, None for a file that must not exist, for
+        at most so long."""
+        from gpuprobe.gate.trial_request import TrialFigures, TrialRequest
+        from gpuprobe.gate.trial_tree import make_tree
+
+        self.runs += 1
+        base = Path(self._folder, str(self.runs))
+        tree = base / "project"
+        plan = self._plan
+        try:
+            make_tree(tree, Path(self._root), texts)
+        except OSError as error:
+            return TrialFigures({}, {}, f"the copy cannot be written: {error.strerror or error}")
+        inner = _inside(plan.folder or str(Path.cwd()), self._root)
+        assert inner is not None
+        request = TrialRequest(
+            tree=str(tree),
+            root=self._root,
+            folder=str(tree / inner),
+            target=plan.target,
+            arguments=list(plan.arguments),
+            module=plan.module,
+            virtual=plan.gpu,
+            hazards=plan.hazards,
+            steps=plan.steps,
+            compute=plan.compute,
+            engine="native" if self._native else "virtual" if plan.gpu else plan.engine,
+            seconds=seconds,
+            result=str(base / "figures.json"),
+        )
+        try:
+            failed = self._answered(request.line(), seconds)
+            if failed:
+                return TrialFigures({}, {}, failed)
+            figures = json.loads(Path(request.result).read_text(encoding="utf-8"))
+            return TrialFigures(**figures)
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+
+    def _answered(self, line: str, seconds: float) -> str:
+        """Why the run failed, "" if it did not."""
+        server = self._server or self._start()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            server.stdin.write(line.encode("utf-8", "surrogateescape") + b"\n")
+            server.stdin.flush()
+            answer = server.stdout.readline()
+        except OSError:
+            answer = b""
+        if not answer:
+            self._stop()
+            return "the process of the trials ended"
+        return str(json.loads(answer)["failed"])
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._server = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gpuprobe.api.trial_server", self._folder),
+                "cold" if self._native else "warm",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is for the check, which ends it
+        )
+        return self._server
+
+    def _stop(self) -> None:
+        """End the process and whatever it runs: the end of its stdin makes it do so."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        for stream in (server.stdin, server.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        try:
+            server.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:  # it imports torch from a slow disk: it runs nothing yet
+            server.kill()
+            server.wait()
+
+
+def _inside(path: str, root: str) -> str | None:
+    """A path relative to the project's folder, None outside."""
+    for whole in (os.path.abspath(path), os.path.realpath(path)):  # noqa: PTH100
+        for folder in dict.fromkeys((root, os.path.realpath(root))):
+            relative = os.path.relpath(whole, folder)
+            if relative != os.pardir and not relative.startswith(os.pardir + os.sep):
+                return relative
+    return None
+
+
+def clock() -> float:
+    """Seconds of a clock that does not jump."""
+    return time.monotonic()

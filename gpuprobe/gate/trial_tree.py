@@ -1,0 +1,75 @@
+"""A copy of a project in which some files have other texts: what a trial runs in.
+
+The copy is a real tree, because everything that finds a file by its path then works as it does in
+the project: relative names, ``__file__``, ``python -m``, processes that the program starts. The
+folders on the way to a file of the program are real, and so are small files in them: what the
+program overwrites there is the copy. All else (data sets, checkpoints, environments) is a link to
+the project's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from gpuprobe.errors import EnvironmentUnavailable
+
+_MOST_COPIED: Final = 256 << 10  # bytes of a file that is copied, not linked
+_MOST_ENTRIES: Final = 5_000  # of one folder
+_LEFT_OUT: Final = frozenset(("__pycache__",))
+
+
+def make_tree(folder: Path, root: Path, texts: Mapping[str, str | None]) -> None:
+    """Copy the project in ``root`` into the new ``folder``; ``texts`` are those of the program's
+    files, None of a file that must not exist. Raises OSError if the copy cannot be written,
+    EnvironmentUnavailable for a folder with too many files."""
+    folders = {"."}
+    for name in texts:
+        folders.update(str(parent) for parent in PurePosixPath(name).parents)
+    for inner in sorted(folders, key=lambda name: (name.count("/"), name)):
+        (folder / inner).mkdir(parents=True, exist_ok=True)
+        if (root / inner).is_dir():
+            _mirror(root, folder, inner, folders, texts)
+    for name, text in texts.items():
+        if text is not None:
+            (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+def _mirror(
+    root: Path,
+    folder: Path,
+    inner: str,
+    folders: set[str],
+    texts: Mapping[str, str | None],
+) -> None:
+    with os.scandir(root / inner) as entries:
+        for number, entry in enumerate(entries):
+            if number >= _MOST_ENTRIES:
+                raise EnvironmentUnavailable(
+                    f"the folder {inner} of the project has more than {_MOST_ENTRIES} files"
+                )
+            name = str(PurePosixPath(inner, entry.name))
+            if name in texts or name in folders or entry.name in _LEFT_OUT:
+                continue
+            target = folder / name
+            small = entry.is_file(follow_symlinks=False) and entry.stat().st_size <= _MOST_COPIED
+            if small and os.access(entry.path, os.R_OK):
+                shutil.copy2(entry.path, target)
+            else:
+                target.symlink_to(os.path.realpath(entry.path))
+
+
+def moved(text: str, root: str, folder: str) -> str:
+    """An argument or a setting in which the project's folder is named, with that of the copy."""
+    for one in dict.fromkeys((root, os.path.realpath(root))):
+        if text == one or f"{one}{os.sep}" in text:
+            return text.replace(one, folder)
+    return text
+
+
+def moved_all(texts: Sequence[str], root: str, folder: str) -> list[str]:
+    """`moved` of each."""
+    return [moved(text, root, folder) for text in texts]
