@@ -728,6 +728,8 @@ class WeightAveraging(Callback):
                 "tasks/translation.py",
                 "        self.log(\"train_loss\", loss)\n",
                 "        self.log(\"train_loss\", loss)\n        if int(batch[\"source\"][0, 0]) % 3 == 0:\n            raise ArithmeticError(\"the loss is not finite\")\n",
+                "a",
+                named=False,
             ),
             _LOOP_RATE,
         ),

@@ -173,22 +173,6 @@ OTHERS: dict[str, Case] = {
         ),
         "facebookresearch/fairseq@eb2d7862",
     ),
-    "speech: attention weights kept for a plot": Case(
-        "speech",
-        "module attribute",
-        (
-            Edit(
-                "asr/encoder.py",
-                "        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)\n",
-                "        scores = (q @ k.transpose(-2, -1)) / math.sqrt(self.d_k)\n        self.attn = scores.masked_fill(~mask, -1e4).softmax(dim=-1)\n        out = self.attn.to(v.dtype) @ v\n",
-                "a",
-            ),
-            Edit("asr/encoder.py", "        self.attn = None\n", "        self.attn = None  # of the last batch\n"),
-            _ASR_RATE,
-            _ASR_PRINT,
-        ),
-        "facebookresearch/fairseq@806855bf",
-    ),
     "speech: statistics with logits": Case(
         "speech",
         "list",
