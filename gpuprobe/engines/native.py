@@ -147,7 +147,7 @@ class NativeSession:
         self._reads = self._values.reads
         self._values.__enter__()
         if self._launches is not None:
-            self._launches.follow(self._values.mode)
+            self._launches.follow(self._values.computing)
 
     def pause(self) -> None:
         """Nothing: the GPUs stay."""

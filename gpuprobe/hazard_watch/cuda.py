@@ -140,7 +140,7 @@ class _Cuda:
         self.integers = HostIntegers()
         self.block_of: Callable[[Any], int | None] = lambda tensor: None
         self._handles: dict[tuple[int, int], int] = {}  # by device and id of a stream
-        # The nodes of the backward pass at work, by thread.
+        # The node of the backward pass that runs, by thread.
         self._at_work: dict[int, Any] = {}
 
     # -- streams
@@ -198,13 +198,13 @@ class _Cuda:
                 self.nodes.switched(streams)
 
     def stream_chosen(self, index: int) -> bool:
-        """Whether the node at work, or a hook, has made another stream current than its own."""
+        """Whether the running node, or a hook, has made another stream current than its own."""
         node = torch._C._current_autograd_node() if self.many_streams else None
         streams = None if node is None else self.nodes.of(node)
         return streams is not None and self.stream(index) != streams.get(index, 0)
 
     def enter_node(self) -> None:
-        """Report the node at work, where it is another one than before. After the last one, the
+        """Report the running node where it is another one than before. After the last one, the
         engine's thread calls what was queued for the end of the backward pass, with no node.
         """
         if not (self.in_backward and self.many_streams):
@@ -759,8 +759,8 @@ class CudaSource(EventSource):
             self.guarded(self._keep, made, flat(data))
 
     def _lifted(self, result: Any, index: int) -> None:
-        """A tensor was made of Python's values, and copied to the device, which no mode is called
-        for (``internal_new_from_data`` in ``tensor_new.cpp``, which waits for the copy).
+        """A tensor was made of Python's values, and copied to the device, which is not seen
+        (``internal_new_from_data`` in ``tensor_new.cpp``, which waits for the copy).
         """
         accesses: list[tuple[int, Footprint, bool]] = []
         self._add(accesses, result, True)

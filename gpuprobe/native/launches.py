@@ -59,19 +59,19 @@ class NativeLaunches:
         self._take.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
         self._take.restype = ctypes.c_size_t
         self.here: Callable[[], int] | None = None
-        self._mode: Any = None
+        self._computing: Any = None
         self._kernels: dict[bytes, LaunchedKernel] = {}
 
-    def follow(self, mode: Any) -> None:
-        """Note the place of each operator that ``mode`` (a `ComputingMode`) runs; None: of none."""
-        if self._mode is not None:
-            self._mode.launches = None
-        self._mode = mode
+    def follow(self, computing: Any) -> None:
+        """Note the place of each operator that ``computing`` (`Computing`) runs; None: of none."""
+        if self._computing is not None:
+            self._computing.launches = None
+        self._computing = computing
         self._apply()
 
     def _apply(self) -> None:
-        if self._mode is not None:
-            self._mode.launches = None if self.here is None else (self.here, self.set_place)
+        if self._computing is not None:
+            self._computing.launches = None if self.here is None else (self.here, self.set_place)
 
     def start(self, here: Callable[[], int]) -> bool:
         """Count from now on; False if another recording's launches are counted."""

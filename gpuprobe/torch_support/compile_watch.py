@@ -153,7 +153,7 @@ def _note_again(code: Any, reasons: Any) -> None:
     known = _COMPILATION.sub("", reasons[0]).strip() if reasons else ""
     reason = known.partition("\n")[0] or "no guard is known"
     if _WATCHED in reason:
-        reason = "it was compiled before gpuprobe watched the operators of this thread, or after"
+        reason = "gpuprobe began or ended after it was compiled"
     where = place_of(code.co_filename, code.co_firstlineno)
     compile_notes.note(f"{program_name(code.co_name)} at {where}{compile_notes.AGAIN}{reason}")
 

@@ -43,7 +43,7 @@ def _key() -> Any:
         return torch._C._dispatch_key_parse(_NAME)
     except RuntimeError:
         raise EnvironmentUnavailable(
-            f"operators cannot be seen: torch {torch.__version__} has no dispatch key {_NAME}",
+            f"torch {torch.__version__} has no dispatch key {_NAME}, which gpuprobe needs",
             hint="use a version of torch that this version of gpuprobe supports",
         ) from None
 

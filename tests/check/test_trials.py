@@ -105,16 +105,21 @@ def edit(folder: Path, file: str, *edits: tuple[str, str]) -> None:
     (folder / file).write_text(text)
 
 
-def checked(folder: Path, *options: str) -> dict[str, Any]:
-    """The document of a check that fails, after which nothing has changed in the project."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    done = gpuprobe("check", "--baseline", "memory.json", "--json", *options, cwd=folder)
-    assert done.returncode == 1, done.stderr
-    after = {
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files of a project but Python's caches, which any run may write."""
+    return {
         path: path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+
+
+def checked(folder: Path, *options: str) -> dict[str, Any]:
+    """The document of a check that fails, after which nothing has changed in the project."""
+    before = contents(folder)
+    done = gpuprobe("check", "--baseline", "memory.json", "--json", *options, cwd=folder)
+    assert done.returncode == 1, done.stderr
+    after = contents(folder)
     after.pop(folder / "log.txt")
     before.pop(folder / "log.txt", None)
     assert after == before

@@ -21,22 +21,22 @@ _SUM, _PRODUCT, _MAX, _MIN, _MEAN = range(5)  # ncclRedOp_t
 class Moves:
     """Makes the functions that take the place of torch's: each calls it, and computes after it."""
 
-    def __init__(self, mode: Any) -> None:
-        self._mode = mode
-        self._below = mode.below
+    def __init__(self, computing: Any) -> None:
+        self._computing = computing
+        self._below = computing.below
 
     def _quiet(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        before = self._mode.skipping.set(SKIP_DEVICE)
+        before = self._computing.skipping.set(SKIP_DEVICE)
         try:
             return run(*args, **kwargs)
         finally:
-            self._mode.skipping.set(before)
+            self._computing.skipping.set(before)
 
     def _put(self, target: Any, value: Any) -> None:
-        self._mode.aliases.of(target).copy_(value.reshape(target.shape))
+        self._computing.aliases.of(target).copy_(value.reshape(target.shape))
 
     def _value(self, tensor: Any) -> Any:
-        return self._mode.aliases.of(tensor) if tensor.is_cuda else tensor
+        return self._computing.aliases.of(tensor) if tensor.is_cuda else tensor
 
     def _reduced(self, inputs: Any, op: int) -> Any:
         values = torch.stack([self._value(item) for item in inputs])
@@ -140,8 +140,8 @@ class Moves:
 class Forgotten(Moves):
     """The same without values: what is written is unknown."""
 
-    def __init__(self, mode: Any, unknown: Callable[[Any], None]) -> None:
-        super().__init__(mode)
+    def __init__(self, computing: Any, unknown: Callable[[Any], None]) -> None:
+        super().__init__(computing)
         self._unknown = unknown
 
     def _put(self, target: Any, value: Any) -> None:
@@ -157,15 +157,15 @@ class Forgotten(Moves):
         return self._value(inputs[0])
 
 
-def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -> None:
-    """Compute what `torch.cuda.comm` and `torch.cuda.nccl` move with ``mode``. Without values
+def follow(computing: Any, patches: Patches, unknown: Callable[[Any], None] | None) -> None:
+    """Compute what `torch.cuda.comm` and `torch.cuda.nccl` move with ``computing``. Without values
     (``unknown``) nothing is known of what they write.
     """
     from torch.cuda import nccl
 
-    moves = Moves(mode)
+    moves = Moves(computing)
     if unknown is not None:
-        moves = Forgotten(mode, unknown)
+        moves = Forgotten(computing, unknown)
     for owner, name, make in (
         (torch._C, "_broadcast_coalesced", moves.coalesced),
         (torch._C, "_broadcast", moves.broadcast),

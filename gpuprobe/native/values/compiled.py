@@ -15,8 +15,8 @@ import torch
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.aliases import CPU
+from gpuprobe.native.values.computing import Call
 from gpuprobe.native.values.draws import Key, generator_of, key_of
-from gpuprobe.native.values.mode import Call
 from gpuprobe.native.values.plans import plan_of
 from gpuprobe.native.values.skipping import SKIP_DEVICE, SKIP_TO_DEVICE
 from gpuprobe.patching import Patches, when_imported
@@ -50,9 +50,9 @@ _RANDOM: Final[dict[str, Callable[..., Any]]] = {
 class OnCpu(torch.fx.Interpreter):
     """Runs a graph of operators for CUDA on CPU tensors."""
 
-    def __init__(self, graph: Any, mode: Any, key: Key) -> None:
+    def __init__(self, graph: Any, computing: Any, key: Key) -> None:
         super().__init__(graph, garbage_collect_values=True)
-        self._mode = mode
+        self._computing = computing
         self._key = key
         self._draws = 0
 
@@ -64,7 +64,7 @@ class OnCpu(torch.fx.Interpreter):
             )
         if not isinstance(target, torch._ops.OpOverload):
             return super().call_function(target, args, kwargs)
-        plan = self._mode.plan(target)
+        plan = self._computing.plan(target)
         given = {name: CPU if isinstance(v, torch.device) else v for name, v in kwargs.items()}
         values = [CPU if isinstance(v, torch.device) else v for v in args]
         self._draws += 1
@@ -74,17 +74,17 @@ class OnCpu(torch.fx.Interpreter):
                 torch.manual_seed(self._key[0] ^ (self._key[1] << 20) ^ self._draws)
                 return random(*values, **given)
         key = (self._key[0], (self._key[1] << 20) + self._draws) if plan.random else None
-        return self._mode.found(Call(plan, values, given, key))
+        return self._computing.found(Call(plan, values, given, key))
 
     def fetch_attr(self, target: str) -> Any:
         found = super().fetch_attr(target)
         if isinstance(found, _Tensor) and found.is_cuda:
-            return self._mode.aliases.of(found)
+            return self._computing.aliases.of(found)
         return found
 
 
-def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -> None:
-    """Compute compiled regions with ``mode``. ``unknown`` is called with each tensor that they
+def follow(computing: Any, patches: Patches, unknown: Callable[[Any], None] | None) -> None:
+    """Compute compiled regions with ``computing``. ``unknown`` is called with each tensor that they
     write instead, where nothing is to be computed.
     """
 
@@ -99,7 +99,7 @@ def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -
             compiled = before(gm, inputs, **kwargs)
             run = getattr(compiled, "current_callable", None)
             if run is not None:
-                compiled.current_callable = _with_values(run, graph, mode, unknown)
+                compiled.current_callable = _with_values(run, graph, computing, unknown)
             return compiled
 
         patches.set(compile_fx, "_compile_fx_inner", compile_inner)
@@ -117,16 +117,16 @@ def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -
 
         @functools.wraps(before)
         def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
-            inside = mode.skipping.set(0)
-            mode.skipping.set(inside)
+            inside = computing.skipping.set(0)
+            computing.skipping.set(inside)
             if inside or kwargs.get("warmup"):
-                return mode.placed(before, self, *args, **kwargs)
+                return computing.placed(before, self, *args, **kwargs)
             if unknown is None:
                 raise NotModelled(
                     f"values of the Triton kernel {self.__name__} are not computed",
                     hint="use compute='shapes', or a version of it in torch's operators",
                 )
-            result = mode.placed(before, self, *args, **kwargs)
+            result = computing.placed(before, self, *args, **kwargs)
             for item in (*args, *kwargs.values()):
                 if isinstance(item, _Tensor):
                     unknown(item)
@@ -141,7 +141,7 @@ def follow(mode: Any, patches: Patches, unknown: Callable[[Any], None] | None) -
 
         @functools.wraps(before)
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return mode.placed(before, self, *args, **kwargs)
+            return computing.placed(before, self, *args, **kwargs)
 
         patches.set(CachingAutotuner, "run", run)
 
@@ -171,7 +171,9 @@ def _written_inputs(graph: Any) -> list[int]:
     return found
 
 
-def _with_values(run: Any, graph: Any, mode: Any, unknown: Callable[[Any], None] | None) -> Any:
+def _with_values(
+    run: Any, graph: Any, computing: Any, unknown: Callable[[Any], None] | None
+) -> Any:
     written = _written_inputs(graph)
 
     @functools.wraps(run)
@@ -179,29 +181,31 @@ def _with_values(run: Any, graph: Any, mode: Any, unknown: Callable[[Any], None]
         values: Any = None
         changed: list[Any] = []
         if unknown is None:
-            with mode.below():
+            with computing.below():
                 given = [
-                    mode.aliases.of(item) if isinstance(item, _Tensor) and item.is_cuda else item
+                    computing.aliases.of(item)
+                    if isinstance(item, _Tensor) and item.is_cuda
+                    else item
                     for item in inputs
                 ]
-                values = OnCpu(graph, mode, key_of(None, None)).run(*given)
+                values = OnCpu(graph, computing, key_of(None, None)).run(*given)
         else:
             changed = [inputs[i] for i in written]
-        before = mode.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
+        before = computing.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
         try:
-            with mode.compiled_region():
-                results = mode.placed(run, inputs)
+            with computing.compiled_region():
+                results = computing.placed(run, inputs)
         finally:
-            mode.skipping.set(before)
+            computing.skipping.set(before)
         if unknown is not None:
             for item in (*changed, *results):
                 if isinstance(item, _Tensor):
                     unknown(item)
             return results
-        with mode.below():
+        with computing.below():
             for target, value in zip(results, values, strict=True):
                 if isinstance(target, _Tensor) and isinstance(value, _Tensor) and target.is_cuda:
-                    mode.aliases.of(target).copy_(value)
+                    computing.aliases.of(target).copy_(value)
         return results
 
     return compute

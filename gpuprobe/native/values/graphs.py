@@ -38,8 +38,8 @@ class Capture:
                 call.key = base[0], (base[1] << 32) | number
 
 
-def follow(mode: Any, patches: Patches) -> None:
-    """Have captures and replays of `torch.cuda.CUDAGraph` compute values with ``mode``."""
+def follow(computing: Any, patches: Patches) -> None:
+    """Have captures and replays of `torch.cuda.CUDAGraph` compute values with ``computing``."""
     graph: Any = torch.cuda.CUDAGraph
 
     def replace(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -49,14 +49,14 @@ def follow(mode: Any, patches: Patches) -> None:
     def begin(before: Callable[..., Any]) -> Callable[..., Any]:
         def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = before(self, *args, **kwargs)
-            mode.capture = Capture()
+            computing.capture = Capture()
             return result
 
         return capture_begin
 
     def end(before: Callable[..., Any]) -> Callable[..., Any]:
         def capture_end(self: Any) -> Any:
-            capture, mode.capture = mode.capture, None
+            capture, computing.capture = computing.capture, None
             result = before(self)
             setattr(self, _CALLS, capture)
             return result
@@ -66,12 +66,12 @@ def follow(mode: Any, patches: Patches) -> None:
     def play(before: Callable[..., Any]) -> Callable[..., Any]:
         def replay(self: Any) -> Any:
             capture = getattr(self, _CALLS, None)
-            if capture is None or mode.capture is not None:
-                return mode.placed(before, self)
+            if capture is None or computing.capture is not None:
+                return computing.placed(before, self)
             capture.keyed(key_of(None, None))
-            result = mode.placed(before, self)
+            result = computing.placed(before, self)
             for call in capture.calls:
-                mode.compute(call)
+                computing.compute(call)
             return result
 
         return replay

@@ -13,9 +13,9 @@ from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
 from gpuprobe.native.values import collectives, compiled, graphs
 from gpuprobe.native.values.budget import Budget
-from gpuprobe.native.values.mode import ComputingMode
+from gpuprobe.native.values.computing import Computing
 from gpuprobe.native.values.reads import ARRAY, Decide, Reads, fill
-from gpuprobe.native.values.shapes import ShapesMode
+from gpuprobe.native.values.shapes import ComputingShapes
 from gpuprobe.native.values.skipping import Skipping
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.operator_calls import watch
@@ -43,25 +43,25 @@ class Values:
             raise UsageError("values are computed on the native engine, which is not loaded")
         skipping = Skipping(runtime.libraries.core)
         self.reads = Reads(assume, unknown_as_nan=unknown_as_nan, decide=decide)
-        self.mode: Any = (
-            ComputingMode(skipping) if compute == "real" else ShapesMode(skipping, self.reads)
+        self.computing: Any = (
+            Computing(skipping) if compute == "real" else ComputingShapes(skipping, self.reads)
         )
         if bounded:
-            self.mode.budget = Budget(runtime)
+            self.computing.budget = Budget(runtime)
         self._patches: Patches | None = None
 
     def __enter__(self) -> Values:
         if self._patches is not None:
             raise UsageError("Values is entered already")
         self._patches = Patches()
-        graphs.follow(self.mode, self._patches)
-        shapes = isinstance(self.mode, ShapesMode)
-        unknown = self.mode.knowledge.forget if shapes else None
-        collectives.follow(self.mode, self._patches, unknown)
-        compiled.follow(self.mode, self._patches, unknown)
-        if isinstance(self.mode, ShapesMode):
-            self._follow_arrays(self.mode, self._patches)
-        self._patches.add(watch(self.mode.handle))
+        graphs.follow(self.computing, self._patches)
+        shapes = isinstance(self.computing, ComputingShapes)
+        unknown = self.computing.knowledge.forget if shapes else None
+        collectives.follow(self.computing, self._patches, unknown)
+        compiled.follow(self.computing, self._patches, unknown)
+        if isinstance(self.computing, ComputingShapes):
+            self._follow_arrays(self.computing, self._patches)
+        self._patches.add(watch(self.computing.handle))
         return self
 
     @property
@@ -69,7 +69,7 @@ class Values:
         """What was assumed about values that were read and not computed."""
         return tuple(self.reads.notes)
 
-    def _follow_arrays(self, mode: ShapesMode, patches: Patches) -> None:
+    def _follow_arrays(self, computing: ComputingShapes, patches: Patches) -> None:
         """NumPy and lists read host memory without an operator."""
 
         def checked(name: str) -> None:
@@ -77,9 +77,10 @@ class Values:
 
             @functools.wraps(before)
             def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not mode.knowledge.known(
-                    tensor
-                ):
+                if type(tensor) in (
+                    torch.Tensor,
+                    torch.nn.Parameter,
+                ) and not computing.knowledge.known(tensor):
                     tensor = fill(self.reads, tensor, ARRAY)
                 return before(tensor, *args, **kwargs)
 

@@ -15,9 +15,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.native.values.aliases import parts_of
+from gpuprobe.native.values.computing import Call, Computing
 from gpuprobe.native.values.counts import LARGEST
 from gpuprobe.native.values.draws import Key
-from gpuprobe.native.values.mode import Call, ComputingMode
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
 from gpuprobe.native.values.reads import COUNT, TRUTH, Reads
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
@@ -109,7 +109,7 @@ def _covers(tensor: Any) -> bool:
     )
 
 
-class ShapesMode(ComputingMode):
+class ComputingShapes(Computing):
     """Computes operators of which all inputs are known and all results may be."""
 
     def __init__(self, skipping: Skipping, reads: Reads) -> None:

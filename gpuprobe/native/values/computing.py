@@ -1,4 +1,4 @@
-"""The mode that computes values: each operator on the device is run again on the CPU."""
+"""Values of operators on the device: each is run again on the CPU, over the same memory."""
 
 from __future__ import annotations
 
@@ -76,10 +76,12 @@ class Call:
 
 
 class _Region(threading.local):
+    """Whether a thread runs compiled code."""
+
     compiled = False
 
 
-class ComputingMode:
+class Computing:
     """Runs operators on CUDA, and on the CPU over the same memory.
 
     One instance serves all threads; entering is done by `Values`.
@@ -162,7 +164,7 @@ class ComputingMode:
 
     @contextmanager
     def below(self) -> Iterator[None]:
-        """Plain tensors: without this mode, autograd, autocasting and the program's own modes."""
+        """Plain tensors: without autograd, autocasting, watches and the program's own modes."""
         with _disabled(), _Plain(), _Exclude(_ABOVE), torch.no_grad():
             yield
 
@@ -444,7 +446,7 @@ class ComputingMode:
             ) from error
 
     def _parts(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
-        """The operators that an operator consists of come back to this mode."""
+        """The operators that an operator consists of are computed one by one."""
         with handled_by(self.handle):
             return func.redispatch(_keys(args, kwargs), *args, **kwargs)
 
