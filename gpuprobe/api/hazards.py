@@ -54,9 +54,8 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     The code runs on the active virtual GPU, or on CUDA if torch has a device; otherwise, or if
     ``gpu`` names one from the catalogue, on a new virtual GPU (default: ``h100-80gb``).
     Synchronisation is checked, not timing, so a race is found even if the results of this run are
-    right. Findings are available when the context ends; nothing is aborted. On CUDA torch's trace
-    hooks are used: their callbacks are removed afterwards, but the (cheap) trace itself stays
-    enabled.
+    right. Findings are available when the context ends; nothing is aborted, and nothing stays
+    enabled. On CUDA, what ``torch.compile`` compiled before is compiled again inside.
 
     Raises MissingExtra without torch, UsageError inside another one.
     """
