@@ -258,7 +258,7 @@ with torch.random.fork_rng():
 note({v}, torch.get_rng_state().sum())
 """,
     "prints": """
-print("program", {n}, torch.ones(2, device=D))
+print("program", {n}, printable(torch.ones(2, device=D)))
 warnings.warn("of the program {n}", {category})
 print("to stderr", file=sys.stderr)
 warnings.warn("again", RuntimeWarning, stacklevel=2)

@@ -234,6 +234,9 @@ def observe(
         "__name__": name,
         "note": observer.note,
         "ref": observer.ref,
+        # To print a tensor, torch selects values by a mask, which memory that nothing has
+        # computed makes of any size.
+        "printable": torch.Tensor.cpu if engine == "cuda" else lambda tensor: tensor,
     }
     if not isinstance(program, int):
         names.update(cuda=torch.cuda, s=torch.cuda.Stream())
