@@ -74,7 +74,9 @@ class CallOrder:
     CUDA programming guide, "Stream Ordered Memory Allocator".
 
     ``queried`` says of a query whether the program made it itself: that torch's allocators find an
-    event complete orders nothing.
+    event complete orders nothing. ``ours`` is False for calls of a thread that is neither the
+    program's nor autograd's, such as gloo's: what it waits for, the program does not, and the
+    program cannot know when it makes a stream wait.
     """
 
     def __init__(self) -> None:
@@ -86,6 +88,7 @@ class CallOrder:
         self._graphs = 0
         self._pinned: dict[int, int] = {}
         self._device: dict[int, int] = {}
+        self._waiter = HOST  # the thread that makes the call
 
     def host(self, item: Item) -> None:
         """The host accesses memory."""
@@ -93,8 +96,13 @@ class CallOrder:
         clock[HOST] = clock.get(HOST, 0) + 1
         item.launched(HOST, clock)
 
-    def call(self, call: Any, item: Item | None = None, queried: bool = True) -> None:
+    def call(
+        self, call: Any, item: Item | None = None, queried: bool = True, ours: bool = True
+    ) -> None:
         """Take one logged call, of the operator ``item``."""
+        # To record an event makes a stream wait for nothing.
+        other = not ours and call.kind.name != "EVENT_RECORD"
+        self._waiter = f"{HOST} {call.thread}" if other else HOST
         kind, stream = call.kind.name, _name(call.device, call.stream)
         device = str(call.device)
         if kind == "STREAM_CREATE":
@@ -106,7 +114,7 @@ class CallOrder:
             world = self._captured.get(stream, 0)
             self._capture_of[call.a] = world
             self._worlds[world].events[call.a] = dict(self._queued(world, stream, device))
-        elif kind == "EVENT_WAIT":
+        elif kind == "EVENT_WAIT" and ours:
             world = self._capture_of.get(call.a, 0)
             if world and stream not in self._captured:
                 self._captured[stream] = world
@@ -114,12 +122,12 @@ class CallOrder:
             waiting = self._queued(world, stream, device)
             _merge(waiting, self._worlds[world].events.get(call.a, {}))
         elif kind == "EVENT_SYNC" or (kind == "EVENT_QUERY" and queried):
-            _merge(self._worlds[0].clock(HOST), self._worlds[0].events.get(call.a, {}))
+            _merge(self._worlds[0].clock(self._waiter), self._worlds[0].events.get(call.a, {}))
         elif kind == "STREAM_SYNC" or (kind == "STREAM_QUERY" and queried):
-            _merge(self._worlds[0].clock(HOST), self._queued(0, stream, device))
+            _merge(self._worlds[0].clock(self._waiter), self._queued(0, stream, device))
         elif kind == "DEVICE_SYNC" or (kind == "FREE" and not call.stream):
             for other in self._streams.get(device, ()):
-                _merge(self._worlds[0].clock(HOST), self._worlds[0].clock(other))
+                _merge(self._worlds[0].clock(self._waiter), self._worlds[0].clock(other))
         elif kind == "CAPTURE_BEGIN":
             self._graphs += 1
             self._worlds[self._graphs] = _World()
@@ -152,7 +160,8 @@ class CallOrder:
                     _merge(clock, self._worlds[0].clock(other))
             elif stream in blocking:
                 _merge(clock, self._worlds[0].clock(default))
-            _merge(clock, self._worlds[0].clock(HOST))
+            for thread in {HOST, self._waiter}:
+                _merge(clock, self._worlds[0].clock(thread))
         return clock
 
     def _launch(self, call: Any, stream: str, device: str, item: Item | None) -> None:
@@ -163,7 +172,7 @@ class CallOrder:
             item.world = world
             item.launched(stream, clock)
         if call.kind.name == "MEMCPY" and not world and self._waits(call):
-            _merge(self._worlds[0].clock(HOST), clock)
+            _merge(self._worlds[0].clock(self._waiter), clock)
 
     def _waits(self, call: Any) -> bool:
         """Whether the host waits for a copy: one of the synchronous calls from a device, or any
@@ -329,7 +338,8 @@ def derived(one: Run) -> dict[int, Item]:
     for number, call in enumerate(calls):
         for item in before.pop(number, ()):
             order.host(item)
-        order.call(call, at_call.get(number), call.thread in own and number not in within)
+        mine = call.thread in own
+        order.call(call, at_call.get(number), mine and number not in within, mine)
     for item in (item for number in sorted(before) for item in before[number]):
         order.host(item)
     return {number: item for number, item in items.items() if item.ends}

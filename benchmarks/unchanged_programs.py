@@ -86,7 +86,7 @@ _FREED = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 _NUMBERS = (8, 16)
 """Bytes of the tensors that torch makes of Python's numbers (real, complex), for one operator.
 Under any dispatch mode of Python it makes them twice; they are left out on the CPU."""
-TRIES = 6
+TRIES = 20
 BATCH = 250  # programs of one virtual GPU
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -255,6 +255,8 @@ def observe(
             if engine in _NATIVE:
                 stack.enter_context(_logged(observer.events))
             _run(code, names, observer, engine)
+            if engine in _NATIVE:
+                _drain()
         if memory is not None:
             observer.events.append(("memory", memory.sizes))
 
@@ -299,6 +301,14 @@ def _run(code: Any, names: dict[str, Any], observer: Observer, engine: str) -> N
     observer.events.append(("collected",))
 
 
+def _drain() -> None:
+    """Return when autograd's threads have released the nodes of earlier backward passes: each
+    thread runs one task after the other. This one allocates nothing.
+    """
+    empty = torch.empty(0, device="cuda", requires_grad=True)
+    empty.view(-1).backward(torch.empty(0, device="cuda"))
+
+
 class _Profile:
     sizes: list[int]
 
@@ -341,7 +351,7 @@ def _logged(events: list[Event]) -> Iterator[None]:
                 where = stream(call.stream)
                 what = call.name, call.bytes, call.grid, call.block, call.shared
                 events.append(("call", call.kind.name, where, *what))
-        for segment in torch.cuda.memory_snapshot():
+        for segment in torch.cuda.memory._snapshot()["segments"]:
             blocks = [(block["size"], block["state"]) for block in segment["blocks"]]
             events.append(("segment", segment["total_size"], blocks))
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.sampler.tracing.cpu import CpuTrace
 from gpuprobe.torch_support import operator_calls
-from gpuprobe.torch_support.operator_calls import handled_by, unwatched, watch
+from gpuprobe.torch_support.operator_calls import handled_by, left_out, unwatched, watch
 
 Seen = list[str]
 
@@ -197,3 +197,92 @@ def test_functions_of_gpuprobe_are_not_compiled(seen: Seen) -> None:
     assert "mul.Tensor" in seen
     cached = torch._dynamo.eval_frame._debug_get_cache_entry_list(operator_calls._operator.__code__)
     assert cached == []
+
+
+class _Graphs:
+    """A backend of torch.compile that counts compilations and runs the graph as it is."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.called = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.compiled += 1
+
+        def run(*args: Any) -> Any:
+            self.called += 1
+            return graph.forward(*args)
+
+        return run
+
+
+@pytest.fixture
+def graphs() -> Iterator[_Graphs]:
+    torch._dynamo.reset()
+    yield _Graphs()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("stance", ["fail_on_recompile", "eager_on_recompile"])
+def test_a_compiled_function_stays_compiled_where_it_must_not_be_compiled_again(
+    graphs: _Graphs, stance: str
+) -> None:
+    function = torch.compile(lambda x: x * 2 + 1, backend=graphs)
+    x = torch.ones(3)
+    function(x)
+    names: Seen = []
+
+    def note(op: Any, args: Any, kwargs: Any, below: Callable[..., Any]) -> Any:
+        names.append(op.name().removeprefix("aten::"))
+        return below(op, args, kwargs)
+
+    left = left_out.calls
+    end = watch(note)
+    try:
+        with torch.compiler.set_stance(stance):
+            function(x)
+            x - 1
+            function(function(x))
+    finally:
+        end()
+    graph = ["mul.Tensor", "add.Tensor"]
+    assert names == [*graph, "sub.Tensor", *graph, *graph]
+    assert left_out.calls == left + 3
+    assert (graphs.compiled, graphs.called) == (1, 4)
+
+
+def test_the_same_where_recompiling_is_an_error(graphs: _Graphs, seen: Seen) -> None:
+    function = torch.compile(lambda x: x * 2, backend=graphs)
+    with unwatched():
+        function(torch.ones(3))
+    seen.clear()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        function(torch.ones(3))
+    assert (graphs.compiled, graphs.called) == (1, 2)
+    assert seen == ["ones", "mul.Tensor"]
+
+
+def test_code_between_graphs_is_not_seen_where_recompiling_is_forbidden(
+    graphs: _Graphs, seen: Seen
+) -> None:
+    def broken(x: Any) -> Any:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y.tolist(), eager(y), y + 1
+
+    @torch.compiler.disable
+    def eager(y: Any) -> Any:
+        return y.neg()
+
+    function = torch.compile(broken, backend=graphs)
+    x = torch.ones(2)
+    with unwatched():
+        function(x)
+    seen.clear()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert function(x)[0] == [2.0, 2.0]
+        x - 1
+    assert seen == ["mul.Tensor", "neg", "add.Tensor", "sub.Tensor"]
+    compiled = graphs.compiled
+    function(x)  # it may be compiled again, and is seen as a whole
+    assert graphs.compiled > compiled

@@ -46,7 +46,7 @@ from gpuprobe.patching import Patches
 from gpuprobe.torch_support.accumulation import called_by_engine
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.node_streams import NodeStreams
-from gpuprobe.torch_support.operator_calls import recording, unwatched, watch
+from gpuprobe.torch_support.operator_calls import left_out, recording, unwatched, watch
 from gpuprobe.torch_support.tensors import storage_key
 
 _PRIORITIES: Final = 4
@@ -104,9 +104,11 @@ class _Earlier:
         self._streams: list[int] = []
         if not torch.cuda.is_initialized():
             return
+        # torch.cuda.memory_snapshot() of torch 2.13 takes a reference to True that is not its own:
+        # Python before 3.12 ends when there is none left.
         found = sorted(
             (block["address"], segment["stream"])
-            for segment in torch.cuda.memory_snapshot()
+            for segment in torch.cuda.memory._snapshot()["segments"]
             for block in segment["blocks"]
             if block["state"] == "active_allocated" and "address" in block
         )
@@ -136,6 +138,8 @@ class _Cuda:
         self.labels: dict[tuple[int, int], int] = {}  # by device and handle of a stream
         self.ended: Callable[[_Tag], None] = lambda tag: None
         self.many_streams = False
+        """Whether the order of the backward pass matters: not with one device's default stream."""
+        self._used: set[int] = set()  # devices
         self.in_backward = 0
         self.integers = HostIntegers()
         self.block_of: Callable[[Any], int | None] = lambda tensor: None
@@ -149,6 +153,12 @@ class _Cuda:
         """The CUDA handle of the current stream; 0 is the legacy default stream."""
         # What ``torch.cuda.current_stream`` does, without an object for it.
         return self.handle(*torch._C._cuda_getCurrentStream(index))
+
+    def use(self, index: int) -> None:
+        """An operator runs on a device."""
+        if index not in self._used:
+            self._used.add(index)
+            self.many_streams = self.many_streams or len(self._used) > 1
 
     def handle(self, stream_id: int, device: int, kind: int) -> int:
         """The CUDA handle of a stream of torch's."""
@@ -285,6 +295,7 @@ class CudaSource(EventSource):
         self.creations.made = machine.note
         self.broken = ""
         self._before = _Earlier()
+        self._left_out = left_out.calls
         self.earlier = bool(self._before)
         self._queue: deque[tuple[Any, ...]] = deque()  # what ended, since the last report
         self._events: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id of the object
@@ -421,7 +432,16 @@ class CudaSource(EventSource):
 
     def coverage(self) -> list[str]:
         broken = f"everything after gpuprobe's own failure: {self.broken}"
-        return [*super().coverage(), *([broken] if self.broken else [])]
+        calls = left_out.calls - self._left_out
+        compiled = (
+            f"operators between the graphs of compiled functions, in {calls} calls: the program "
+            "forbids recompiling"
+        )
+        return [
+            *super().coverage(),
+            *([compiled] if calls else []),
+            *([broken] if self.broken else []),
+        ]
 
     def guarded(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call our own code; if it fails, watching is over and the program is not."""
@@ -698,6 +718,7 @@ class CudaSource(EventSource):
         self._elapsed = seconds
         index = self.device_of(args, kwargs, result)
         if index >= 0:
+            self._cuda.use(index)
             self._noticed(args, made=False)
             self._noticed(kwargs.values(), made=False)
             self._noticed((result,), made=True)

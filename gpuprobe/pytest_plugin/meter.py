@@ -371,7 +371,8 @@ def _blocks() -> dict[str, set[int]]:
     import torch
 
     found: dict[str, set[int]] = {}
-    for segment in torch.cuda.memory_snapshot():
+    # Not memory_snapshot(), which in torch 2.13 takes a reference to True that is not its own.
+    for segment in torch.cuda.memory._snapshot()["segments"]:
         addresses = {
             block["address"] for block in segment["blocks"] if block["state"] != "inactive"
         }

@@ -34,8 +34,11 @@ with the same three. Operators that it calls itself are not watched."""
 
 _NAME: Final = "Fake"
 _RULES: Final = "torch._dynamo.trace_rules"
+_COMPILED_CALLS: Final = "torch._dynamo.eval_frame"
+_STRICT: Final = frozenset({"fail_on_recompile", "eager_on_recompile"})
+"""Stances of torch.compile that do not let Dynamo compile a function again."""
 _rules: list[Callable[[], None]] = []
-"""What ends `_compile_nothing_here`."""
+"""What ends `_compile_nothing_here` and `_respect_stances`."""
 
 
 def _key() -> Any:
@@ -60,9 +63,20 @@ _Tensor: Final = torch.Tensor
 class _Local(threading.local):
     chain: Callable[..., Any] | None = None
     """What a thread calls instead of all handlers."""
+    hidden = False
+    """Whether the thread excludes the key for a compiled function (`_respect_stances`)."""
+    compiled: bool | None = None
+    """Whether the thread is about to call a compiled function, or one that must not be compiled."""
+
+
+class LeftOut:
+    """Calls of compiled functions in which only graphs are observed (`_respect_stances`)."""
+
+    calls = 0
 
 
 _local = _Local()
+left_out = LeftOut()
 _handlers: list[Handler] = []
 _sums = accumulation.EngineSums()
 _kept: list[Any] = []
@@ -254,12 +268,63 @@ def _prepared() -> Iterator[Callable[[], None]]:
     yield from _keep_subclasses_apart()
     yield _join_threads()
     yield when_imported(_RULES, _compile_nothing_here)
+    yield when_imported(_COMPILED_CALLS, _respect_stances)
     yield _undo_rules
 
 
 def _compile_nothing_here() -> None:
     """Kernels in Python are called while a compiled function runs what was not compiled."""
     _rules.append(skip_own_frames(sys.modules[_RULES]))
+
+
+def _respect_stances() -> None:
+    """Exclude the key in compiled functions while the program forbids to compile them again.
+
+    Dynamo's guards compare dispatch keys: with the key, a function that was compiled earlier would
+    be compiled again, which such a program has made an error, or would run eagerly. torch calls the
+    graphs of a compiled function as functions that must not be compiled, and these have the key;
+    only what Python calls between them has not.
+    """
+    module: Any = sys.modules[_COMPILED_CALLS]
+    entering = module._is_skip_guard_eval_unsafe_stance
+    chosen = module._callback_from_stance
+    original = module._maybe_set_eval_frame
+
+    def hide(wanted: bool) -> bool:
+        """Exclude the key or not; whether that is new."""
+        if wanted and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY):
+            _local.hidden = True
+            _exclude(_KEY, True)
+            return True
+        if not wanted and _local.hidden:
+            _local.hidden = False
+            _exclude(_KEY, False)
+        return False
+
+    def skip_guards() -> Any:  # called first, before torch takes the thread's keys down
+        if hide(_is_strict(module)):
+            left_out.calls += 1
+        return entering()
+
+    def from_stance(callback: Any) -> Any:
+        _local.compiled = callback is not None  # None: what must not be compiled
+        return chosen(callback)
+
+    def set_eval_frame(callback: Any) -> Any:
+        compiled, _local.compiled = _local.compiled, None
+        if compiled is None:  # as it was before
+            compiled = callback is not None
+        found = original(callback)
+        hide(compiled and _is_strict(module))
+        return found
+
+    _rules.append(patch(module, "_is_skip_guard_eval_unsafe_stance", skip_guards))
+    _rules.append(patch(module, "_callback_from_stance", from_stance))
+    _rules.append(patch(module, "_maybe_set_eval_frame", set_eval_frame))
+
+
+def _is_strict(module: Any) -> bool:
+    return module._stance.stance in _STRICT or module.config.error_on_recompile
 
 
 def _undo_rules() -> None:

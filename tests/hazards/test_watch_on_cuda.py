@@ -4,6 +4,8 @@ that it does no harm. Runs only where torch has a device.
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +57,19 @@ def test_nothing_is_left_behind() -> None:
     with gpuprobe.detect_hazards():
         assert found() != before
     assert found() == before
+
+
+def test_no_reference_to_true_is_lost() -> None:
+    """Before Python 3.12, which counts none of them, a program ends when the last one is gone."""
+    with gpuprobe.detect_hazards():
+        torch.ones(3, device="cuda")
+    gc.collect()
+    before = sys.getrefcount(True)
+    for _ in range(40):
+        with gpuprobe.detect_hazards():
+            pass
+    gc.collect()
+    assert sys.getrefcount(True) > before - 10
 
 
 def test_a_failure_of_ours_ends_the_watch_only() -> None:

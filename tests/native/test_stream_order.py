@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
     "allreduce_async_waited",
     "blocking_streams_ordered_by_the_default_one (correct)",
+    "data_parallel",
     "forward_here_backward_there",
+    "gloo_cuda_unwaited",
     "graph_pinned_input_refilled",
     "host_reads_what_a_blocking_stream_copies (mended)",
     "legacy_default_stream_and_a_blocking_one_by_turns (correct)",
@@ -91,6 +93,19 @@ def test_a_query_of_an_allocator_orders_nothing() -> None:
     found.call(call("STREAM_QUERY", 2), queried=False)
     found.host(items[1])
     assert relation([item.data() for item in items]) == [0, 0]
+
+
+def test_what_another_thread_waits_for_the_program_does_not() -> None:
+    found, items = CallOrder(), [Item(0), Item(0), Item(0)]
+    found.call(call("LAUNCH", 2), items[0])
+    found.call(call("STREAM_SYNC", 2, thread=9), ours=False)
+    found.call(call("LAUNCH", 4, thread=9), ours=False)
+    found.call(call("EVENT_RECORD", 4, a=7, thread=9), ours=False)
+    found.call(call("EVENT_WAIT", 3, a=7, thread=9), ours=False)
+    found.call(call("LAUNCH", 3), items[1])
+    found.call(call("EVENT_WAIT", 3, a=7))
+    found.call(call("LAUNCH", 3), items[2])
+    assert relation([item.data() for item in items]) == [0, 0, 0b11]
 
 
 @pytest.mark.parametrize(("pinned", "ordered"), [(True, 0), (False, 1)])

@@ -1,21 +1,24 @@
 """The order that the backward pass makes by itself.
 
 The autograd engine runs each node on its forward's stream. A node's stream waits for the streams
-of the nodes that produced its gradients, and for nothing else; several gradients of one input are
-added up on the stream of the node that takes them; a gradient's memory is recorded for the stream
-that it goes to. At the end, before final callbacks, the streams that were current where backward
-was called wait for those of the leaves, and for those of captured gradients. Source:
+of the nodes that produced its gradients, on another device too, and for nothing else; several
+gradients of one input are added up on the stream of the node that takes them; a gradient's memory
+is recorded for the stream that it goes to. At the end, before final callbacks, the streams that
+were current where backward was called wait for those of the leaves, and for those of captured
+gradients. Source:
 ``torch/csrc/autograd/engine.cpp`` (``evaluate_function``, ``exec_post_processing``) and
 ``input_buffer.cpp`` (``InputBuffer::add``).
 
-Nodes without an operator of their own are not seen. They are run here as the engine runs them: of
-those that are ready, the one with the highest sequence number.
+Nodes without an operator are not observed. They run here as in the engine, which has a thread for
+each device: of a device's nodes that are ready, the one with the highest sequence number.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
@@ -36,6 +39,7 @@ class _Run:
         "arrived",
         "capturing",
         "consumers",
+        "device",
         "done",
         "handed",
         "key",
@@ -50,6 +54,7 @@ class _Run:
 
     def __init__(self, node: Any, streams: dict[int, int]) -> None:
         self.node = node
+        self.device = _device_of(node)
         self.streams = streams
         self.sequence: int = node._sequence_nr()
         self.key = next(_numbers)
@@ -88,8 +93,8 @@ class BackwardPass:
         self._inputs = set(_nodes_of(inputs or ())) if known else set()
         self._accumulate = bool(options.get("accumulate_grad"))
         self._runs: dict[Any, _Run] | None = None
-        self._ready: list[tuple[int, int, _Run]] = []
-        self._now: _Run | None = None
+        self._ready: defaultdict[int, list[tuple[int, int, _Run]]] = defaultdict(list)  # by device
+        self._now: dict[int, _Run] = {}  # by thread
         self._over = False
 
     # -- the graph
@@ -141,7 +146,7 @@ class BackwardPass:
 
     def _push(self, run: _Run) -> None:
         if run.needed or run.capturing:
-            heapq.heappush(self._ready, (-run.sequence, run.key, run))
+            heapq.heappush(self._ready[run.device], (-run.sequence, run.key, run))
 
     # -- its course
 
@@ -153,27 +158,55 @@ class BackwardPass:
         if node is None:
             self._finish_all()
             return
+        thread = threading.get_ident()
         run = runs.get(node)
-        if run is None or run is self._now or run.done:
+        if run is None or run is self._now.get(thread) or run.done:
             return
-        self._end_of_now()
-        while self._ready:
-            following = heapq.heappop(self._ready)[2]
+        self._end_of_now(thread)
+        self._advance(run)
+        ready = self._ready[run.device]
+        while ready:
+            following = heapq.heappop(ready)[2]
             self._begin(following)
             if following is run:
                 break
             self._done(following)
-        self._now = run
+        self._now[thread] = run
 
-    def _end_of_now(self) -> None:
-        if self._now is not None:
-            self._done(self._now)
-            self._now = None
+    def _end_of_now(self, thread: int) -> None:
+        run = self._now.pop(thread, None)
+        if run is not None:
+            self._done(run)
+
+    def _advance(self, run: _Run) -> None:
+        """Run what other threads have run before ``run``, which begins."""
+        earlier: set[_Run] = set()
+        todo = [one for one in run.producers if not one.done] if run.missing else []
+        while todo:
+            one = todo.pop()
+            if one not in earlier:
+                earlier.add(one)
+                todo += [producer for producer in one.producers if not producer.done]
+        for thread, one in list(self._now.items()):
+            if one in earlier:
+                self._end_of_now(thread)
+        devices = {one.device for one in earlier}
+        while run.missing:
+            ready = next((self._ready[at] for at in devices if self._ready[at]), None)
+            if ready is None:
+                return
+            one = heapq.heappop(ready)[2]
+            self._begin(one)
+            self._done(one)
 
     def _finish_all(self) -> None:
-        self._end_of_now()
-        while self._ready:
-            run = heapq.heappop(self._ready)[2]
+        for thread in list(self._now):
+            self._end_of_now(thread)
+        while True:
+            ready = next((ready for ready in self._ready.values() if ready), None)
+            if ready is None:
+                break
+            run = heapq.heappop(ready)[2]
             self._begin(run)
             self._done(run)
         self._over = True
@@ -191,6 +224,10 @@ class BackwardPass:
                 waiter = engine.stream(index, mine)
                 engine.await_signal(waiter, _key(producer, index, yours))
                 self._record(producer, index, waiter)
+            if _apart(run, producer):
+                waiter = engine.stream(run.device, run.streams.get(run.device, 0))
+                yours = producer.streams.get(producer.device, 0)
+                engine.await_signal(waiter, _key(producer, producer.device, yours))
         if not run.producers:  # a root: its gradient is the caller's
             for index in set(run.streams) | set(self.callers):
                 mine, yours = run.streams.get(index, 0), self.callers.get(index, 0)
@@ -226,6 +263,10 @@ class BackwardPass:
                 if index not in signalled:
                     signalled.add(index)
                     engine.signal(_key(run, index, yours), engine.stream(index, yours))
+            if _apart(consumer, run) and run.device not in signalled:
+                signalled.add(run.device)
+                yours = run.streams.get(run.device, 0)
+                engine.signal(_key(run, run.device, yours), engine.stream(run.device, yours))
             consumer.missing -= 1
             consumer.arrived += 1
             if not consumer.missing:
@@ -257,12 +298,16 @@ class BackwardPass:
 
     # -- its operators
 
+    def _running(self) -> _Run | None:
+        """The node that this thread runs."""
+        return self._now.get(threading.get_ident())
+
     def summing(self, op: str, addresses: Collection[int]) -> _Run | None:
         """The node for which gradients are being added up, where that runs on another stream than
         one of the nodes that produced them: the engine does so right after the node at work, and
         before the next one. ``addresses``: the memory that the operator uses.
         """
-        run = self._now
+        run = self._running()
         if run is None or op not in SUMS:
             return None
         for consumer in run.consumers:
@@ -282,7 +327,7 @@ class BackwardPass:
         """The node for which the engine itself adds gradients up, where the stream that it does so
         on is known.
         """
-        run = self._now
+        run = self._running()
         fitting = [
             consumer
             for consumer in (() if run is None else run.consumers)
@@ -296,7 +341,7 @@ class BackwardPass:
 
     def sum_on(self, consumer: _Run, index: int) -> int:
         """The actor that gradients of ``consumer`` are added up on, after all that it waits for."""
-        engine, run = self._source.active, self._now
+        engine, run = self._source.active, self._running()
         waiter: int = engine.stream(index, consumer.streams.get(index, 0))
         for producer in (*(one for one in consumer.producers if one.done), run):
             if producer is None:
@@ -312,14 +357,16 @@ class BackwardPass:
 
     def touched(self, address: int) -> None:
         """The node that runs has used memory on a stream that its code chose."""
-        if self._now is not None:
-            self._now.handed[address] = self._source.active.block(address)
+        run = self._running()
+        if run is not None:
+            run.handed[address] = self._source.active.block(address)
 
     def wrote(self, address: int, where: Footprint, op: Any) -> None:
         """The node at work has written memory."""
-        if self._now is not None:
-            self._now.written[address] = (where, op)
-            self._now.handed[address] = self._source.active.block(address)
+        run = self._running()
+        if run is not None:
+            run.written[address] = (where, op)
+            run.handed[address] = self._source.active.block(address)
 
 
 def _key(run: _Run, index: int, stream: int) -> int:
@@ -334,6 +381,22 @@ def _differing(one: _Run, other: _Run) -> Iterator[tuple[int, int, int]]:
     for index in set(mine) | set(yours):
         if mine.get(index, 0) != yours.get(index, 0):
             yield index, mine.get(index, 0), yours.get(index, 0)
+
+
+def _device_of(node: Any) -> int:
+    """The device whose stream a node runs on: that of the first of its forward's results that is on
+    one; -1 where none is (``Node::stream`` in ``node.h``).
+    """
+    for metadata in node._input_metadata:
+        if metadata.device.type == "cuda":
+            index: int = metadata.device.index
+            return index
+    return -1
+
+
+def _apart(one: _Run, other: _Run) -> bool:
+    """Whether two nodes run on different devices."""
+    return one.device != other.device and one.device >= 0 and other.device >= 0
 
 
 def _nodes_of(values: Iterable[Any]) -> Iterator[Any]:

@@ -3,9 +3,10 @@
 A collective that a program starts with ``async_op=True`` runs on a stream of its process group:
 that stream waits for the caller's current one first, and ``work.wait()`` makes the stream that is
 current then wait for it (NCCL: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``, ``collective``
-and ``synchronizeStream``; gloo does the same for CUDA tensors, ``ProcessGroupGloo.cpp``). Its
-tensors are kept until it is done. All others run on the current stream, or are waited for by
-torch itself (DDP's reducer, functional collectives at the first use of their result).
+and ``synchronizeStream``). gloo takes another stream for each collective of CUDA tensors
+(``ProcessGroupGloo.cpp``); it is checked as NCCL is, for which programs are written. Its tensors
+are kept until it is done. All others run on the current stream, or are waited for by torch itself
+(DDP's reducer, functional collectives at the first use of their result).
 """
 
 from __future__ import annotations

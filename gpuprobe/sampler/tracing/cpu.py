@@ -31,7 +31,7 @@ from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.module_calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
 from gpuprobe.torch_support.callers import passed_on
-from gpuprobe.torch_support.operator_calls import watch
+from gpuprobe.torch_support.operator_calls import left_out, watch
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -98,6 +98,7 @@ class CpuTrace:
         self._thread = 0
         self._end: Callable[[], None] = lambda: None
         self._on_fault = on_fault
+        self._left_out = left_out.calls
         self._live: dict[int, _Storage] = {}
         self._freed: deque[_Storage] = deque()  # and not accounted for yet
         self._allocated = 0
@@ -140,6 +141,17 @@ class CpuTrace:
         self._end()
         self._live.clear()
         self._freed.clear()
+
+    def unseen(self) -> BlindSpot | None:
+        """What could not be followed in this trace, apart from `BLIND_SPOTS`."""
+        calls = left_out.calls - self._left_out
+        if not calls:
+            return None
+        return BlindSpot(
+            f"operators between the graphs of compiled functions, in {calls} calls: the program "
+            "forbids recompiling",
+            "storages that they create are counted from their first use by another operator",
+        )
 
     # -- what the recorder asks
 

@@ -206,6 +206,9 @@ class Traces:
         self._stop_cuda()
         if self.cpu is not None:
             self.cpu.stop()
+            unseen = self.cpu.unseen()
+            if unseen is not None:
+                self._blind(unseen)
 
     def _stop_cuda(self) -> None:
         if self.launches is not None:
