@@ -97,6 +97,7 @@ def outcome(program: Program, mode: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     if mode == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of a build with CUDA, too
         seed()
         return {"status": "ran", "losses": [float(loss) for loss in program.train("cpu")]}
     from gpuprobe.api.virtual import estimate_program
