@@ -6,7 +6,8 @@ Prints one line of JSON per program and mode. The traceback of what failed goes 
 ``FOLDER/NAME.MODE.txt``, with everything that the program printed.
 
 Modes: ``cpu`` runs the program as it is, for its losses; ``real`` and ``shapes`` run it as
-``gpuprobe estimate --compute MODE`` does, to its end.
+``gpuprobe estimate --compute MODE`` does, to its end; ``native-real`` and ``native-shapes`` do that
+on the native engine. A worker runs modes of one engine, since that one is loaded before torch.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ OURS = (
     "gpuprobe.virtual.session",
 )
 """Imported once for all programs, as the libraries are."""
+
+NATIVE = "native-"
 
 ENDLESS = 10**6
 """More optimizer steps than any program of the corpus makes."""
@@ -94,12 +97,15 @@ def outcome(program: Program, mode: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     if mode == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of a build with CUDA, too
         seed()
         return {"status": "ran", "losses": [float(loss) for loss in program.train("cpu")]}
     from gpuprobe.api.virtual import estimate_program
 
     call = Call(program)
-    found = estimate_program(call, GPU, steps=ENDLESS, compute=mode)  # type: ignore[arg-type]
+    engine = "native" if mode.startswith(NATIVE) else "virtual"
+    compute = mode.removeprefix(NATIVE)
+    found = estimate_program(call, GPU, steps=ENDLESS, compute=compute, engine=engine)  # type: ignore[arg-type]
     return {
         "status": "ran",
         "losses": call.losses,
@@ -137,7 +143,9 @@ def child(
     would collect them depends on how many objects each way of computing makes.
     """
     gc.disable()
-    resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
+    # The memory of GPUs of the native engine is address space; of data it is the same bound.
+    limited = resource.RLIMIT_DATA if mode.startswith(NATIVE) else resource.RLIMIT_AS
+    resource.setrlimit(limited, (gigabytes << 30, gigabytes << 30))
     signal.alarm(seconds)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
@@ -188,9 +196,33 @@ def forked(
     return {"status": "died", "error": f"the process ended: {name}", "seconds": took}
 
 
+def _load_engine() -> None:
+    """With torch's build with CUDA: load the native engine, and keep imports from initialising
+    CUDA, since its processes cannot fork.
+    """
+    from gpuprobe.native.libraries import torch_build
+
+    build = torch_build()
+    if build is None or not build.cuda:
+        return
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.process import load as load_native
+
+    # torch counts devices with NVML then, and not with CUDA.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    gpus = parse_spec(GPU)
+    load_native(gpus, endless=True)
+    import torch
+    import torch.utils._triton
+
+    torch.utils._triton.has_triton = lambda: True
+    torch.cuda.get_device_capability = lambda device=None: gpus[0].capability
+
+
 def main(argv: list[str]) -> int:
     folder, seconds, gigabytes = Path(argv[0]), int(argv[1]), int(argv[2])
     warnings.simplefilter("ignore")
+    _load_engine()
     out = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(out, "w") as stream:

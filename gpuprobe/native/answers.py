@@ -95,6 +95,11 @@ HARMLESS: Final[tuple[tuple[str, str, str], ...]] = (
         _PROFILES,
     ),
     (
+        r"cudaMemPrefetch(Async|BatchAsync)|cudaMemAdvise",
+        "succeed",
+        "hints: memory is in one place here",
+    ),
+    (
         r"nvtx(Mark|Range(Push|Pop|Start|End)|Domain|Name|Initialize|StringRegister)\w*",
         "succeed",
         "marks: NVTX's documentation promises 0 for handles and levels where no tool is attached",
@@ -167,8 +172,10 @@ def vendor_of(function: str) -> Vendor | None:
 
 
 def stem_of(soname: str) -> str | None:
-    """``"cublas"`` for ``"libcublas.so.12"``, None for a library that is not NVIDIA's."""
-    stem = soname.removeprefix("lib").partition(".so")[0]
+    """``"cublas"`` for ``"libcublas.so.12"``, None for a library that is not NVIDIA's. A copy in a
+    wheel has a hash in its name: ``"libcudart.3eda8113.so.13"``.
+    """
+    stem = re.sub(r"[.-][0-9a-f]{8}$", "", soname.removeprefix("lib").partition(".so")[0])
     return stem if any(stem == vendor.stem for vendor in VENDORS) else None
 
 

@@ -8,6 +8,7 @@ and its extensions link to, written by `gpuprobe.native.elf`. Both are cached.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -267,19 +268,27 @@ def libraries_for(build: TorchBuild) -> Libraries:
     """
     check_supported(build)
     runtime = core()
-    site = build.folder.parent
     digest = hashlib.sha256(f"{runtime}\n{runtime.stat().st_mtime_ns}\n{build}".encode())
-    for name in sorted(
-        entry.name for entry in os.scandir(site) if entry.name.endswith((".dist-info", ".pth"))
-    ):
-        digest.update(f"{name}\n".encode())
+    for site in _sites(build):
+        for name in sorted(
+            entry.name for entry in os.scandir(site) if entry.name.endswith((".dist-info", ".pth"))
+        ):
+            digest.update(f"{name}\n".encode())
     digest.update((Path(__file__).parent / "answers.py").read_bytes())
     digest.update((Path(__file__).parent / "elf.py").read_bytes())
     folder = cache_folder() / f"cuda{build.major}-{digest.hexdigest()[:16]}"
     listing = folder / "libraries.txt"
     if not listing.exists():
         _write_libraries(folder, runtime, build)
-    names = listing.read_text(encoding="utf-8").split()
+    return libraries_in(folder)
+
+
+def libraries_in(folder: Path) -> Libraries:
+    """The libraries of a folder of the cache. Raises EnvironmentUnavailable where it is gone."""
+    try:
+        names = (folder / "libraries.txt").read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise EnvironmentUnavailable(f"the native engine's libraries are gone: {error}") from None
     return Libraries(folder / CORE, tuple(folder / name for name in names), folder / PRELOAD)
 
 
@@ -321,9 +330,10 @@ def _write_libraries(folder: Path, runtime: Path, build: TorchBuild) -> None:
 
 
 def needs_of(build: TorchBuild) -> list[Library]:
-    """What torch's libraries, and those of the packages next to it, need of NVIDIA's."""
+    """What torch's libraries, and those of the packages of this environment, need of NVIDIA's."""
     found = []
-    for path in [*sorted((build.folder / "lib").glob("*.so*")), *_extensions(build.folder.parent)]:
+    extensions = itertools.chain.from_iterable(map(_extensions, _sites(build)))
+    for path in [*sorted((build.folder / "lib").glob("*.so*")), *extensions]:
         try:
             library = read_library(path)
         except (DataError, OSError):
@@ -333,13 +343,18 @@ def needs_of(build: TorchBuild) -> list[Library]:
     return found
 
 
+def _sites(build: TorchBuild) -> list[Path]:
+    """The folders that packages are installed in: torch's, then others of this process."""
+    named = ("site-packages", "dist-packages")
+    others = (Path(entry) for entry in sys.path if entry.rstrip(os.sep).endswith(named))
+    return list(dict.fromkeys([build.folder.parent, *filter(Path.is_dir, others)]))
+
+
 _NOT_EXTENSIONS: Final = ("torch", "nvidia", "numpy", "scipy", "pandas", "pyarrow", "triton")
 
 
 def _extensions(site: Path) -> Iterator[Path]:
-    """The shared libraries of packages next to torch, such as flash-attn's, in no deeper folder
-    than packages put them.
-    """
+    """The shared libraries of the packages in a folder, such as flash-attn's."""
     for top in sorted(os.scandir(site), key=lambda entry: entry.name):
         if top.is_dir() and top.name.endswith((".libs", ".dist-info", "__pycache__")):
             continue

@@ -8,17 +8,20 @@ import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Final
 
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.values import Unavailable
 from gpuprobe.native.libraries import (
+    PRELOAD,
     Libraries,
     TorchBuild,
     cache_folder,
     check_supported,
     libraries_for,
+    libraries_in,
     torch_build,
 )
 
@@ -245,14 +248,13 @@ def loaded() -> Runtime | None:
     """The runtime of this process, or None. A child of a process that has it finds it too."""
     global _loaded
     settings = os.environ.get(SETTINGS)
-    if (
-        _loaded is None
-        and settings is not None
-        and "libgpuprobe-preload" in os.environ.get("LD_PRELOAD", "")
-    ):
+    if _loaded is None and settings is not None:
+        # Those that this process has: its environment could have it find others.
+        named = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+        preload = next((Path(name) for name in named if Path(name).name == PRELOAD), None)
         build = torch_build()
-        if build is not None and build.cuda:
-            _loaded = _open(libraries_for(build), settings)
+        if preload is not None and build is not None and build.cuda:
+            _loaded = _open(libraries_in(preload.parent), settings)
     return _loaded
 
 

@@ -179,11 +179,11 @@ class DeviceUse:
             lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing(),
         )
 
-    def read(self, devices: Sequence[str], *, last: bool = False) -> AtEnd:
-        """For these devices (``cuda:0``, …). ``last``: ask, however short ago that was."""
+    def read(self, devices: Sequence[str], *, ask: bool = False) -> AtEnd:
+        """For these devices (``cuda:0``, …). ``ask``: make the call, however recent the last."""
         now = self._clock()
         used: dict[str, int | Unavailable] = {}
-        if (last or now >= self._next) and self._may():
+        if (ask or now >= self._next) and self._may():
             self._next = now + self.INTERVAL
             for device in devices:
                 kind, _, index = device.partition(":")

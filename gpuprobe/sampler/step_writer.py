@@ -103,10 +103,11 @@ class StepWriter:
             tensors = self._tensor_sums.take(models, optimizers, allocated, may_skip=may_skip)
         at_end = None
         if self._device_use is not None:
-            at_end = self._device_use.read(tuple(allocated), last=ended_by == "end")
             before, earlier = self._at_end
-            if before == index and earlier is not None and not at_end.used:
-                at_end = at_end._replace(used=earlier.used)  # the record that this one replaces
+            # The record that this one replaces had it, of another moment than these counters.
+            replaces = before == index and earlier is not None and bool(earlier.used)
+            ask = replaces or ended_by == "end"
+            at_end = self._device_use.read(tuple(allocated), ask=ask)
             self._at_end = (index, at_end)
         more: dict[str, Any] = {
             "tensors": tensors,

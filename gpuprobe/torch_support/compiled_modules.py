@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables
@@ -52,7 +53,7 @@ class ModulePath(NamedTuple):
 OWN: Final = ModulePath(True, "", "", "", 0)
 """The module whose forward was compiled."""
 
-_names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_names: Any = WeakIdKeyDictionary()  # ``==`` of tensordict's modules compares their tensors
 _ids: dict[int, weakref.ref[Any]] = {}
 _searches: list[Callable[[], Named]] = []
 _forwards: dict[int, weakref.ref[Any]] = {}  # by the number of the autograd node

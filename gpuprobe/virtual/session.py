@@ -15,7 +15,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support import assumptions
+from gpuprobe.torch_support import assignments, assumptions
 from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.version import installed, simulated
 from gpuprobe.virtual import boundary, cuda_api, saving
@@ -27,7 +27,6 @@ from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, neares
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.operators import modules
-from gpuprobe.virtual.reads import assignment
 from gpuprobe.virtual.torch_patches import autocast, parameters, tensors
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, exclude, include, pass_by
@@ -88,7 +87,13 @@ class VirtualSession:
             modules.install(self.machine, self._patches)
             boundary.install(self.machine, self._patches)
             saving.install(self.machine, self._patches)
-            assignment.install(self.machine, self._patches)
+            machine = self.machine
+            if machine.shapes:
+                assignments.install(
+                    self._patches,
+                    lambda: bool(machine.given_nan) and not machine.closed,
+                    machine.assume,
+                )
             _threads(self, self._patches)
             self.enter_thread()
         except BaseException:

@@ -12,9 +12,9 @@ import torch
 
 from gpuprobe.errors import NotModelled, ValueNeeded
 from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_line
+from gpuprobe.torch_support.conditions import branches
 from gpuprobe.virtual.frames import PLUMBING, caller, in_engine, where
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.reads import branches
 from gpuprobe.virtual.reads.known import is_known
 from gpuprobe.virtual.reads.numbers import UnknownNumber
 

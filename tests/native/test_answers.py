@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpuprobe.native.answers import HARMLESS, MODELS, export_of, vendor_of
+from gpuprobe.native.answers import HARMLESS, MODELS, export_of, stem_of, vendor_of
 from gpuprobe.native.elf import Forward, Needed
 
 _NOTHING: frozenset[str] = frozenset()
@@ -72,10 +72,24 @@ def test_the_second_names_of_nccls_functions_have_the_same_answers() -> None:
         ("cudnnSetDropoutDescriptor", "succeed"),
         ("cuptiActivityEnable", "succeed"),
         ("nvtxRangePushA", "succeed"),
+        ("cudaMemPrefetchAsync", "succeed"),
     ],
 )
 def test_what_computes_or_sets_is_harmless(name: str, target: str) -> None:
     assert export_of(Needed(name), _NOTHING, 13).target == f"gpn_{target}"
+
+
+@pytest.mark.parametrize(
+    ("soname", "stem"),
+    [
+        ("libcudart.so.13", "cudart"),
+        ("libcudart.3eda8113.so.13", "cudart"),
+        ("libcudart-9335f6a2.so.12.4.127", "cudart"),
+        ("libpng16.86585de4.so.16", None),
+    ],
+)
+def test_a_copy_that_a_wheel_carries_is_nvidias_too(soname: str, stem: str | None) -> None:
+    assert stem_of(soname) == stem
 
 
 def test_an_answer_comes_before_the_list_and_the_major_version_before_both() -> None:

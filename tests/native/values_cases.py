@@ -67,6 +67,30 @@ def nan() -> None:
         print(large().mean().item(), "noted" if values.notes else "")
 
 
+def conditions() -> None:
+    with Values("shapes", unknown_as_nan=True) as values:
+        x = large()
+        found = "NaN" if x.isnan().any() else "none"
+        if (x > 9).all():
+            raise ValueError("out of range")
+        assert (x.abs() < 9).all()
+    print(found, *(note.partition(": ")[2].partition(" (")[0] for note in values.notes), sep="; ")
+
+
+def conditions_that_both_work() -> None:
+    with Values("shapes", unknown_as_nan=True):
+        x, chosen = large(), ""
+        try:
+            chosen = "positive" if x.sum() > 0 else "negative"
+        except ValueNeeded as error:
+            print("ValueNeeded", error, chosen)
+
+
+def whole_numbers_counted() -> None:
+    with Values():
+        print(torch.histc(torch.tensor([1, 1, 3], device="cuda"), 4, 0, 3).tolist())
+
+
 def count() -> None:
     with Values("shapes"):
         x = large()

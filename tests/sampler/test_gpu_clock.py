@@ -233,6 +233,23 @@ def test_two_optimizers_keep_what_the_first_record_was_told() -> None:
     assert not isinstance(sink.steps[0].windows[0].device_used, Unavailable)
 
 
+def test_what_two_optimizers_have_in_use_is_of_the_moment_of_what_they_reserve() -> None:
+    import torch
+
+    sink = KeepingSink()
+    with gpuprobe.virtual_gpu("t4"), Recorder(sink):
+        models = [seeded(Mlp).cuda() for _ in range(2)]
+        optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+        kept = []
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(torch.randn(8, 16, device="cuda")).sum().backward()
+            optimizer.step()
+            kept.append(torch.empty(30 << 20, dtype=torch.uint8, device="cuda"))
+        free, total = torch.cuda.mem_get_info()
+        context = total - free - torch.cuda.memory_reserved()
+    assert sink.steps[0].windows[0].not_torch == context
+
+
 def test_the_driver_is_asked_once_a_second() -> None:
     asked: list[int] = []
     now = 10.0
@@ -253,7 +270,7 @@ def test_the_driver_is_asked_once_a_second() -> None:
     assert (first.pinned, first.pinned_held) == (4096, 8192)
     now += 0.5
     assert not use.read(["cuda:0"]).used
-    assert use.read(["cuda:0"], last=True).used
+    assert use.read(["cuda:0"], ask=True).used
     now += 1.1
     assert use.read(["cuda:0"]).used
     assert asked == [0, 1, 0, 0]

@@ -111,6 +111,28 @@ def test_a_model_with_methods_of_its_own_is_recorded(level: str) -> None:
     assert {"forward", "backward"} <= {phase.path for phase in sink.steps[1].phases}
 
 
+class Elementwise(nn.Linear):
+    """Compares as a tensor does, as the modules of tensordict do."""
+
+    __hash__ = nn.Linear.__hash__
+
+    def __eq__(self, other: object) -> torch.Tensor:  # type: ignore[override]
+        return self.weight == getattr(other, "weight", 0)
+
+
+@LEVELS
+def test_a_model_that_compares_element_by_element_is_recorded(level: str) -> None:
+    sink = KeepingSink()
+    with Recorder(sink, level=level):
+        model = nn.Sequential(Elementwise(16, 16), nn.Linear(16, 4))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.ones(4, 16)).sum().backward()
+            optimizer.step()
+            nn.Sequential(*model)(torch.ones(4, 16))  # another root of the same modules
+    assert sink.ends[0].gpuprobe_faults == ()
+
+
 def test_modules_are_named_as_torch_names_them() -> None:
     shared = nn.Linear(2, 2)
     model = nn.Sequential(

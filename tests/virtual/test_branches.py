@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuprobe.virtual.reads import branches, source
+from gpuprobe.torch_support.conditions import branches, source
 
 logger = logging.getLogger(__name__)
 

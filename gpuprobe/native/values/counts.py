@@ -47,6 +47,10 @@ def _consecutive(given: Any, found: Any) -> Iterator[tuple[int, int]]:
         yield found[0].size(dim), 4
 
 
+def _boxes(given: Any, found: Any) -> Iterator[tuple[int, int]]:
+    yield found.size(0), 4  # by the ``masked_select`` that it ends with
+
+
 def _coalesce(given: Any, found: Any) -> Iterator[tuple[int, int]]:
     yield found._nnz(), 4
 
@@ -59,6 +63,7 @@ COUNTS: Final[dict[str, Callable[[Any, Any], Iterator[tuple[int, int]]]]] = {
     "unique_dim_consecutive": _unique_dim,
     "unique_consecutive": _consecutive,
     "_coalesce": _coalesce,
+    "nms": _boxes,
 }
 """By operator: the numbers that the host reads, with their sizes in bytes, from the operator's
 arguments and its results on the CPU."""
@@ -95,6 +100,10 @@ def _indices_differ(given: Any) -> Iterator[tuple[int, int]]:
     yield given[0]._nnz(), 4
 
 
+def _every_box(given: Any) -> Iterator[tuple[int, int]]:
+    yield given[0].size(0), 4
+
+
 LARGEST: Final[dict[str, tuple[str, Callable[[Any], Iterator[tuple[int, int]]]]]] = {
     "nonzero": ("no element is zero", _every_element),
     "_unique": (_DIFFER, _all_differ),
@@ -103,6 +112,7 @@ LARGEST: Final[dict[str, tuple[str, Callable[[Any], Iterator[tuple[int, int]]]]]
     "unique_dim_consecutive": (_DIFFER, _rows_differ),
     "unique_consecutive": (_DIFFER, _in_a_row_differ),
     "_coalesce": ("all indices differ", _indices_differ),
+    "nms": ("no box is suppressed", _every_box),
 }
 """By operator: when its result is the largest possible, and the numbers that the host reads then,
 from the operator's arguments."""

@@ -88,7 +88,7 @@ _READS: Final = frozenset(
     embedding_renorm_ _ctc_loss _ctc_loss_backward linalg_lstsq linalg_eig _linalg_eigvals
     is_nonzero _nested_tensor_from_mask histogram linalg_cond linalg_pinv
     _sparse_mask_projection sparse_mask nanmedian linspace logspace masked_fill masked_fill_
-    masked_scatter_backward index_fill index_fill_ isin normal
+    masked_scatter_backward index_fill index_fill_ isin normal _grouped_mm
     """.split()  # noqa: SIM905
 )
 MASKED: Final = frozenset(
@@ -98,7 +98,7 @@ MASKED: Final = frozenset(
 
 _COUNTS: Final = frozenset(
     """
-    nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive _coalesce
+    nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive _coalesce nms
     """.split()  # noqa: SIM905
 )
 
@@ -207,12 +207,17 @@ def _how(func: Any, space: str, name: str, returns: Any) -> How:
 
 
 def _in_python(full: str) -> bool:
-    """Whether an operator's kernel is a Python function, which calls operators itself."""
+    """Whether an operator's kernel is a Python function, which calls operators itself. One that has
+    another for the CPU may launch kernels that no operator launches, such as bitsandbytes's.
+    """
     from torch._library.custom_ops import OPDEFS
 
     space, _, rest = full.partition("::")
     plain = rest.partition(".")[0]
     if f"{space}::{plain}" in OPDEFS:
         return True
+    impls = torch.library._impls
+    if f"{space}/{rest}/CPU" in impls and f"{space}/{rest}/CUDA" in impls:
+        return False
     keys = ("CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
-    return any(f"{space}/{rest}/{key}" in torch.library._impls for key in keys)
+    return any(f"{space}/{rest}/{key}" in impls for key in keys)

@@ -1,14 +1,16 @@
 """What a program gets that reads a value which was not computed, or the error.
 
 In this order: what ``--assume`` gives for the line; what torch's own code may have, as the value
-decides nothing that is allocated; what ``decide`` finds; NaN where that is allowed, with a note.
+decides nothing that is allocated; for a truth, the way that a branch goes by its two sides
+(`gpuprobe.torch_support.conditions`); NaN where that is allowed, with a note.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
@@ -16,18 +18,17 @@ import torch
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions
-from gpuprobe.torch_support.callers import TORCH, place_of, program_line
+from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_line
+from gpuprobe.torch_support.conditions import branches
 
 TRUTH, NUMBER, ARRAY, COUNT = "true or false", "a number", "numpy()", "how many elements"
-Decide = Callable[[str, str, int], "bool | int | float | None"]
-"""Called with how a value is read, the file and the line; None leaves it open."""
-
 _HARMLESS: Final = (
     ("amp/grad_scaler.py", "gradient scaling finds no overflow", 0.0),
     ("nn/init.py", "resampling in torch's initialisers stops after the first try", 0.0),
     ("optim/_adafactor.py", "norms that Adafactor reads are unknown", math.nan),
 )
 _DEPTH: Final = 8
+_PLUMBING: Final = (PACKAGE, f"{TORCH}_ops.py", f"{TORCH}utils/_python_dispatch.py")
 
 
 class Reads:
@@ -38,7 +39,6 @@ class Reads:
         assume: Iterable[str] = (),
         *,
         unknown_as_nan: bool = False,
-        decide: Decide | None = None,
     ) -> None:
         self.assumptions = Assumptions(assume)
         self.notes: dict[str, None] = {}
@@ -48,7 +48,7 @@ class Reads:
         """The first line that was given NaN for a value, as ``file:line``."""
         self.bounded = ""
         """The first line of which a size depends on values, and was the largest possible."""
-        self._decide = decide
+        self._verdicts: dict[tuple[tuple[CodeType, int], ...], branches.Verdict | None] = {}
 
     def value(self, dtype: Any, how: str = NUMBER) -> bool | int | float:
         """What one element is. Raises ValueNeeded."""
@@ -62,16 +62,38 @@ class Reads:
         if known is not None:
             self.notes[known[0]] = None
             return known[1]
-        if self._decide is not None:
-            decided = self._decide(how, file, line)
-            if decided is not None:
-                self.notes[f"{place}: {decided}"] = None
-                return decided
+        verdict = self._verdict() if how == TRUTH else None
+        if verdict is not None:
+            decides = place_of(verdict.file, verdict.line)
+            if verdict.bound:
+                self.bounded = self.bounded or decides
+            self.notes[f"{decides}: {verdict.why}"] = None
+            return verdict.value
         if self.unknown_as_nan and dtype.is_floating_point and how != TRUTH:
             self.given_nan = self.given_nan or place
             self.notes[f"values that are read but not computed are NaN: {place}"] = None
             return math.nan
         raise self.refuse(how, assumable=True)
+
+    def _verdict(self) -> branches.Verdict | None:
+        """What the condition that is read should be; None where both of its sides work. If no
+        report names the lines, only checks of libraries pass, and no assertions of a test.
+        """
+        frame: Any = sys._getframe(1)
+        while frame is not None and _passed_by(frame):
+            frame = frame.f_back
+        place: list[tuple[CodeType, int]] = []
+        outer = frame
+        while outer is not None and len(place) < _DEPTH:
+            place.append((outer.f_code, outer.f_lasti))
+            outer = outer.f_back
+        key = tuple(place)
+        if key not in self._verdicts:
+            self._verdicts[key] = branches.decide(frame, _passed_by)
+        found = self._verdicts[key]
+        if found is None or self.unknown_as_nan:
+            return found
+        return found if installed(found.file) and not found.bound else None
 
     def largest(self, what: str) -> None:
         """Note that a size is the largest possible, since ``what``."""
@@ -100,6 +122,10 @@ def _where() -> tuple[str, int, str]:
     if file.startswith(PACKAGE):
         return "", 0, "the backward pass"
     return file, line, place_of(file, line)
+
+
+def _passed_by(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_PLUMBING)
 
 
 def _harmless() -> tuple[str, float] | None:

@@ -14,10 +14,11 @@ from gpuprobe.native.process import loaded
 from gpuprobe.native.values import collectives, compiled, graphs
 from gpuprobe.native.values.budget import Budget
 from gpuprobe.native.values.computing import Computing
-from gpuprobe.native.values.reads import ARRAY, Decide, Reads, fill
+from gpuprobe.native.values.reads import ARRAY, Reads, fill
 from gpuprobe.native.values.shapes import ComputingShapes
 from gpuprobe.native.values.skipping import Skipping
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support import assignments
 from gpuprobe.torch_support.operator_calls import watch
 
 
@@ -30,10 +31,9 @@ class Values:
         assume: Iterable[str] = (),
         *,
         unknown_as_nan: bool = False,
-        decide: Decide | None = None,
         bounded: bool = False,
     ) -> None:
-        """``assume``, ``unknown_as_nan`` and ``decide`` apply to ``shapes``: see `Reads`.
+        """``assume`` and ``unknown_as_nan`` apply to ``shapes``: see `Reads`.
         ``bounded``: raise TooLarge beyond what ``--compute auto`` may compute.
 
         Raises UsageError where the native engine is not loaded, and for wrong assumptions.
@@ -42,7 +42,7 @@ class Values:
         if runtime is None:
             raise UsageError("values are computed on the native engine, which is not loaded")
         skipping = Skipping(runtime.libraries.core)
-        self.reads = Reads(assume, unknown_as_nan=unknown_as_nan, decide=decide)
+        self.reads = Reads(assume, unknown_as_nan=unknown_as_nan)
         self.computing: Any = (
             Computing(skipping) if compute == "real" else ComputingShapes(skipping, self.reads)
         )
@@ -88,6 +88,11 @@ class Values:
 
         for name in ("numpy", "tolist", "__array__"):
             checked(name)
+        assignments.install(
+            patches,
+            lambda: bool(self.reads.given_nan),
+            lambda text: self.reads.notes.update({text: None}),
+        )
 
     def __exit__(
         self,

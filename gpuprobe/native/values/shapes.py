@@ -25,6 +25,8 @@ from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 LIMIT: Final = 1 << 20
 """Bytes of a storage of floating point up to which it is computed."""
 _Tensor: Final = torch.Tensor
+_ON_HOST: Final = frozenset({"multinomial", "_grouped_mm"})
+"""They read their arguments on the host, in C++: not if those are unknown."""
 _FRESH: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
 )
@@ -250,7 +252,7 @@ class ComputingShapes(Computing):
         there, ready = self._scan(plan, args, kwargs)
         if not there:
             return self._on_host(plan, func, args, kwargs)
-        if plan.name == "multinomial" and not ready:
+        if plan.name in _ON_HOST and not ready:
             return self._whole(plan, func, args, kwargs)
         key = self._key(plan, args, kwargs) if ready else None
         out = self._inside(BETWEEN, lambda: self._parts(plan, func, args, kwargs))

@@ -511,6 +511,13 @@ def _ctc(
     return loss.detach(), grad
 
 
+def _histc(x: Any, bins: int = 100, low: Any = 0, high: Any = 0) -> Any:
+    """Whole numbers are counted on CUDA alone."""
+    if x.is_floating_point():
+        return _aten.histc.default(x, bins, low, high)
+    return _aten.histc.default(x.double(), bins, low, high).to(x.dtype)
+
+
 def _nansum(x: Any, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     if not x.is_complex():
         return _aten.nansum.default(x, dims, keepdim, dtype=dtype)
@@ -571,6 +578,7 @@ TWINS: Final[dict[str, Callable[..., Any]]] = {
     "_cudnn_ctc_loss.default": _ctc,
     "_cudnn_ctc_loss.Tensor": _ctc,
     "nansum.default": _nansum,
+    "histc.default": _histc,
 }
 """By operator and overload, called with the operator's arguments. None for a result leaves what
 the memory holds: it is used by no other operator, or by those of this table only in shape.

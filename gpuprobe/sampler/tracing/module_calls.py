@@ -9,6 +9,7 @@ either side of it Python runs for longer than a microsecond, which is as far as 
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from array import array
@@ -30,24 +31,29 @@ _KEPT = 1_001
 
 
 class ModuleNames:
-    """The names of modules, ``Class.dotted.path``, from the models that they are part of."""
+    """The names of modules, ``Class.dotted.path``, from the models that they are part of. Modules
+    are told apart by identity: ``==`` of tensordict's compares their tensors.
+    """
 
     def __init__(self) -> None:
-        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._names: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     def add(self, roots: Iterable[Any]) -> None:
         """Name every module below these roots."""
         for root in roots:
             for name, module in named_modules(root):
-                self._names[module] = name
+                gone = functools.partial(_drop, self._names, id(module))
+                self._names[id(module)] = weakref.ref(module, gone), name
 
     def of(self, module: Any) -> str:
         """The name of a module. One that no root was named for is a root itself."""
-        name = self._names.get(module)
-        if name is None:
+        if id(module) not in self._names:
             self.add([module])
-            name = self._names[module]
-        return name
+        return self._names[id(module)][1]
+
+
+def _drop(names: dict[int, Any], number: int, _: object) -> None:
+    names.pop(number, None)
 
 
 class ModuleCalls:

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gpuprobe.virtual.reads.blocks import BlockOutcome, caught, kind_of
-from gpuprobe.virtual.reads.source import SourceTree
+from gpuprobe.torch_support.conditions.blocks import BlockOutcome, caught, kind_of
+from gpuprobe.torch_support.conditions.source import SourceTree
 
 _UNDECIDED: Final = object()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
-from gpuprobe.virtual.reads.blocks import (
+from gpuprobe.torch_support.conditions.blocks import (
     BlockOutcome,
     caught,
     goes_elsewhere,
@@ -20,9 +20,9 @@ from gpuprobe.virtual.reads.blocks import (
     raises,
     reports,
 )
-from gpuprobe.virtual.reads.finite import finite
-from gpuprobe.virtual.reads.flags import flagged
-from gpuprobe.virtual.reads.source import (
+from gpuprobe.torch_support.conditions.finite import finite
+from gpuprobe.torch_support.conditions.flags import flagged
+from gpuprobe.torch_support.conditions.source import (
     WITHIN,
     SourceTree,
     TruthSource,

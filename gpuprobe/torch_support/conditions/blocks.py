@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from gpuprobe.virtual.reads.source import SourceTree
+from gpuprobe.torch_support.conditions.source import SourceTree
 
 _ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
 _FAILS: Final = re.compile(r"_?(raise|throw|fail)(_\w+)?")

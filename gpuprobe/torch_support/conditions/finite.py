@@ -7,8 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpuprobe.virtual.reads.blocks import dotted
-from gpuprobe.virtual.reads.source import SourceTree
+from gpuprobe.torch_support.conditions.blocks import dotted
+from gpuprobe.torch_support.conditions.source import SourceTree
 
 _NOT: Final = frozenset({"isnan", "isinf", "isposinf", "isneginf", "isna"})
 _SAME: Final = frozenset(
