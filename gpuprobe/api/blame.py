@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -157,6 +158,23 @@ class Blaming:
             return None
         return figures.metrics.get(name, figures.phases.get(name))
 
+    def _partners(self, hunk: int, taken: Taken) -> Taken:
+        """What to take back with a hunk after a run that failed: the changes that have a name which
+        the error quotes; without any, those next to it in its file, one and then more."""
+        known = self._known.get(taken)
+        if known is None or not known.failed:
+            return Taken()
+        change = self._change
+        others = [number for number in change.tried if number not in taken]
+        quoted = set(_QUOTED.findall(known.failed))
+        found = [n for n in others if quoted & set(_WORD.findall(_text_of(change.hunks[n])))]
+        if not found:
+            here = change.hunks[hunk]
+            found = [n for n in others if change.hunks[n].file == here.file]
+            found.sort(key=lambda n: abs(change.hunks[n].start - here.start))
+            found = found[: len(taken)]
+        return Taken(found)
+
     def explained(self, result: CheckResult, before: Baseline, after: Baseline) -> CheckResult:
         """The result with the causes that were found, of every metric that is above."""
         tried = self._change.tried
@@ -188,6 +206,7 @@ class Blaming:
                 floor,
                 metric.after,
                 lambda taken, name=metric.name: self._value(taken, name),  # type: ignore[misc]
+                partners=self._partners,
             )
             first += [n for cause in causes.causes for n in cause.hunks[:1] if n not in first]
             found[metric.name] = self._worded(metric, causes, order, new, outside)
@@ -297,6 +316,13 @@ class Blaming:
 
 
 _LONGEST_RUN: Final = 86_400.0  # seconds
+
+_WORD: Final = re.compile(r"[^\W\d]\w*")
+_QUOTED: Final = re.compile(r"['\"`]([^\W\d]\w*)['\"`]")
+
+
+def _text_of(hunk: Hunk) -> str:
+    return "".join((*hunk.old, *hunk.new))
 
 
 def ranked(

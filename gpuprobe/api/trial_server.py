@@ -24,11 +24,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from gpuprobe.gate.trial_request import TrialFigures, TrialRequest
 from gpuprobe.gate.trial_tree import moved, moved_all
 from gpuprobe.model.text import visible
+
+_WAITING: Final = "OMP_WAIT_POLICY"
 
 
 def serve(folder: str, warm: bool) -> None:
@@ -64,7 +66,15 @@ def serve(folder: str, warm: bool) -> None:
 
 
 def _warm_up() -> None:
-    """Import what nearly all programs of a check import."""
+    """Import what nearly all programs of a check import.
+
+    OpenMP's threads wait for each other without using the processor here: on a machine that has
+    other work, or fewer processors than it says, a run takes a third of the processor time. OpenMP
+    reads the variable when it is loaded; the program does not see it.
+    """
+    own = _WAITING not in os.environ
+    if own:
+        os.environ[_WAITING] = "PASSIVE"
     with contextlib.suppress(Exception):  # the program fails with it, and the check says so
         import torch
         import torch.optim
@@ -73,6 +83,8 @@ def _warm_up() -> None:
         import gpuprobe.engines.virtual  # noqa: F401
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports what the first optimizer does
+    if own:
+        del os.environ[_WAITING]
     gc.collect()
     gc.freeze()  # the pages stay shared with the forks
 

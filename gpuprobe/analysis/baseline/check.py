@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from gpuprobe.analysis.baseline.model import (
     ACCOUNT_OF,
+    BELOW_PEAK,
     IGNORED,
     METRICS,
+    MORE_BELOW_PEAK,
     PEAK,
     Baseline,
     CheckResult,
@@ -77,6 +79,11 @@ def check_baseline(
         if tolerance is IGNORED.get(rule):
             text = f"up to {human_bytes(more)} ignored"
             found = replace(found, accepted=text, ignored=True)
+        peak = before.metrics.get("peak_allocated", 0)
+        if name in before.phases and given_by[rule] == "default" and two < peak * BELOW_PEAK:
+            more = max(more, int(one * MORE_BELOW_PEAK))
+            text = f"up to {human_bytes(more)} ignored: below the peak"
+            found = replace(found, limit=one + more, accepted=text, ignored=True)
         if found.regressed and account in before.accounts and account in after.accounts:
             old, new = before.accounts[account], after.accounts[account]
             rows = join_rows(_shares(old), _shares(new), lines)

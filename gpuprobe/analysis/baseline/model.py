@@ -63,6 +63,11 @@ IGNORED: Final = {
 on the native engine and on a virtual GPU. There is no noise there; this is what nobody would act
 on."""
 
+BELOW_PEAK: Final = 0.9
+MORE_BELOW_PEAK: Final = 0.05
+"""A phase or kind of step whose peak stays below 90% of the program's may take 5% more, where
+nobody says otherwise: the program needs no more memory for it."""
+
 _EXACT: Final = ("virtual ", "native ")
 
 
