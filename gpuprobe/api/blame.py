@@ -221,7 +221,7 @@ class Blaming:
         runs = sum(1 for taken in self._known if taken)
         failed = sum(1 for figures in self._known.values() if figures.failed)
         text = (
-            f"{runs} run{'s' * (runs != 1)} of the program with parts of its "
+            f"{runs} run{'s' * (runs != 1)} of the {self._trials.what} with parts of its "
             f"{len(tried)} change{'s' * (len(tried) != 1)} taken back"
         )
         if failed:
@@ -298,7 +298,9 @@ class Blaming:
             text = "taking back every change of the project's files does not lower it"
         else:
             failed = next((row.failed for row in self._known.values() if row.failed), "")
-            return self.ranked(metric, order, f"the program fails without them: {failed}")
+            return self.ranked(
+                metric, order, f"the {self._trials.what} fails without them: {failed}"
+            )
         outside = Cause(f"{growth}: {text} (packages, data, environment)")
         return replace(
             metric,
@@ -449,7 +451,7 @@ def with_causes(
     from gpuprobe.api.trials import Trials
 
     with ExitStack() as stack:
-        native = after.environment.get("engine") == "native"
+        native = "native" in (after.environment.get("engine"), plan.engine)
         try:
             trials = stack.enter_context(Trials(plan, root, native=native))
             blaming = Blaming(change, trials, options)

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from gpuprobe.api.trials import OVER_LIMITS
 from gpuprobe.gate.trial_request import TrialFigures, TrialRequest
 from gpuprobe.gate.trial_tree import moved, moved_all
 from gpuprobe.model.text import visible
@@ -145,6 +146,9 @@ def _program(request: TrialRequest) -> None:
     sys.path[:] = ["", *moved_all(sys.path[1:], request.root, request.tree)]
     sys.meta_path.insert(0, _InCopy(request.root, request.tree))
     sys.path_importer_cache.clear()
+    if request.test:
+        _answer(request, _tested(request))
+        return
     from gpuprobe.api.check import measure
 
     found = measure(
@@ -160,6 +164,46 @@ def _program(request: TrialRequest) -> None:
         figures_only=True,
     )
     _answer(request, TrialFigures(dict(found.metrics), dict(found.phases)))
+
+
+def _tested(request: TrialRequest) -> TrialFigures:
+    """What a test takes, run by pytest in this process with gpuprobe's plugin."""
+    import pytest
+
+    arguments = moved_all(request.arguments, request.root, request.tree)
+    watch = _Reports()
+    pytest.main([request.test, *arguments, "--gpuprobe-blame", "0"], plugins=[watch])
+    if watch.failed:
+        return TrialFigures({}, {}, visible(watch.failed)[:300])
+    if watch.figures is None:
+        return TrialFigures({}, {}, "the test was not measured")
+    return TrialFigures({name: watch.figures[name] for name in _OF_TESTS}, {})
+
+
+_OF_TESTS: Final = ("peak_allocated", "peak_reserved")
+
+
+class _Reports:
+    """A plugin of pytest that keeps the figures of the one test that runs. ``failed``: why it did,
+    unless it was for its memory."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, int] | None = None
+        self.failed = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when != "teardown" and not report.passed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            text = str(report.longrepr) if crash is None else crash.message
+            if not text.removeprefix("Failed: ").startswith(OVER_LIMITS):
+                self.failed = text or report.outcome
+        for name, value in report.user_properties:
+            if name == "gpuprobe" and report.when == "call":
+                self.figures = dict(value)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed = str(report.longrepr).strip().rpartition("\n")[2]
 
 
 def _answer(request: TrialRequest, figures: TrialFigures) -> None:

@@ -6,6 +6,7 @@ import html
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -161,6 +162,68 @@ def test_a_removed_decorator_is_the_cause_of_what_other_lines_keep(project: Path
     assert "removed `@torch.no_grad()`" in cause["text"]
     assert (cause["saved"], cause["unexplained"]) == (cause["delta"], 0)
     assert "taken back" in document["trials"][0]
+
+
+def test_every_format_names_the_same_first_cause(project: Path) -> None:
+    """As GitHub's action runs it, with all files that a check can write."""
+    edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
+    edit(project, "train.py", HARMLESS)
+    cause = checked(project)["cause"]
+    assert cause.startswith("taking back parts/model.py:9 in evaluate")
+    files = [project.parent / f"report.{form}" for form in ("sarif", "xml", "html")]
+    options = [
+        part
+        for flag, file in zip(("--sarif", "--junit", "--html"), files, strict=True)
+        for part in (flag, str(file))
+    ]
+    done = gpuprobe(
+        *("check", "--baseline", "memory.json", "--markdown", "--annotations", "github"),
+        *options,
+        cwd=project,
+    )
+    assert done.returncode == 1, done.stderr
+    told = [done.stdout, done.stderr, *(file.read_text() for file in files)]
+    for name, text in zip(("markdown", "github", "sarif", "junit", "html"), told, strict=True):
+        shown = re.sub(r"<[^>]*>", "", text) if name == "html" else text
+        plain = re.sub(r"[\s`'\\\\]", "", html.unescape(shown))
+        assert re.sub(r"[\s`]", "", cause) in plain, name
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("::error"))
+    assert "file=parts/model.py,line=9" in line
+    # What the action says in the job's log.
+    first_line = next(line for line in done.stdout.splitlines() if "first cause" in line.lower())
+    assert "parts/model.py:9" in first_line
+
+
+def test_what_changed_because_torch_changed_is_told_apart(project: Path) -> None:
+    """The baseline is of another torch, in which the same program took 3 MiB less."""
+    baseline = project / "memory.json"
+    document = json.loads(baseline.read_text())
+    assert document["environment"]["torch"] != "2.6"
+    document["environment"]["torch"] = "2.6"
+    for row in (document["metrics"]["peak_allocated"], *document["phases"].values()):
+        row["bytes"] -= 3 << 20
+        del row["text"]
+    baseline.write_text(json.dumps(document))
+    done = gpuprobe("check", "--baseline", "memory.json", cwd=project)
+    assert done.returncode == 2
+    assert "torch: '2.6' in the baseline" in done.stdout
+
+    # Nothing else has changed.
+    document = checked(project, "--accept-environment")
+    assert document["cause"].startswith("torch '2.6' in the baseline, ")
+    assert (
+        "3.00 of 3.00 MiB remain with every change of the program taken back" in (document["cause"])
+    )
+    # And with a change, each has its share.
+    edit(project, "train.py", ("torch.zeros(1024,", "torch.zeros(2048,"), HARMLESS)
+    document = checked(project, "--accept-environment")
+    metric = next(row for row in document["metrics"] if row["name"] == "peak_allocated")
+    shares = {cause["place"]: cause["saved"] for cause in metric["causes"] if cause["saved"]}
+    assert shares[""] == 3 << 20
+    (place,) = (place for place in shares if place)
+    assert place.startswith("train.py:16")
+    assert sum(shares.values()) == metric["delta"]
+    assert metric["unexplained"] == 0
 
 
 def test_a_setting_that_the_program_reads_is_the_cause(project: Path) -> None:

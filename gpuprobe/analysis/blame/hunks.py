@@ -96,7 +96,7 @@ def tree_without(
     found: dict[str, str | None] = {}
     # From the end, so that lines before keep their numbers; of two hunks at one line, the first has
     # no new lines.
-    in_order = sorted(hunks, key=lambda item: (item.file, item.start))
+    in_order = sorted(hunks, key=lambda item: (item.file, item.start, bool(item.new)))
     for hunk in reversed(in_order):
         if hunk.whole == "added":
             found[hunk.file] = None
