@@ -276,12 +276,16 @@ class Blaming:
         place = place_of(hunks[0], self._change, metric.causes)
         text = f"taking back {place} ({described(hunks[0])})"
         if len(hunks) > 1:
-            text += f" with {', '.join(self._place(hunk) for hunk in hunks[1:4])}"
+            text += f" together with {', '.join(self._place(hunk) for hunk in hunks[1:4])}"
             if len(hunks) > 4:
                 text += f" and {len(hunks) - 4} more"
         if not tried.alone:
             text += " as well"
         text += f" saves {amount_of(tried.saved, metric.delta, metric.unit)}"
+        if metric.name == "growth_per_step":
+            text += " per step"
+        if tried.saved > metric.delta * (1 + _LEFT):
+            text += ", more than the growth, because other changes save memory"
         largest = next((row for row in metric.rows or () if row.delta > 0), None)
         if not at and largest is not None and largest.key != place and largest.key[0] != "(":
             text += f"; most of the growth is allocated at {largest.key}"

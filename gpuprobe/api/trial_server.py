@@ -221,9 +221,9 @@ class _InCopy(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        for finder in sys.meta_path:
-            if finder is self:
-                continue
+        # Those in front were asked already, and may ask this one.
+        behind = sys.meta_path.index(self) + 1
+        for finder in sys.meta_path[behind:]:
             spec: Any = finder.find_spec(fullname, path, target)
             if spec is not None:
                 return self._moved(spec)

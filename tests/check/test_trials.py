@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import html
+import importlib.abc
+import importlib.util
 import itertools
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -413,3 +416,28 @@ def test_secrets_and_what_is_outside_are_not_kept(tmp_path: Path) -> None:
     assert set(kept) == {"settings.json", "tokenizer.json"}
     assert below(str(tmp_path / "outside.json"), str(root)) is None
     assert below(str(root / ".git" / "config"), str(root)) is None
+
+
+def test_a_finder_that_asks_all_others_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a virtual GPU's modules do, and of import hooks."""
+    from gpuprobe.api.trial_server import _InCopy
+
+    class AsksAll(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+            others = (finder for finder in sys.meta_path if finder is not self)
+            specs = (finder.find_spec(name, path, target) for finder in others)
+            return next((spec for spec in specs if spec is not None), None)
+
+    root, tree = tmp_path / "root", tmp_path / "tree"
+    for folder in (root, tree):
+        folder.mkdir()
+        (folder / "of_the_project.py").write_text(f"FOLDER = {folder.name!r}\n")
+    monkeypatch.syspath_prepend(str(root))  # as an editable install does
+    in_copy = _InCopy(str(root), str(tree))
+    monkeypatch.setattr(sys, "meta_path", [AsksAll(), in_copy, *sys.meta_path])
+    spec = importlib.util.find_spec("of_the_project")
+    assert spec is not None
+    assert spec.origin == str(tree / "of_the_project.py")
+    assert importlib.util.find_spec("no_such_module_at_all") is None
