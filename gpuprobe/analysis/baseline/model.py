@@ -53,7 +53,7 @@ METRICS: Final[dict[str, tuple[str, Tolerance]]] = {
 """What is compared, in which unit, and what is accepted where nothing else is said. In the order
 in which a cause is looked for: what grows with every step also raises the peak. Reserved memory
 moves in segments of 2 MiB and more. The peak of a phase or a kind of step may take as many bytes
-more as ``peak_allocated`` may."""
+more as ``peak_allocated`` may; see `BELOW_PEAK`."""
 
 IGNORED: Final = {
     name: Tolerance(relative=0.001, absolute=1 << 20, most=0.01)
