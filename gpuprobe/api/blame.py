@@ -263,13 +263,29 @@ class Blaming:
                     "(packages, data, environment)"
                 )
             causes.append(Cause(text))
+        listed = (*causes[:_MOST_CAUSES], *(c for c in causes[_MOST_CAUSES:] if not c.place))
         return replace(
             metric,
             cause=causes[0].text,
             place=causes[0].place,
-            causes=(*causes[:_MOST_CAUSES], *(c for c in causes[_MOST_CAUSES:] if not c.place)),
+            causes=(*listed, *self._without_a_figure(metric, found, order)),
             unexplained=max(0, rest),
         )
+
+    def _without_a_figure(
+        self, metric: MetricResult, found: Found, order: Sequence[int]
+    ) -> list[Cause]:
+        """The likeliest change of those before the causes that the program does not run without."""
+        known = {number for tried in found.causes for number in tried.hunks}
+        first = min((order.index(at) for at in known if at in order), default=0)
+        for number in order[:first]:
+            figures = self._known.get(self._change.needed[number])
+            if number not in known and figures is not None and figures.failed:
+                hunk = self._change.hunks[number]
+                place = place_of(hunk, self._change, metric.causes)
+                text = f"{place} ({described(hunk)}): the {self._trials.what} fails without it"
+                return [Cause(f"not measured: {text}: {figures.failed}", place)]
+        return []
 
     def _cause(self, metric: MetricResult, tried: Tried, at: int) -> Cause:
         hunks = [self._change.hunks[number] for number in tried.hunks]

@@ -100,7 +100,8 @@ def _run(request: TrialRequest, wake: int) -> str | None:
         except BaseException as error:  # noqa: BLE001 - it ends the process below
             with contextlib.suppress(OSError):
                 name = type(error).__name__
-                _answer(request, TrialFigures({}, {}, visible(f"{name}: {error}")[:300]))
+                text = f"{name}: {error}".removeprefix("ProgramFailed: the program failed: ")
+                _answer(request, TrialFigures({}, {}, visible(text)[:300]))
         finally:
             os._exit(0)
     with contextlib.suppress(OSError):

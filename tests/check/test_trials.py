@@ -257,6 +257,30 @@ def test_two_causes_have_their_shares(project: Path) -> None:
     assert "all of these together save" in metric["causes"][2]["text"]
 
 
+def test_a_likelier_change_that_cannot_be_taken_back_is_told(project: Path) -> None:
+    """The decorator was moved to the call, where the program insists on that."""
+    edit(project, "settings.json", ("512", "600"))
+    edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
+    edit(
+        project,
+        "train.py",
+        (
+            "    evaluate(model, x)\n",
+            "    with torch.no_grad():\n        assert not hasattr(evaluate, '__wrapped__')\n"
+            "        evaluate(model, x)\n",
+        ),
+    )
+    document = checked(project)
+    metric = next(row for row in document["metrics"] if row["name"] == "peak_allocated")
+    cause, other = metric["causes"]
+    assert cause["place"] == "settings.json:3"
+    assert cause["saved"] == metric["delta"]
+    assert other["place"].startswith("parts/model.py:9")
+    assert other["saved"] is None
+    assert other["text"].startswith("not measured: parts/model.py:9 in evaluate (removed")
+    assert "the program fails without it: AssertionError" in other["text"]
+
+
 def test_a_definition_and_its_use(project: Path) -> None:
     """Without the function the program does not run: it is taken back with its call, and the call
     is what costs."""
