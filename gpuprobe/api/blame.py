@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -157,6 +158,23 @@ class Blaming:
             return None
         return figures.metrics.get(name, figures.phases.get(name))
 
+    def _partners(self, hunk: int, taken: Taken) -> Taken:
+        """What to take back with a hunk after a run that failed: the changes that have a name which
+        the error quotes; without any, those next to it in its file, one and then more."""
+        known = self._known.get(taken)
+        if known is None or not known.failed:
+            return Taken()
+        change = self._change
+        others = [number for number in change.tried if number not in taken]
+        quoted = set(_QUOTED.findall(known.failed))
+        found = [n for n in others if quoted & set(_WORD.findall(_text_of(change.hunks[n])))]
+        if not found:
+            here = change.hunks[hunk]
+            found = [n for n in others if change.hunks[n].file == here.file]
+            found.sort(key=lambda n: abs(change.hunks[n].start - here.start))
+            found = found[: len(taken)]
+        return Taken(found)
+
     def explained(self, result: CheckResult, before: Baseline, after: Baseline) -> CheckResult:
         """The result with the causes that were found, of every metric that is above."""
         tried = self._change.tried
@@ -188,6 +206,7 @@ class Blaming:
                 floor,
                 metric.after,
                 lambda taken, name=metric.name: self._value(taken, name),  # type: ignore[misc]
+                partners=self._partners,
             )
             first += [n for cause in causes.causes for n in cause.hunks[:1] if n not in first]
             found[metric.name] = self._worded(metric, causes, order, new, outside)
@@ -202,7 +221,7 @@ class Blaming:
         runs = sum(1 for taken in self._known if taken)
         failed = sum(1 for figures in self._known.values() if figures.failed)
         text = (
-            f"{runs} run{'s' * (runs != 1)} of the program with parts of its "
+            f"{runs} run{'s' * (runs != 1)} of the {self._trials.what} with parts of its "
             f"{len(tried)} change{'s' * (len(tried) != 1)} taken back"
         )
         if failed:
@@ -244,25 +263,45 @@ class Blaming:
                     "(packages, data, environment)"
                 )
             causes.append(Cause(text))
+        listed = (*causes[:_MOST_CAUSES], *(c for c in causes[_MOST_CAUSES:] if not c.place))
         return replace(
             metric,
             cause=causes[0].text,
             place=causes[0].place,
-            causes=(*causes[:_MOST_CAUSES], *(c for c in causes[_MOST_CAUSES:] if not c.place)),
+            causes=(*listed, *self._without_a_figure(metric, found, order)),
             unexplained=max(0, rest),
         )
+
+    def _without_a_figure(
+        self, metric: MetricResult, found: Found, order: Sequence[int]
+    ) -> list[Cause]:
+        """The likeliest change of those before the causes that the program does not run without."""
+        known = {number for tried in found.causes for number in tried.hunks}
+        first = min((order.index(at) for at in known if at in order), default=0)
+        for number in order[:first]:
+            figures = self._known.get(self._change.needed[number])
+            if number not in known and figures is not None and figures.failed:
+                hunk = self._change.hunks[number]
+                place = place_of(hunk, self._change, metric.causes)
+                text = f"{place} ({described(hunk)}): the {self._trials.what} fails without it"
+                return [Cause(f"not measured: {text}: {figures.failed}", place)]
+        return []
 
     def _cause(self, metric: MetricResult, tried: Tried, at: int) -> Cause:
         hunks = [self._change.hunks[number] for number in tried.hunks]
         place = place_of(hunks[0], self._change, metric.causes)
         text = f"taking back {place} ({described(hunks[0])})"
         if len(hunks) > 1:
-            text += f" with {', '.join(self._place(hunk) for hunk in hunks[1:4])}"
+            text += f" together with {', '.join(self._place(hunk) for hunk in hunks[1:4])}"
             if len(hunks) > 4:
                 text += f" and {len(hunks) - 4} more"
         if not tried.alone:
             text += " as well"
         text += f" saves {amount_of(tried.saved, metric.delta, metric.unit)}"
+        if metric.name == "growth_per_step":
+            text += " per step"
+        if tried.saved > metric.delta * (1 + _LEFT):
+            text += ", more than the growth, because other changes save memory"
         largest = next((row for row in metric.rows or () if row.delta > 0), None)
         if not at and largest is not None and largest.key != place and largest.key[0] != "(":
             text += f"; most of the growth is allocated at {largest.key}"
@@ -279,7 +318,9 @@ class Blaming:
             text = "taking back every change of the project's files does not lower it"
         else:
             failed = next((row.failed for row in self._known.values() if row.failed), "")
-            return self.ranked(metric, order, f"the program fails without them: {failed}")
+            return self.ranked(
+                metric, order, f"the {self._trials.what} fails without them: {failed}"
+            )
         outside = Cause(f"{growth}: {text} (packages, data, environment)")
         return replace(
             metric,
@@ -297,6 +338,13 @@ class Blaming:
 
 
 _LONGEST_RUN: Final = 86_400.0  # seconds
+
+_WORD: Final = re.compile(r"[^\W\d]\w*")
+_QUOTED: Final = re.compile(r"['\"`]([^\W\d]\w*)['\"`]")
+
+
+def _text_of(hunk: Hunk) -> str:
+    return "".join((*hunk.old, *hunk.new))
 
 
 def ranked(
@@ -423,7 +471,7 @@ def with_causes(
     from gpuprobe.api.trials import Trials
 
     with ExitStack() as stack:
-        native = after.environment.get("engine") == "native"
+        native = "native" in (after.environment.get("engine"), plan.engine)
         try:
             trials = stack.enter_context(Trials(plan, root, native=native))
             blaming = Blaming(change, trials, options)

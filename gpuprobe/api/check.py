@@ -67,6 +67,7 @@ __all__ = [
     "chosen_runs",
     "compare",
     "compare_as_planned",
+    "compare_test",
     "ensure_writable",
     "measure",
     "measure_apart",
@@ -484,6 +485,28 @@ def compare(
 
     change = change_of(before, after, root or str(Path.cwd()), found)
     return without_trials(result, change, "only gpuprobe check runs a program again")
+
+
+def compare_test(
+    before: Baseline,
+    after: Baseline,
+    tolerance: Mapping[str, Tolerance],
+    plan: CheckPlan,
+    *,
+    path: str | os.PathLike[str],
+    blame: BlameOptions,
+) -> CheckResult:
+    """Compare two measurements of a test of pytest by the metrics of ``tolerance``. Where it needs
+    more memory, it is run again with parts of the change taken back, to find the cause."""
+    check = partial(check_baseline, tolerances=tolerance)
+    result, found = _compare(before, after, check, path, plan.root)
+    metrics = tuple(metric for metric in result.metrics if metric.name in tolerance)
+    result = replace(result, metrics=metrics, phases=())
+    if not result.regressions:
+        return result
+    from gpuprobe.api.blame import with_causes
+
+    return with_causes(result, before, after, plan, found, blame, partial(with_repeats, result))
 
 
 def _compare(

@@ -24,11 +24,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
+from gpuprobe.api.trials import OVER_LIMITS
 from gpuprobe.gate.trial_request import TrialFigures, TrialRequest
 from gpuprobe.gate.trial_tree import moved, moved_all
 from gpuprobe.model.text import visible
+
+_WAITING: Final = "OMP_WAIT_POLICY"
 
 
 def serve(folder: str, warm: bool) -> None:
@@ -64,7 +67,15 @@ def serve(folder: str, warm: bool) -> None:
 
 
 def _warm_up() -> None:
-    """Import what nearly all programs of a check import."""
+    """Import what nearly all programs of a check import.
+
+    OpenMP's threads wait for each other without using the processor here: on a machine that has
+    other work, or fewer processors than it says, a run takes a third of the processor time. OpenMP
+    reads the variable when it is loaded; the program does not see it.
+    """
+    own = _WAITING not in os.environ
+    if own:
+        os.environ[_WAITING] = "PASSIVE"
     with contextlib.suppress(Exception):  # the program fails with it, and the check says so
         import torch
         import torch.optim
@@ -73,6 +84,8 @@ def _warm_up() -> None:
         import gpuprobe.engines.virtual  # noqa: F401
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports what the first optimizer does
+    if own:
+        del os.environ[_WAITING]
     gc.collect()
     gc.freeze()  # the pages stay shared with the forks
 
@@ -87,7 +100,8 @@ def _run(request: TrialRequest, wake: int) -> str | None:
         except BaseException as error:  # noqa: BLE001 - it ends the process below
             with contextlib.suppress(OSError):
                 name = type(error).__name__
-                _answer(request, TrialFigures({}, {}, visible(f"{name}: {error}")[:300]))
+                text = f"{name}: {error}".removeprefix("ProgramFailed: the program failed: ")
+                _answer(request, TrialFigures({}, {}, visible(text)[:300]))
         finally:
             os._exit(0)
     with contextlib.suppress(OSError):
@@ -133,6 +147,9 @@ def _program(request: TrialRequest) -> None:
     sys.path[:] = ["", *moved_all(sys.path[1:], request.root, request.tree)]
     sys.meta_path.insert(0, _InCopy(request.root, request.tree))
     sys.path_importer_cache.clear()
+    if request.test:
+        _answer(request, _tested(request))
+        return
     from gpuprobe.api.check import measure
 
     found = measure(
@@ -150,6 +167,46 @@ def _program(request: TrialRequest) -> None:
     _answer(request, TrialFigures(dict(found.metrics), dict(found.phases)))
 
 
+def _tested(request: TrialRequest) -> TrialFigures:
+    """What a test takes, run by pytest in this process with gpuprobe's plugin."""
+    import pytest
+
+    arguments = moved_all(request.arguments, request.root, request.tree)
+    watch = _Reports()
+    pytest.main([request.test, *arguments, "--gpuprobe-blame", "0"], plugins=[watch])
+    if watch.failed:
+        return TrialFigures({}, {}, visible(watch.failed)[:300])
+    if watch.figures is None:
+        return TrialFigures({}, {}, "the test was not measured")
+    return TrialFigures({name: watch.figures[name] for name in _OF_TESTS}, {})
+
+
+_OF_TESTS: Final = ("peak_allocated", "peak_reserved")
+
+
+class _Reports:
+    """A plugin of pytest that keeps the figures of the one test that runs. ``failed``: why it did,
+    unless it was for its memory."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, int] | None = None
+        self.failed = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when != "teardown" and not report.passed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            text = str(report.longrepr) if crash is None else crash.message
+            if not text.removeprefix("Failed: ").startswith(OVER_LIMITS):
+                self.failed = text or report.outcome
+        for name, value in report.user_properties:
+            if name == "gpuprobe" and report.when == "call":
+                self.figures = dict(value)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed = str(report.longrepr).strip().rpartition("\n")[2]
+
+
 def _answer(request: TrialRequest, figures: TrialFigures) -> None:
     Path(request.result).write_text(json.dumps(asdict(figures)), encoding="utf-8")
 
@@ -165,9 +222,9 @@ class _InCopy(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        for finder in sys.meta_path:
-            if finder is self:
-                continue
+        # Those in front were asked already, and may ask this one.
+        behind = sys.meta_path.index(self) + 1
+        for finder in sys.meta_path[behind:]:
             spec: Any = finder.find_spec(fullname, path, target)
             if spec is not None:
                 return self._moved(spec)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from gpuprobe.gate.plan import CheckPlan
     from gpuprobe.gate.trial_request import TrialFigures
 
+OVER_LIMITS: Final = "GPU memory: "
+"""What the message of a test begins with that needs more memory than it may."""
+
 _PATIENCE: Final = 10.0
 """Seconds: what the process of the trials gets to end, and to answer after its deadline."""
 
@@ -38,6 +41,7 @@ class Trials:
         self._folder = ""
         self._server: subprocess.Popen[bytes] | None = None
         self.runs = 0
+        self.what = "test" if plan.test else "program"
 
     def __enter__(self) -> Self:
         """Raises EnvironmentUnavailable where no copy can be made here."""
@@ -102,6 +106,7 @@ class Trials:
             engine="native" if self._native else "virtual" if plan.gpu else plan.engine,
             seconds=seconds,
             result=str(base / "figures.json"),
+            test=plan.test,
         )
         try:
             failed = self._answered(request.line(), seconds)

@@ -53,7 +53,7 @@ class CheckPlan:
     ``name``: of the run, where there are several.
     ``accept_environment``: another environment is a caution. ``repeat``: how often the program is
     run; None: once, and again where memory grew. ``compute``: what a virtual GPU does; ``engine``:
-    what it is.
+    what it is. ``test``: the node id of a test of pytest, whose options ``arguments`` are then.
     """
 
     target: str
@@ -72,6 +72,7 @@ class CheckPlan:
     compute: str = "real"
     engine: str = "auto"
     name: str = ""
+    test: str = ""
 
 
 def chosen_runs(

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 class TrialRequest:
     """What is run: as `gpuprobe.api.check.measure` takes it, in the copy ``tree`` of the project
     ``root``. ``folder``: the working directory, in the copy. ``seconds``: after which it is
-    ended. ``result``: the file that gets the figures."""
+    ended. ``result``: the file that gets the figures. ``test``: the node id of a test of pytest,
+    whose options ``arguments`` are then."""
 
     tree: str
     root: str
@@ -25,6 +26,7 @@ class TrialRequest:
     engine: str
     seconds: float
     result: str
+    test: str = ""
 
     def line(self) -> str:
         """As the server reads it."""

@@ -56,6 +56,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="folder of the baselines, one file per test (default: gpuprobe-baselines)",
     )
     group.addoption(
+        "--gpuprobe-blame",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="if a test needs more memory than its baseline, run it with parts of the change taken "
+        "back, to find the cause: this long for all tests together (default: 60; 0: rank the "
+        "changes by rules)",
+    )
+    group.addoption(
         "--gpuprobe-most",
         metavar="N",
         type=int,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpuprobe.api.trials import OVER_LIMITS
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.pytest_plugin.limits import limits_of
 from gpuprobe.pytest_plugin.meter import Devices, Meter
@@ -134,7 +135,7 @@ class _Hooks:
             pytest.fail(_worded(error), pytrace=False)
         if problems:
             meter.notify_allocators()
-            pytest.fail("GPU memory: " + "\n".join(problems), pytrace=False)
+            pytest.fail(OVER_LIMITS + "\n".join(problems), pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True, trylast=True)

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import re
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +18,8 @@ from gpuprobe.pytest_plugin.limits import Limits
 if TYPE_CHECKING:
     import pytest
 
-    from gpuprobe.api.check import Baseline
+    from gpuprobe.api.blame import BlameOptions
+    from gpuprobe.api.check import Baseline, CheckPlan
 
 __all__ = ["Devices", "Meter"]
 
@@ -43,6 +45,20 @@ class Devices:
         self._active = False
         self.label = f"native {gpu[1]}" if native else ""
         """What baselines name: "" for the machine's own GPUs."""
+
+        self._spent = 0.0
+
+    @contextmanager
+    def time_left(self, config: pytest.Config) -> Iterator[BlameOptions]:
+        """What is left of the time for causes, of all tests; the time inside is taken off."""
+        from gpuprobe.api.blame import BlameOptions
+
+        began = time.monotonic()
+        whole: float = config.getoption("--gpuprobe-blame")
+        try:
+            yield BlameOptions(budget=max(0.0, whole - self._spent))
+        finally:
+            self._spent += time.monotonic() - began
 
     def enter(self) -> None:
         """Raises MissingExtra without torch, ConfigError for bad allocator settings."""
@@ -296,6 +312,7 @@ class Meter:
     def _regression(self) -> Iterator[str]:
         from gpuprobe.api.check import (
             compare,
+            compare_test,
             read_baseline,
             with_modules,
             without_texts,
@@ -325,16 +342,50 @@ class Meter:
         result = compare(before, self._baseline, allowed, path=path, root=root)
         if result.regressions:
             now = with_modules(self._baseline, root)
-            result = compare(before, now, allowed, path=path, root=root)
+            with self._devices.time_left(config) as blame:
+                result = compare_test(before, now, allowed, self._trial(), path=path, blame=blame)
         for text in result.mismatches:
             yield f"the baseline is from another environment: {text}"
-        for metric in result.regressions:
-            if metric.name in self._limits.regression:
-                yield (
-                    f"{metric.name} {human_bytes(metric.after)} is {human_delta(metric.delta)} "
-                    f"above the baseline ({self._limits.regression_text} accepted)"
-                    f". {result.cause}"
-                )
+        found = [item for item in result.regressions if item.name in self._limits.regression]
+        for metric in found:
+            text = (
+                f"{metric.name} {human_bytes(metric.after)} is {human_delta(metric.delta)} "
+                f"above the baseline ({self._limits.regression_text} accepted)"
+            )
+            for at, cause in enumerate(metric.causes):
+                text += f"\n  {'next' if at else 'first cause'}: {cause.text}"
+            yield text
+        if found and result.trials:
+            yield result.trials
+
+    def _trial(self) -> CheckPlan:
+        """How this test is run alone, in a copy of the project."""
+        from gpuprobe.api.check import CheckPlan
+
+        config = self._item.config
+        arguments = ["--rootdir", str(config.rootpath), "-p", "no:cacheprovider"]
+        arguments += ["-o", "addopts=", "--import-mode", config.getoption("importmode")]
+        if config.inipath is not None:
+            arguments += ["-c", str(config.inipath)]
+        for name in ("--gpuprobe-virtual", "--gpuprobe-engine", "--gpuprobe-baselines"):
+            value = config.getoption(name)
+            arguments += [name, str(value)] if value else []
+        root = str(config.rootpath)
+        return CheckPlan(
+            target="pytest",
+            arguments=tuple(arguments),
+            module=True,
+            gpu=None,
+            steps=None,
+            hazards=False,
+            tolerances={},
+            settings=(),
+            root=root,
+            folder=root,
+            command=("pytest", self._item.nodeid),
+            engine="native" if self._devices.label.startswith("native ") else "auto",
+            test=self._item.nodeid,
+        )
 
     def _file(self) -> Path:
         """One file per test, so that workers of pytest-xdist never share one."""

@@ -109,6 +109,25 @@ def test_settings_that_only_one_side_has_do_not_exist_in_the_other() -> None:
     assert tree_without([come], OLD, new)["more.json"] is None
 
 
+def test_a_line_that_is_gone_before_one_that_changed_comes_back_before_it() -> None:
+    """Two hunks at one line: one has no new lines."""
+    old = {"a.py": "n = 3\nx = torch.cat(rows)[:n]\nprint(x)\n"}
+    new = {"a.py": "x = torch.cat(rows)\nprint(x)\n"}
+    hunks = hunks_of(old, new)
+    assert [(hunk.start, hunk.new) for hunk in hunks] == [(1, ()), (1, ("x = torch.cat(rows)\n",))]
+    assert tree_without(hunks, old, new) == tree_without(hunks[::-1], old, new) == old
+
+
+def test_docstrings_are_not_worth_a_run() -> None:
+    def neutral(text: str, old: str = "def f():\n    return 1\n") -> list[bool]:
+        return [hunk.neutral for hunk in hunks_of({"a.py": old}, {"a.py": text})]
+
+    assert neutral('def f():\n    """One.\n\n    More.\n    """\n    return 1\n') == [True]
+    assert neutral("def f():\n    '''One.'''\n\n    return 1\n") == [True]
+    # A string that is part of a longer one.
+    assert neutral('x = (\n    "a"\n    "b"\n)\n', 'x = (\n    "a"\n)\n') == [False]
+
+
 def test_a_use_is_taken_back_with_its_definition() -> None:
     new = dict(OLD)
     new["train.py"] = (
@@ -220,6 +239,46 @@ def test_what_does_not_run_alone_is_taken_back_with_what_it_needs(
     )
     assert [set(cause.hunks) for cause in found.causes] == [{one, other}]
     assert found.rest == 0
+
+
+def test_what_fails_alone_is_tried_with_its_partners() -> None:
+    """Of a pair, one of which does not run without the other: three runs, and no search."""
+
+    def cost(taken: Taken) -> int | None:
+        return None if 4 in taken and 2 not in taken else 100 - 90 * (4 in taken)
+
+    asked: list[tuple[int, Taken]] = []
+
+    def partners(hunk: int, taken: Taken) -> Taken:
+        asked.append((hunk, taken))
+        return Taken((3,) if len(asked) == 1 else (2,))
+
+    alone = [frozenset((at,)) for at in range(6)]
+    tried = []
+
+    def run(taken: Taken) -> int | None:
+        tried.append(taken)
+        return cost(taken)
+
+    found = search([4, 0, 1, 2, 3, 5], alone, 0, 100, run, partners=partners)
+    assert asked == [(4, {4}), (4, {3, 4})]
+    assert tried[:3] == [{4}, {3, 4}, {2, 3, 4}]
+    assert found.causes[0].hunks[0] == 4
+    assert {2, 4} <= set(found.causes[0].hunks)
+    assert found.together == 90
+
+
+def test_without_partners_that_help_the_search_goes_on() -> None:
+    alone = [frozenset((at,)) for at in range(3)]
+    found = search(
+        range(3),
+        alone,
+        0,
+        100,
+        lambda taken: None if 0 in taken else 100 - 100 * (2 in taken),
+        partners=lambda hunk, taken: Taken((1,)),
+    )
+    assert [cause.hunks for cause in found.causes] == [(2,)]
 
 
 def test_a_growth_from_elsewhere_stays_unexplained() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.analysis.baseline import Baseline, dumps, loads
+from gpuprobe.analysis.baseline import Baseline, CheckResult, check_baseline, dumps, loads
 from gpuprobe.analysis.blame.source import source_of
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
@@ -127,3 +127,50 @@ def test_a_hook_of_another_repository_does_not_mislead(
     monkeypatch.setenv("GIT_DIR", ".git")
     monkeypatch.setenv("GIT_INDEX_FILE", "nowhere")
     assert text_of(project, read_baseline(project / "memory.json")) == SOURCE
+
+
+LIBRARY = "site-packages/nets/layer.py"
+
+
+def of_library(text: str | None, train: str, size: int = 8 * MIB) -> Baseline:
+    """A program whose memory is taken by a line of an installed package, with the source of that
+    package where it is known."""
+    line = LineShare(
+        f"{LIBRARY}:3 in forward",
+        size,
+        1,
+        (("activation", size),),
+        ways=(((f"{LIBRARY}:3 in forward", "train.py:3 in <module>"), size),),
+    )
+    peak = Account(size, (line,), (Share("activation", size, 1),), (Share("Net", size, 1),))
+    found = baseline(train, size)
+    sources = {**found.sources, **({} if text is None else {LIBRARY: source_of(text)})}
+    return replace(found, accounts={"peak": peak}, sources=sources)
+
+
+LAYER = "def forward(x):\n    y = x.half()\n    return y * 2\n"
+
+
+def test_installed_files_without_a_source_of_before_are_not_called_changed() -> None:
+    """The package took memory at no peak before, so the baseline does not have its file."""
+    changed = CHANGED.replace("rate = 1", "rate = 2")
+    result = check(of_library(None, SOURCE), of_library(LAYER, changed, 9 * MIB))
+    (metric,) = result.regressions
+    assert metric.causes
+    assert all("changed" not in cause.text for cause in metric.causes if LIBRARY in cause.place)
+    assert any(cause.place.startswith("train.py:3") for cause in metric.causes)
+    # The same without any other change.
+    result = check(of_library(None, SOURCE), of_library(LAYER, SOURCE, 9 * MIB))
+    assert "changed" not in " ".join(cause.text for cause in result.regressions[0].causes)
+
+
+def test_installed_files_that_changed_are_named() -> None:
+    old = LAYER.replace("x.half()", "x")
+    result = check(of_library(old, SOURCE), of_library(LAYER, SOURCE, 9 * MIB))
+    assert result.cause.startswith("+1.0 MiB at site-packages/nets/layer.py:2 in forward")
+    assert "this line was changed" in result.cause
+
+
+def check(before: Baseline, after: Baseline) -> CheckResult:
+    """Against a baseline as it is read back: with digests alone."""
+    return check_baseline(loads(dumps(before)), after)

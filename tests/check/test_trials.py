@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import html
+import importlib.abc
+import importlib.util
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -163,6 +167,68 @@ def test_a_removed_decorator_is_the_cause_of_what_other_lines_keep(project: Path
     assert "taken back" in document["trials"][0]
 
 
+def test_every_format_names_the_same_first_cause(project: Path) -> None:
+    """As GitHub's action runs it, with all files that a check can write."""
+    edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
+    edit(project, "train.py", HARMLESS)
+    cause = checked(project)["cause"]
+    assert cause.startswith("taking back parts/model.py:9 in evaluate")
+    files = [project.parent / f"report.{form}" for form in ("sarif", "xml", "html")]
+    options = [
+        part
+        for flag, file in zip(("--sarif", "--junit", "--html"), files, strict=True)
+        for part in (flag, str(file))
+    ]
+    done = gpuprobe(
+        *("check", "--baseline", "memory.json", "--markdown", "--annotations", "github"),
+        *options,
+        cwd=project,
+    )
+    assert done.returncode == 1, done.stderr
+    told = [done.stdout, done.stderr, *(file.read_text() for file in files)]
+    for name, text in zip(("markdown", "github", "sarif", "junit", "html"), told, strict=True):
+        shown = re.sub(r"<[^>]*>", "", text) if name == "html" else text
+        plain = re.sub(r"[\s`'\\\\]", "", html.unescape(shown))
+        assert re.sub(r"[\s`]", "", cause) in plain, name
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("::error"))
+    assert "file=parts/model.py,line=9" in line
+    # What the action says in the job's log.
+    first_line = next(line for line in done.stdout.splitlines() if "first cause" in line.lower())
+    assert "parts/model.py:9" in first_line
+
+
+def test_what_changed_because_torch_changed_is_told_apart(project: Path) -> None:
+    """The baseline is of another torch, in which the same program took 3 MiB less."""
+    baseline = project / "memory.json"
+    document = json.loads(baseline.read_text())
+    assert document["environment"]["torch"] != "2.6"
+    document["environment"]["torch"] = "2.6"
+    for row in (document["metrics"]["peak_allocated"], *document["phases"].values()):
+        row["bytes"] -= 3 << 20
+        del row["text"]
+    baseline.write_text(json.dumps(document))
+    done = gpuprobe("check", "--baseline", "memory.json", cwd=project)
+    assert done.returncode == 2
+    assert "torch: '2.6' in the baseline" in done.stdout
+
+    # Nothing else has changed.
+    document = checked(project, "--accept-environment")
+    assert document["cause"].startswith("torch '2.6' in the baseline, ")
+    assert (
+        "3.00 of 3.00 MiB remain with every change of the program taken back" in (document["cause"])
+    )
+    # And with a change, each has its share.
+    edit(project, "train.py", ("torch.zeros(1024,", "torch.zeros(2048,"), HARMLESS)
+    document = checked(project, "--accept-environment")
+    metric = next(row for row in document["metrics"] if row["name"] == "peak_allocated")
+    shares = {cause["place"]: cause["saved"] for cause in metric["causes"] if cause["saved"]}
+    assert shares[""] == 3 << 20
+    (place,) = (place for place in shares if place)
+    assert place.startswith("train.py:16")
+    assert sum(shares.values()) == metric["delta"]
+    assert metric["unexplained"] == 0
+
+
 def test_a_setting_that_the_program_reads_is_the_cause(project: Path) -> None:
     edit(project, "settings.json", ("512", "600"))
     edit(project, "train.py", HARMLESS)
@@ -189,6 +255,30 @@ def test_two_causes_have_their_shares(project: Path) -> None:
     assert tried[0]["saved"] >= tried[1]["saved"] > 0
     assert metric["unexplained"] == 0
     assert "all of these together save" in metric["causes"][2]["text"]
+
+
+def test_a_likelier_change_that_cannot_be_taken_back_is_told(project: Path) -> None:
+    """The decorator was moved to the call, where the program insists on that."""
+    edit(project, "settings.json", ("512", "600"))
+    edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
+    edit(
+        project,
+        "train.py",
+        (
+            "    evaluate(model, x)\n",
+            "    with torch.no_grad():\n        assert not hasattr(evaluate, '__wrapped__')\n"
+            "        evaluate(model, x)\n",
+        ),
+    )
+    document = checked(project)
+    metric = next(row for row in document["metrics"] if row["name"] == "peak_allocated")
+    cause, other = metric["causes"]
+    assert cause["place"] == "settings.json:3"
+    assert cause["saved"] == metric["delta"]
+    assert other["place"].startswith("parts/model.py:9")
+    assert other["saved"] is None
+    assert other["text"].startswith("not measured: parts/model.py:9 in evaluate (removed")
+    assert "the program fails without it: AssertionError" in other["text"]
 
 
 def test_a_definition_and_its_use(project: Path) -> None:
@@ -350,3 +440,28 @@ def test_secrets_and_what_is_outside_are_not_kept(tmp_path: Path) -> None:
     assert set(kept) == {"settings.json", "tokenizer.json"}
     assert below(str(tmp_path / "outside.json"), str(root)) is None
     assert below(str(root / ".git" / "config"), str(root)) is None
+
+
+def test_a_finder_that_asks_all_others_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a virtual GPU's modules do, and of import hooks."""
+    from gpuprobe.api.trial_server import _InCopy
+
+    class AsksAll(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+            others = (finder for finder in sys.meta_path if finder is not self)
+            specs = (finder.find_spec(name, path, target) for finder in others)
+            return next((spec for spec in specs if spec is not None), None)
+
+    root, tree = tmp_path / "root", tmp_path / "tree"
+    for folder in (root, tree):
+        folder.mkdir()
+        (folder / "of_the_project.py").write_text(f"FOLDER = {folder.name!r}\n")
+    monkeypatch.syspath_prepend(str(root))  # as an editable install does
+    in_copy = _InCopy(str(root), str(tree))
+    monkeypatch.setattr(sys, "meta_path", [AsksAll(), in_copy, *sys.meta_path])
+    spec = importlib.util.find_spec("of_the_project")
+    assert spec is not None
+    assert spec.origin == str(tree / "of_the_project.py")
+    assert importlib.util.find_spec("no_such_module_at_all") is None

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from gpuprobe.analysis.baseline.model import (
     ACCOUNT_OF,
+    BELOW_PEAK,
     IGNORED,
     METRICS,
+    MORE_BELOW_PEAK,
     PEAK,
     Baseline,
     CheckResult,
@@ -26,6 +28,7 @@ from gpuprobe.analysis.compare.causes import Cause, Context, explain
 from gpuprobe.analysis.compare.changed import changed_lines
 from gpuprobe.analysis.compare.diff import DiffRow, join_rows
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
+from gpuprobe.analysis.compare.naming import SITE_PACKAGES
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes
@@ -77,6 +80,11 @@ def check_baseline(
         if tolerance is IGNORED.get(rule):
             text = f"up to {human_bytes(more)} ignored"
             found = replace(found, accepted=text, ignored=True)
+        peak = before.metrics.get("peak_allocated", 0)
+        if name in before.phases and given_by[rule] == "default" and two < peak * BELOW_PEAK:
+            more = max(more, int(one * MORE_BELOW_PEAK))
+            text = f"up to {human_bytes(more)} ignored: below the peak"
+            found = replace(found, limit=one + more, accepted=text, ignored=True)
         if found.regressed and account in before.accounts and account in after.accounts:
             old, new = before.accounts[account], after.accounts[account]
             rows = join_rows(_shares(old), _shares(new), lines)
@@ -125,8 +133,20 @@ def _blame(before: Baseline, after: Baseline) -> Blame | None:
     now = {name: source for name, source in after.sources.items() if source.text is not None}
     if not before.sources or not now:
         return None
-    found = changes(before.sources, now)
+    compared = {name: source for name, source in now.items() if _is_comparable(name, before, after)}
+    found = changes(before.sources, compared)
     return Blame(SourceGraph(now), found) if found else None
+
+
+def _is_comparable(name: str, before: Baseline, after: Baseline) -> bool:
+    """Whether a file without a source in the baseline is new. Of installed packages a baseline has
+    the files that took memory: another one may be as it was."""
+    if name in before.sources:
+        return True
+    if name.startswith((SITE_PACKAGES, ".../")):
+        return False
+    kept, now = before.files.get(name), after.files.get(name)
+    return kept is None or now is None or kept.digest != now.digest
 
 
 def _order(name: str) -> tuple[bool, str]:

@@ -53,7 +53,7 @@ METRICS: Final[dict[str, tuple[str, Tolerance]]] = {
 """What is compared, in which unit, and what is accepted where nothing else is said. In the order
 in which a cause is looked for: what grows with every step also raises the peak. Reserved memory
 moves in segments of 2 MiB and more. The peak of a phase or a kind of step may take as many bytes
-more as ``peak_allocated`` may."""
+more as ``peak_allocated`` may; see `BELOW_PEAK`."""
 
 IGNORED: Final = {
     name: Tolerance(relative=0.001, absolute=1 << 20, most=0.01)
@@ -62,6 +62,11 @@ IGNORED: Final = {
 """What is ignored, in place of the tolerances of `METRICS`, where every run gives the same figures:
 on the native engine and on a virtual GPU. There is no noise there; this is what nobody would act
 on."""
+
+BELOW_PEAK: Final = 0.9
+MORE_BELOW_PEAK: Final = 0.05
+"""A phase or kind of step whose peak stays below 90% of the program's may take 5% more, where
+nobody says otherwise: the program needs no more memory for it."""
 
 _EXACT: Final = ("virtual ", "native ")
 

@@ -9,9 +9,11 @@ exception, because its existence alone may be what the program reads.
 
 from __future__ import annotations
 
+import ast
 import io
 import keyword
 import re
+import textwrap
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +94,10 @@ def tree_without(
     pairs = renamed_files(before, after)
     texts: dict[str, list[str]] = {name: list(lines_of(text)) for name, text in after.items()}
     found: dict[str, str | None] = {}
-    for hunk in sorted(hunks, key=lambda item: (item.file, -item.start)):
+    # From the end, so that lines before keep their numbers; of two hunks at one line, the first has
+    # no new lines.
+    in_order = sorted(hunks, key=lambda item: (item.file, item.start, bool(item.new)))
+    for hunk in reversed(in_order):
         if hunk.whole == "added":
             found[hunk.file] = None
         elif hunk.whole == "deleted" or hunk.file not in texts:
@@ -174,10 +179,12 @@ def _is_code(text: str) -> bool:
 
 
 def _is_neutral(hunk: Hunk) -> bool:
-    """Whether both sides are the same without comments and empty lines."""
+    """Whether both sides are the same without comments, docstrings and empty lines."""
     if hunk.whole is not None:
         return False
     if hunk.file.endswith(".py"):
+        if all(_is_string(side) for side in (hunk.old, hunk.new)):
+            return True
         one, two = _code("".join(hunk.old)), _code("".join(hunk.new))
         if one is not None and two is not None:
             return one == two
@@ -185,6 +192,23 @@ def _is_neutral(hunk: Hunk) -> bool:
         [text.rstrip() for text in side if _is_code(text)] for side in (hunk.old, hunk.new)
     )
     return one_lines == two_lines
+
+
+def _is_string(lines: Sequence[str]) -> bool:
+    """Whether lines are empty, or docstrings: strings in triple quotes that no statement uses."""
+    text = textwrap.dedent("".join(lines))
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    rows = text.splitlines()
+    return all(
+        isinstance(item, ast.Expr)
+        and isinstance(item.value, ast.Constant)
+        and isinstance(item.value.value, str)
+        and rows[item.lineno - 1].lstrip("rRuU").startswith(('"""', "'''"))
+        for item in body
+    )
 
 
 def _code(text: str) -> list[tuple[int, str]] | None:

@@ -3,7 +3,8 @@
 Given is a function that runs the program with some hunks taken back. Candidates are tried in the
 order of their prior, alone where one is likely and in groups where there are many; a group that
 saves something is split until single hunks are left. What does not run without another hunk is
-taken back with it (`dependents`), and what saves nothing alone, but does together with others
+taken back with it: those that the text tells (`dependents`), and after a run that failed those that
+its error points to. What saves nothing alone, but does together with others
 (two hunks that raise two peaks of one height), is found by leaving out of all hunks what is not
 needed (Zeller's ddmin: "Simplifying and Isolating Failure-Inducing Input", 2002).
 """
@@ -24,6 +25,13 @@ _MOST_CAUSES: Final = 5
 
 _FEW: Final = 8
 """Of so many hunks each is tried alone; of more, groups that double in size."""
+
+
+_MOST_PARTNERS: Final = 2
+"""So often a hunk that does not run alone is tried with more of its partners."""
+
+Partners = Callable[[int, Taken], Taken]
+"""Given a hunk, and what was taken back in a run that failed: the hunks to take back as well."""
 
 
 class OverBudget(Exception):
@@ -60,6 +68,7 @@ def search(
     after: int,
     run: Callable[[Taken], int | None],
     least: int = 0,
+    partners: Partners = lambda hunk, taken: Taken(),
 ) -> Found:
     """The causes of a growth from ``before`` to ``after``.
 
@@ -67,18 +76,20 @@ def search(
     be taken back with it. ``run`` gives the figure with some hunks taken back, None where the
     program fails without them; it raises `OverBudget`. ``least``: what is too little to look at.
     """
-    return _Search(needed, before, after, run, least).found(order)
+    return _Search(list(needed), before, after, run, least, partners).found(order)
 
 
 @dataclass
 class _Search:
-    needed: Sequence[Taken]
+    needed: list[Taken]
     before: int
     after: int
     run: Callable[[Taken], int | None]
     least: int
+    partners: Partners
     causes: list[Tried] = field(default_factory=list)
     values: dict[Taken, int | None] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)  # that have partners
     group: tuple[tuple[int, ...], int] | None = None  # that saves so much, and is being split
 
     def __post_init__(self) -> None:
@@ -129,6 +140,8 @@ class _Search:
             if count > 1 or len(hunks) > _FEW:
                 count *= 2  # the likely ones were tried
             trial = self._value(self._with_needed(head, taken))
+            if trial is None and len(head) == 1:
+                trial = self._with_partners(head[0], taken)
             if trial is None and len(head) > 1:
                 hunks = (*head, *hunks)
                 for hunk in head:  # some of them run
@@ -143,6 +156,22 @@ class _Search:
                     taken, value = self._cause(head[0], taken, value, trial)
         return taken, value
 
+    def _with_partners(self, hunk: int, taken: Taken) -> int | None:
+        """The figure without a hunk that the program needs while others are there, together with
+        those; None where it fails still."""
+        unit = self.needed[hunk]
+        for _ in range(_MOST_PARTNERS):
+            more = self.partners(hunk, unit | taken) - unit - taken
+            if not more:
+                break
+            unit = self._with_needed(more, unit)
+            trial = self._value(unit | taken)
+            if trial is not None:
+                self.needed[hunk] = unit
+                self.joined.add(hunk)
+                return trial
+        return None
+
     def _cause(self, hunk: int, taken: Taken, value: int, trial: int) -> tuple[Taken, int]:
         """``hunk`` saves something, with those that it needs: perhaps one of them does alone."""
         unit = self.needed[hunk] - taken
@@ -151,7 +180,10 @@ class _Search:
             key=lambda other: len(self.needed[other]),
         )
         for other in smaller:
-            less = self._value(taken | self.needed[other])
+            known = taken | self.needed[other]
+            if hunk in self.joined and known not in self.values:
+                continue  # most of these fail as the hunk itself did
+            less = self._value(known)
             if less is not None and less - trial <= (value - trial) // 20:
                 return self._cause(other, taken, value, less)
         first = (hunk, *sorted(unit - {hunk}))

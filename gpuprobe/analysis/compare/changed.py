@@ -82,7 +82,7 @@ def ways_of(row: DiffRow, lines: Mapping[str, LineShare]) -> Iterator[GrowthPath
 def _place(suspect: Suspect, blame: Blame) -> str:
     change = suspect.change
     facts = blame.program.facts.get((change.file, change.statement))
-    function = facts.scope if facts is not None else ""
+    function = (facts.opens or facts.scope) if facts is not None else ""
     return str(Place(change.file, change.line, function.rpartition(".")[2] or "<module>"))
 
 
