@@ -374,7 +374,7 @@ def test_a_regression_is_told_with_its_line(changed: Done, project: Path) -> Non
         "test_nothing": "FAILED",
     }, changed.text
     why = changed.why("test_grows")
-    assert "is +336.0 KiB above the baseline (1% accepted). +" in why
+    assert "is +336.0 KiB above the baseline (1% accepted)\n  first cause: +" in why
     assert re.search(r"test_baselines\.py:(9|10) in total", why), why
     assert "is not a gpuprobe baseline" in changed.why("test_foreign")
     assert baseline_files(project)[FOREIGN_FILE] == FOREIGN
