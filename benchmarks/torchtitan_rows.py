@@ -1,6 +1,7 @@
 """Published peaks of sharded training, and what `gpuprobe estimate --ranks` makes of the same job.
 
     python benchmarks/torchtitan_rows.py [--results FOLDER] [--ranks 8 128] [--gpu NAME]
+                                       [--engine virtual|native]
 
 The rows are torchtitan's, measured on H100 GPUs with 96 GB: Llama 3.1 8B, FSDP2 on 8 and on 128
 GPUs, eager, local batch size 2, sequence length 8192, selective activation checkpointing; the
@@ -40,13 +41,15 @@ GPU = {
 """Of the page's hardware: H100 with 96 GB of HBM2e, of which about 95 GiB can be used."""
 
 
-def estimated(ranks: int, gpu: str, folder: Path) -> dict[str, Any]:
+def estimated(ranks: int, gpu: str, engine: str, folder: Path) -> dict[str, Any]:
     """The JSON document of the estimate, from ``folder`` if it is there already."""
-    kept = folder / f"torchtitan-{ranks}.json"
+    kept = folder / f"torchtitan-{ranks}-{engine}.json"
     if not kept.exists():
         catalogue = folder / "gpus.json"
         catalogue.write_text(json.dumps({"schema_version": 1, "gpus": [GPU]}))
-        words = ["--gpu", gpu, "--ranks", str(ranks), "--torch", TORCH, "--json", str(PROGRAM)]
+        words = ["--gpu", gpu, "--ranks", str(ranks), "--engine", engine, "--json", str(PROGRAM)]
+        if engine == "virtual":
+            words = ["--torch", TORCH, *words]
         done = subprocess.run(
             [sys.executable, "-m", "gpuprobe", "estimate", *words],
             env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROBE_GPUS": str(catalogue)},
@@ -64,6 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=list(PUBLISHED))
     parser.add_argument("--gpu", default=f"8x{GPU['name']}")
+    parser.add_argument("--engine", choices=("virtual", "native"), default="virtual")
     parser.add_argument("--results", type=Path)
     args = parser.parse_args()
     bad = 0
@@ -72,7 +76,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         print("ranks  published  estimated  error  allocated  range            within  verdict")
         for ranks in args.ranks:
-            found = estimated(ranks, args.gpu, folder)
+            found = estimated(ranks, args.gpu, args.engine, folder)
             truth = PUBLISHED[ranks]
             reserved = found["peak_reserved"] / GIB
             low, high = (found["reserved"][key] / GIB for key in ("at_least", "at_most"))

@@ -79,6 +79,7 @@ CASES = {
     "conditions": "none; numbers are finite; the check passes; the assertion holds",
     "conditions_that_both_work": "ValueNeeded",
     "whole_numbers_counted": "[0, 2, 0, 1]",
+    "kernels_without_operators": "[2.0, 2.0, 2.0]",
     "count": "ValueNeeded",
     "known": "[4, 5]",
     "host": "ValueNeeded",

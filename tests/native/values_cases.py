@@ -91,6 +91,15 @@ def whole_numbers_counted() -> None:
         print(torch.histc(torch.tensor([1, 1, 3], device="cuda"), 4, 0, 3).tolist())
 
 
+def kernels_without_operators() -> None:
+    library = torch.library.Library("cases", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", torch.empty_like, "CUDA")  # what it launches computes nothing here
+    library.impl("twice", lambda x: x * 2, "CPU")
+    with Values():
+        print(torch.ops.cases.twice(torch.ones(3, device="cuda")).tolist())
+
+
 def count() -> None:
     with Values("shapes"):
         x = large()

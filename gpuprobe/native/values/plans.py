@@ -208,7 +208,7 @@ def _how(func: Any, space: str, name: str, returns: Any) -> How:
 
 def _in_python(full: str) -> bool:
     """Whether an operator's kernel is a Python function, which calls operators itself. One that has
-    another for the CPU may launch kernels that no operator launches, such as bitsandbytes's.
+    another for CUDA than for the CPU may launch kernels without them, as bitsandbytes does.
     """
     from torch._library.custom_ops import OPDEFS
 
@@ -217,7 +217,8 @@ def _in_python(full: str) -> bool:
     if f"{space}::{plain}" in OPDEFS:
         return True
     impls = torch.library._impls
-    if f"{space}/{rest}/CPU" in impls and f"{space}/{rest}/CUDA" in impls:
+    others = ("CPU", "CompositeExplicitAutograd")
+    if f"{space}/{rest}/CUDA" in impls and any(f"{space}/{rest}/{key}" in impls for key in others):
         return False
     keys = ("CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     return any(f"{space}/{rest}/{key}" in impls for key in keys)

@@ -22,6 +22,7 @@ from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_l
 from gpuprobe.torch_support.conditions import branches
 
 TRUTH, NUMBER, ARRAY, COUNT = "true or false", "a number", "numpy()", "how many elements"
+EQUAL: Final = "whether two tensors are equal"
 _HARMLESS: Final = (
     ("amp/grad_scaler.py", "gradient scaling finds no overflow", 0.0),
     ("nn/init.py", "resampling in torch's initialisers stops after the first try", 0.0),
@@ -62,7 +63,7 @@ class Reads:
         if known is not None:
             self.notes[known[0]] = None
             return known[1]
-        verdict = self._verdict() if how == TRUTH else None
+        verdict = self._verdict() if how in (TRUTH, EQUAL) else None
         if verdict is not None:
             decides = place_of(verdict.file, verdict.line)
             if verdict.bound:

@@ -19,7 +19,7 @@ from gpuprobe.native.values.computing import Call, Computing
 from gpuprobe.native.values.counts import LARGEST
 from gpuprobe.native.values.draws import Key
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
-from gpuprobe.native.values.reads import COUNT, TRUTH, Reads
+from gpuprobe.native.values.reads import COUNT, EQUAL, TRUTH, Reads
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 
 LIMIT: Final = 1 << 20
@@ -302,4 +302,6 @@ class ComputingShapes(Computing):
         if self._ready(plan, args, kwargs):
             return super()._answering(plan, func, args, kwargs)
         self._inside(INSIDE, lambda: func(*args, **kwargs))
-        return bool(self.reads.value(torch.bool, "whether two tensors are equal"))
+        if plan.name == "equal" and args[0].shape != args[1].shape:
+            return False
+        return bool(self.reads.value(torch.bool, EQUAL))
