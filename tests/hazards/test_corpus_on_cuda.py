@@ -40,9 +40,14 @@ def test_verdict(case: Case) -> None:
     torch.cuda.empty_cache()  # which block is used again is the case's own doing
     place = {"torch": torch, "cuda": torch.cuda, "nn": nn, "F": F, "s": torch.cuda.Stream()}
     torch.cuda.synchronize()
-    with gpuprobe.detect_hazards() as found:
-        exec(code, place)
-        torch.cuda.synchronize()
+    try:
+        with gpuprobe.detect_hazards() as found:
+            exec(code, place)
+            torch.cuda.synchronize()
+    finally:
+        for device in range(torch.cuda.device_count()):  # some cases leave a stream current
+            torch.cuda.set_stream(torch.cuda.default_stream(device))
+        torch.cuda.set_device(0)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     assert not [text for text in found.coverage if "failure" in text]
