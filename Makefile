@@ -76,7 +76,7 @@ test-torch:
 # Torch's own CUDA code without a GPU: the build with CUDA in an environment of its own, without
 # NVIDIA's packages. (A build without CUDA has a local version, which pip would prefer.) Its Triton,
 # of 0.2 GB to download, is what the tests of torch.compile on the virtual GPU need as well.
-# The build comes first, alone: .ci/run goes without these tests if only that is out of reach.
+# The build is a target alone (native-build), since nothing else here downloads half a gigabyte.
 NATIVE_TORCH ?= 2.13.0
 VENV_NATIVE ?= .venv-native
 NATIVE := $(abspath $(VENV_NATIVE))
