@@ -465,10 +465,8 @@ def read_on(path: str) -> None:
     followed = None
     while True:
         last = ended.is_set()
-        if followed is None:
-            with contextlib.suppress(GpuprobeError):  # the recording has not begun
-                followed = Followed(path)
-        if followed is not None:
+        with nullcontext() if last else contextlib.suppress(GpuprobeError):  # not begun yet
+            followed = followed or Followed(path)
             followed.poll()
         if last:
             return
