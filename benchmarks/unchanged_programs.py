@@ -414,7 +414,8 @@ def plugin(run: Run, folder: Path) -> None:
     file.write_text(_TEST)
     sys.modules["unchanged_program"] = module = ModuleType("unchanged_program")
     module.run = run  # type: ignore[attr-defined]
-    options = ["-p", "no:terminal", "-p", "no:warnings", "-p", "no:cacheprovider", "-s", "-c"]
+    unused = ("terminal", "warnings", "cacheprovider", "asyncio")
+    options = [*(f"-pno:{name}" for name in unused), "-s", "-c"]
     try:
         code = pytest.main([*options, os.devnull, f"--rootdir={folder}", str(file)])
     finally:
