@@ -55,9 +55,6 @@ def run(wanted: list[str], modes: list[str], results: Path, logs: Path, again: b
     """Run what is wanted and is not among the results yet."""
     done = table.read(results)
     logs.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join(
-        filter(None, (str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")))
-    )
     for family, names in programs.families(wanted):
         jobs = [
             f"{name}={','.join(missing)}"
@@ -66,24 +63,33 @@ def run(wanted: list[str], modes: list[str], results: Path, logs: Path, again: b
         ]
         while jobs:
             part, jobs = jobs[:AT_ONCE], jobs[AT_ONCE:]
-            limits = [str(logs), str(SECONDS), str(GIGABYTES)]
             print(f"{family}: {len(part)} programs", file=sys.stderr)
-            with (
-                (logs / f"worker.{family}.txt").open("w") as errors,
-                results.open("a", encoding="utf-8") as stream,
-                subprocess.Popen(
-                    [sys.executable, "-m", "foreign.worker", *limits, *part],
-                    env={**os.environ, **QUIET, "PYTHONPATH": path},
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                ) as process,
-            ):
-                assert process.stdout is not None
-                for line in process.stdout:
-                    stream.write(line)
-                    stream.flush()
-                    print(table.one_line(json.loads(line)), file=sys.stderr, flush=True)
+            work(part, results, logs, family)
+
+
+def work(jobs: list[str], results: Path, logs: Path, name: str) -> None:
+    """Run jobs, ``PROGRAM=MODE,...``, in one worker, and append what it finds to ``results``.
+    ``name``: of the worker, in the name of its log.
+    """
+    folders = (str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH"))
+    path = os.pathsep.join(filter(None, folders))
+    limits = [str(logs), str(SECONDS), str(GIGABYTES)]
+    with (
+        (logs / f"worker.{name}.txt").open("w") as errors,
+        results.open("a", encoding="utf-8") as stream,
+        subprocess.Popen(
+            [sys.executable, "-m", "foreign.worker", *limits, *jobs],
+            env={**os.environ, **QUIET, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            stream.write(line)
+            stream.flush()
+            print(table.one_line(json.loads(line)), file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,15 +15,11 @@ Needed is torch's build with CUDA (no GPU, none of NVIDIA's packages). Results a
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from foreign import table
 from foreign.programs import families
-from foreign_programs import AT_ONCE, GIGABYTES, QUIET, SECONDS
+from foreign_programs import AT_ONCE, work
 
 HERE = Path(__file__).resolve().parent
 FROZEN = HERE / "native_programs.txt"
@@ -39,31 +35,12 @@ def frozen() -> list[str]:
 def run(names: list[str], mode: str, results: Path, logs: Path) -> None:
     """Run programs in one mode, of a family at a time."""
     logs.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     wanted = set(names)
     for family, found in families(names):
         jobs = [f"{name}={mode}" for name in found if name in wanted]
         while jobs:
             part, jobs = jobs[:AT_ONCE], jobs[AT_ONCE:]
-            with (
-                (logs / f"worker.{family}.{mode}.txt").open("w") as errors,
-                results.open("a", encoding="utf-8") as stream,
-                subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "foreign.worker"),
-                        *(str(logs), str(SECONDS), str(GIGABYTES), *part),
-                    ],
-                    env={**os.environ, **QUIET, "PYTHONPATH": path},
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                ) as process,
-            ):
-                assert process.stdout is not None
-                for line in process.stdout:
-                    stream.write(line)
-                    stream.flush()
-                    print(table.one_line(json.loads(line)), file=sys.stderr, flush=True)
+            work(part, results, logs, f"{family}.{mode}")
 
 
 def summary(names: list[str], found: table.Results) -> list[str]:

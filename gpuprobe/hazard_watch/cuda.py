@@ -432,14 +432,10 @@ class CudaSource(EventSource):
 
     def coverage(self) -> list[str]:
         broken = f"everything after gpuprobe's own failure: {self.broken}"
-        calls = left_out.calls - self._left_out
-        compiled = (
-            f"operators between the graphs of compiled functions, in {calls} calls: the program "
-            "forbids recompiling"
-        )
+        compiled = left_out.since(self._left_out)
         return [
             *super().coverage(),
-            *([compiled] if calls else []),
+            *([compiled] if compiled else []),
             *([broken] if self.broken else []),
         ]
 

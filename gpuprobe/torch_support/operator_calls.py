@@ -37,7 +37,7 @@ _RULES: Final = "torch._dynamo.trace_rules"
 _COMPILED_CALLS: Final = "torch._dynamo.eval_frame"
 _STRICT: Final = frozenset({"fail_on_recompile", "eager_on_recompile"})
 """Stances of torch.compile that do not let Dynamo compile a function again."""
-_rules: list[Callable[[], None]] = []
+_compiler_patches: list[Callable[[], None]] = []
 """What ends `_compile_nothing_here` and `_respect_stances`."""
 
 
@@ -73,6 +73,16 @@ class LeftOut:
     """Calls of compiled functions in which only graphs are observed (`_respect_stances`)."""
 
     calls = 0
+
+    def since(self, calls: int) -> str:
+        """The blind spot of what was called after so many calls; "" if nothing was."""
+        more = self.calls - calls
+        if not more:
+            return ""
+        return (
+            f"operators between the graphs of compiled functions, in {more} calls: the program "
+            "forbids recompiling"
+        )
 
 
 _local = _Local()
@@ -269,12 +279,12 @@ def _prepared() -> Iterator[Callable[[], None]]:
     yield _join_threads()
     yield when_imported(_RULES, _compile_nothing_here)
     yield when_imported(_COMPILED_CALLS, _respect_stances)
-    yield _undo_rules
+    yield _undo_compiler_patches
 
 
 def _compile_nothing_here() -> None:
     """Kernels in Python are called while a compiled function runs what was not compiled."""
-    _rules.append(skip_own_frames(sys.modules[_RULES]))
+    _compiler_patches.append(skip_own_frames(sys.modules[_RULES]))
 
 
 def _respect_stances() -> None:
@@ -318,18 +328,18 @@ def _respect_stances() -> None:
         hide(compiled and _is_strict(module))
         return found
 
-    _rules.append(patch(module, "_is_skip_guard_eval_unsafe_stance", skip_guards))
-    _rules.append(patch(module, "_callback_from_stance", from_stance))
-    _rules.append(patch(module, "_maybe_set_eval_frame", set_eval_frame))
+    _compiler_patches.append(patch(module, "_is_skip_guard_eval_unsafe_stance", skip_guards))
+    _compiler_patches.append(patch(module, "_callback_from_stance", from_stance))
+    _compiler_patches.append(patch(module, "_maybe_set_eval_frame", set_eval_frame))
 
 
 def _is_strict(module: Any) -> bool:
     return module._stance.stance in _STRICT or module.config.error_on_recompile
 
 
-def _undo_rules() -> None:
-    while _rules:
-        _rules.pop()()
+def _undo_compiler_patches() -> None:
+    while _compiler_patches:
+        _compiler_patches.pop()()
 
 
 def _join_threads() -> Callable[[], None]:

@@ -220,14 +220,11 @@ class BackwardPass:
     def _begin(self, run: _Run) -> None:
         engine = self._source.active
         for producer in run.producers:
-            for index, mine, yours in _differing(run, producer):
+            for index, mine, source, yours in _waits(run, producer):
                 waiter = engine.stream(index, mine)
-                engine.await_signal(waiter, _key(producer, index, yours))
-                self._record(producer, index, waiter)
-            if _apart(run, producer):
-                waiter = engine.stream(run.device, run.streams.get(run.device, 0))
-                yours = producer.streams.get(producer.device, 0)
-                engine.await_signal(waiter, _key(producer, producer.device, yours))
+                engine.await_signal(waiter, _key(producer, source, yours))
+                if index == source:
+                    self._record(producer, index, waiter)
         if not run.producers:  # a root: its gradient is the caller's
             for index in set(run.streams) | set(self.callers):
                 mine, yours = run.streams.get(index, 0), self.callers.get(index, 0)
@@ -259,14 +256,10 @@ class BackwardPass:
         for consumer in run.consumers:
             if not (consumer.needed or consumer.capturing):
                 continue
-            for index, _, yours in _differing(consumer, run):
-                if index not in signalled:
-                    signalled.add(index)
-                    engine.signal(_key(run, index, yours), engine.stream(index, yours))
-            if _apart(consumer, run) and run.device not in signalled:
-                signalled.add(run.device)
-                yours = run.streams.get(run.device, 0)
-                engine.signal(_key(run, run.device, yours), engine.stream(run.device, yours))
+            for _, _, source, yours in _waits(consumer, run):
+                if source not in signalled:
+                    signalled.add(source)
+                    engine.signal(_key(run, source, yours), engine.stream(source, yours))
             consumer.missing -= 1
             consumer.arrived += 1
             if not consumer.missing:
@@ -346,8 +339,8 @@ class BackwardPass:
         for producer in (*(one for one in consumer.producers if one.done), run):
             if producer is None:
                 continue
-            for at, _, yours in _differing(consumer, producer):
-                if at == index:
+            for at, _, source, yours in _waits(consumer, producer):
+                if at == source == index:
                     key = _key(producer, index, yours)
                     if producer is run:
                         engine.signal(key, engine.stream(index, yours))
@@ -373,14 +366,18 @@ def _key(run: _Run, index: int, stream: int) -> int:
     return (run.key << 24) + (index << 16) + (stream & 0xFFFF)
 
 
-def _differing(one: _Run, other: _Run) -> Iterator[tuple[int, int, int]]:
-    """Devices on which two nodes have different streams, with the streams."""
-    mine, yours = one.streams, other.streams
-    if mine == yours:
-        return
-    for index in set(mine) | set(yours):
-        if mine.get(index, 0) != yours.get(index, 0):
-            yield index, mine.get(index, 0), yours.get(index, 0)
+def _waits(consumer: _Run, producer: _Run) -> Iterator[tuple[int, int, int, int]]:
+    """The streams that wait, and those that they wait for, each as a device and a number: where two
+    nodes have different streams of one device, and if they run on different devices.
+    """
+    mine, yours = consumer.streams, producer.streams
+    if mine != yours:
+        for index in set(mine) | set(yours):
+            if mine.get(index, 0) != yours.get(index, 0):
+                yield index, mine.get(index, 0), index, yours.get(index, 0)
+    one, other = consumer.device, producer.device
+    if one != other and one >= 0 and other >= 0:
+        yield one, mine.get(one, 0), other, yours.get(other, 0)
 
 
 def _device_of(node: Any) -> int:
@@ -392,11 +389,6 @@ def _device_of(node: Any) -> int:
             index: int = metadata.device.index
             return index
     return -1
-
-
-def _apart(one: _Run, other: _Run) -> bool:
-    """Whether two nodes run on different devices."""
-    return one.device != other.device and one.device >= 0 and other.device >= 0
 
 
 def _nodes_of(values: Iterable[Any]) -> Iterator[Any]:

@@ -144,13 +144,11 @@ class CpuTrace:
 
     def unseen(self) -> BlindSpot | None:
         """What could not be followed in this trace, apart from `BLIND_SPOTS`."""
-        calls = left_out.calls - self._left_out
-        if not calls:
+        what = left_out.since(self._left_out)
+        if not what:
             return None
         return BlindSpot(
-            f"operators between the graphs of compiled functions, in {calls} calls: the program "
-            "forbids recompiling",
-            "storages that they create are counted from their first use by another operator",
+            what, "storages that they create are counted from their first use by another operator"
         )
 
     # -- what the recorder asks
