@@ -28,6 +28,19 @@ _MARKER = (
 )
 
 
+def _seconds(text: str) -> float:
+    """Raises UsageError for anything but a number from 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise pytest.UsageError(
+            f"--gpuprobe-blame: expected a number of seconds from 0, found {text!r}"
+        )
+    return number
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpuprobe", "GPU memory (gpuprobe)")
     group.addoption(
@@ -58,7 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gpuprobe-blame",
         metavar="SECONDS",
-        type=float,
+        type=_seconds,
         default=60.0,
         help="if a test needs more memory than its baseline, run it with parts of the change taken "
         "back, to find the cause: this long for all tests together (default: 60; 0: rank the "

@@ -127,3 +127,13 @@ def test_without_the_old_source_it_says_that_nothing_was_tried(project: Path) ->
     finally:
         (project / "git").rename(project / ".git")
     assert "changes were not tried: the baseline has no sources" in text
+
+
+@pytest.mark.parametrize("value", ["soon", "-3", "nan"])
+def test_a_wrong_time_is_an_error_of_one_line(tmp_path: Path, value: str) -> None:
+    (tmp_path / "test_one.py").write_text("def test_one(): pass\n")
+    done = run_pytest(tmp_path, f"--gpuprobe-blame={value}")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    expected = f"--gpuprobe-blame: expected a number of seconds from 0, found {value!r}"
+    assert expected in done.text
+    assert "Traceback" not in done.text
