@@ -161,7 +161,7 @@ def _in_child(
 ) -> None:
     try:
         with os.fdopen(writing, "w") as file, gpus(engine):
-            rewind = _rewinding()
+            rewind = rewinding()
             for program in part:
                 rewind()
                 try:
@@ -176,21 +176,21 @@ def _in_child(
         os._exit(0)  # without what the forked process would do at its end
 
 
-def _rewinding() -> Callable[[], None]:
-    """A function that makes the next stream of each device the first of torch's again: findings
-    name streams by their position, and torch hands 32 out in turn.
+def rewinding() -> Callable[[], None]:
+    """A function that makes the next stream of each device and priority the first of torch's again:
+    torch returns 32 of them in turn, findings name them by their position, and each has its memory.
     """
     import torch
 
-    devices = range(torch.cuda.device_count())
+    pools = [(device, more) for device in range(torch.cuda.device_count()) for more in (0, -1)]
     last = {}
-    for device in devices:
+    for device, priority in pools:
         for _ in range(32):
-            last[device] = torch.cuda.Stream(device).cuda_stream
+            last[device, priority] = torch.cuda.Stream(device, priority).cuda_stream
 
     def rewind() -> None:
-        for device in devices:
-            while torch.cuda.Stream(device).cuda_stream != last[device]:
+        for device, priority in pools:
+            while torch.cuda.Stream(device, priority).cuda_stream != last[device, priority]:
                 pass
 
     return rewind

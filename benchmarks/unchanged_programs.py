@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import copy
 import ctypes
+import functools
 import gc
 import io
 import itertools
@@ -65,6 +66,7 @@ if __name__ == "__main__":
     if not {"virtual", "cpu"}.intersection(sys.argv):
         native_start.restart(GPU)
 
+import hazard_programs  # noqa: E402
 import program_sources  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -207,6 +209,8 @@ def observe(
 ) -> Any:
     """Run a program, or that of a seed, under a watcher, and return all that can be told of it."""
     seed = program if isinstance(program, int) else 0
+    if engine in _NATIVE:
+        _rewind()()
     if isinstance(program, int):
         name = f"<program {seed}>"
         text = program_sources.source(seed, streams=engine != "cpu")
@@ -332,7 +336,9 @@ def profiled(engine: str) -> Iterator[_Profile]:
 
 @contextmanager
 def _logged(events: list[Event]) -> Iterator[None]:
-    """The calls of the native engine's runtime, and where the allocator's blocks are in the end."""
+    """The calls of the native engine's runtime, and where the allocator's blocks are in the end. In
+    order are those of each thread: how threads of torch and gloo take turns is chance.
+    """
     runtime = loaded()
     assert runtime is not None
     runtime.start_log()
@@ -346,7 +352,9 @@ def _logged(events: list[Event]) -> Iterator[None]:
         def stream(handle: int) -> int:
             return numbers.setdefault(handle, len(numbers))
 
-        for call in runtime.take_log():
+        calls = list(runtime.take_log())
+        threads = list(dict.fromkeys(call.thread for call in calls))
+        for call in sorted(calls, key=lambda call: threads.index(call.thread)):
             if call.kind not in _WATCHERS_OWN:
                 where = stream(call.stream)
                 what = call.name, call.bytes, call.grid, call.block, call.shared
@@ -354,6 +362,11 @@ def _logged(events: list[Event]) -> Iterator[None]:
         for segment in torch.cuda.memory._snapshot()["segments"]:
             blocks = [(block["size"], block["state"]) for block in segment["blocks"]]
             events.append(("segment", segment["total_size"], blocks))
+
+
+@functools.cache
+def _rewind() -> Callable[[], None]:
+    return hazard_programs.rewinding()
 
 
 _WATCHERS_OWN = (LogKind.EVENT_RECORD, LogKind.EVENT_QUERY)

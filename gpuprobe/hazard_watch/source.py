@@ -147,6 +147,7 @@ class EventSource(StreamSource):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, index: int
     ) -> None:
         plan = self._plans[func]
+        self.collectives.continued()
         if self.collectives.waiting is not None and self.collectives.finishing():
             return
         if plan.copies:
@@ -424,6 +425,7 @@ class EventSource(StreamSource):
         on.
         """
         plan = self._plans[func]
+        self.collectives.continued()
         if func.namespace == "c10d":
             self.collectives.on_host(func, args, plan.written, result, site_at_hand())
             return

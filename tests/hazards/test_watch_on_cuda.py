@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,27 @@ def test_no_reference_to_true_is_lost() -> None:
             pass
     gc.collect()
     assert sys.getrefcount(True) > before - 10
+
+
+def test_the_handle_of_a_collective_lives_as_long_as_the_program_keeps_it() -> None:
+    """It keeps the tensors of the collective alive."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.ones(64, device="cuda")
+        with gpuprobe.detect_hazards() as found:
+            kept = dist.all_reduce(x, async_op=True)
+            x * 2  # races with it
+            kept.wait()
+            x + 1
+            handle = dist.all_reduce(x, async_op=True)
+            dropped = weakref.ref(handle)
+            del handle
+            torch.ones(64, device="cuda")
+            assert dropped() is None
+        assert [finding.kind for finding in found.races] == ["read-after-write"]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_failure_of_ours_ends_the_watch_only() -> None:

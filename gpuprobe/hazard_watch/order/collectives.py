@@ -12,6 +12,7 @@ are kept until it is done. All others run on the current stream, or are waited f
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final
@@ -43,7 +44,9 @@ class Collectives:
         self._groups: dict[Any, int] = {}
         self._events: dict[int, tuple[weakref.ref[Any], int, int, int, list[int]]] = {}
         self._pending: dict[int, int] = {}  # by storage: the event of a functional collective
-        self._newest: Any = None  # until the program has it: Python would make another object
+        # The newest handle, with the thread, until the program has it: Python would make another
+        # object. No longer: it keeps the collective's tensors alive.
+        self._newest: tuple[int, Any] | None = None
         self._count = 0
         self.waiting: Any = None  # the frame that waits for a handle
         # Host storages that a group's thread works on, with how many collectives each.
@@ -56,6 +59,7 @@ class Collectives:
 
         if not dist.is_available():
             return
+        patches.add(self._ended)
         from torch._C._distributed_c10d import Work
 
         waited = self._waited
@@ -139,7 +143,15 @@ class Collectives:
                 self._source.active.event_destroyed(found[1])
 
         self._events[id(work)] = (weakref.ref(work, gone), event, index, actor, addresses)
-        self._newest = work
+        self._newest = threading.get_ident(), work
+
+    def _ended(self) -> None:
+        self._newest = None
+
+    def continued(self) -> None:
+        """This thread calls another operator: the program has the handle of its last collective."""
+        if self._newest is not None and self._newest[0] == threading.get_ident():
+            self._newest = None
 
     def finishing(self) -> bool:
         """Whether the operator at hand is a handle's own, which finishes its collective where it
@@ -153,7 +165,7 @@ class Collectives:
     def _waited(self, work: Any) -> None:
         source = self._source
         machine = source.machine
-        if self._newest is work:
+        if self._newest is not None and self._newest[1] is work:
             self._newest = None
         host = self._host.pop(id(work), None)
         if host is not None:
@@ -209,7 +221,7 @@ class Collectives:
                 self._landed(None, found[2])
 
         self._host[id(work)] = (weakref.ref(work, gone), actor, keys)
-        self._newest = work
+        self._newest = threading.get_ident(), work
 
     def host_use(self, tensor: Any, write: bool, op: str, site: Any) -> None:
         """The host uses a tensor that a collective may be working on."""
