@@ -337,7 +337,8 @@ def profiled(engine: str) -> Iterator[_Profile]:
 @contextmanager
 def _logged(events: list[Event]) -> Iterator[None]:
     """The calls of the native engine's runtime, and where the allocator's blocks are in the end. In
-    order are those of each thread: how threads of torch and gloo take turns is chance.
+    order are those of each thread: how threads take turns is chance. So is which of gloo's threads
+    takes a collective: their calls, which launch nothing, are in order by stream.
     """
     runtime = loaded()
     assert runtime is not None
@@ -353,8 +354,14 @@ def _logged(events: list[Event]) -> Iterator[None]:
             return numbers.setdefault(handle, len(numbers))
 
         calls = list(runtime.take_log())
-        threads = list(dict.fromkeys(call.thread for call in calls))
-        for call in sorted(calls, key=lambda call: threads.index(call.thread)):
+        launching = {call.thread for call in calls if call.kind.name == "LAUNCH"}
+
+        def queue(call: Any) -> tuple[str, int]:
+            thread = call.thread in launching
+            return ("thread", call.thread) if thread else ("stream", call.stream)
+
+        queues = list(dict.fromkeys(map(queue, calls)))
+        for call in sorted(calls, key=lambda call: queues.index(queue(call))):
             if call.kind not in _WATCHERS_OWN:
                 where = stream(call.stream)
                 what = call.name, call.bytes, call.grid, call.block, call.shared
