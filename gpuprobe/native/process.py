@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Final
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.values import Unavailable
+from gpuprobe.native import autograd_threads
 from gpuprobe.native.libraries import (
     PRELOAD,
     Libraries,
@@ -309,4 +311,5 @@ def _open(libraries: Libraries, settings: str) -> Runtime:
     core = ctypes.CDLL(str(libraries.core), mode=ctypes.RTLD_GLOBAL)
     for path in libraries.others:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    atexit.register(autograd_threads.wait_until_idle)
     return Runtime(core, libraries, settings)
