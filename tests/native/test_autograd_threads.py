@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_gives_up() -> None:
 
 @pytest.mark.parametrize(("how", "printed"), [("wait", "done\n"), ("leave", "")])
 def test_at_the_end_of_a_process(how: str, printed: str) -> None:
-    program = AT_EXIT.format(folder=os.path.dirname(__file__))
+    program = AT_EXIT.format(folder=str(Path(__file__).parent))
     done = subprocess.run(
         [sys.executable, "-c", program, how], capture_output=True, text=True, check=False
     )
