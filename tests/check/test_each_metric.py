@@ -175,7 +175,8 @@ def test_what_happens_once_counts_where_it_comes_near_the_peak(base: Baseline, n
     result = compare(low, within)
     assert result.ok
     (metric,) = (item for item in result.phases if item.name == name)
-    assert metric.ignored and metric.limit == near
+    assert metric.ignored
+    assert metric.limit == near
     assert [item.name for item in compare(low, above).regressions] == [name]
     # What somebody has chosen holds for every phase.
     strict = compare(low, within, {"peak_allocated": Tolerance(0.01)})
