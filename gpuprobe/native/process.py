@@ -26,9 +26,7 @@ from gpuprobe.native.libraries import (
     libraries_in,
     torch_build,
 )
-
-SETTINGS: Final = "GPUPROBE_NATIVE"
-"""The environment variable that holds the settings, which children inherit."""
+from gpuprobe.torch_support.gpu_time import NATIVE_SETTINGS as SETTINGS
 
 _BLOCKS: Final = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24}
 """Resident blocks of a multiprocessor where it is not 32. Source: CUDA C++ Programming Guide,
