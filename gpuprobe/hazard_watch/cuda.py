@@ -40,7 +40,8 @@ from gpuprobe.hazard_watch.host_integers import HostIntegers, flat, on_host
 from gpuprobe.hazard_watch.order.backward import SUMS, BackwardPass
 from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
-from gpuprobe.hazards.footprint import Footprint
+from gpuprobe.hazard_watch.streams import is_contiguous
+from gpuprobe.hazards.footprint import Footprint, whole
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.accumulation import called_by_engine
@@ -55,6 +56,7 @@ _POOL: Final = 32
 _DRIVER: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_STRIDED: Final = torch.strided
 
 
 _STEPS: Final = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
@@ -71,7 +73,7 @@ class _Block(NamedTuple):
 class _Tag(weakref.ref[Any]):
     """The tag of a storage on a device, or of a pinned one that a copy used."""
 
-    __slots__ = ("block", "key", "nbytes", "offset", "place", "registered", "stream")
+    __slots__ = ("block", "key", "nbytes", "offset", "place", "registered", "stream", "whole")
 
     key: int
     nbytes: int
@@ -80,7 +82,8 @@ class _Tag(weakref.ref[Any]):
     block: _Block | None
     registered: RegisteredMemory | None
     offset: int
-    """What identifies the node of the backward pass that made it."""
+    whole: Footprint | None
+    """All of its bytes, as a tensor that has them all was seen."""
 
 
 class _Local(threading.local):
@@ -205,7 +208,7 @@ class _Cuda:
             # The engine's threads count nodes from 0 for themselves: what a hook makes current
             # there is not what the forward's nodes of these numbers ran on.
             if torch._C._current_autograd_node() is None:
-                self.nodes.switched(streams)
+                self.nodes.switched(streams, _unseen)
 
     def stream_chosen(self, index: int) -> bool:
         """Whether the running node, or a hook, has made another stream current than its own."""
@@ -235,11 +238,10 @@ class _Cuda:
 
     def leaves_used(self, args: Any, kwargs: Any, below: Callable[[], Any]) -> None:
         """Autograd records an operator with these arguments: see `NodeStreams`."""
-        if torch.is_grad_enabled():
-            streams = self.local.streams
-            self.nodes.leaves_used(args, streams, below)
-            if kwargs:
-                self.nodes.leaves_used(kwargs.values(), streams, below)
+        streams = self.local.streams
+        self.nodes.leaves_used(args, streams, below)
+        if kwargs:
+            self.nodes.leaves_used(kwargs.values(), streams, below)
 
     # -- storages
 
@@ -263,7 +265,7 @@ class _Cuda:
     def _tag(self, storage: Any, place: int) -> _Tag:
         tag = _Tag(storage, self.ended)
         tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), place
-        tag.stream, tag.block, tag.registered, tag.offset = 0, None, None, 0
+        tag.stream, tag.block, tag.registered, tag.offset, tag.whole = 0, None, None, 0, None
         self.tags[tag.key] = tag
         return tag
 
@@ -425,7 +427,8 @@ class CudaSource(EventSource):
         @functools.wraps(apply)
         def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
             result = apply(kind, *args, **kwargs)
-            source.guarded(source._cuda.leaves_used, args, {}, _unseen)
+            if torch.is_grad_enabled():
+                source.guarded(source._cuda.leaves_used, args, {}, _unseen)
             return result
 
         return classmethod(applied)
@@ -581,7 +584,7 @@ class CudaSource(EventSource):
         tags = self._cuda.tags
         for value in values:
             if isinstance(value, torch.Tensor):
-                if value.is_cuda and value.layout is torch.strided:
+                if value.is_cuda and value.layout is _STRIDED:
                     storage = value.untyped_storage()
                     tag = tags.get(storage._cdata)
                     if tag is None:
@@ -590,6 +593,14 @@ class CudaSource(EventSource):
                         self._moved(tag, storage)
             elif type(value) is list or type(value) is tuple:
                 self._noticed(value, made)
+
+    def _is_new(self, value: Any) -> bool:
+        """Whether a tensor on a device, or one in a list, has a storage that was never seen."""
+        if isinstance(value, torch.Tensor):
+            if not (value.is_cuda and value.layout is _STRIDED):
+                return False
+            return value.untyped_storage()._cdata not in self._cuda.tags
+        return isinstance(value, (list, tuple)) and any(map(self._is_new, value))
 
     def _tag(self, storage: Any, made: bool) -> None:
         index, address = storage.device.index, _address(storage)
@@ -603,12 +614,34 @@ class CudaSource(EventSource):
 
     def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
         if tensor.is_cuda:
-            self._noticed((tensor,), made=False)
-        elif tensor.layout is torch.strided:
+            if tensor.layout is not _STRIDED:
+                return None
+            # As `_noticed`, without asking for the storage twice: this runs for each argument.
+            storage = tensor.untyped_storage()
+            tag = self._cuda.tags.get(storage._cdata)
+            if tag is None:
+                self._tag(storage, made=False)
+                tag = self._cuda.tags[storage._cdata]
+            block = tag.block
+            try:
+                at = storage.data_ptr()
+            except RuntimeError:
+                at = 0
+            if at != (0 if block is None else block.address):
+                self._moved(tag, storage)
+                block = tag.block
+            nbytes = tensor.nbytes
+            if block is None or tag.place or nbytes != tag.nbytes or not is_contiguous(tensor):
+                return self._footprint(tag, tensor)
+            where = tag.whole
+            if where is None or where[0] != at or where[1] != at + nbytes:
+                where = tag.whole = whole(at, at + nbytes)
+            return (at, where) if nbytes else None
+        if tensor.layout is _STRIDED:
             self.machine.place_of(tensor)  # a pinned storage has its tag from now on
-            tag = self.machine.tag_of(tensor)
-            if tag is not None:
-                self._noticed_pinned(tag)
+            pinned = self.machine.tag_of(tensor)
+            if pinned is not None:
+                self._noticed_pinned(pinned)
         return super()._touch(tensor)
 
     def _noticed_pinned(self, tag: Any) -> None:
@@ -698,7 +731,8 @@ class CudaSource(EventSource):
         self, func: Any, args: Any, kwargs: Any, below: Callable[[Any, Any, Any], Any]
     ) -> Any:
         """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
-        self.guarded(self._cuda.leaves_used, args, kwargs, _below)
+        if torch.is_grad_enabled():
+            self.guarded(self._cuda.leaves_used, args, kwargs, _below)
         began = time.perf_counter()
         try:
             result = below(func, args, kwargs)
@@ -715,9 +749,10 @@ class CudaSource(EventSource):
         index = self.device_of(args, kwargs, result)
         if index >= 0:
             self._cuda.use(index)
-            self._noticed(args, made=False)
-            self._noticed(kwargs.values(), made=False)
-            self._noticed((result,), made=True)
+            if self._is_new(result):  # if it is no argument's memory, either
+                self._noticed(args, made=False)
+                self._noticed(kwargs.values(), made=False)
+                self._noticed((result,), made=True)
             name = self._plans[func].name
             if name == "lift_fresh":
                 self._lifted(result, index)

@@ -29,7 +29,7 @@ _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memo
 PINNED_SPACE: Final = 1 << 60
 """Addresses from here on are those of pinned memory."""
 
-_is_contiguous = torch._C.TensorBase.is_contiguous
+is_contiguous = torch._C.TensorBase.is_contiguous
 
 
 class _Capture:
@@ -114,8 +114,10 @@ class StreamSource:
 
     def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
         tag = self.machine.tags.get(storage_key(tensor))
-        if tag is None:
-            return None
+        return None if tag is None else self._footprint(tag, tensor)
+
+    def _footprint(self, tag: StorageTag, tensor: Any) -> tuple[int, Footprint] | None:
+        """The address of a tensor's block, and the bytes that it has there; None if there are none."""
         block = tag.block
         if block is not None and not tag.place:  # as `_address`, for the first device
             address: int | None = block.address
@@ -123,7 +125,7 @@ class StreamSource:
             address = self._address(tag)
         if address is None:
             return None
-        if _is_contiguous(tensor):  # nearly all: the strides say nothing more
+        if is_contiguous(tensor):  # nearly all: the strides say nothing more
             nbytes = tensor.nbytes
             if nbytes == tag.nbytes and not tag.offset:
                 return (address, whole(address, address + nbytes)) if nbytes else None
@@ -211,8 +213,13 @@ class StreamSource:
                 return
             value = parts(value)  # a sparse one's
         if isinstance(value, (list, tuple)):
-            for item in value:
-                self._add(accesses, item, write)
+            touch = self._touch
+            for item in value:  # hundreds, of an optimizer's operators
+                found = touch(item) if isinstance(item, torch.Tensor) else None
+                if found is None:
+                    self._add(accesses, item, write)
+                else:
+                    accesses.append((found[0], found[1], write))
 
     # -- work and synchronisation
 

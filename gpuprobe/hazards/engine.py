@@ -335,7 +335,7 @@ class Engine:
                     self._race(rules.READ_AFTER_WRITE, other, access, block)
             reads = block.reads
             for at, other in enumerate(reads):
-                if other[0] == actor and other[2] == where:
+                if other[0] == actor and (other[2] is where or other[2] == where):
                     reads[at] = access  # the newest of a stream says it all
                     return
             reads.append(access)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 
 from gpuprobe.hazards.accesses import Access
 
@@ -25,30 +25,34 @@ class FreedBytes:
             insort(self._starts, address)
         self._found[address] = (size, accesses)
 
-    def _remove(self, start: int) -> tuple[int, list[Access]]:
-        self._starts.pop(bisect_left(self._starts, start))
-        return self._found.pop(start)
-
     def take(self, address: int, size: int) -> list[Access]:
         """These bytes have a new owner: what it inherits. What lies around them stays."""
-        starts = self._starts
-        if not starts:
-            return []
-        exact = self._found.get(address)
+        starts, found = self._starts, self._found
+        exact = found.get(address)
         if exact is not None and exact[0] == size:  # the usual case: the same bytes again
-            return self._remove(address)[1]
+            del starts[bisect_left(starts, address)]
+            del found[address]
+            return exact[1]
         end = address + size
-        at = max(0, bisect_left(starts, address) - 1)
-        inherited = []
-        for start in starts[at : bisect_left(starts, end)]:
-            if start + self._found[start][0] <= address:
+        first = bisect_right(starts, address) - 1
+        if first < 0 or starts[first] + found[starts[first]][0] <= address:
+            first += 1
+        after = bisect_left(starts, end, first)
+        inherited: list[Access] = []
+        around: list[int] = []
+        for start in starts[first:after]:
+            length, accesses = found.pop(start)
+            stop = start + length
+            if start >= address and stop <= end:
+                inherited += accesses
                 continue
-            length, accesses = self._remove(start)
             inherited += _within(accesses, address, end)
-            for low, high in ((start, address), (end, start + length)):
+            for low, high in ((start, address), (end, stop)):
                 kept = _within(accesses, low, high)
                 if kept:
-                    self.add(low, high - low, kept)
+                    found[low] = (high - low, kept)
+                    around.append(low)
+        starts[first:after] = around
         return inherited
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -38,9 +39,15 @@ class NodeStreams:
         self._then: list[Streams] = []
         self._key = f"gpuprobe: streams {next(_numbers)}"
         self._used: dict[int, Streams] = {}  # leaves since the last backward pass, by id
+        # Leaves that were used before the first switch, by id. Nearly all programs have none.
+        self._early: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    def switched(self, streams: Streams) -> None:
-        """Nodes that are made from now on run on these streams."""
+    def switched(self, streams: Streams, below: Below) -> None:
+        """Nodes that are made from now on run on these streams. ``below``: as for `leaves_used`."""
+        early, self._early = self._early, {}
+        for leaf in [ref() for ref in early.values()]:
+            if leaf is not None:
+                self._note_stream(leaf, {}, below)
         with self._lock:
             self._switches.append(torch._C._autograd._get_sequence_nr())
             self._then.append(dict(streams))
@@ -58,7 +65,10 @@ class NodeStreams:
         for value in values:
             if isinstance(value, torch.Tensor):
                 if value.requires_grad and value.is_leaf:
-                    self._leaf_used(value, streams, below)
+                    if streams or self._switches:
+                        self._leaf_used(value, streams, below)
+                    elif not self._used_early(value):
+                        self._early[id(value)] = weakref.ref(value)
             elif type(value) is list or type(value) is tuple:
                 self.leaves_used(value, streams, below)
 
@@ -66,15 +76,29 @@ class NodeStreams:
         if self._used.get(id(leaf)) == streams:
             return
         self._used[id(leaf)] = dict(streams)
+        kept = self._note_stream(leaf, streams, below)
+        if kept is not None:
+            self._used[id(leaf)] = kept
+
+    def _used_early(self, leaf: torch.Tensor) -> bool:
+        ref = self._early.get(id(leaf))
+        return ref is not None and ref() is leaf
+
+    def _note_stream(self, leaf: torch.Tensor, streams: Streams, below: Below) -> Streams | None:
+        """Note the streams in the node of a leaf, unless it has some. What it has then; None where
+        there is no such node.
+        """
         if type(leaf) not in _PLAIN and not hasattr(leaf, "_local_tensor"):
-            return  # a view of an unknown subclass may be anything
+            return None  # a view of an unknown subclass may be anything
         if leaf.layout is not torch.strided:
-            return  # it has no views
+            return None  # it has no views
         with below(), torch.enable_grad():
             view = leaf.view_as(leaf)
         node = None if view.grad_fn is None else view.grad_fn.next_functions[0][0]
-        if node is not None:
-            self._used[id(leaf)] = node.metadata.setdefault(self._key, dict(streams))
+        if node is None:
+            return None
+        found: Streams = node.metadata.setdefault(self._key, dict(streams))
+        return found
 
     def forget_leaves(self) -> None:
         """The graph may be gone: nodes of leaves are looked for again at their next use."""
@@ -86,7 +110,8 @@ class NodeStreams:
         if sequence >= _ACCUMULATING:
             found: Streams | None = node.metadata.get(self._key)
             if found is None and hasattr(node, "variable"):
-                found = self._used.get(id(node.variable))
+                leaf = node.variable
+                found = {} if self._used_early(leaf) else self._used.get(id(leaf))
             return found
         at = bisect_right(self._switches, sequence) - 1
         return self._then[at] if at >= 0 else {}

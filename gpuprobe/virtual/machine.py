@@ -503,13 +503,13 @@ class Machine:
         streams = self.local.streams
         if streams.get(index, 0) != stream:
             streams[index] = stream
-            self.nodes.switched(streams)
+            self.nodes.switched(streams, _disable_current_modes)
 
     def _make_current(self, streams: dict[int, int]) -> None:
         """Make these streams this thread's current ones, on all devices."""
         if streams != self.local.streams:
             self.local.streams = streams
-            self.nodes.switched(streams)
+            self.nodes.switched(streams, _disable_current_modes)
 
     def backward_begins(self) -> Any:
         """Returns what `backward_ended` is to be given."""

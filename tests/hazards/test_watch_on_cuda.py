@@ -288,10 +288,11 @@ def test_rows_are_known_where_the_host_gave_them(how: str, captured: bool) -> No
     assert races(found) == ([] if known else ["write-after-write"])
 
 
-def test_gpuprobes_own_events_are_none_of_the_programs() -> None:
+def test_gpuprobes_own_events_are_none_of_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they are asked at the end of a step would be taken for waits of the host."""
     from gpuprobe.sampler.gpu_clock import GpuClock
 
+    monkeypatch.setattr("gpuprobe.sampler.gpu_clock.takes_time", lambda: True)
     torch.cuda.init()
     clock = GpuClock.of_torch()
     assert clock is not None
