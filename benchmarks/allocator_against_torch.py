@@ -1,0 +1,460 @@
+"""gpuprobe's allocator against torch's own: random programs, under random settings.
+
+    python benchmarks/allocator_against_torch.py [--programs 10000] [--first SEED] [--what-ifs 1000]
+        [--state FILE] [--minutes N] [--show N]
+
+To be run with a build of torch with CUDA; no GPU is needed. Each program allocates, frees, uses
+other streams, empties the cache, captures graphs, fills pools, runs out of memory, through torch's
+caching allocator on the native engine, which has the driver's part of memory: a device of so many
+bytes, addresses that ascend. It begins with nothing cached. Then
+
+* **replay**: gpuprobe replays the history that torch recorded. Every block must be where torch had
+  it, every segment and page come and go when it did, the layout at the end be torch's; and the
+  figures must be those that torch's statistics have: peaks, device allocations and frees, retries,
+  requests that failed.
+* **what-if**: for the first ``--what-ifs`` programs, gpuprobe says what other settings had done
+  with what was recorded, and the same program runs under those. The same figures must be equal.
+  What failed in the recording and is served under the other settings is given back at once, which
+  is what a what-if assumes; what fails there is left out.
+
+What a program is follows from its seed alone. Programs run by many in one process, one process at a
+time, each on a device of its own size. With ``--state`` what has run is kept, and not run again.
+
+The table has the programs with each trait, and those of them that differ. The first difference of
+each is printed below it. Exit code 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+from allocator_requests import MACHINES, MIB, Machine, Operation, Program, program_of  # noqa: E402
+
+from gpuprobe.allocator.driver import ADDRESS_ORDERS  # noqa: E402
+from gpuprobe.allocator.replays.replay import TraceReplay, replay_trace  # noqa: E402
+from gpuprobe.allocator.replays.whatif import what_if  # noqa: E402
+from gpuprobe.allocator.settings import parse_conf  # noqa: E402
+from gpuprobe.catalogue.gpus import parse_spec  # noqa: E402
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace  # noqa: E402
+from gpuprobe.native.process import load  # noqa: E402
+
+BATCH: Final = 500
+"""Programs of one process."""
+
+STATISTICS: Final = {
+    "peak_allocated": "allocated_bytes.all.peak",
+    "peak_reserved": "reserved_bytes.all.peak",
+    "device_allocs": "num_device_alloc",
+    "device_frees": "num_device_free",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
+"""Figures of a replay, and what torch calls them."""
+
+
+@dataclass
+class Ran:
+    """What torch made of a program: its history and statistics, and the operations that failed."""
+
+    trace: MemoryTrace
+    figures: dict[str, int]
+    failed: frozenset[int]
+    served: int
+
+
+@dataclass
+class Outcome:
+    """What is kept of one program. ``difference`` is the first of its replay, ``what_if_difference``
+    that of its what-if, "" for none."""
+
+    seed: int
+    traits: list[str]
+    events: int = 0
+    difference: str = ""
+    what_if: str = ""  # what the other settings change
+    what_if_traits: list[str] = field(default_factory=list)
+    what_if_difference: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+# -- one program in torch
+
+
+class Runner:
+    """Runs programs, one after the other, in this process's torch."""
+
+    def __init__(self, machine: Machine) -> None:
+        import torch
+
+        self.torch = torch
+        self.machine = machine
+        self.streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]
+        self.set_conf = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        if self.set_conf is None:
+            self.set_conf = torch.cuda.memory._set_allocator_settings
+
+    def run(self, program: Program, conf: str, given_back: frozenset[int] | None = None) -> Ran:
+        """The program under the settings of ``conf``. ``given_back``: operations whose memory, if
+        there is any, is freed at once."""
+        from gpuprobe.recording.snapshot.load import trace_from_snapshot
+
+        torch = self.torch
+        assert self.set_conf is not None
+        self.set_conf(conf)
+        if self.machine.limited:
+            torch.cuda.set_per_process_memory_fraction(program.fraction)
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()
+        torch.cuda.memory._record_memory_history(
+            "all", context="all" if program.stacks else None, stacks="python", clear_history=True
+        )
+        state = _Running(self, given_back or frozenset())
+        try:
+            for index, operation in enumerate(program.operations):
+                state.do(index, operation)
+            state.leave()
+            snapshot = torch.cuda.memory._snapshot()
+            statistics = torch.cuda.memory_stats()
+        finally:
+            torch.cuda.memory._record_memory_history(None)
+            state.clear()
+        torch.cuda.empty_cache()
+        if torch.cuda.memory_reserved():
+            raise RuntimeError(f"program {program.seed} left memory behind")
+        figures = {name: statistics.get(key, 0) for name, key in STATISTICS.items()}
+        trace = trace_from_snapshot(snapshot, 0)
+        return Ran(trace, figures, frozenset(state.failed), state.served)
+
+
+class _Running:
+    """A program on its way: what it holds."""
+
+    def __init__(self, runner: Runner, given_back: frozenset[int]) -> None:
+        self._runner = runner
+        self._torch = runner.torch
+        self._given_back = given_back
+        self._slots: dict[int, Any] = {}
+        self._pools: dict[int, Any] = {}
+        self._graphs: dict[int, Any] = {}
+        self._open: list[tuple[int, contextlib.ExitStack]] = []
+        self._host: list[Any] = []
+        self.failed: list[int] = []
+        self.served = 0
+
+    def do(self, index: int, operation: Operation) -> None:
+        getattr(self, operation.kind)(index, operation)
+
+    def _in_stream(self, number: int) -> Any:
+        return self._torch.cuda.stream(self._runner.streams[number])
+
+    def allocate(self, index: int, operation: Operation) -> None:
+        torch = self._torch
+        try:
+            with self._in_stream(operation.stream):
+                tensor = torch.empty(operation.size, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            self.failed.append(index)
+            return
+        if index in self._given_back:
+            self.served += 1
+            return
+        self._slots[operation.slot] = tensor
+
+    def free(self, index: int, operation: Operation) -> None:
+        self._slots.pop(operation.slot, None)
+
+    def record_stream(self, index: int, operation: Operation) -> None:
+        tensor = self._slots.get(operation.slot)
+        if tensor is not None:
+            tensor.record_stream(self._runner.streams[operation.stream])
+
+    def empty_cache(self, index: int, operation: Operation) -> None:
+        self._torch.cuda.empty_cache()
+
+    def fraction(self, index: int, operation: Operation) -> None:
+        self._torch.cuda.set_per_process_memory_fraction(operation.size / 1000)
+
+    def pinned(self, index: int, operation: Operation) -> None:
+        torch = self._torch
+        self._host.append(torch.empty(operation.size, dtype=torch.uint8, pin_memory=True))
+        if len(self._host) > 2:
+            del self._host[0]
+
+    def make_pool(self, index: int, operation: Operation) -> None:
+        given = {name: True for name in operation.options}
+        self._pools[operation.slot] = self._torch.cuda.MemPool(**given)
+
+    def enter_pool(self, index: int, operation: Operation) -> None:
+        pool = self._pools.get(operation.slot)
+        stack = contextlib.ExitStack()
+        if pool is not None:
+            stack.enter_context(self._torch.cuda.use_mem_pool(pool))
+        self._open.append((operation.slot, stack))
+
+    def leave_pool(self, index: int, operation: Operation) -> None:
+        self.leave()
+
+    def drop_pool(self, index: int, operation: Operation) -> None:
+        self._pools.pop(operation.slot, None)
+
+    def begin_capture(self, index: int, operation: Operation) -> None:
+        graph = self._torch.cuda.CUDAGraph()
+        shared = self._graphs.get(operation.other)
+        stack = contextlib.ExitStack()
+        stack.enter_context(self._in_stream(operation.stream))
+        graph.capture_begin(pool=shared.pool() if shared is not None else None)
+        stack.callback(graph.capture_end)
+        self._graphs[operation.slot] = graph
+        self._open.append((operation.slot, stack))
+
+    def end_capture(self, index: int, operation: Operation) -> None:
+        self.leave()
+
+    def drop_graph(self, index: int, operation: Operation) -> None:
+        self._graphs.pop(operation.slot, None)
+
+    def leave(self) -> None:
+        """Leave the pool or the capture that the program is in, if it is."""
+        if self._open:
+            self._open.pop()[1].close()
+
+    def clear(self) -> None:
+        while self._open:
+            with contextlib.suppress(RuntimeError):
+                self.leave()
+        self._slots.clear()
+        self._host.clear()
+        self._graphs.clear()
+        self._pools.clear()
+
+
+# -- comparing
+
+
+def check_replay(program: Program, ran: Ran, replayed: TraceReplay) -> str:
+    """The first difference between torch and the replay of its history, "" for none."""
+    first = replayed.first_divergence
+    if first is not None:
+        return (
+            f"event {first.event} of {replayed.events} ({first.action}): torch {first.observed}, "
+            f"the rules {first.expected}: {first.why}"
+        )
+    return _difference(ran.figures, {name: getattr(replayed, name) for name in STATISTICS})
+
+
+def _difference(torch: dict[str, int], ours: dict[str, int]) -> str:
+    for name, value in torch.items():
+        if ours[name] != value:
+            return f"{name} is {value} in torch and {ours[name]} by the rules"
+    return ""
+
+
+def check_what_if(
+    program: Program, machine: Machine, ran: Ran, replayed: TraceReplay, real: Ran
+) -> str:
+    """The first difference between a real run under other settings and the what-if."""
+    settings = other_settings(program, machine)
+    outcome = what_if(ran.trace, replayed, settings, capacity=machine.capacity)
+    expected = {**real.figures, "served_after_all": real.served}
+    for name, value in expected.items():
+        figure = getattr(outcome, name)
+        if figure.least != figure.most or figure.most != value:
+            return (
+                f"{name} is {value} in torch and {figure.least} to {figure.most} by the what-if "
+                f"in {len(ADDRESS_ORDERS)} orders of addresses"
+            )
+    failed = len(real.failed - ran.failed)
+    if bool(failed) != bool(outcome.would_oom):
+        return f"{failed} requests fail in torch, and by the what-if in {outcome.would_oom} orders"
+    return ""
+
+
+def other_settings(program: Program, machine: Machine) -> AllocatorSettings:
+    settings = parse_conf(program.other_conf)
+    if machine.limited:
+        extra = {"per_process_memory_fraction": program.fraction}
+        settings = replace(settings, extra=extra)
+    return settings
+
+
+def check(runner: Runner, seed: int, with_what_if: bool) -> Outcome:
+    """Run one program, and compare."""
+    program = program_of(seed)
+    machine = MACHINES[program.machine]
+    ran = runner.run(program, program.conf)
+    replayed = replay_trace(ran.trace)
+    outcome = Outcome(seed, sorted(program.traits | happened(ran)), events=len(ran.trace.events))
+    outcome.difference = check_replay(program, ran, replayed)
+    outcome.notes = list(replayed.notes)
+    if with_what_if and program.comparable:
+        real = runner.run(program, program.other_conf, given_back=ran.failed)
+        outcome.what_if = program.change
+        outcome.what_if_traits = sorted(program.traits | happened(ran))
+        if replayed.first_divergence is not None:
+            outcome.what_if_difference = "the recording was not replayed"
+        else:
+            outcome.what_if_difference = check_what_if(program, machine, ran, replayed, real)
+    return outcome
+
+
+def happened(ran: Ran) -> set[str]:
+    found = set()
+    if ran.figures["ooms"]:
+        found.add("out of memory")
+    if ran.figures["retries"] > ran.figures["ooms"]:
+        found.add("retried and served")
+    return found
+
+
+# -- processes
+
+
+def child(machine: int, seeds: Sequence[int], what_ifs: int) -> None:
+    """Run these programs, all of one machine, and print an outcome a line."""
+    _load(MACHINES[machine])
+    warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+    runner = Runner(MACHINES[machine])
+    gc.freeze()
+    for seed in seeds:
+        print(json.dumps(asdict(check(runner, seed, seed < what_ifs))), flush=True)
+
+
+def _load(machine: Machine) -> None:
+    gpu = parse_spec("h100-80gb")[0]
+    load([replace(gpu, total_memory=machine.capacity, context=(0, 0))])
+
+
+def run_batches(
+    seeds: Iterable[int], what_ifs: int, keep: Callable[[Outcome], None], until: float
+) -> None:
+    """Run the programs of these seeds, by machine, in a process for so many."""
+    by_machine: dict[int, list[int]] = defaultdict(list)
+    for seed in seeds:
+        by_machine[program_of(seed).machine].append(seed)
+    for machine, own in sorted(by_machine.items()):
+        for at in range(0, len(own), BATCH):
+            _run_batch(machine, own[at : at + BATCH], what_ifs, keep, until)
+
+
+def _run_batch(
+    machine: int, seeds: list[int], what_ifs: int, keep: Callable[[Outcome], None], until: float
+) -> None:
+    left = list(seeds)
+    while left and time.monotonic() < until:
+        command = [sys.executable, __file__, "--child", str(machine), "--what-ifs", str(what_ifs)]
+        environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        with subprocess.Popen(
+            [*command, "--seeds", *map(str, left)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                outcome = Outcome(**json.loads(line))
+                left.remove(outcome.seed)
+                keep(outcome)
+                if time.monotonic() > until:
+                    process.kill()
+                    return
+        if left:  # it ended within this program
+            seed = left.pop(0)
+            difference = f"the process ended with exit code {process.returncode}"
+            keep(Outcome(seed, sorted(program_of(seed).traits), difference=difference))
+
+
+# -- the table
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    programs: Counter[str] = Counter()
+    differ: Counter[str] = Counter()
+    asked: Counter[str] = Counter()
+    asked_differ: Counter[str] = Counter()
+    for outcome in outcomes:
+        for trait in ("all", *outcome.traits):
+            programs[trait] += 1
+            differ[trait] += bool(outcome.difference)
+            if outcome.what_if:
+                asked[trait] += 1
+                asked_differ[trait] += bool(outcome.what_if_difference)
+        if outcome.what_if:
+            for change in outcome.what_if.split(" "):
+                asked[f"→ {change}"] += 1
+                asked_differ[f"→ {change}"] += bool(outcome.what_if_difference)
+    yield f"{'':44}{'replays':>10}{'differ':>8}{'what-ifs':>10}{'differ':>8}"
+    for trait in sorted({*programs, *asked}, key=lambda name: (name != "all", name)):
+        figures = programs[trait], differ[trait], asked[trait], asked_differ[trait]
+        yield f"{trait:44}{figures[0]:10,}{figures[1]:8,}{figures[2]:10,}{figures[3]:8,}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--programs", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--what-ifs", type=int, default=1_000)
+    parser.add_argument("--state", type=Path, metavar="FILE")
+    parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--show", type=int, default=10, help="differences printed")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--seeds", type=int, nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        child(options.child, options.seeds, options.what_ifs)
+        return 0
+
+    outcomes: dict[int, Outcome] = {}
+    seeds = range(options.first, options.first + options.programs)
+    if options.state is not None and options.state.exists():
+        for line in options.state.read_text(encoding="utf-8").splitlines():
+            outcome = Outcome(**json.loads(line))
+            outcomes[outcome.seed] = outcome
+
+    def keep(outcome: Outcome) -> None:
+        outcomes[outcome.seed] = outcome
+        if options.state is not None:
+            with options.state.open("a", encoding="utf-8") as file:
+                print(json.dumps(asdict(outcome)), file=file)
+
+    until = time.monotonic() + 60 * options.minutes
+    left = [seed for seed in seeds if seed not in outcomes]
+    # Programs without the what-if that is now asked for run again.
+    last = options.first + options.what_ifs
+    run_batches(left, last, keep, until)
+    shown = [outcomes[seed] for seed in seeds if seed in outcomes]
+    print(*table(shown), sep="\n")
+    differ = [o for o in shown if o.difference or o.what_if_difference]
+    for outcome in differ[: options.show]:
+        print(f"\nprogram {outcome.seed} ({', '.join(outcome.traits)})")
+        if outcome.difference:
+            print(f"  replay: {outcome.difference}")
+        if outcome.what_if_difference:
+            print(f"  what-if {outcome.what_if}: {outcome.what_if_difference}")
+    if len(differ) > options.show:
+        print(f"\nand {len(differ) - options.show} more")
+    missing = len(seeds) - len(shown)
+    if missing:
+        print(f"\n{missing} programs were not run")
+    return 1 if differ or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
