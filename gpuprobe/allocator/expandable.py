@@ -147,17 +147,25 @@ def _map(sim: AllocatorState, block: PoolBlock, size: int) -> bool:
     return True
 
 
-def unmap(sim: AllocatorState, block: PoolBlock) -> None:
-    """Unmap the whole pages inside a free block; what is left at its ends stays cached
-    (``unmap_block``)."""
+def whole_pages(block: PoolBlock) -> tuple[int, int] | None:
+    """The first and last address of the whole pages inside a block, None for none."""
     where = block.expandable
     if where is None:
         raise InternalError(f"{block!r} is not expandable")
     page = where.page
     start = where.base + round_up(block.address - where.base, page)
     end = where.base + (block.address + block.size - where.base) // page * page
-    if start >= end:
+    return (start, end) if start < end else None
+
+
+def unmap(sim: AllocatorState, block: PoolBlock) -> None:
+    """Unmap the whole pages inside a free block; what is left at its ends stays cached
+    (``unmap_block``)."""
+    pages = whole_pages(block)
+    if pages is None:
         return
+    start, end = pages
+    where = block.expandable
     free_list = block.free_list
     free_list.remove(block)
     sim.driver.unmap(start, end - start)

@@ -110,6 +110,15 @@ def release_pool(sim: AllocatorState, owner: PrivatePool) -> None:
         release_half(sim, half)
 
 
+def anything_to_release(owner: PrivatePool) -> bool:
+    """Whether `release_pool` would give anything back."""
+    return any(
+        expandable.whole_pages(block) is not None if block.expandable is not None else not _is_split(block)
+        for half in (owner.small, owner.large)
+        for block in half.free_blocks()
+    )
+
+
 def release_half(sim: AllocatorState, half: BlockPool) -> None:
     """Whole segments first, then pages (``release_blocks``)."""
     to_unmap = []

@@ -43,7 +43,7 @@ class Simulator(AllocatorState):
         ``pool`` is the index of the pool that the program has directed this stream to, 0
         for the default one.
         """
-        if (self.queues or self.deferred) and not self.captures:
+        if (self.queues or self.deferred) and not (self.captures and self.capturing(stream)):
             self.process_events()
         if self.plain_rounding:
             size = (requested + 511) & -512 or MIN_BLOCK
@@ -124,7 +124,7 @@ class Simulator(AllocatorState):
         self.request_free(block)
         if not block.stream_uses:
             self.complete(block)
-        elif self.captures:
+        elif self.capturing():
             self.deferred[block] = None
         else:
             self._insert_events(block)
@@ -183,22 +183,29 @@ class Simulator(AllocatorState):
         if block.stream_uses is None:
             block.stream_uses = set()
         block.stream_uses.add(stream)
-        if self.captures:
+        if self.capturing():
             self.capture_uses.setdefault(block, set()).add(stream)
 
     def empty_cache(self, pool: int = 0) -> None:
         """Free all unsplit cached segments and unmap all empty pages (``release_cached_blocks``):
-        of the default pool and of the private pools nobody holds, or of one private pool.
+        of the default pool, but not while a graph is captured, and of the private pools nobody
+        holds; or of one private pool.
         """
-        if pool == 0 and not self.captures:
+        if pool == 0:
+            self._release_cached(default=not self.capturing())
+            return
+        owner = self.pools.get(pool)
+        if owner is not None and owner.freeable:
+            self.synchronize_events(owner)
+            release.release_pool(self, owner)
+
+    def _release_cached(self, *, default: bool = True) -> None:
+        if default:
             self.synchronize_events()
             release.release_pool(self, self.pools[0])
         for owner in list(self.pools.values()):
-            if not owner.freeable or pool not in (0, owner.index):
-                continue
-            if pool != 0:
-                self.synchronize_events(owner)
-            release.release_pool(self, owner)
+            if owner.freeable:
+                release.release_pool(self, owner)
 
     # -- searching --------------------------------------------------------------------------
 
@@ -265,11 +272,11 @@ class Simulator(AllocatorState):
         return release.release_available(self, free_list, size)
 
     def _flush(self) -> None:
-        self.empty_cache()
+        self._release_cached()
 
     def _may_flush(self, free_list: FreeList) -> bool:
-        """All cached memory may be released unless a capture is underway."""
-        return not self.captures
+        """All cached memory may be released, but not for a stream that captures a graph."""
+        return not self.capturing(free_list.stream)
 
     def _overflow(self, free_list: FreeList, size: int) -> PoolBlock | None:
         """A cached block of a pool marked ``use_on_oom`` (``try_mempool_fallback``)."""
@@ -361,7 +368,9 @@ class Simulator(AllocatorState):
     # -- pools ------------------------------------------------------------------------------
 
     def begin_capture(self, pool: int, streams: frozenset[int] | None = None) -> None:
-        """Allocations of these streams (None: all) go to ``pool`` (``beginAllocateToPool``)."""
+        """Allocations of these streams (None: all) go to ``pool`` (``beginAllocateToPool``). A
+        graph is captured from the streams that are named; a ``MemPool`` takes those of all.
+        """
         owner = self.pool(pool)
         owner.freeable = False
         self.captures.append((pool, streams))
@@ -373,6 +382,15 @@ class Simulator(AllocatorState):
                 self.captures.remove(entry)
                 return
         raise InternalError(f"no capture into pool {pool} is in progress")
+
+    def capturing(self, stream: int | None = None) -> bool:
+        """Whether a graph is captured from this stream (None: from any). Its requests poll no
+        events and release no cached memory; those of other streams do.
+        """
+        return any(
+            streams is not None and (stream is None or stream in streams)
+            for _, streams in self.captures
+        )
 
     def pool_of(self, stream: int) -> int:
         """Where an allocation on ``stream`` goes now (``get_pool``): the last capture wins."""

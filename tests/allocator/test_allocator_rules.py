@@ -425,14 +425,32 @@ def test_the_last_capture_of_a_stream_wins() -> None:
 def test_nothing_is_released_during_a_capture() -> None:
     sim = simulator(capacity=64 * MIB)
     sim.free(take(sim, 40 * MIB))
-    sim.begin_capture(1)
+    sim.begin_capture(1, frozenset({0}))
     assert sim.malloc(50 * MIB, 0, 1) is None
-    assert sim.device_frees == 0
+    assert (sim.device_frees, sim.retries) == (0, 0)
+
+
+def test_streams_outside_of_a_capture_still_make_room() -> None:
+    """Two segments are cached; the second request needs the bytes of both."""
+    sim = simulator(capacity=64 * MIB)
+    for block in [take(sim, 30 * MIB), take(sim, 30 * MIB)]:
+        sim.free(block)
+    sim.begin_capture(1, frozenset({7}))
+    assert take(sim, 50 * MIB).address
+    assert (sim.device_frees, sim.retries) == (2, 1)
+
+
+def test_pools_make_room_as_the_default_one_does() -> None:
+    sim = simulator(capacity=64 * MIB)
+    sim.free(take(sim, 40 * MIB))
+    sim.begin_capture(1)
+    assert take(sim, 50 * MIB, pool=1).address
+    assert (sim.device_frees, sim.retries) == (1, 1)
 
 
 def test_frees_during_a_capture_wait_for_its_end() -> None:
     sim = simulator()
-    sim.begin_capture(1)
+    sim.begin_capture(1, frozenset({0}))
     block = take(sim, 24 * MIB, pool=1)
     sim.record_stream(block, 7)
     sim.free(block)

@@ -8,7 +8,7 @@ device operation the rules ask for must be the trace's next one; otherwise `Dive
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
 from gpuprobe.allocator import expandable, release
@@ -75,6 +75,7 @@ class TraceSimulator(Simulator):
         settings: AllocatorSettings,
         events: EventColumns,
         pools: Sequence[int],
+        ids: Mapping[int, tuple[int, int]],
         *,
         device_memory: int | None,
         tie_by_address: bool,
@@ -87,7 +88,6 @@ class TraceSimulator(Simulator):
         self.gc_enabled = settings.garbage_collection_threshold > 0
         self.plain_search = self.plain_search and not self.gc_enabled
         self.trust_ages = True
-        self.private_pools = any(pools)
         self.ties = TieEvidence()
         self.flushes: list[int] = []
         self.memory_limit: int | None = None
@@ -95,6 +95,8 @@ class TraceSimulator(Simulator):
         self._miss_once = False
         self.events = events
         self._pools = pools
+        self.private_pools = any(pools)
+        self._ids = ids  # torch's id of each pool index
         self._batch: list[int] = []
         self._at = 0
         self.at_event = _NONE  # index of the request being served, which ends the batch
@@ -445,6 +447,16 @@ class TraceSimulator(Simulator):
             for block in freed:
                 release.release_segment(self, block)
 
+    def _new_segment(self, free_list: FreeList, size: int) -> PoolBlock | None:
+        # What is released next, or the end of the allocation, shows that there was none: in
+        # expandable segments not even cached pages, where the process may have no more memory.
+        code = self.peek()
+        if code in (_SEGMENT_FREE, _UNMAP, _FREE_COMPLETED) or (
+            code == _NONE and self.out_of_memory
+        ):
+            return None
+        return super()._new_segment(free_list, size)
+
     def _release_available(self, free_list: FreeList, size: int) -> bool:
         self._learn_release_order()
         planned = release.available_to_release(self, free_list, size)
@@ -453,9 +465,17 @@ class TraceSimulator(Simulator):
         return super()._release_available(free_list, size)
 
     def _may_flush(self, free_list: FreeList) -> bool:
-        # Giving up without releasing anything is what torch does within a capture; whether
-        # one was underway is not recorded, but without private pools there was none.
-        return self.peek() != _NONE or not self.private_pools
+        """Giving up without releasing anything is what torch does for a stream that captures.
+        Whether it did is not recorded: then nothing is released of what could be.
+        """
+        if self.peek() != _NONE:
+            return True
+        if not self.private_pools:
+            return True
+        pool = free_list.pool.owner.index
+        if pool and self._ids[pool][0]:
+            return False  # a graph's own pool, which is used only within its capture
+        return not release.anything_to_release(self.pools[0])
 
     def _flush_as_recorded(self) -> None:
         self.flushes.append(self._batch[self._at])

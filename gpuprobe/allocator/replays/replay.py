@@ -184,7 +184,12 @@ def _run(
     events = trace.events
     pools = event_pools(trace)
     sim = TraceSimulator(
-        settings, events, pools, device_memory=device_memory, tie_by_address=tie_by_address
+        settings,
+        events,
+        pools,
+        {index: pool for pool, index in pool_indices(trace).items()},
+        device_memory=device_memory,
+        tie_by_address=tie_by_address,
     )
     _mark_own_allocators(trace, settings, sim, pools)
     run = _Run(sim)
