@@ -53,6 +53,7 @@ class Program:
 
     seed: int
     machine: int
+    segment_size: int  # large_segment_size_mb
     conf: str
     other_conf: str
     change: str
@@ -81,7 +82,8 @@ def program_of(seed: int) -> Program:
     conf = random_conf(rng)
     other, change = changed_conf(rng, conf)
     fraction = rng.choice((1.0, 0.9, 0.75, 0.6, 0.5, 0.35)) if machine.limited else 1.0
-    writer = _Writer(rng, machine)
+    expandable = "expandable_segments" in {*conf, *other}
+    writer = _Writer(rng, machine, expandable=expandable)
     writer.write(rng.choice((20, 60, 120, 250)))
     stacks = rng.random() < 0.7
     traits = {f"{key}" for key, value in conf.items() if DEFAULTS.get(key) != value}
@@ -93,6 +95,7 @@ def program_of(seed: int) -> Program:
     return Program(
         seed=seed,
         machine=number,
+        segment_size=int(conf.get("large_segment_size_mb", 20)),
         conf=conf_text(conf),
         other_conf=conf_text(other),
         change=change,
@@ -171,8 +174,9 @@ def changed_conf(rng: random.Random, conf: Mapping[str, str]) -> tuple[dict[str,
 class _Writer:
     """Writes a program's operations."""
 
-    def __init__(self, rng: random.Random, machine: Machine) -> None:
+    def __init__(self, rng: random.Random, machine: Machine, *, expandable: bool) -> None:
         self._rng = rng
+        self._expandable = expandable
         self.operations: list[Operation] = []
         self.traits: set[str] = set()
         self._held: list[tuple[int, int]] = []  # slot, size
@@ -236,6 +240,9 @@ class _Writer:
 
     def _stream(self) -> int:
         rng = self._rng
+        if self._inside == "capture" and self._expandable:
+            # torch itself fails where it unmaps pages for another stream's request.
+            return self._capture_stream
         usual = self._capture_stream if self._inside == "capture" else 0
         if rng.random() < self._other_streams:
             self.traits.add("several streams")

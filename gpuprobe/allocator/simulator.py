@@ -247,7 +247,7 @@ class Simulator(AllocatorState):
         """
         peak = self.peak_reserved
         if self.gc_enabled:
-            self._collect()
+            self._collect(free_list, size)
         block = self._new_segment(free_list, size)
         if block is None and free_list.pool.owner.index == 0:
             block = self._overflow(free_list, size)
@@ -265,7 +265,7 @@ class Simulator(AllocatorState):
             self.active_at_peak += size
         return block
 
-    def _collect(self) -> None:
+    def _collect(self, free_list: FreeList, size: int) -> None:
         release.collect_garbage(self)
 
     def _release_available(self, free_list: FreeList, size: int) -> bool:

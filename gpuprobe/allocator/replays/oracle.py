@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from gpuprobe.allocator import expandable, release
@@ -20,7 +21,7 @@ from gpuprobe.allocator.blocks import (
     PrivatePool,
 )
 from gpuprobe.allocator.replays.ties import TieEvidence
-from gpuprobe.allocator.rules import SMALL_LIMIT, expandable_span, round_size
+from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size, expandable_span, round_size
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.text import human_bytes
@@ -63,6 +64,15 @@ class Diverged(Exception):
         self.block = block
 
 
+@dataclass(frozen=True, slots=True)
+class UnclearRelease:
+    """A release of cached memory that the program may have asked for, or garbage collection, and
+    that an allocation may have made to try again: it would have held ``needed`` bytes without."""
+
+    event: int
+    needed: int
+
+
 class TraceSimulator(Simulator):
     """The allocator, with the trace in the driver's place.
 
@@ -90,6 +100,7 @@ class TraceSimulator(Simulator):
         self.trust_ages = True
         self.ties = TieEvidence()
         self.flushes: list[int] = []
+        self.unclear: list[UnclearRelease] = []
         self.memory_limit: int | None = None
         self.recent: list[int] = []  # blocks that came back since the last allocation
         self._miss_once = False
@@ -119,7 +130,8 @@ class TraceSimulator(Simulator):
             if code == _FREE_COMPLETED:
                 self.synchronize_events()
             elif code in (_SEGMENT_FREE, _UNMAP):
-                self._flush_as_recorded()
+                self.flushes.append(self._batch[self._at])
+                self._flush()
             else:
                 self.disagree("no allocation follows, so none is made")
         self._clear()
@@ -132,14 +144,15 @@ class TraceSimulator(Simulator):
         if self.peek() == _MAP or _MAP in self._codes():
             self._know_range(requested, stream, pool)
         polled = self._poll(requested, stream, pool)
-        codes = self._codes()
-        releases = _SEGMENT_FREE in codes or _UNMAP in codes
-        flushed = releases and not self._explains_release(requested, stream, pool, polled)
-        if flushed:
+        flushed = False
+        while self.peek() in (_FREE_COMPLETED, _SEGMENT_FREE, _UNMAP) and not (
+            self._own_releases(requested, stream, pool, polled)
+        ):
+            flushed = True
             free_list, size, growable = self._request(requested, stream, pool)
             cached = self.find(free_list, size, growable)
             try:
-                self._flush_as_recorded()
+                self._flush_as_recorded(free_list, size, cached)
             except Diverged as diverged:
                 # It was taken for an ``empty_cache`` because this block would have fitted.
                 diverged.block = cached
@@ -342,26 +355,33 @@ class TraceSimulator(Simulator):
         growable = self.settings.expandable_segments and not owner.own_allocator
         return half.stream(stream), size, growable
 
-    def _explains_release(self, requested: int, stream: int, pool: int, polled: bool) -> bool:
-        """Whether the frees are the allocation's own (garbage collection, making room, a
-        retry) rather than an ``empty_cache`` just before it.
+    def _own_releases(self, requested: int, stream: int, pool: int, polled: bool) -> bool:
+        """Whether the releases that come next are the allocation's own (garbage collection, making
+        room, a retry) rather than an ``empty_cache`` just before it, or the end of a pool.
 
-        Both give the same layout where torch would have released everything anyway; then the
-        stacks tell: torch stamps its own releases with the allocation's stack.
+        Torch stamps its own with the allocation's stack. Without stacks both can give the same
+        layout, where torch would have released everything anyway.
         """
+        codes = self._codes()
+        if _SEGMENT_FREE not in codes and _UNMAP not in codes:
+            return True
+        stacks = self.events.column("stack")
+        if stacks[self.at_event]:
+            return stacks[self.at_event] == stacks[self._next_release()]
         free_list, size, growable = self._request(requested, stream, pool)
         if self.find(free_list, size, growable) is not None:
             return False
-        if not polled:
-            return True
-        if self.out_of_memory or self.gc_enabled:
+        if not polled or self.out_of_memory or self.gc_enabled:
             return True
         self._learn_release_order()
         planned = release.available_to_release(self, free_list, size)
-        if planned and self._frees_next(planned):
-            return True
-        stacks = self.events.column("stack")
-        return 0 < stacks[self.at_event] == stacks[self._batch[self._at]]
+        return bool(planned and self._frees_next(planned))
+
+    def _next_release(self) -> int:
+        """The next event that gives memory back: streams are waited for just before."""
+        return next(
+            i for i in self._batch[self._at :] if self.events.action[i] in (_SEGMENT_FREE, _UNMAP)
+        )
 
     def _frees_next(self, blocks: list[PoolBlock]) -> bool:
         """The batch goes on to free exactly these first."""
@@ -427,7 +447,7 @@ class TraceSimulator(Simulator):
         if self.ties.unknown:
             self.ties.order_by(self.halves(), [self.events.address[i] for i in self._batch])
 
-    def _collect(self) -> None:
+    def _collect(self, free_list: FreeList, size: int) -> None:
         self._learn_release_order()
         half = self.pools[0].large
         while self.peek() == _SEGMENT_FREE:
@@ -444,8 +464,12 @@ class TraceSimulator(Simulator):
                 freed = [b for b in whole if b.address == address and b.expandable is None]
                 if not freed:
                     return
+            first = self._batch[self._at]
             for block in freed:
                 release.release_segment(self, block)
+            if self.peek() not in (_SEGMENT_FREE, _UNMAP) and not self.out_of_memory:
+                if not release.anything_to_release(self.pools[0]):
+                    self._doubt(first, free_list, size)
 
     def _new_segment(self, free_list: FreeList, size: int) -> PoolBlock | None:
         # What is released next, or the end of the allocation, shows that there was none: in
@@ -477,9 +501,22 @@ class TraceSimulator(Simulator):
             return False  # a graph's own pool, which is used only within its capture
         return not release.anything_to_release(self.pools[0])
 
-    def _flush_as_recorded(self) -> None:
-        self.flushes.append(self._batch[self._at])
+    def _flush_as_recorded(
+        self, free_list: FreeList, size: int, cached: PoolBlock | None
+    ) -> None:
+        """A release that is taken for the program's, before an allocation of ``size`` bytes."""
+        first = self._batch[self._at]
+        self.flushes.append(first)
+        if cached is None and not self.events.column("stack")[self.at_event]:
+            self._doubt(first, free_list, size)
         self._flush()
+
+    def _doubt(self, event: int, free_list: FreeList, size: int) -> None:
+        """The release at ``event`` may also have made room for an allocation of ``size`` bytes."""
+        wanted = allocation_size(size, self.settings.large_segment_size)
+        if self.settings.expandable_segments and not free_list.pool.owner.own_allocator:
+            wanted = size
+        self.unclear.append(UnclearRelease(event, self.reserved + wanted))
 
     def _flush(self) -> None:
         """Release all cached memory, of the pools that the trace does it for: whether a

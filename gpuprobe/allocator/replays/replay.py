@@ -16,7 +16,8 @@ from typing import Final, NoReturn
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.layout import load_layout, segments
-from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator
+from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator, UnclearRelease
+from gpuprobe.allocator.replays.pool_traits import own_allocators, whole_block_pools
 from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.rules import round_size
 from gpuprobe.errors import DataError, InternalError
@@ -54,8 +55,10 @@ class TraceReplay:
     """What came of replaying one device's trace. Sizes in bytes.
 
     Where it is not ``exact``, the numbers are of the part before the divergence. ``flushes``
-    are the indices of events that an ``empty_cache`` of the program explains. ``tie_rule``:
-    by what equal free blocks were ordered, "address" or "registration".
+    are the indices of events that an ``empty_cache`` of the program explains, or the end of a pool.
+    ``tie_rule``:
+    by what equal free blocks were ordered, "address" or "registration". ``retries`` are those that
+    are certain: each release in ``unclear`` may be one more.
     """
 
     device: str
@@ -80,6 +83,7 @@ class TraceReplay:
     tie_rule: str = "address"
     notes: tuple[str, ...] = ()
     flushes: tuple[int, ...] = ()
+    unclear: tuple[UnclearRelease, ...] = ()  # of flushes and garbage collections: retries?
 
 
 @dataclass(slots=True)
@@ -191,7 +195,10 @@ def _run(
         device_memory=device_memory,
         tie_by_address=tie_by_address,
     )
-    _mark_own_allocators(trace, settings, sim, pools)
+    for index in own_allocators(trace, settings, pools):
+        sim.pool(index).own_allocator = True
+    for index in whole_block_pools(trace, settings, pools):
+        sim.pool(index).no_split = True
     run = _Run(sim)
     try:
         load_layout(sim, state.segments, state.ranges)
@@ -367,21 +374,6 @@ def event_pools(trace: MemoryTrace) -> Sequence[int]:
     return found
 
 
-def _mark_own_allocators(
-    trace: MemoryTrace, settings: AllocatorSettings, sim: TraceSimulator, pools: Sequence[int]
-) -> None:
-    """With expandable segments on, a private pool that gets plain segments has an allocator
-    of its own (``is_expandable_segments_active`` in torch's ``malloc``)."""
-    if not settings.expandable_segments:
-        return
-    indices = pool_indices(trace)
-    own = {indices[s.pool_id] for s in trace.segments if not s.is_expandable}
-    code = TraceAction.SEGMENT_ALLOC.code
-    own.update(p for p, c in zip(pools, trace.events.action, strict=True) if c == code)
-    for index in own - {0}:
-        sim.pool(index).own_allocator = True
-
-
 def _check_layout(trace: MemoryTrace, sim: TraceSimulator) -> None:
     """The layout after the last event must be the recorded one. Raises Diverged."""
     if not trace.segments:
@@ -456,6 +448,15 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
             "the ages of segments from before the trace are not recorded: the choices of garbage "
             "collection were not checked"
         )
+    # An allocation that would not have fitted otherwise made the room itself.
+    most = sim.memory_limit
+    retried = {u.event for u in sim.unclear if most is not None and u.needed > most}
+    unclear = tuple(u for u in sim.unclear if u.event not in retried)
+    if unclear:
+        notes.append(
+            f"{len(unclear)} releases of cached memory may have been an allocation's that then tried "
+            "again: they look the same"
+        )
     if run.divergence is not None:
         notes.append("numbers cover only the events before the divergence")
     return TraceReplay(
@@ -471,7 +472,7 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         final_reserved=sim.reserved,
         device_allocs=sim.device_allocs,
         device_frees=sim.device_frees,
-        retries=sim.retries,
+        retries=sim.retries + len(retried),
         ooms=sim.ooms,
         complete=trace.complete,
         start_reserved=run.start_reserved,
@@ -480,5 +481,6 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         step=trace.step,
         tie_rule="address" if sim.tie_by_address else "registration",
         notes=tuple(notes),
-        flushes=tuple(sim.flushes),
+        flushes=tuple(index for index in sim.flushes if index not in retried),
+        unclear=unclear,
     )

@@ -42,5 +42,10 @@ def with_requests(
             start = request.at
         column.extend(former[start:])
     places = [request.at for request in requests]
-    moved = tuple(index + bisect_right(places, index) for index in recorded.flushes)
-    return replace(trace, events=events), replace(recorded, flushes=moved)
+
+    def moved(index: int) -> int:
+        return index + bisect_right(places, index)
+
+    flushes = tuple(map(moved, recorded.flushes))
+    unclear = tuple(replace(one, event=moved(one.event)) for one in recorded.unclear)
+    return replace(trace, events=events), replace(recorded, flushes=flushes, unclear=unclear)

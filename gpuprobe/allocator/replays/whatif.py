@@ -157,6 +157,10 @@ def _simulate(
     served = 0
     events = trace.events
     flushes = set(recorded.flushes)
+    if capacity is not None:
+        most = int(memory_fraction(recorded.settings) * capacity)
+        # The allocation made the room itself: it would not have fitted otherwise.
+        flushes -= {one.event for one in recorded.unclear if one.needed > most}
     pools = event_pools(trace)
     # Recorded address -> where the block is now. A request that failed has no entry: its
     # free is skipped too.

@@ -1,0 +1,135 @@
+"""What private pools were made with, as far as a trace shows it: a snapshot has only their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuprobe.allocator.replays.start_state import pool_indices
+from gpuprobe.allocator.rules import MIN_BLOCK, SMALL_LIMIT, limit, max_slack, round_size
+from gpuprobe.model.memory import BlockState, Segment, TraceAction
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
+
+_ALLOC: Final = TraceAction.ALLOC.code
+_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
+_SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
+_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
+_MAP: Final = TraceAction.SEGMENT_MAP.code
+_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
+_OOM: Final = TraceAction.OOM.code
+
+
+def own_allocators(
+    trace: MemoryTrace, settings: AllocatorSettings, pools: Sequence[int]
+) -> frozenset[int]:
+    """With expandable segments on, a private pool that gets plain segments has an allocator of
+    its own (``is_expandable_segments_active`` in torch's ``malloc``)."""
+    if not settings.expandable_segments:
+        return frozenset()
+    indices = pool_indices(trace)
+    own = {indices[s.pool_id] for s in trace.segments if not s.is_expandable}
+    own.update(p for p, c in zip(pools, trace.events.action, strict=True) if c == _SEGMENT_ALLOC)
+    return frozenset(own - {0})
+
+
+@dataclass(slots=True)
+class _Part:
+    """A segment, or pages that were mapped at once: its size and the request that it serves."""
+
+    size: int
+    stream: int
+    taken: int = 0
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """For and against that a pool hands out whole blocks. ``parts`` by address."""
+
+    parts: dict[int, _Part] = field(default_factory=dict)
+    whole: bool = False
+    split: bool = False
+
+
+def whole_block_pools(
+    trace: MemoryTrace, settings: AllocatorSettings, pools: Sequence[int]
+) -> frozenset[int]:
+    """The pools whose blocks are never split (``MemPool(no_split=True)``): each allocation is the
+    only one of its segment, and memory from the driver was needed, or there was none, where the
+    rest of another block, had there been one, would have served; or the last layout has such blocks.
+
+    A pool that never held two blocks at once, and none at the end, could be either.
+    """
+    indices = pool_indices(trace)
+    # Graphs' own pools have another first number.
+    found = {index: _Evidence() for pool, index in indices.items() if pool[0] == 0 and index}
+    if not found:
+        return frozenset()
+    for segment in trace.segments:
+        evidence = found.get(indices[segment.pool_id])
+        if evidence is not None:
+            _at_the_end(evidence, segment, settings)
+    events = trace.events
+    new = 0  # where the last event got memory from the driver
+    for code, address, size, stream, pool in zip(
+        events.action, events.address, events.size, events.column("stream"), pools, strict=True
+    ):
+        evidence = found.get(pool)
+        if evidence is None:
+            continue
+        if code in (_SEGMENT_ALLOC, _MAP):
+            new = address
+            evidence.parts[address] = _Part(size, stream)
+        elif code in (_SEGMENT_FREE, _UNMAP):
+            evidence.parts.pop(address, None)
+        elif code == _FREE_COMPLETED:
+            if address in evidence.parts:
+                evidence.parts[address].taken = 0
+        elif code == _ALLOC:
+            size = round_size(size, settings)
+            part = evidence.parts.get(address)
+            if part is None:
+                evidence.split = True
+                continue
+            if address == new and _rest_would_serve(evidence, settings, stream, size):
+                evidence.whole = True
+            part.taken = size
+            new = 0
+        elif code == _OOM:
+            evidence.whole |= _rest_would_serve(evidence, settings, stream, size)
+    return frozenset(
+        index for index, evidence in found.items() if evidence.whole and not evidence.split
+    )
+
+
+def _rest_would_serve(
+    evidence: _Evidence, settings: AllocatorSettings, stream: int, size: int
+) -> bool:
+    """Whether what is left of a block would have had ``size`` bytes, if blocks were split."""
+    small = size <= SMALL_LIMIT
+    for part in evidence.parts.values():
+        rest = part.size - part.taken
+        if not part.taken or part.stream != stream or (part.taken <= SMALL_LIMIT) != small:
+            continue
+        least = MIN_BLOCK if small or settings.expandable_segments else SMALL_LIMIT + 1
+        most = limit(settings.max_split_size)
+        if size <= rest < most and rest >= least and part.taken < most:
+            return True
+    return False
+
+
+def _at_the_end(evidence: _Evidence, segment: Segment, settings: AllocatorSettings) -> None:
+    if not segment.is_expandable:
+        evidence.parts[segment.address] = _Part(segment.total_size, segment.stream)
+        evidence.split |= len(segment.blocks) > 1
+    for block in segment.blocks:
+        if block.state is BlockState.INACTIVE:
+            continue
+        rounded = round_size(block.requested_size, settings)
+        slack = max_slack(
+            rounded,
+            small=segment.segment_type == "small",
+            expandable=segment.is_expandable,
+            settings=settings,
+        )
+        evidence.whole |= block.size - rounded > slack
