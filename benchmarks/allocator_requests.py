@@ -131,7 +131,7 @@ _KEYS: Final = (
     ("max_split_size_mb", lambda rng: str(rng.choice((64, 65, 70, 80, 100, 128)))),
     ("max_non_split_rounding_mb", _megabytes),
     ("garbage_collection_threshold", lambda rng: str(rng.choice((0.2, 0.4, 0.6, 0.8, 0.95)))),
-    ("large_segment_size_mb", lambda rng: str(rng.choice((11, 12, 16, 24, 32, 64)))),
+    ("large_segment_size_mb", lambda rng: str(rng.choice((12, 16, 24, 32, 64)))),
 )
 """Settings and their random values. Any of them goes with any other: the two limits are no smaller
 than the largest segments."""
@@ -240,8 +240,9 @@ class _Writer:
 
     def _stream(self) -> int:
         rng = self._rng
-        if self._inside == "capture" and self._expandable:
-            # torch itself fails where it unmaps pages for another stream's request.
+        if self._inside == "capture" and (self._expandable or self._kinds["record_stream"]):
+            # torch itself fails where another stream's request unmaps pages during a capture, or
+            # polls an event of a stream that captures.
             return self._capture_stream
         usual = self._capture_stream if self._inside == "capture" else 0
         if rng.random() < self._other_streams:

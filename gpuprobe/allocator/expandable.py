@@ -109,6 +109,33 @@ def lowest_fit(free_list: FreeList, size: int) -> PoolBlock | None:
     return None
 
 
+def shorten(start: PoolBlock, size: int, end: int) -> bool:
+    """End the address range that the run of blocks from ``start`` reaches the end of, so that the
+    run has no ``size`` bytes and the range none at ``end``. False where the run ends earlier.
+    """
+    total = 0
+    last = start
+    walk: PoolBlock | None = start
+    while walk is not None and not walk.active:
+        total += walk.size
+        last = walk
+        walk = walk.next
+    where = last.expandable
+    if walk is not None or last.mapped or where is None:
+        return False
+    less = (total - size) // where.page * where.page + where.page
+    if last.address < end < last.address + last.size:
+        less = max(less, round_up(last.address + last.size - end, where.page))
+    less = min(less, last.size)
+    where.span -= less
+    last.size -= less
+    if not last.size:
+        last.free_list.remove_unmapped(last)
+        if last.prev is not None:
+            last.prev.next = None
+    return True
+
+
 def new_range(sim: AllocatorState, free_list: FreeList, where: ExpandableRange) -> PoolBlock:
     """One unmapped block over a whole new address range."""
     block = PoolBlock(where.base, where.span, free_list, sim.next_order())

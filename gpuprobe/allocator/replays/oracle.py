@@ -141,8 +141,6 @@ class TraceSimulator(Simulator):
     ) -> PoolBlock | None:
         """The batch came before the allocation (or out-of-memory) event ``index``."""
         self.at_event = index
-        if self.peek() == _MAP or _MAP in self._codes():
-            self._know_range(requested, stream, pool)
         polled = self._poll(requested, stream, pool)
         flushed = False
         while self.peek() in (_FREE_COMPLETED, _SEGMENT_FREE, _UNMAP) and not (
@@ -296,21 +294,25 @@ class TraceSimulator(Simulator):
         address = self.events.address[index]
         return lowest is not None and found.address != address == lowest.address
 
-    def _know_range(self, requested: int, stream: int, pool: int) -> None:
-        """Pages are mapped into an address range that no event has shown yet: one reserved
-        now, or earlier by an allocation that then failed."""
-        at = next(i for i in self._batch[self._at :] if self.events.action[i] == _MAP)
-        events = self.events
-        address = events.address[at]
-        for i in self._batch[self._at :]:
-            if events.action[i] == _UNMAP and 0 <= address - events.address[i] < events.size[i]:
-                return  # these pages were given back just before
-        free_list, _, _ = self._request(requested, stream, pool)
-        if any(b.address <= address < b.address + b.size for b in free_list.unmapped):
-            return
-        page = expandable.page_size(free_list.pool.small, self.settings.large_segment_size)
-        span = expandable_span(self.device_memory, page)
-        expandable.new_range(self, free_list, ExpandableRange(address, span, page))
+    def _know_range(self, free_list: FreeList, size: int) -> None:
+        """Pages are mapped next. Where the rules would map others, the address ranges are not as
+        thought: one that no event has shown is lower (an allocation reserved it that then
+        failed), or the lower ones end earlier. How long they are is not recorded.
+        """
+        address, _ = self.next_event()
+        while (start := expandable.lowest_fit(free_list, size)) is not None:
+            unmapped = start.next if start.mapped else start
+            if unmapped is None or unmapped.address == address:
+                return
+            if unmapped.address > address:
+                page = expandable.page_size(
+                    free_list.pool.small, self.settings.large_segment_size
+                )
+                span = expandable_span(self.device_memory, page)
+                expandable.new_range(self, free_list, ExpandableRange(address, span, page))
+                return
+            if not expandable.shorten(start, size, address):
+                return
 
     def _poll(self, requested: int, stream: int, pool: int) -> bool:
         """Completions that an allocation finds when it polls, before it searches.
@@ -479,6 +481,8 @@ class TraceSimulator(Simulator):
             code == _NONE and self.out_of_memory
         ):
             return None
+        if code == _MAP:
+            self._know_range(free_list, size)
         return super()._new_segment(free_list, size)
 
     def _release_available(self, free_list: FreeList, size: int) -> bool:

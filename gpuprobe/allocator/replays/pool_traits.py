@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuprobe.allocator.replays.start_state import pool_indices
-from gpuprobe.allocator.rules import MIN_BLOCK, SMALL_LIMIT, limit, max_slack, round_size
+from gpuprobe.allocator.rules import MIN_BLOCK, NO_LIMIT, SMALL_LIMIT, limit, max_slack, round_size
 from gpuprobe.model.memory import BlockState, Segment, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
@@ -55,8 +55,8 @@ def whole_block_pools(
     trace: MemoryTrace, settings: AllocatorSettings, pools: Sequence[int]
 ) -> frozenset[int]:
     """The pools whose blocks are never split (``MemPool(no_split=True)``): each allocation is the
-    only one of its segment, and memory from the driver was needed, or there was none, where the
-    rest of another block, had there been one, would have served; or the last layout has such blocks.
+    only one of its segment, and one was served from elsewhere, or not at all, where the rest of
+    another block, had there been one, would have fitted best; or the last layout has such blocks.
 
     A pool that never held two blocks at once, and none at the end, could be either.
     """
@@ -91,21 +91,22 @@ def whole_block_pools(
             if part is None:
                 evidence.split = True
                 continue
-            if address == new and _rest_would_serve(evidence, settings, stream, size):
-                evidence.whole = True
+            smaller = NO_LIMIT if address == new else part.size
+            evidence.whole |= _rest_would_serve(evidence, settings, stream, size, smaller)
             part.taken = size
             new = 0
         elif code == _OOM:
-            evidence.whole |= _rest_would_serve(evidence, settings, stream, size)
+            evidence.whole |= _rest_would_serve(evidence, settings, stream, size, NO_LIMIT)
     return frozenset(
         index for index, evidence in found.items() if evidence.whole and not evidence.split
     )
 
 
 def _rest_would_serve(
-    evidence: _Evidence, settings: AllocatorSettings, stream: int, size: int
+    evidence: _Evidence, settings: AllocatorSettings, stream: int, size: int, smaller: int
 ) -> bool:
-    """Whether what is left of a block would have had ``size`` bytes, if blocks were split."""
+    """Whether what is left of a block, if blocks were split, would have had ``size`` bytes, but
+    fewer than ``smaller``."""
     small = size <= SMALL_LIMIT
     for part in evidence.parts.values():
         rest = part.size - part.taken
@@ -113,7 +114,7 @@ def _rest_would_serve(
             continue
         least = MIN_BLOCK if small or settings.expandable_segments else SMALL_LIMIT + 1
         most = limit(settings.max_split_size)
-        if size <= rest < most and rest >= least and part.taken < most:
+        if size <= rest < min(most, smaller) and rest >= least and part.taken < most:
             return True
     return False
 
