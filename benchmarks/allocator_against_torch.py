@@ -216,14 +216,24 @@ class _Running:
         self._pools.pop(operation.slot, None)
 
     def begin_capture(self, index: int, operation: Operation) -> None:
-        graph = self._torch.cuda.CUDAGraph()
-        shared = self._graphs.get(operation.other)
+        torch = self._torch
         stack = contextlib.ExitStack()
+        self._open.append((operation.slot, stack))
+        if index in self._given_back:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.empty(1, dtype=torch.int64, device="cuda")
+                self.served += 1
+            return
+        graph = torch.cuda.CUDAGraph()
+        shared = self._graphs.get(operation.other)
         stack.enter_context(self._in_stream(operation.stream))
-        graph.capture_begin(pool=shared.pool() if shared is not None else None)
+        try:  # it allocates the state of the random number generator
+            graph.capture_begin(pool=shared.pool() if shared is not None else None)
+        except torch.OutOfMemoryError:
+            self.failed.append(index)
+            return
         stack.callback(graph.capture_end)
         self._graphs[operation.slot] = graph
-        self._open.append((operation.slot, stack))
 
     def end_capture(self, index: int, operation: Operation) -> None:
         self.leave()

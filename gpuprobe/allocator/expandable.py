@@ -39,14 +39,15 @@ def best_fit(free_list: FreeList, at: int, growable: bool) -> PoolBlock | None:
     block = blocks[keys[at]]
     while block.expandable is not None and at + 1 < len(keys):
         candidate = blocks[keys[at + 1]]
-        if _potential(candidate) >= _potential(block):
+        if potential(candidate) >= potential(block):
             break
         block = candidate
         at += 1
     return block
 
 
-def _potential(block: PoolBlock) -> int:
+def potential(block: PoolBlock) -> int:
+    """Bytes of a free block, with the unmapped ones after it."""
     follower = block.next
     if follower is not None and not follower.mapped:
         return block.size + follower.size
@@ -126,14 +127,22 @@ def shorten(start: PoolBlock, size: int, end: int) -> bool:
     less = (total - size) // where.page * where.page + where.page
     if last.address < end < last.address + last.size:
         less = max(less, round_up(last.address + last.size - end, where.page))
-    less = min(less, last.size)
-    where.span -= less
-    last.size -= less
-    if not last.size:
+    trim(last, max(last.size - less, 0))
+    return True
+
+
+def trim(last: PoolBlock, most: int) -> None:
+    """End an address range earlier: its last block is unmapped, and keeps ``most`` bytes."""
+    where = last.expandable
+    if where is None or last.mapped or last.next is not None:
+        raise InternalError(f"{last!r} does not end its range")
+    size = most // where.page * where.page
+    where.span -= last.size - size
+    last.size = size
+    if not size:
         last.free_list.remove_unmapped(last)
         if last.prev is not None:
             last.prev.next = None
-    return True
 
 
 def new_range(sim: AllocatorState, free_list: FreeList, where: ExpandableRange) -> PoolBlock:

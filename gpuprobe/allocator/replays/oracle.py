@@ -155,12 +155,17 @@ class TraceSimulator(Simulator):
                 # It was taken for an ``empty_cache`` because this block would have fitted.
                 diverged.block = cached
                 raise
+            polled = self._poll(requested, stream, pool)
         plain = self.plain_search
         self._miss_once = self._missed_before(requested, stream, pool) or (
             flushed and self._grew_into_place(index, requested, stream, pool)
         )
         self.plain_search = plain and not self._miss_once
+        retries, free_list = self.retries, self._request(requested, stream, pool)[0]
+        needed = self._needed(free_list, round_size(requested, self.settings))
+        first = self._batch[self._at] if self.peek() != _NONE else self.at_event
         block = self.malloc(requested, stream, pool)
+        self._doubt_retry(block is not None, retries, needed, first)
         self.plain_search = plain
         if self.peek() != _NONE:
             if block is not None:
@@ -432,6 +437,8 @@ class TraceSimulator(Simulator):
             if self.gc_enabled:
                 free_list.pool.searches += 1
             return None
+        if growable:
+            self._learn_end(free_list, size)
         if not self.ties.unknown:
             return super().search(free_list, size, growable)
         if self.gc_enabled:
@@ -443,6 +450,22 @@ class TraceSimulator(Simulator):
             block = self.ties.first_of(free_list, block, self.events.address[self.at_event])
         free_list.remove(block)
         return block
+
+    def _learn_end(self, free_list: FreeList, size: int) -> None:
+        """Blocks count with the addresses that they could grow into. Where the trace takes another
+        block than they say, its address range ends earlier than was thought."""
+        if self.at_event == len(self.events) or self.events.action[self.at_event] != _ALLOC:
+            return
+        found = self.find(free_list, size, True)
+        address = self.events.address[self.at_event]
+        if found is None or found.address == address:
+            return
+        for block in free_list:
+            if block.address == address and block.size >= size and block.next is not None:
+                last, most = block.next, expandable.potential(found) - block.size
+                if not last.mapped and last.next is None and 0 <= most < last.size:
+                    expandable.trim(last, most)
+                return
 
     def _learn_release_order(self) -> None:
         """Equal blocks from before the trace are released in the order of the batch."""
@@ -466,12 +489,12 @@ class TraceSimulator(Simulator):
                 freed = [b for b in whole if b.address == address and b.expandable is None]
                 if not freed:
                     return
-            first = self._batch[self._at]
+            first, needed = self._batch[self._at], self._needed(free_list, size)
             for block in freed:
                 release.release_segment(self, block)
             if self.peek() not in (_SEGMENT_FREE, _UNMAP) and not self.out_of_memory:
                 if not release.anything_to_release(self.pools[0]):
-                    self._doubt(first, free_list, size)
+                    self.unclear.append(UnclearRelease(first, needed))
 
     def _new_segment(self, free_list: FreeList, size: int) -> PoolBlock | None:
         # What is released next, or the end of the allocation, shows that there was none: in
@@ -512,15 +535,22 @@ class TraceSimulator(Simulator):
         first = self._batch[self._at]
         self.flushes.append(first)
         if cached is None and not self.events.column("stack")[self.at_event]:
-            self._doubt(first, free_list, size)
+            self.unclear.append(UnclearRelease(first, self._needed(free_list, size)))
         self._flush()
 
-    def _doubt(self, event: int, free_list: FreeList, size: int) -> None:
-        """The release at ``event`` may also have made room for an allocation of ``size`` bytes."""
-        wanted = allocation_size(size, self.settings.large_segment_size)
-        if self.settings.expandable_segments and not free_list.pool.owner.own_allocator:
-            wanted = size
-        self.unclear.append(UnclearRelease(event, self.reserved + wanted))
+    def _needed(self, free_list: FreeList, size: int) -> int:
+        """What would be reserved if ``size`` more bytes came from the driver."""
+        if not self.settings.expandable_segments or free_list.pool.owner.own_allocator:
+            size = allocation_size(size, self.settings.large_segment_size)
+        return self.reserved + size
+
+    def _doubt_retry(self, served: bool, before: int, needed: int, first: int) -> None:
+        """Without stacks, an allocation that was served after its retry may have come after an
+        ``empty_cache``."""
+        if served and self.retries > before and not self.events.column("stack")[self.at_event]:
+            self.retries = before
+            self.flushes.append(first)
+            self.unclear.append(UnclearRelease(first, needed))
 
     def _flush(self) -> None:
         """Release all cached memory, of the pools that the trace does it for: whether a
