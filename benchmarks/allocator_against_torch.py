@@ -78,6 +78,7 @@ class Ran:
     figures: dict[str, int]
     failed: frozenset[int]
     served: int
+    captures: tuple[int, ...]  # the operations that began one
 
 
 @dataclass
@@ -141,7 +142,7 @@ class Runner:
             raise RuntimeError(f"program {program.seed} left memory behind")
         figures = {name: statistics.get(key, 0) for name, key in STATISTICS.items()}
         trace = trace_from_snapshot(snapshot, 0)
-        return Ran(trace, figures, frozenset(state.failed), state.served)
+        return Ran(trace, figures, frozenset(state.failed), state.served, tuple(state.captures))
 
 
 class _Running:
@@ -158,6 +159,7 @@ class _Running:
         self._host: list[Any] = []
         self.failed: list[int] = []
         self.served = 0
+        self.captures: list[int] = []
 
     def do(self, index: int, operation: Operation) -> None:
         getattr(self, operation.kind)(index, operation)
@@ -219,20 +221,22 @@ class _Running:
         torch = self._torch
         stack = contextlib.ExitStack()
         self._open.append((operation.slot, stack))
+        # To begin one, torch allocates twice. Where it cannot, it leaves the stream in a state of
+        # its own: there is no capture then.
+        try:
+            torch.empty(2 * 512, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            self.failed.append(index)
+            return
         if index in self._given_back:
-            with contextlib.suppress(torch.OutOfMemoryError):
-                torch.empty(1, dtype=torch.int64, device="cuda")
-                self.served += 1
+            self.served += 1
             return
         graph = torch.cuda.CUDAGraph()
         shared = self._graphs.get(operation.other)
         stack.enter_context(self._in_stream(operation.stream))
-        try:  # it allocates the state of the random number generator
-            graph.capture_begin(pool=shared.pool() if shared is not None else None)
-        except torch.OutOfMemoryError:
-            self.failed.append(index)
-            return
+        graph.capture_begin(pool=shared.pool() if shared is not None else None)
         stack.callback(graph.capture_end)
+        self.captures.append(index)
         self._graphs[operation.slot] = graph
 
     def end_capture(self, index: int, operation: Operation) -> None:
@@ -253,6 +257,9 @@ class _Running:
         self._slots.clear()
         self._host.clear()
         self._graphs.clear()
+        # Blocks that wait for a stream come back before their pool ends, or torch crashes.
+        with contextlib.suppress(self._torch.OutOfMemoryError):
+            self._torch.empty(1, device="cuda")
         self._pools.clear()
 
 
@@ -323,7 +330,10 @@ def check(runner: Runner, seed: int, with_what_if: bool) -> Outcome:
         real = runner.run(program, program.other_conf, given_back=ran.failed)
         outcome.what_if = program.change
         outcome.what_if_traits = sorted(program.traits | happened(ran))
-        if replayed.first_divergence is not None:
+        if real.captures != ran.captures:
+            outcome.what_if = ""
+            outcome.traits.append("no what-if: there a capture cannot begin")
+        elif replayed.first_divergence is not None:
             outcome.what_if_difference = "the recording was not replayed"
         else:
             outcome.what_if_difference = check_what_if(program, machine, ran, replayed, real)

@@ -475,6 +475,9 @@ class TraceSimulator(Simulator):
     def _collect(self, free_list: FreeList, size: int) -> None:
         self._learn_release_order()
         half = self.pools[0].large
+        planned = release.available_to_release(self, free_list, size)
+        if planned and self._frees_next(planned) and self._codes().count(_SEGMENT_FREE) == len(planned):
+            return  # making room explains them as well
         while self.peek() == _SEGMENT_FREE:
             whole = [b for b in half.free_blocks() if b.prev is None and b.next is None]
             if not whole:

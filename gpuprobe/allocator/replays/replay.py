@@ -448,13 +448,9 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
             "the ages of segments from before the trace are not recorded: the choices of garbage "
             "collection were not checked"
         )
-    # An allocation that would not have fitted otherwise made the room itself.
-    most = sim.memory_limit
-    retried = {u.event for u in sim.unclear if most is not None and u.needed > most}
-    unclear = tuple(u for u in sim.unclear if u.event not in retried)
-    if unclear:
+    if sim.unclear:
         notes.append(
-            f"{len(unclear)} releases of cached memory may have been an allocation's that then tried "
+            f"{len(sim.unclear)} releases of cached memory may have been an allocation's that then tried "
             "again: they look the same"
         )
     if run.divergence is not None:
@@ -472,7 +468,7 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         final_reserved=sim.reserved,
         device_allocs=sim.device_allocs,
         device_frees=sim.device_frees,
-        retries=sim.retries + len(retried),
+        retries=sim.retries,
         ooms=sim.ooms,
         complete=trace.complete,
         start_reserved=run.start_reserved,
@@ -481,6 +477,6 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         step=trace.step,
         tie_rule="address" if sim.tie_by_address else "registration",
         notes=tuple(notes),
-        flushes=tuple(index for index in sim.flushes if index not in retried),
-        unclear=unclear,
+        flushes=tuple(sim.flushes),
+        unclear=tuple(sim.unclear),
     )
