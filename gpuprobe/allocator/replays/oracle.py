@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NoReturn
 
 from gpuprobe.allocator import expandable, release
@@ -378,11 +379,18 @@ class TraceSimulator(Simulator):
         free_list, size, growable = self._request(requested, stream, pool)
         if self.find(free_list, size, growable) is not None:
             return False
+        if self._pools[self._next_release()] and 0 in self._released_pools():
+            return False  # an allocation releases the default pool's first
         if not polled or self.out_of_memory or self.gc_enabled:
             return True
         self._learn_release_order()
         planned = release.available_to_release(self, free_list, size)
         return bool(planned and self._frees_next(planned))
+
+    def _released_pools(self) -> set[int]:
+        events = self.events
+        rest = self._batch[self._at :]
+        return {self._pools[i] for i in rest if events.action[i] in (_SEGMENT_FREE, _UNMAP)}
 
     def _next_release(self) -> int:
         """The next event that gives memory back: streams are waited for just before."""
@@ -453,19 +461,22 @@ class TraceSimulator(Simulator):
 
     def _learn_end(self, free_list: FreeList, size: int) -> None:
         """Blocks count with the addresses that they could grow into. Where the trace takes another
-        block than they say, its address range ends earlier than was thought."""
+        block than they say, an address range ends earlier than was thought."""
         if self.at_event == len(self.events) or self.events.action[self.at_event] != _ALLOC:
             return
         found = self.find(free_list, size, True)
         address = self.events.address[self.at_event]
         if found is None or found.address == address:
             return
-        for block in free_list:
-            if block.address == address and block.size >= size and block.next is not None:
-                last, most = block.next, expandable.potential(found) - block.size
-                if not last.mapped and last.next is None and 0 <= most < last.size:
-                    expandable.trim(last, most)
+        blocks = [block for block in free_list if block.size >= size]
+        if all(block.address != address for block in blocks):
+            return
+        for block, following in pairwise(blocks):
+            if block.address == address:
+                _count_at_most(block, expandable.potential(following))
                 return
+            # The search goes on only to what is smaller.
+            _count_at_most(following, expandable.potential(block) - 1)
 
     def _learn_release_order(self) -> None:
         """Equal blocks from before the trace are released in the order of the batch."""
@@ -576,6 +587,15 @@ class TraceSimulator(Simulator):
                 "has nothing there to release",
                 "only whole cached segments and empty pages go back to the driver",
             )
+
+
+def _count_at_most(block: PoolBlock, most: int) -> None:
+    """End the address range after a free block so that it counts with no more, if that can be."""
+    last = block.next
+    if last is not None and not last.mapped and last.next is None:
+        most -= block.size
+        if 0 <= most < last.size:
+            expandable.trim(last, most)
 
 
 class _TraceDriver:

@@ -39,6 +39,7 @@ class _Part:
 
     size: int
     stream: int
+    mapped: bool
     taken: int = 0
 
 
@@ -49,6 +50,15 @@ class _Evidence:
     parts: dict[int, _Part] = field(default_factory=dict)
     whole: bool = False
     split: bool = False
+
+    def after_rests(self) -> set[int]:
+        """The addresses where pages end of which something is left. Where blocks are split, pages
+        mapped there become one with that."""
+        return {
+            address + part.size
+            for address, part in self.parts.items()
+            if part.mapped and part.taken and part.size - part.taken >= MIN_BLOCK
+        }
 
 
 def whole_block_pools(
@@ -79,7 +89,7 @@ def whole_block_pools(
             continue
         if code in (_SEGMENT_ALLOC, _MAP):
             new = address
-            evidence.parts[address] = _Part(size, stream)
+            evidence.parts[address] = _Part(size, stream, code == _MAP)
         elif code in (_SEGMENT_FREE, _UNMAP):
             evidence.parts.pop(address, None)
         elif code == _FREE_COMPLETED:
@@ -93,6 +103,7 @@ def whole_block_pools(
                 continue
             smaller = NO_LIMIT if address == new else part.size
             evidence.whole |= _rest_would_serve(evidence, settings, stream, size, smaller)
+            evidence.whole |= address == new and address in evidence.after_rests()
             part.taken = size
             new = 0
         elif code == _OOM:
@@ -121,7 +132,7 @@ def _rest_would_serve(
 
 def _at_the_end(evidence: _Evidence, segment: Segment, settings: AllocatorSettings) -> None:
     if not segment.is_expandable:
-        evidence.parts[segment.address] = _Part(segment.total_size, segment.stream)
+        evidence.parts[segment.address] = _Part(segment.total_size, segment.stream, False)
         evidence.split |= len(segment.blocks) > 1
     for block in segment.blocks:
         if block.state is BlockState.INACTIVE:
