@@ -294,18 +294,21 @@ def check_what_if(
 ) -> str:
     """The first difference between a real run under other settings and the what-if."""
     settings = other_settings(program, machine)
-    outcome = what_if(ran.trace, replayed, settings, capacity=machine.capacity)
     expected = {**real.figures, "served_after_all": real.served}
+    # The engine hands out addresses that ascend; on a GPU they may be in any order.
+    one = what_if(
+        ran.trace, replayed, settings, capacity=machine.capacity, orders=ADDRESS_ORDERS[:1]
+    )
+    outcome = what_if(ran.trace, replayed, settings, capacity=machine.capacity)
     for name, value in expected.items():
-        figure = getattr(outcome, name)
-        if figure.least != figure.most or figure.most != value:
-            return (
-                f"{name} is {value} in torch and {figure.least} to {figure.most} by the what-if "
-                f"in {len(ADDRESS_ORDERS)} orders of addresses"
-            )
+        figure, whole = getattr(one, name), getattr(outcome, name)
+        if figure.most != value:
+            return f"{name} is {value} in torch and {figure.most} by the what-if"
+        if not whole.least <= value <= whole.most:
+            return f"{name} is {value} in torch and {whole.least} to {whole.most} in several orders"
     failed = len(real.failed - ran.failed)
-    if bool(failed) != bool(outcome.would_oom):
-        return f"{failed} requests fail in torch, and by the what-if in {outcome.would_oom} orders"
+    if bool(failed) != bool(one.would_oom):
+        return f"{failed} requests fail in torch, and by the what-if {one.would_oom}"
     return ""
 
 

@@ -19,8 +19,9 @@ from typing import Final
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
+from gpuprobe.allocator.replays.pool_traits import own_allocators, whole_block_pools
 from gpuprobe.allocator.replays.replay import TraceReplay, event_pools
-from gpuprobe.allocator.replays.start_state import StartState, start_state
+from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.rules import MIB
 from gpuprobe.allocator.settings import differences, memory_fraction, to_conf
 from gpuprobe.allocator.simulator import Simulator
@@ -30,6 +31,8 @@ from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
+_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
+_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
 _OOM: Final = TraceAction.OOM.code
 
 LIMITS: Final = (
@@ -156,12 +159,17 @@ def _simulate(
     before = {name: getattr(sim, name) for name in _CALLS}
     served = 0
     events = trace.events
+    pools = event_pools(trace)
+    ids = {index: pool for pool, index in pool_indices(trace).items()}
+    for index in whole_block_pools(trace, recorded.settings, pools):
+        sim.pool(index).no_split = True
+    for index in own_allocators(trace, recorded.settings, pools):
+        sim.pool(index).own_allocator = True
     flushes = set(recorded.flushes)
     if capacity is not None:
         most = int(memory_fraction(recorded.settings) * capacity)
         # The allocation made the room itself: it would not have fitted otherwise.
         flushes -= {one.event for one in recorded.unclear if one.needed > most}
-    pools = event_pools(trace)
     # Recorded address -> where the block is now. A request that failed has no entry: its
     # free is skipped too.
     for index, code, address, size, stream, pool in zip(
@@ -174,7 +182,7 @@ def _simulate(
         strict=True,
     ):
         if code == _ALLOC:
-            block = request(sim, size, stream, pool)
+            block = request(sim, size, stream, pool, graph=ids[pool][0] > 0)
             if block is None:
                 failed += 1
             else:
@@ -190,13 +198,17 @@ def _simulate(
                     sim.request_free(block)
                 sim.complete(block)
         elif code == _OOM:
-            block = request(sim, size, stream, pool)
+            block = request(sim, size, stream, pool, graph=ids[pool][0] > 0)
             if block is not None:
                 # What the program would have done with it is not known: it gives it back.
                 served += 1
                 sim.free(block)
-        elif index in flushes:
-            sim.empty_cache()
+        elif code in (_SEGMENT_FREE, _UNMAP):
+            if pool:
+                sim.release_pool(pool)  # only what nobody holds is given back
+            if index in flushes:
+                # The end of a `MemPool` gives back its own cache.
+                sim.empty_cache(pool if ids[pool][0] == 0 else 0)
     idle = sim.peak_reserved - min(sim.active_at_peak, sim.peak_reserved)
     figures = {
         "peak_allocated": sim.peak_allocated,
@@ -211,12 +223,14 @@ def _simulate(
 _CALLS = ("device_allocs", "device_frees", "retries", "ooms")
 
 
-def request(sim: Simulator, size: int, stream: int, pool: int) -> PoolBlock | None:
-    """One allocation. Into a private pool it is as if within a capture: nothing is released
-    to make room then."""
+def request(
+    sim: Simulator, size: int, stream: int, pool: int, *, graph: bool = False
+) -> PoolBlock | None:
+    """One allocation. Into a graph's own pool it is within a capture: nothing is released to make
+    room then."""
     if pool == 0:
         return sim.malloc(size, stream)
-    sim.begin_capture(pool)
+    sim.begin_capture(pool, frozenset({stream}) if graph else None)
     try:
         return sim.malloc(size, stream, pool)
     finally:
