@@ -88,13 +88,18 @@ class _Change:
             if not hunk.neutral and hunk.within is None
         ]
 
-    def edits_of(self, copy: int, order: Sequence[int]) -> list[int]:
-        """Of ``order``, the hunks that edit what this one copies, and run without others."""
-        hunk = self.hunks[copy]
+    def edits_of(self, hunk: int, order: Sequence[int]) -> list[int]:
+        """Of ``order``, the hunks that edit the copies which this one adds or uses, and that run
+        without others."""
+        copies = {
+            (copy.file, copy.start, copy.end)
+            for number, copy in enumerate(self.hunks)
+            if copy.within is None and hunk in self.needed[number]
+        }
         here = {
             number
             for number, edit in enumerate(self.hunks)
-            if edit.file == hunk.file and edit.within == (hunk.start, hunk.end) and not edit.neutral
+            if edit.within is not None and not edit.neutral and (edit.file, *edit.within) in copies
         }
         while True:
             alone = {number for number in here if self.needed[number] <= here}

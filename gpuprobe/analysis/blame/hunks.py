@@ -67,8 +67,8 @@ class Hunk:
         for at, text in enumerate(self.new):
             if _is_code(text) and text not in self.old:
                 return self.start + at
-        if self.within is not None and self.start == self.within[0]:
-            return self.start
+        if self.within is not None:
+            return min(self.end, self.within[1] - 1)
         return max(1, self.start if self.new else self.start - 1)
 
 
@@ -431,7 +431,9 @@ def _edits_of_copy(hunk: Hunk, before: Mapping[str, str]) -> list[Hunk]:
                 best = max(best, _original(hunk.new, lines), key=lambda item: item[0])
     if not best[1]:
         return []
-    found = _inside(Hunk(hunk.file, 1, tuple(best[1]), ()), hunk)
+    skipped = next(at for at, text in enumerate(hunk.new) if text.strip())
+    come = replace(hunk, start=hunk.start + skipped, new=hunk.new[skipped:])
+    found = _inside(Hunk(hunk.file, 1, tuple(best[1]), ()), come)
     return [replace(edit, within=(hunk.start, hunk.end)) for edit in found]
 
 

@@ -79,7 +79,7 @@ def search(
     program fails without them; it raises `OverBudget`. ``least``: what is too little to look at.
     ``halves``: for a hunk, the hunks that are one edit with it: what one of them saves alone
     may be more than the growth, because the program without it is neither the old nor the new one.
-    ``inside``: for a hunk that adds a copy, the hunks that edit it, the likeliest first.
+    ``inside``: for a hunk that adds a copy or uses it, the hunks that edit it, the likeliest first.
     """
     searching = _Search(list(needed), before, after, run, least, partners, halves, inside)
     return searching.found(order)
@@ -214,8 +214,8 @@ class _Search:
         return taken | unit, trial
 
     def _edits(self, hunk: int, taken: Taken, value: int, trial: int) -> tuple[Taken, int] | None:
-        """The causes inside a copy that ``hunk`` adds: where the copy costs nothing once it is as
-        the original is. None where there are none."""
+        """The causes inside a copy that ``hunk`` adds or uses, where the copy costs nothing once it
+        is as the original is. None where there are none."""
         edits = tuple(self.inside(hunk))
         if not edits:
             return None
