@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Final
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.values import Unavailable
+from gpuprobe.native import autograd_threads
 from gpuprobe.native.libraries import (
     PRELOAD,
     Libraries,
@@ -24,9 +26,7 @@ from gpuprobe.native.libraries import (
     libraries_in,
     torch_build,
 )
-
-SETTINGS: Final = "GPUPROBE_NATIVE"
-"""The environment variable that holds the settings, which children inherit."""
+from gpuprobe.torch_support.gpu_time import NATIVE_SETTINGS as SETTINGS
 
 _BLOCKS: Final = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24}
 """Resident blocks of a multiprocessor where it is not 32. Source: CUDA C++ Programming Guide,
@@ -309,4 +309,5 @@ def _open(libraries: Libraries, settings: str) -> Runtime:
     core = ctypes.CDLL(str(libraries.core), mode=ctypes.RTLD_GLOBAL)
     for path in libraries.others:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    atexit.register(autograd_threads.wait_until_idle)
     return Runtime(core, libraries, settings)

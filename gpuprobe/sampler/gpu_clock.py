@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.patching import original_of
 from gpuprobe.sampler.timeline import PhaseSpan
+from gpuprobe.torch_support.gpu_time import takes_time
 
 BEHIND = 4
 """Steps that may wait for the GPU to come to their end. A host that runs further ahead gets its
@@ -59,13 +60,14 @@ class GpuClock:
 
     @classmethod
     def of_torch(cls) -> GpuClock | None:
-        """The clock of this process's GPU; None where there is none (a virtual one takes no
-        time).
+        """The clock of this process's GPU; None where what it does takes no time (a simulated
+        one).
         """
         import torch
         from torch.cuda import _gpu_trace
 
-        if not issubclass(torch.cuda.Event, getattr(torch._C, "_CudaEventBase", ())):
+        on_cuda = issubclass(torch.cuda.Event, getattr(torch._C, "_CudaEventBase", ()))
+        if not on_cuda or not takes_time():
             return None
         listeners = _gpu_trace.EventRecordCallbacks.callback_list
 

@@ -187,6 +187,9 @@ def test_capture_joins_streams_and_replays_copies_and_host_functions(core: Path)
         ok(f.cudaStreamEndCapture(s, byref(g)))
         ok(f.cudaStreamIsCapturing(t, byref(status)))
         assert status.value == 0 and not calls
+        # Nobody may ask for an event of a capture until it is recorded again.
+        assert f.cudaEventQuery(e) == 907 and f.cudaEventSynchronize(e) == 907
+        ok(f.cudaEventRecord(e, s)); ok(f.cudaEventQuery(e))
         x = new("cudaGraphInstantiate", g, c_longlong(0))
         held = create_string_buffer(64)
         for value in (3, 4):

@@ -5,6 +5,7 @@ There is no GPU here: `Device` is a queue that works off what it is told to, as 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -316,12 +317,28 @@ def test_without_cuda_nothing_of_it_is_recorded() -> None:
 
 
 @pytest.mark.gpu
-def test_on_cuda() -> None:
-    """Times by events, memory beside torch's, and a graph that is captured meanwhile."""
+def test_on_the_native_engine_no_step_has_a_time() -> None:
     import torch
 
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device on this machine")
+    sink = KeepingSink()
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Recorder(sink):
+        model(torch.randn(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+    (step,) = [step for step in sink.steps if step.ended_by == "optimizer"]
+    simulated = "GPUPROBE_NATIVE" in os.environ
+    assert isinstance(step.gpu_ns, Unavailable) is simulated
+
+
+@pytest.mark.gpu
+def test_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times by events, memory beside torch's, and a graph that is captured meanwhile. Natively,
+    torch's code is the same, and the times are the host's.
+    """
+    import torch
+
+    monkeypatch.setattr("gpuprobe.sampler.gpu_clock.takes_time", lambda: True)
     sink = KeepingSink()
     model = torch.nn.Linear(2048, 2048).cuda()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

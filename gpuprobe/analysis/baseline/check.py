@@ -13,6 +13,7 @@ from gpuprobe.analysis.baseline.model import (
     IGNORED,
     METRICS,
     MORE_BELOW_PEAK,
+    ONCE,
     PEAK,
     Baseline,
     CheckResult,
@@ -82,7 +83,8 @@ def check_baseline(
             found = replace(found, accepted=text, ignored=True)
         peak = before.metrics.get("peak_allocated", 0)
         if name in before.phases and given_by[rule] == "default" and two < peak * BELOW_PEAK:
-            more = max(more, int(one * MORE_BELOW_PEAK))
+            accepted = int(peak * BELOW_PEAK) - one if name in ONCE else int(one * MORE_BELOW_PEAK)
+            more = max(more, accepted)
             text = f"up to {human_bytes(more)} ignored: below the peak"
             found = replace(found, limit=one + more, accepted=text, ignored=True)
         if found.regressed and account in before.accounts and account in after.accounts:

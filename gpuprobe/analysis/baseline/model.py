@@ -66,7 +66,12 @@ on."""
 BELOW_PEAK: Final = 0.9
 MORE_BELOW_PEAK: Final = 0.05
 """A phase or kind of step whose peak stays below 90% of the program's may take 5% more, where
-nobody says otherwise: the program needs no more memory for it."""
+nobody says otherwise: the program needs no more memory for it. One of `ONCE` may take any amount
+up to there."""
+
+ONCE: Final = frozenset({"phase setup", "first step", "after the last step"})
+"""What a program goes through once. What is left there adds up to nothing, as it may in a phase
+that comes again with every step."""
 
 _EXACT: Final = ("virtual ", "native ")
 

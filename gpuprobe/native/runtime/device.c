@@ -365,7 +365,8 @@ int FN12(cudaGetDeviceProperties_v2)(properties12 *p, int ordinal) {
   X(201, cudaErrorDeviceUninitialized, "invalid device context") X(400, cudaErrorInvalidResourceHandle, "invalid resource handle") X(401, cudaErrorIllegalState, "the operation cannot be performed in the present state") \
   X(500, cudaErrorSymbolNotFound, "named symbol not found") X(600, cudaErrorNotReady, "device not ready") X(704, cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled") \
   X(801, cudaErrorNotSupported, "operation not supported") X(900, cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing") \
-  X(901, cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture") X(904, cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work") X(999, cudaErrorUnknown, "unknown error")
+  X(901, cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture") X(904, cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work") \
+  X(907, cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream") X(999, cudaErrorUnknown, "unknown error")
 int FN(cudaGetLastError)(void) { int error = last_error; last_error = SUCCESS; return error; }
 int FN(cudaPeekAtLastError)(void) { return last_error; }
 const char *FN(cudaGetErrorName)(int error) {

@@ -39,6 +39,7 @@ enum {  // cudaError_t and CUresult share these numbers
   CAPTURE_UNSUPPORTED = 900,
   CAPTURE_INVALIDATED = 901,
   CAPTURE_UNJOINED = 904,
+  CAPTURED_EVENT = 907,
   UNKNOWN_ERROR = 999,
 };
 

@@ -168,13 +168,13 @@ int FN(cudaEventQuery)(void *handle) {
   event *e = event_of(handle);
   if (!e) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_EVENT_QUERY, .device = current_device(), .stream = e->stream, .a = e->number);
-  return e->capture_id ? fail(CAPTURE_UNSUPPORTED) : SUCCESS;
+  return e->capture_id ? fail(CAPTURED_EVENT) : SUCCESS;
 }
 int FN(cudaEventSynchronize)(void *handle) {
   event *e = event_of(handle);
   if (!e) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_EVENT_SYNC, .device = current_device(), .stream = e->stream, .a = e->number);
-  return e->capture_id ? fail(CAPTURE_UNSUPPORTED) : SUCCESS;
+  return e->capture_id ? fail(CAPTURED_EVENT) : SUCCESS;
 }
 int FN(cudaEventElapsedTime)(float *ms, void *from, void *to) {
   event *a = event_of(from), *b = event_of(to);

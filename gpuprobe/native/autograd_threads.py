@@ -1,0 +1,53 @@
+"""The threads of torch's autograd engine at the end of a process.
+
+A thread of the autograd engine frees the graph of a backward pass after ``backward()`` has
+returned, and takes Python's lock for the Python objects in it. Where the program ends right after,
+Python ends a thread that waits for the lock during its finalization (``pthread_exit`` in
+`PyEval_AcquireThread`, before Python 3.14), which C++ answers with ``std::terminate``: the process
+ends by SIGABRT, exit code 134, after all of the program's work. On a GPU there is usually enough to
+wait for; on the native engine there is not.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+NAME: Final = "pt_autograd"
+"""What the names of the threads begin with. Source: ``c10::setThreadName`` in
+torch/csrc/autograd/engine.cpp, since torch 2.5."""
+
+MOST: Final = 2.0
+"""Seconds that the end of a process is delayed for at most."""
+
+_THREADS: Final = Path("/proc/self/task")
+
+
+def wait_until_idle(seconds: float = MOST) -> None:
+    """Wait until each thread of the autograd engine waits for work, for at most ``seconds``. To be
+    called while Python's lock can still be taken, such as at exit. Linux only.
+    """
+    threads = _threads()
+    until = time.monotonic() + seconds
+    seen_idle = 0
+    # A thread that waits for the lock sleeps as well: it gets the lock while this one sleeps.
+    while threads and seen_idle < 2 and time.monotonic() < until:
+        time.sleep(0.001)
+        seen_idle = 0 if any(map(_is_busy, threads)) else seen_idle + 1
+
+
+def _threads() -> list[Path]:
+    return [folder for folder in _THREADS.iterdir() if _text(folder / "comm").startswith(NAME)]
+
+
+def _is_busy(thread: Path) -> bool:
+    """Whether it runs or is about to; see proc_pid_stat(5): the state follows the name."""
+    return _text(thread / "stat").rpartition(") ")[2][:1] in {"R", "D"}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # the thread has ended
+        return ""
