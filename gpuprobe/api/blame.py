@@ -91,6 +91,8 @@ class _Change:
     def edits_of(self, hunk: int, order: Sequence[int]) -> list[int]:
         """Of ``order``, the hunks that edit the copies which this one adds or uses, and that run
         without others."""
+        if self.hunks[hunk].within is not None:
+            return []
         copies = {
             (copy.file, copy.start, copy.end)
             for number, copy in enumerate(self.hunks)

@@ -449,3 +449,17 @@ def test_a_dependent_alone_is_the_cause_where_it_saves_as_much() -> None:
 def test_one_of_many_takes_few_runs(count: int) -> None:
     _, runs = searched(count, lambda left: 900 * (count - 1 in left))
     assert runs <= min(count, 60)
+
+
+def test_what_is_taken_back_along_is_not_tried_where_it_makes_no_difference() -> None:
+    """A comment that has a name of the definition: it is no hunk of the order."""
+    needed = [frozenset((0, 1, 2)), frozenset((1,)), frozenset((2,))]
+    tried = []
+
+    def run(taken: Taken) -> int:
+        tried.append(taken)
+        return 0 if 0 in taken else 100
+
+    found = search([0, 1], needed, 0, 100, run)
+    assert [set(cause.hunks) for cause in found.causes] == [{0, 1, 2}]
+    assert {2} not in tried

@@ -89,7 +89,9 @@ def hunks_of(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Hunk,
         whole = None if name.endswith(".py") else "deleted"
         found.append(Hunk(name, 1, lines_of(before[name]), (), whole))
     hunks = _without_moves(found)
-    hunks += [edit for hunk in hunks for edit in _edits_of_copy(hunk, before)]
+    originals = [lines_of(text) for name, text in before.items() if name.endswith(".py")]
+    known = [(Counter(_stripped(lines)), lines) for lines in originals if len(lines) <= _MOST_LINES]
+    hunks += [edit for hunk in hunks for edit in _edits_of_copy(hunk, known)]
     return tuple(
         replace(hunk, neutral=True) if hunk.file in gone or _is_neutral(hunk) else hunk
         for hunk in hunks
@@ -415,20 +417,19 @@ def _inside(gone: Hunk, come: Hunk) -> list[Hunk]:
     return found
 
 
-def _edits_of_copy(hunk: Hunk, before: Mapping[str, str]) -> list[Hunk]:
-    """What was edited in a block that an added hunk copies, as hunks inside it."""
+def _edits_of_copy(hunk: Hunk, before: Sequence[tuple[Counter[str], Sequence[str]]]) -> list[Hunk]:
+    """What was edited in a block that an added hunk copies, as hunks inside it. ``before``: the
+    lines of the files as they were, counted and in order."""
     code = Counter(_stripped(hunk.new))
     if hunk.whole is not None or hunk.old or not hunk.file.endswith(".py"):
         return []
     if not _COPIED_LINES <= code.total() <= _MOST_LINES:
         return []
     best: tuple[float, Sequence[str]] = (_ALIKE, ())
-    for name, text in before.items():
-        lines = lines_of(text)
-        if name.endswith(".py") and len(lines) <= _MOST_LINES:
-            shared = (code & Counter(_stripped(lines))).total()
-            if shared >= max(_COPIED_LINES, best[0] * code.total()):
-                best = max(best, _original(hunk.new, lines), key=lambda item: item[0])
+    for counted, lines in before:
+        shared = (code & counted).total()
+        if shared >= max(_COPIED_LINES, best[0] * code.total()):
+            best = max(best, _original(hunk.new, lines), key=lambda item: item[0])
     if not best[1]:
         return []
     skipped = next(at for at, text in enumerate(hunk.new) if text.strip())

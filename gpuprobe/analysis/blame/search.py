@@ -186,8 +186,8 @@ class _Search:
         """``hunk`` saves something, with those that it needs: perhaps one of them does alone."""
         unit = self.needed[hunk] - taken
         smaller = sorted(
-            (other for other in unit if self.needed[other] - taken < unit),
-            key=lambda other: (len(self.needed[other]), self.order.index(other)),
+            (other for other in self.order if other in unit and self.needed[other] - taken < unit),
+            key=lambda other: len(self.needed[other]),
         )
         unknown = 0
         for other in smaller:
@@ -219,6 +219,7 @@ class _Search:
         edits = tuple(self.inside(hunk))
         if not edits:
             return None
+        self.order = (*self.order, *edits)
         least = trial + (value - trial) // 20
         less = self._value(self._with_needed(edits, taken))
         if less is None or less > least:
