@@ -174,6 +174,10 @@ class Runtime:
         core.gpn_unanswered_count.restype = ctypes.c_size_t
         core.gpn_unanswered_name.restype = ctypes.c_char_p
         core.gpn_unanswered_name.argtypes = (ctypes.c_size_t,)
+        core.gpn_uncomputed_note.argtypes = (ctypes.c_bool,)
+        core.gpn_uncomputed_count.restype = ctypes.c_size_t
+        core.gpn_uncomputed_name.restype = ctypes.c_char_p
+        core.gpn_uncomputed_name.argtypes = (ctypes.c_size_t,)
         core.gpn_log_take.restype = ctypes.c_size_t
         core.gpn_log_take.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
         core.gpn_log_count.restype = ctypes.c_size_t
@@ -196,6 +200,17 @@ class Runtime:
         """The functions that were called and are not answered, each once."""
         count = self._core.gpn_unanswered_count()
         return tuple(self._core.gpn_unanswered_name(i).decode() for i in range(count))
+
+    def note_uncomputed(self, on: bool) -> None:
+        """Note the kernels that are launched outside of operators whose values are computed, from
+        now on or no longer.
+        """
+        self._core.gpn_uncomputed_note(on)
+
+    def uncomputed(self) -> tuple[str, ...]:
+        """The mangled names of the kernels that were noted, each once; at most 256."""
+        count = self._core.gpn_uncomputed_count()
+        return tuple(self._core.gpn_uncomputed_name(i).decode() for i in range(count))
 
     def write_collectives(self, most: int) -> None:
         """Collectives write their results into buffers of up to ``most`` bytes: 1 MiB at first."""

@@ -201,3 +201,30 @@ for _ in range(2):
     found = json.loads(again.stdout)
     assert found["compute"] == "real"
     assert f"{script}:9 needs a value" in found["compute_why"]  # it was given NaN, and failed
+
+
+def test_kernels_that_nothing_computes_are_named(tmp_path: Path) -> None:
+    text = """
+import ctypes
+
+class Size(ctypes.Structure):
+    _fields_ = [(axis, ctypes.c_uint) for axis in "xyz"]
+
+def launches(libraries):
+    step = training()()
+    runtime = ctypes.CDLL(None)
+    symbol = ctypes.create_string_buffer(256)  # of no kernel that torch has
+    def launching():
+        step()
+        for _ in range(libraries):
+            one = Size(1, 1, 1)
+            assert not runtime.cudaLaunchKernel(symbol, one, one, None, ctypes.c_size_t(0), None)
+    return lambda: launching
+
+print(json.dumps([estimate(lambda: launches(n)(), compute="real")[3] for n in (0, 1)]))
+"""
+    torch_only, library = python(text, tmp_path)
+    noted = [line for line in library if "launched the kernel" in line]
+    assert not any("launched the kernel" in line for line in torch_only)
+    assert len(noted) == 1
+    assert "whose values are not computed" in noted[0]

@@ -76,6 +76,7 @@ static int launch(const char *name, dim3 grid, dim3 block, size_t shared, void *
   if (shared > (size_t)d->shared_per_block_optin) return fail(INVALID_VALUE);
   atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed);
   LOG(.kind = LOG_LAUNCH, .device = ordinal, .stream = stream_number(stream), .name = name, .grid = {grid.x, grid.y, grid.z}, .block = {block.x, block.y, block.z}, .shared = (uint32_t)shared);
+  launched(name);
   bool captured = capture_node(stream, (graph_node){KERNEL_NODE, .name = name});
   COUNT(.kind = LOG_LAUNCH, .name = name, .device = ordinal, .grid = {grid.x, grid.y, grid.z}, .block = {block.x, block.y, block.z}, .shared = (uint32_t)shared, .captured = captured, .multiprocessors = (uint32_t)d->multiprocessors);
   return SUCCESS;

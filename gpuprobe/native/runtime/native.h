@@ -128,6 +128,7 @@ bool capture_node(void *stream, graph_node node);   // false where the stream is
 bool is_computed(void);                                            // in this thread, now
 bool computed_copy(void *to, const void *from, size_t bytes);      // whether a copy is done with
 bool computed_fill(void);                                          // the same of a memset
+void launched(const char *name);                                   // a kernel
 
 // --- log.c
 enum log_kind {
