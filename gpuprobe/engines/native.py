@@ -22,6 +22,7 @@ from gpuprobe.native.names import readable
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support import launches
 from gpuprobe.torch_support.jobs.nccl import buffers
+from gpuprobe.torch_support.visible_devices import NAME, visible
 
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -306,10 +307,11 @@ class NativeMeasurement:
     @property
     def count(self) -> int:
         """GPUs of one process."""
-        return len(self._gpus)
+        return len(self.models())
 
     def models(self) -> Mapping[int, GpuModel]:
-        return dict(enumerate(self._gpus))
+        # Not from the runtime: from then on it would ignore what the program selects.
+        return dict(visible(os.environ.get(NAME), tuple(enumerate(self._gpus))))
 
     def assume(self, text: str) -> None:
         self._session.assume(text)
@@ -331,6 +333,9 @@ class NativeMeasurement:
 
     def run(self, recording: Any) -> EngineRun:
         peaks = self._session.peaks()
+        runtime = self._session.runtime
+        assert runtime is not None
+        numbers = runtime.visible()
         traces: dict[str, MemoryTrace] = {}
         for rank in recording.ranks:
             for trace in rank.load_traces():
@@ -344,11 +349,17 @@ class NativeMeasurement:
         return EngineRun(
             engine="native",
             evidence=EvidenceGrade.NATIVE,
-            count=len(self._gpus),
+            count=len(numbers),
             devices=[
                 # A GPU that is used has been traced: recordings begin with its first use.
-                DeviceRun(index, index, self._gpus[index], *peaks[index], traces[f"cuda:{index}"])
-                for index in sorted(peaks)
+                DeviceRun(
+                    ordinal,
+                    numbers[ordinal],
+                    self._gpus[numbers[ordinal]],
+                    *peaks[ordinal],
+                    traces[f"cuda:{ordinal}"],
+                )
+                for ordinal in sorted(peaks)
             ],
             settings=self._settings,
             compute=self._order.compute,

@@ -92,7 +92,6 @@ class LeftOut:
 _local = _Local()
 left_out = LeftOut()
 _handlers: list[Handler] = []
-_sums = accumulation.EngineSums()
 _kept: list[Any] = []
 """The libraries that keep the kernels registered."""
 
@@ -251,13 +250,15 @@ def handled_by(handler: Handler) -> Iterator[None]:
         _local.chain = before
 
 
+_sums = accumulation.EngineSums(handled_by)
+
+
 def watch(handler: Handler) -> Callable[[], None]:
     """Give each operator to ``handler``, in this thread and in those that are started from now on.
     The latest handler is called first. Returns what ends that.
     """
     if not _kept:
         _register()
-        accumulation.EngineSums.alone = accumulation.owners_below_modes(_begin)
     return _begin(handler)
 
 

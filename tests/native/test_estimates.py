@@ -228,3 +228,35 @@ print(json.dumps([estimate(lambda: launches(n)(), compute="real")[3] for n in (0
     assert not any("launched the kernel" in line for line in torch_only)
     assert len(noted) == 1
     assert "whose values are not computed" in noted[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "within", "expected"),
+    [("", "", "t4,a100"), ("1", "", "a100"), ("", "1", "a100"), ("GPU-0", "", "t4,a100")],
+)
+def test_visible_devices(tmp_path: Path, before: str, within: str, expected: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"""\
+import os
+if {within!r}:
+    os.environ["CUDA_VISIBLE_DEVICES"] = {within!r}
+import torch
+for device in range(torch.cuda.device_count()):
+    torch.ones(1 << 20, device=f"cuda:{{device}}")
+""")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "gpuprobe", "estimate", "--json", script.name),
+            *("--engine=native", "--gpu=t4,a100-40gb"),
+        ],
+        cwd=tmp_path,
+        env={**environment(), "CUDA_VISIBLE_DEVICES": before},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    gpus = [row["gpu"] for row in found["by_device"]] or [found["gpu"]]
+    assert [gpu.split("-")[0] for gpu in gpus] == expected.split(",")
+    assert found["devices"] == len(gpus)
