@@ -14,14 +14,18 @@ bytes, addresses that ascend. It begins with nothing cached. Then
   requests that failed.
 * **what-if**: for the first ``--what-ifs`` programs, gpuprobe says what other settings had done
   with what was recorded, and the same program runs under those. The same figures must be equal.
-  What failed in the recording and is served under the other settings is given back at once, which
-  is what a what-if assumes; what fails there is left out.
+  The real run makes the requests that the recording has: what failed there and is served under the
+  other settings is given back at once, what fails there is left out, and so is a call of
+  ``empty_cache`` that released nothing, of which no history tells.
+
+Each is "exact"; or "undecidable", where figures can be told only with what the history lacks, and
+gpuprobe says so; or "wrong". Where torch itself fails an assertion, nothing is compared.
 
 What a program is follows from its seed alone. Programs run by many in one process, one process at a
 time, each on a device of its own size. With ``--state`` what has run is kept, and not run again.
 
-The table has the programs with each trait, and those of them that differ. The first difference of
-each is printed below it. Exit code 1 where there is one.
+The table has the programs with each trait. The first difference of each that is wrong is printed
+below it. Exit code 1 where there is one.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,10 +51,19 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from allocator_requests import MACHINES, MIB, Machine, Operation, Program, program_of  # noqa: E402
+from allocator_requests import (  # noqa: E402
+    DEFAULTS,
+    MACHINES,
+    MIB,
+    POOL_OPTIONS,
+    Machine,
+    Operation,
+    Program,
+    program_of,
+)
 
 from gpuprobe.allocator.driver import ADDRESS_ORDERS  # noqa: E402
-from gpuprobe.allocator.replays.replay import TraceReplay, replay_trace  # noqa: E402
+from gpuprobe.allocator.replays.replay import POOLS_NOT_RECORDED, TraceReplay, replay_trace  # noqa: E402
 from gpuprobe.allocator.replays.whatif import what_if  # noqa: E402
 from gpuprobe.allocator.settings import parse_conf  # noqa: E402
 from gpuprobe.catalogue.gpus import parse_spec  # noqa: E402
@@ -77,6 +91,7 @@ class Ran:
     trace: MemoryTrace
     figures: dict[str, int]
     failed: frozenset[int]
+    silent: frozenset[int]  # calls of empty_cache that released nothing
     served: int
     captures: tuple[int, ...]  # the operations that began one
 
@@ -84,15 +99,21 @@ class Ran:
 @dataclass
 class Outcome:
     """What is kept of one program. ``difference`` is the first of its replay, ``what_if_difference``
-    that of its what-if, "" for none."""
+    that of its what-if, "" for none; ``undecided`` and ``what_if_undecided`` what they need and the
+    history lacks. ``retries_open``: the replay has more than one number of retries. ``fault``: what
+    torch failed at.
+    """
 
     seed: int
     traits: list[str]
     events: int = 0
+    fault: str = ""
     difference: str = ""
+    undecided: str = ""
+    retries_open: bool = False
     what_if: str = ""  # what the other settings change
-    what_if_traits: list[str] = field(default_factory=list)
     what_if_difference: str = ""
+    what_if_undecided: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -108,17 +129,27 @@ class Runner:
         self.torch = torch
         self.machine = machine
         self.streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]
-        self.set_conf = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-        if self.set_conf is None:
-            self.set_conf = torch.cuda.memory._set_allocator_settings
+        set_conf = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        self.set_conf = set_conf or torch.cuda.memory._set_allocator_settings
+        self.unknown = frozenset(self._unknown())
 
-    def run(self, program: Program, conf: str, given_back: frozenset[int] | None = None) -> Ran:
-        """The program under the settings of ``conf``. ``given_back``: operations whose memory, if
-        there is any, is freed at once."""
+    def _unknown(self) -> Iterator[str]:
+        """The settings and options of pools that this torch does not know."""
+        for key, value in DEFAULTS.items():
+            try:
+                self.set_conf(f"{key}:{value}")
+            except RuntimeError:  # "Unrecognized CachingAllocator option"
+                yield key
+        yield from {*POOL_OPTIONS} - {*signature(self.torch.cuda.MemPool).parameters}
+
+    def run(self, program: Program, conf: str, recorded: Ran | None = None) -> Ran:
+        """The program under the settings of ``conf``. With ``recorded``, what its history shows:
+        requests that failed there are, if they are served, freed at once, and calls of
+        ``empty_cache`` that released nothing are left out.
+        """
         from gpuprobe.recording.snapshot.load import trace_from_snapshot
 
         torch = self.torch
-        assert self.set_conf is not None
         self.set_conf(conf)
         if self.machine.limited:
             torch.cuda.set_per_process_memory_fraction(program.fraction)
@@ -127,7 +158,7 @@ class Runner:
         torch.cuda.memory._record_memory_history(
             "all", context="all" if program.stacks else None, stacks="python", clear_history=True
         )
-        state = _Running(self, given_back or frozenset())
+        state = _Running(self, recorded)
         try:
             for index, operation in enumerate(program.operations):
                 state.do(index, operation)
@@ -142,22 +173,31 @@ class Runner:
             raise RuntimeError(f"program {program.seed} left memory behind")
         figures = {name: statistics.get(key, 0) for name, key in STATISTICS.items()}
         trace = trace_from_snapshot(snapshot, 0)
-        return Ran(trace, figures, frozenset(state.failed), state.served, tuple(state.captures))
+        return Ran(
+            trace,
+            figures,
+            frozenset(state.failed),
+            frozenset(state.silent),
+            state.served,
+            tuple(state.captures),
+        )
 
 
 class _Running:
     """A program on its way: what it holds."""
 
-    def __init__(self, runner: Runner, given_back: frozenset[int]) -> None:
+    def __init__(self, runner: Runner, recorded: Ran | None) -> None:
         self._runner = runner
         self._torch = runner.torch
-        self._given_back = given_back
+        self._given_back = recorded.failed if recorded is not None else frozenset()
+        self._left_out = recorded.silent if recorded is not None else frozenset()
         self._slots: dict[int, Any] = {}
         self._pools: dict[int, Any] = {}
         self._graphs: dict[int, Any] = {}
         self._open: list[tuple[int, contextlib.ExitStack]] = []
         self._host: list[Any] = []
         self.failed: list[int] = []
+        self.silent: list[int] = []
         self.served = 0
         self.captures: list[int] = []
 
@@ -189,7 +229,12 @@ class _Running:
             tensor.record_stream(self._runner.streams[operation.stream])
 
     def empty_cache(self, index: int, operation: Operation) -> None:
+        if index in self._left_out:
+            return
+        before = self._torch.cuda.memory_reserved()
         self._torch.cuda.empty_cache()
+        if self._torch.cuda.memory_reserved() == before:
+            self.silent.append(index)
 
     def fraction(self, index: int, operation: Operation) -> None:
         self._torch.cuda.set_per_process_memory_fraction(operation.size / 1000)
@@ -201,7 +246,7 @@ class _Running:
             del self._host[0]
 
     def make_pool(self, index: int, operation: Operation) -> None:
-        given = {name: True for name in operation.options}
+        given = {n: True for n in operation.options if n not in self._runner.unknown}
         self._pools[operation.slot] = self._torch.cuda.MemPool(**given)
 
     def enter_pool(self, index: int, operation: Operation) -> None:
@@ -266,80 +311,88 @@ class _Running:
 # -- comparing
 
 
-def check_replay(program: Program, ran: Ran, replayed: TraceReplay) -> str:
-    """The first difference between torch and the replay of its history, "" for none."""
+def check_replay(program: Program, ran: Ran, replayed: TraceReplay) -> tuple[str, str]:
+    """The first difference between torch and the replay of its history, and what that lacks to tell
+    more; "" for none.
+    """
+    lacks = ""
+    if POOLS_NOT_RECORDED in replayed.notes and program.traits & {"CUDA graph", "MemPool"}:
+        lacks = "the pools of events"
     first = replayed.first_divergence
     if first is not None:
         return (
             f"event {first.event} of {replayed.events} ({first.action}): torch {first.observed}, "
             f"the rules {first.expected}: {first.why}"
-        )
+        ), lacks
     ours = {name: getattr(replayed, name) for name in STATISTICS}
     # What a release of cached memory was for is not always recorded; the replay says where.
     perhaps = ran.figures["retries"] - ours["retries"]
     if 0 < perhaps <= len(replayed.unclear):
         ours["retries"] += perhaps
-    return _difference(ran.figures, ours)
-
-
-def _difference(torch: dict[str, int], ours: dict[str, int]) -> str:
-    for name, value in torch.items():
+    for name, value in ran.figures.items():
         if ours[name] != value:
-            return f"{name} is {value} in torch and {ours[name]} by the rules"
-    return ""
+            return f"{name} is {value} in torch and {ours[name]} by the rules", lacks
+    return "", ""
 
 
 def check_what_if(
     program: Program, machine: Machine, ran: Ran, replayed: TraceReplay, real: Ran
-) -> str:
-    """The first difference between a real run under other settings and the what-if."""
-    settings = other_settings(program, machine)
+) -> tuple[str, str]:
+    """The first difference between a real run under other settings and the what-if, and what the
+    history lacks to tell more; "" for none.
+    """
+    settings = limited_to(parse_conf(program.other_conf), program, machine)
     expected = {**real.figures, "served_after_all": real.served}
     # The engine hands out addresses that ascend; on a GPU they may be in any order.
     one = what_if(
         ran.trace, replayed, settings, capacity=machine.capacity, orders=ADDRESS_ORDERS[:1]
     )
     outcome = what_if(ran.trace, replayed, settings, capacity=machine.capacity)
+    lacks = "; ".join(outcome.undecided)
     for name, value in expected.items():
-        figure, whole = getattr(one, name), getattr(outcome, name)
-        if figure.most != value:
-            return f"{name} is {value} in torch and {figure.most} by the what-if"
-        if not whole.least <= value <= whole.most:
-            return f"{name} is {value} in torch and {whole.least} to {whole.most} in several orders"
+        for figure in getattr(one, name), getattr(outcome, name):
+            if not figure.least <= value <= figure.most:
+                span = f"{figure.least} to {figure.most}"
+                return f"{name} is {value} in torch and {span} by the what-if", lacks
     failed = len(real.failed - ran.failed)
-    if bool(failed) != bool(one.would_oom):
-        return f"{failed} requests fail in torch, and by the what-if {one.would_oom}"
-    return ""
+    if not lacks and bool(failed) != bool(one.would_oom):
+        return f"{failed} requests fail in torch, and by the what-if {one.would_oom}", lacks
+    return "", lacks
 
 
-def other_settings(program: Program, machine: Machine) -> AllocatorSettings:
-    settings = parse_conf(program.other_conf)
-    if machine.limited:
-        extra = {"per_process_memory_fraction": program.fraction}
-        settings = replace(settings, extra=extra)
-    return settings
+def limited_to(
+    settings: AllocatorSettings, program: Program, machine: Machine
+) -> AllocatorSettings:
+    """``settings``, with the share of the device that the program may use."""
+    if not machine.limited:
+        return settings
+    extra = {**settings.extra, "per_process_memory_fraction": program.fraction}
+    return replace(settings, extra=extra)
 
 
 def check(runner: Runner, seed: int, with_what_if: bool) -> Outcome:
     """Run one program, and compare."""
-    program = program_of(seed)
+    program = program_of(seed, runner.unknown)
     machine = MACHINES[program.machine]
     ran = runner.run(program, program.conf)
-    replayed = replay_trace(ran.trace)
+    settings = limited_to(ran.trace.settings or AllocatorSettings(), program, machine)
+    replayed = replay_trace(ran.trace, settings)
     outcome = Outcome(seed, sorted(program.traits | happened(ran)), events=len(ran.trace.events))
-    outcome.difference = check_replay(program, ran, replayed)
+    outcome.difference, outcome.undecided = check_replay(program, ran, replayed)
     outcome.notes = list(replayed.notes)
-    if with_what_if and program.comparable:
-        real = runner.run(program, program.other_conf, given_back=ran.failed)
+    outcome.retries_open = bool(replayed.unclear)
+    if with_what_if and program.comparable and program.change:
+        real = runner.run(program, program.other_conf, recorded=ran)
         outcome.what_if = program.change
-        outcome.what_if_traits = sorted(program.traits | happened(ran))
         if real.captures != ran.captures:
             outcome.what_if = ""
             outcome.traits.append("no what-if: there a capture cannot begin")
         elif replayed.first_divergence is not None:
             outcome.what_if_difference = "the recording was not replayed"
+            outcome.what_if_undecided = outcome.undecided
         else:
-            outcome.what_if_difference = check_what_if(program, machine, ran, replayed, real)
+            difference, lacks = check_what_if(program, machine, ran, replayed, real)
+            outcome.what_if_difference, outcome.what_if_undecided = difference, lacks
     return outcome
 
 
@@ -349,6 +402,8 @@ def happened(ran: Ran) -> set[str]:
         found.add("out of memory")
     if ran.figures["retries"] > ran.figures["ooms"]:
         found.add("retried and served")
+    if ran.silent:
+        found.add("empty_cache that released nothing")
     return found
 
 
@@ -362,7 +417,16 @@ def child(machine: int, seeds: Sequence[int], what_ifs: int) -> None:
     runner = Runner(MACHINES[machine])
     gc.freeze()
     for seed in seeds:
-        print(json.dumps(asdict(check(runner, seed, seed < what_ifs))), flush=True)
+        try:
+            outcome = check(runner, seed, seed < what_ifs)
+        except RuntimeError as error:
+            if "INTERNAL ASSERT FAILED" not in str(error):
+                raise
+            # What this torch has allocated is not known any more: the others have a new process.
+            outcome = Outcome(seed, sorted(program_of(seed).traits), fault=str(error))
+        print(json.dumps(asdict(outcome)), flush=True)
+        if outcome.fault:
+            os._exit(0)
 
 
 def _load(machine: Machine) -> None:
@@ -406,7 +470,7 @@ def _run_batch(
                 if time.monotonic() > until:
                     process.kill()
                     return
-        if left:  # it ended within this program
+        if left and process.returncode:  # it ended within this program
             seed = left.pop(0)
             difference = f"the process ended with exit code {process.returncode}"
             keep(Outcome(seed, sorted(program_of(seed).traits), difference=difference))
@@ -415,26 +479,40 @@ def _run_batch(
 # -- the table
 
 
+KINDS: Final = ("exact", "undecidable", "wrong")
+
+
+def kind_of(difference: str, lacks: str) -> str:
+    if lacks:
+        return "undecidable"
+    return "wrong" if difference else "exact"
+
+
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    programs: Counter[str] = Counter()
-    differ: Counter[str] = Counter()
-    asked: Counter[str] = Counter()
-    asked_differ: Counter[str] = Counter()
+    replays: dict[str, Counter[str]] = defaultdict(Counter)
+    what_ifs: dict[str, Counter[str]] = defaultdict(Counter)
+    faults = 0
     for outcome in outcomes:
+        if outcome.fault:
+            faults += 1
+            continue
+        replayed = kind_of(outcome.difference, outcome.undecided)
+        answered = kind_of(outcome.what_if_difference, outcome.what_if_undecided)
         for trait in ("all", *outcome.traits):
-            programs[trait] += 1
-            differ[trait] += bool(outcome.difference)
-            if outcome.what_if:
-                asked[trait] += 1
-                asked_differ[trait] += bool(outcome.what_if_difference)
-        if outcome.what_if:
-            for change in outcome.what_if.split(" "):
-                asked[f"→ {change}"] += 1
-                asked_differ[f"→ {change}"] += bool(outcome.what_if_difference)
-    yield f"{'':44}{'replays':>10}{'differ':>8}{'what-ifs':>10}{'differ':>8}"
-    for trait in sorted({*programs, *asked}, key=lambda name: (name != "all", name)):
-        figures = programs[trait], differ[trait], asked[trait], asked_differ[trait]
-        yield f"{trait:44}{figures[0]:10,}{figures[1]:8,}{figures[2]:10,}{figures[3]:8,}"
+            replays[trait][replayed] += 1
+            what_ifs[trait][answered] += bool(outcome.what_if)
+        for change in outcome.what_if.split():
+            what_ifs[f"→ {change}"][answered] += 1
+    titles = "".join(f"{kind:>13}" for kind in (*KINDS, *KINDS))
+    yield f"{'':42}{'replays':>39}{'what-ifs':>39}"
+    yield f"{'':42}{titles}"
+    for trait in sorted({*replays, *what_ifs}, key=lambda name: (name != "all", name)):
+        figures = [found[trait][kind] for found in (replays, what_ifs) for kind in KINDS]
+        yield f"{trait:42}" + "".join(f"{figure:13,}" for figure in figures)
+    retries = sum(o.retries_open and not (o.difference or o.fault) for o in outcomes)
+    yield f"{retries} exact replays leave open how many retries there were, and say so"
+    if faults:
+        yield f"{faults} programs in which torch itself failed an assertion are left out"
 
 
 def main() -> int:
@@ -472,7 +550,12 @@ def main() -> int:
     run_batches(left, last, keep, until)
     shown = [outcomes[seed] for seed in seeds if seed in outcomes]
     print(*table(shown), sep="\n")
-    differ = [o for o in shown if o.difference or o.what_if_difference]
+    differ = [
+        o
+        for o in shown
+        if kind_of(o.difference, o.undecided) == "wrong"
+        or kind_of(o.what_if_difference, o.what_if_undecided) == "wrong"
+    ]
     for outcome in differ[: options.show]:
         print(f"\nprogram {outcome.seed} ({', '.join(outcome.traits)})")
         if outcome.difference:

@@ -7,7 +7,7 @@ memory, or that a pool is dropped twice, it finds out as it runs.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -67,6 +67,9 @@ class Program:
 DEFAULTS: Final = {"expandable_segments": "False", "large_segment_size_mb": "20"}
 """What torch does not forget when other settings are given."""
 
+POOL_OPTIONS: Final = ("use_on_oom", "no_split")
+"""Options of a ``MemPool``."""
+
 _PINNED: Final = {
     "pinned_use_cuda_host_register": "True",
     "pinned_num_register_threads": "4",
@@ -74,14 +77,16 @@ _PINNED: Final = {
 }
 
 
-def program_of(seed: int) -> Program:
-    """The program of a seed."""
+def program_of(seed: int, without: Collection[str] = ()) -> Program:
+    """The program of a seed. ``without``: settings, and options of pools, that a torch does not
+    know, and that are left out.
+    """
     rng = random.Random(seed)
     number = rng.randrange(len(MACHINES))
     machine = MACHINES[number]
     conf = random_conf(rng)
-    other, change = changed_conf(rng, conf)
-    fraction = rng.choice((1.0, 0.9, 0.75, 0.6, 0.5, 0.35)) if machine.limited else 1.0
+    other, changes = changed_conf(rng, conf)
+    fraction = rng.choice((0.95, 0.9, 0.75, 0.6, 0.5, 0.35)) if machine.limited else 1.0
     expandable = "expandable_segments" in {*conf, *other}
     writer = _Writer(rng, machine, expandable=expandable)
     writer.write(rng.choice((20, 60, 120, 250)))
@@ -90,15 +95,17 @@ def program_of(seed: int) -> Program:
     traits |= writer.traits
     traits.add(f"device of {machine.capacity // MIB} MiB" + (", limited" * machine.limited))
     traits.add("with stacks" if stacks else "without stacks")
+    traits -= {*without, *(f"pool with {name}" for name in without)}
     if not traits & {key for key, _ in _KEYS}:
         traits.add("default settings")
+    changes = [change for change in changes if change.removeprefix("no_") not in without]
     return Program(
         seed=seed,
         machine=number,
         segment_size=int(conf.get("large_segment_size_mb", 20)),
-        conf=conf_text(conf),
-        other_conf=conf_text(other),
-        change=change,
+        conf=conf_text(conf, without),
+        other_conf=conf_text(other, without),
+        change=" ".join(sorted(changes)),
         fraction=fraction,
         stacks=stacks,
         operations=tuple(writer.operations),
@@ -107,8 +114,9 @@ def program_of(seed: int) -> Program:
     )
 
 
-def conf_text(conf: Mapping[str, str]) -> str:
-    return ",".join(f"{key}:{value}" for key, value in {**DEFAULTS, **conf}.items())
+def conf_text(conf: Mapping[str, str], without: Collection[str]) -> str:
+    whole = {**DEFAULTS, **conf}
+    return ",".join(f"{key}:{value}" for key, value in whole.items() if key not in without)
 
 
 def _divisions(rng: random.Random) -> str:
@@ -145,13 +153,13 @@ def random_conf(rng: random.Random) -> dict[str, str]:
     if "large_segment_size_mb" not in conf:
         for key in ("max_split_size_mb", "max_non_split_rounding_mb"):
             if key in conf and rng.random() < 0.7:
-                conf[key] = str(rng.choice((20, 21, 24, 30, 32, 40)))
+                conf[key] = str(rng.choice((22, 21, 24, 30, 32, 40)))
     if rng.random() < 0.1:
         conf.update(_PINNED)
     return conf
 
 
-def changed_conf(rng: random.Random, conf: Mapping[str, str]) -> tuple[dict[str, str], str]:
+def changed_conf(rng: random.Random, conf: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Other settings, and what is changed in them: one key or two."""
     other = dict(conf)
     changes = []
@@ -168,7 +176,7 @@ def changed_conf(rng: random.Random, conf: Mapping[str, str]) -> tuple[dict[str,
             changes.append(key if key in other else f"no_{key}")
     if not changes:
         return changed_conf(rng, conf)
-    return other, " ".join(sorted(changes))
+    return other, changes
 
 
 class _Writer:
@@ -292,7 +300,7 @@ class _Writer:
             if not self._pools or rng.random() < 0.3:
                 self._slots += 1
                 self._pools.append(self._slots)
-                options = tuple(n for n in ("use_on_oom", "no_split") if rng.random() < 0.3)
+                options = tuple(name for name in POOL_OPTIONS if rng.random() < 0.3)
                 self.traits.update(f"pool with {name}" for name in options)
                 self.operations.append(Operation("make_pool", self._slots, options=options))
             self.traits.add("MemPool")

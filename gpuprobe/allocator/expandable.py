@@ -110,6 +110,22 @@ def lowest_fit(free_list: FreeList, size: int) -> PoolBlock | None:
     return None
 
 
+def to_map(free_list: FreeList, size: int, large_segment_size: int) -> int:
+    """The bytes of pages that `allocate` would map for ``size`` bytes."""
+    left = size
+    pages = 0
+    block = lowest_fit(free_list, size)
+    while block is not None and left > 0:
+        where = block.expandable
+        if not block.mapped and where is not None:
+            pages += round_up(min(left, block.size), where.page)
+        left -= block.size
+        block = block.next
+    if left > 0:
+        pages += round_up(left, page_size(free_list.pool.small, large_segment_size))
+    return pages
+
+
 def shorten(start: PoolBlock, size: int, end: int) -> bool:
     """End the address range that the run of blocks from ``start`` reaches the end of, so that the
     run has no ``size`` bytes and the range none at ``end``. False where the run ends earlier.

@@ -68,13 +68,16 @@ class Simulator(AllocatorState):
                 if found is None:
                     return None
                 block = found
+                if block.free_list is not free_list:  # it came from a pool marked use_on_oom
+                    free_list = block.free_list
+                    owner = free_list.pool.owner
         else:
             growable = self.settings.expandable_segments and not owner.own_allocator
             found = self.search(free_list, size, growable) or self._miss(free_list, size)
             if found is None:
                 return None
             block = found
-            if block.free_list is not free_list:  # it came from a pool marked use_on_oom
+            if block.free_list is not free_list:  # as above
                 free_list = block.free_list
                 owner = free_list.pool.owner
                 growable = False
@@ -401,4 +404,4 @@ class Simulator(AllocatorState):
 
     def release_pool(self, pool: int) -> None:
         """Nobody holds the pool any more (``releasePool``): its cache may be returned."""
-        self.pools[pool].freeable = True
+        self.pool(pool).freeable = True

@@ -23,6 +23,7 @@ from gpuprobe.allocator.blocks import (
 )
 from gpuprobe.allocator.replays.ties import TieEvidence
 from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size, expandable_span, round_size
+from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.text import human_bytes
@@ -66,9 +67,14 @@ class Diverged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class UnclearRelease:
-    """A release of cached memory that the program may have asked for, or garbage collection, and
-    that an allocation may have made to try again: it would have held ``needed`` bytes without."""
+class Unclear:
+    """An event that can be read in two ways. One of them is that an allocation found no memory:
+    it would have had to reserve ``needed`` bytes.
+
+    A release of cached memory may be the program's, or garbage collection, or that of an allocation
+    that then tried again. A cached block of a ``MemPool`` may serve a request in that pool, or one
+    in the default pool that ran out of memory (``use_on_oom``).
+    """
 
     event: int
     needed: int
@@ -101,7 +107,9 @@ class TraceSimulator(Simulator):
         self.trust_ages = True
         self.ties = TieEvidence()
         self.flushes: list[int] = []
-        self.unclear: list[UnclearRelease] = []
+        self.unclear: list[Unclear] = []
+        self.overflows: list[Unclear] = []
+        self.held: dict[int, int] = {}  # pool -> the last event that left its cached memory alone
         self.memory_limit: int | None = None
         self.recent: list[int] = []  # blocks that came back since the last allocation
         self._miss_once = False
@@ -508,7 +516,7 @@ class TraceSimulator(Simulator):
                 release.release_segment(self, block)
             if self.peek() not in (_SEGMENT_FREE, _UNMAP) and not self.out_of_memory:
                 if not release.anything_to_release(self.pools[0]):
-                    self.unclear.append(UnclearRelease(first, needed))
+                    self.unclear.append(Unclear(first, needed))
 
     def _new_segment(self, free_list: FreeList, size: int) -> PoolBlock | None:
         # What is released next, or the end of the allocation, shows that there was none: in
@@ -549,14 +557,18 @@ class TraceSimulator(Simulator):
         first = self._batch[self._at]
         self.flushes.append(first)
         if cached is None and not self.events.column("stack")[self.at_event]:
-            self.unclear.append(UnclearRelease(first, self._needed(free_list, size)))
+            self.unclear.append(Unclear(first, self._needed(free_list, size)))
         self._flush()
 
     def _needed(self, free_list: FreeList, size: int) -> int:
-        """What would be reserved if ``size`` more bytes came from the driver."""
-        if not self.settings.expandable_segments or free_list.pool.owner.own_allocator:
-            size = allocation_size(size, self.settings.large_segment_size)
-        return self.reserved + size
+        """What would be reserved if ``size`` more bytes came from the driver. A limit that the
+        process has set itself counts whole segments (``alloc_block``)."""
+        settings = self.settings
+        segment = allocation_size(size, settings.large_segment_size)
+        if not settings.expandable_segments or free_list.pool.owner.own_allocator:
+            return self.reserved + segment
+        pages = expandable.to_map(free_list, size, settings.large_segment_size)
+        return self.reserved + (max(pages, segment) if memory_fraction(settings) < 1.0 else pages)
 
     def _doubt_retry(self, served: bool, before: int, needed: int, first: int) -> None:
         """Without stacks, an allocation that was served after its retry may have come after an
@@ -564,7 +576,7 @@ class TraceSimulator(Simulator):
         if served and self.retries > before and not self.events.column("stack")[self.at_event]:
             self.retries = before
             self.flushes.append(first)
-            self.unclear.append(UnclearRelease(first, needed))
+            self.unclear.append(Unclear(first, needed))
 
     def _flush(self) -> None:
         """Release all cached memory, of the pools that the trace does it for: whether a
@@ -587,6 +599,22 @@ class TraceSimulator(Simulator):
                 "has nothing there to release",
                 "only whole cached segments and empty pages go back to the driver",
             )
+        # The end of a `MemPool` releases that one's only.
+        if any(self._pools[i] == 0 for i in self._batch[before : self._at]):
+            for owner in self.pools.values():
+                if owner.index and release.anything_to_release(owner):
+                    self.held[owner.index] = self._batch[before]
+
+    def from_cache(self, index: int, block: PoolBlock, pool: int) -> None:
+        """The allocation at ``index`` took a cached block of a private pool."""
+        if self._ids[pool][0]:
+            return  # a graph's own
+        default = self.pools[0]
+        half = default.small if block.free_list.pool.small else default.large
+        free_list = half.stream(block.free_list.stream)
+        size = round_size(block.requested, self.settings)
+        if self.find(free_list, size, self.settings.expandable_segments) is None:
+            self.overflows.append(Unclear(index, self._needed(free_list, size)))
 
 
 def _count_at_most(block: PoolBlock, most: int) -> None:

@@ -63,18 +63,20 @@ class _Evidence:
 
 def whole_block_pools(
     trace: MemoryTrace, settings: AllocatorSettings, pools: Sequence[int]
-) -> frozenset[int]:
-    """The pools whose blocks are never split (``MemPool(no_split=True)``): each allocation is the
-    only one of its segment, and one was served from elsewhere, or not at all, where the rest of
-    another block, had there been one, would have fitted best; or the last layout has such blocks.
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The pools whose blocks are never split (``MemPool(no_split=True)``), and those that could be
+    either.
 
-    A pool that never held two blocks at once, and none at the end, could be either.
+    Of the first, each allocation is the only one of its segment, and one was served from elsewhere,
+    or not at all, where the rest of another block, had there been one, would have fitted best; or
+    the last layout has such blocks. A pool that never held two blocks at once, and none at the end,
+    could be either.
     """
     indices = pool_indices(trace)
     # Graphs' own pools have another first number.
     found = {index: _Evidence() for pool, index in indices.items() if pool[0] == 0 and index}
     if not found:
-        return frozenset()
+        return frozenset(), frozenset()
     for segment in trace.segments:
         evidence = found.get(indices[segment.pool_id])
         if evidence is not None:
@@ -108,8 +110,10 @@ def whole_block_pools(
             new = 0
         elif code == _OOM:
             evidence.whole |= _rest_would_serve(evidence, settings, stream, size, NO_LIMIT)
-    return frozenset(
-        index for index, evidence in found.items() if evidence.whole and not evidence.split
+    unsplit = {index: evidence.whole for index, evidence in found.items() if not evidence.split}
+    return (
+        frozenset(index for index, whole in unsplit.items() if whole),
+        frozenset(index for index, whole in unsplit.items() if not whole),
     )
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.layout import load_layout, segments
-from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator, UnclearRelease
+from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator, Unclear
 from gpuprobe.allocator.replays.pool_traits import own_allocators, whole_block_pools
 from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.rules import round_size
@@ -31,6 +31,12 @@ _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
 _SNAPSHOT: Final = TraceAction.SNAPSHOT.code
 _OOM: Final = TraceAction.OOM.code
+
+POOLS_NOT_RECORDED: Final = (
+    "the trace was recorded by a torch that does not record which pool an event belongs to: requests "
+    "that failed, and memory that was released before the end, are taken for the default pool's"
+)
+"""A note of replays: with graphs or a ``MemPool``, older traces do not tell enough."""
 
 _MAX_REPAIRS = 200  # of block sizes the events leave open; each costs one more replay
 
@@ -58,7 +64,9 @@ class TraceReplay:
     are the indices of events that an ``empty_cache`` of the program explains, or the end of a pool.
     ``tie_rule``:
     by what equal free blocks were ordered, "address" or "registration". ``retries`` are those that
-    are certain: each release in ``unclear`` may be one more.
+    are certain: each release in ``unclear`` may be one more. ``overflows`` are allocations that a
+    ``MemPool`` may have served when the default pool had no memory. ``held``: by pool, the last
+    event that shows that it could not be given back.
     """
 
     device: str
@@ -83,7 +91,9 @@ class TraceReplay:
     tie_rule: str = "address"
     notes: tuple[str, ...] = ()
     flushes: tuple[int, ...] = ()
-    unclear: tuple[UnclearRelease, ...] = ()  # of flushes and garbage collections: retries?
+    unclear: tuple[Unclear, ...] = ()  # of flushes and garbage collections: retries?
+    overflows: tuple[Unclear, ...] = ()
+    held: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -197,7 +207,7 @@ def _run(
     )
     for index in own_allocators(trace, settings, pools):
         sim.pool(index).own_allocator = True
-    for index in whole_block_pools(trace, settings, pools):
+    for index in whole_block_pools(trace, settings, pools)[0]:
         sim.pool(index).no_split = True
     run = _Run(sim)
     try:
@@ -258,6 +268,7 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
         strict=True,
     ):
         if code == _ALLOC:
+            reserved = sim.reserved
             if waiting:
                 block = sim.malloc_in_batch(index, size, stream, pool)
                 waiting = False
@@ -267,6 +278,8 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
             freed = None
             if block is None or block.address != address:
                 _wrong_place(trace, sim, index, block)
+            if pool and sim.reserved == reserved:
+                sim.from_cache(index, block, pool)
             allocations += 1
         elif code == _FREE_REQUESTED:
             if waiting:
@@ -374,6 +387,14 @@ def event_pools(trace: MemoryTrace) -> Sequence[int]:
     return found
 
 
+def _lacks_pools(trace: MemoryTrace) -> bool:
+    """Whether events do not name their pools: none does, and the settings lack one that torch wrote
+    to snapshots later than pools (``max_cached_size``)."""
+    settings = trace.settings
+    recent = settings is not None and "max_cached_size" in settings.extra
+    return not recent and not any(trace.events.column("pool"))
+
+
 def _check_layout(trace: MemoryTrace, sim: TraceSimulator) -> None:
     """The layout after the last event must be the recorded one. Raises Diverged."""
     if not trace.segments:
@@ -453,6 +474,8 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
             f"{len(sim.unclear)} releases of cached memory may have been an allocation's that then tried "
             "again: they look the same"
         )
+    if _lacks_pools(trace) and (run.divergence is not None or sim.ooms or sim.private_pools):
+        notes.append(POOLS_NOT_RECORDED)
     if run.divergence is not None:
         notes.append("numbers cover only the events before the divergence")
     return TraceReplay(
@@ -479,4 +502,6 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         notes=tuple(notes),
         flushes=tuple(sim.flushes),
         unclear=tuple(sim.unclear),
+        overflows=tuple(sim.overflows),
+        held=sim.held,
     )

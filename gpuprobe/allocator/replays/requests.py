@@ -46,6 +46,10 @@ def with_requests(
     def moved(index: int) -> int:
         return index + bisect_right(places, index)
 
-    flushes = tuple(map(moved, recorded.flushes))
-    unclear = tuple(replace(one, event=moved(one.event)) for one in recorded.unclear)
-    return replace(trace, events=events), replace(recorded, flushes=flushes, unclear=unclear)
+    return replace(trace, events=events), replace(
+        recorded,
+        flushes=tuple(map(moved, recorded.flushes)),
+        unclear=tuple(replace(one, event=moved(one.event)) for one in recorded.unclear),
+        overflows=tuple(replace(one, event=moved(one.event)) for one in recorded.overflows),
+        held={pool: moved(event) for pool, event in recorded.held.items()},
+    )

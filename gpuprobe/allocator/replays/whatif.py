@@ -8,13 +8,18 @@ an empty allocator; and a program that reacts to memory pressure.
 
 Because of the second point every number is compared with the recorded settings simulated in
 the same way, not with the recording itself.
+
+Some of what the program did is not in a recording, and may matter under other settings: it is
+simulated in each way that it can have been (`_readings`), and where that changes a figure, the
+outcome says so.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpuprobe.allocator.blocks import PoolBlock
@@ -22,7 +27,7 @@ from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
 from gpuprobe.allocator.replays.pool_traits import own_allocators, whole_block_pools
 from gpuprobe.allocator.replays.replay import TraceReplay, event_pools
 from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
-from gpuprobe.allocator.rules import MIB
+from gpuprobe.allocator.rules import MIB, round_size
 from gpuprobe.allocator.settings import differences, memory_fraction, to_conf
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
@@ -36,6 +41,7 @@ _UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
 _OOM: Final = TraceAction.OOM.code
 
 LIMITS: Final = (
+    "calls of empty_cache that released nothing leave no trace: they are left out",
     "addresses of new segments are simulated: results that depend on their order are ranges over "
     "several orders",
     "blocks alive before the trace are re-allocated first, lowest address first, into an empty "
@@ -67,7 +73,8 @@ class WhatIfOutcome:
 
     ``fragmentation`` is in millionths: the part of reserved memory that was not in use when
     reserved memory first reached its peak. ``would_oom``: number of address orders, out of
-    ``orders``, in which a request failed that the recording served.
+    ``orders``, in which a request failed that the recording served. ``undecided``: what the
+    recording does not tell, and figures depend on: their ranges have each way it can have been.
     """
 
     settings: AllocatorSettings
@@ -82,6 +89,7 @@ class WhatIfOutcome:
     would_oom: int
     served_after_all: Range  # requests that failed in the recording and were served here
     orders: int
+    undecided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,79 @@ class _Measured:
     failed: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One way in which the program can have made the recording.
+
+    ``flushes``: the events at which it released cached memory. ``dropped``: by event, the pools
+    that nobody holds after it. ``whole``: pools whose blocks are not split. ``overflow``: cached
+    blocks of a ``MemPool`` serve when the default pool has no memory; they did so at ``overflows``.
+    ``least``: requests that failed were as small as what was recorded allows.
+    """
+
+    flushes: frozenset[int]
+    whole: frozenset[int]
+    dropped: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    overflow: bool = False
+    overflows: frozenset[int] = frozenset()
+    least: bool = False
+
+
+_POOLS_HELD: Final = "how long a graph or the program held a private pool"
+_SPLIT: Final = "whether a MemPool splits its blocks"
+_OVERFLOW: Final = "whether a MemPool serves when the default pool has no memory"
+_RETRIES: Final = "which releases of cached memory were an allocation's that then tried again"
+_ROUNDED: Final = "the size of requests that failed: it was recorded rounded"
+
+
+def _readings(
+    trace: MemoryTrace, recorded: TraceReplay, settings: AllocatorSettings, capacity: int | None
+) -> tuple[_Reading, list[tuple[str, _Reading]]]:
+    """The usual reading of a recording, and for each question that it leaves open the other one."""
+    events, pools = trace.events, event_pools(trace)
+    ids = {index: pool for pool, index in pool_indices(trace).items()}
+    most = None if capacity is None else int(memory_fraction(recorded.settings) * capacity)
+    retries = recorded.unclear
+    if most is not None:
+        # The allocation made the room itself: it would not have fitted otherwise.
+        retries = tuple(one for one in retries if one.needed > most)
+    whole, either = whole_block_pools(trace, recorded.settings, pools)
+    flushes = frozenset(recorded.flushes)
+    usual = _Reading(flushes - {one.event for one in retries} if most is not None else flushes, whole)
+    others: list[tuple[str, _Reading]] = []
+    if retries and most is None:
+        own = frozenset(one.event for one in retries)
+        others.append((_RETRIES, replace(usual, flushes=flushes - own)))
+    private = {pool for pool in pools if pool}
+    if private:
+        last = dict(recorded.held)
+        for index, code, pool in zip(range(len(events)), events.action, pools, strict=True):
+            if pool and code in (_ALLOC, _OOM):
+                last[pool] = max(last.get(pool, 0), index)
+        dropped: dict[int, list[int]] = {}
+        for pool, index in last.items():
+            dropped.setdefault(index, []).append(pool)
+        others.append((_POOLS_HELD, replace(usual, dropped=dropped)))
+    if either:
+        others.append((_SPLIT, replace(usual, whole=whole | either)))
+    if any(ids[pool][0] == 0 for pool in private):
+        overflows = (one for one in recorded.overflows if most is None or one.needed > most)
+        served = frozenset(one.event for one in overflows)
+        others.append((_OVERFLOW, replace(usual, overflow=True, overflows=served)))
+    failed = {size for size, code in zip(events.size, events.action, strict=True) if code == _OOM}
+    if any(
+        round_size(_least(size, recorded.settings), settings) != round_size(size, settings)
+        for size in failed
+    ):
+        others.append((_ROUNDED, replace(usual, least=True)))
+    return usual, others
+
+
+def _least(size: int, settings: AllocatorSettings) -> int:
+    """The smallest request that is rounded up to ``size``."""
+    return bisect_left(range(size), size, key=lambda asked: round_size(asked, settings))
+
+
 def what_if(
     trace: MemoryTrace,
     recorded: TraceReplay,
@@ -122,16 +203,30 @@ def what_if(
     gc.disable()  # see replay_trace
     try:
         state = start_state(trace, recorded.settings)
-        runs = [_simulate(trace, recorded, state, settings, capacity, order) for order in orders]
+        usual, others = _readings(trace, recorded, settings, capacity)
+
+        def run(reading: _Reading, order: str) -> _Measured:
+            return _simulate(trace, recorded, reading, state, settings, capacity, order)
+
+        runs = [run(usual, order) for order in orders]
+        read = [run(reading, orders[0]) for _, reading in others]
     finally:
         if was_enabled:
             gc.enable()
+    figures = {
+        name: _range([one.figures[name] for one in (*runs, *read)]) for name in runs[0].figures
+    }
     return WhatIfOutcome(
         settings=settings,
         change=differences(recorded.settings, settings),
         would_oom=sum(run.failed > 0 for run in runs),
         orders=len(runs),
-        **{name: _range([run.figures[name] for run in runs]) for name in runs[0].figures},
+        undecided=tuple(
+            question
+            for (question, _), other in zip(others, read, strict=True)
+            if other.figures != runs[0].figures or bool(other.failed) != bool(runs[0].failed)
+        ),
+        **figures,
     )
 
 
@@ -142,6 +237,7 @@ def _range(values: list[int]) -> Range:
 def _simulate(
     trace: MemoryTrace,
     recorded: TraceReplay,
+    reading: _Reading,
     state: StartState,
     settings: AllocatorSettings,
     capacity: int | None,
@@ -161,15 +257,13 @@ def _simulate(
     events = trace.events
     pools = event_pools(trace)
     ids = {index: pool for pool, index in pool_indices(trace).items()}
-    for index in whole_block_pools(trace, recorded.settings, pools):
+    for index in reading.whole:
         sim.pool(index).no_split = True
     for index in own_allocators(trace, recorded.settings, pools):
         sim.pool(index).own_allocator = True
-    flushes = set(recorded.flushes)
-    if capacity is not None:
-        most = int(memory_fraction(recorded.settings) * capacity)
-        # The allocation made the room itself: it would not have fitted otherwise.
-        flushes -= {one.event for one in recorded.unclear if one.needed > most}
+    if reading.overflow:
+        for index in {*pools}:
+            sim.pool(index).use_on_oom = index != 0 and ids[index][0] == 0
     # Recorded address -> where the block is now. A request that failed has no entry: its
     # free is skipped too.
     for index, code, address, size, stream, pool in zip(
@@ -182,6 +276,8 @@ def _simulate(
         strict=True,
     ):
         if code == _ALLOC:
+            if index in reading.overflows:
+                pool = 0
             block = request(sim, size, stream, pool, graph=ids[pool][0] > 0)
             if block is None:
                 failed += 1
@@ -198,6 +294,8 @@ def _simulate(
                     sim.request_free(block)
                 sim.complete(block)
         elif code == _OOM:
+            if reading.least:
+                size = _least(size, recorded.settings)
             block = request(sim, size, stream, pool, graph=ids[pool][0] > 0)
             if block is not None:
                 # What the program would have done with it is not known: it gives it back.
@@ -206,9 +304,11 @@ def _simulate(
         elif code in (_SEGMENT_FREE, _UNMAP):
             if pool:
                 sim.release_pool(pool)  # only what nobody holds is given back
-            if index in flushes:
+            if index in reading.flushes:
                 # The end of a `MemPool` gives back its own cache.
                 sim.empty_cache(pool if ids[pool][0] == 0 else 0)
+        for dropped in reading.dropped.get(index, ()):
+            sim.release_pool(dropped)
     idle = sim.peak_reserved - min(sim.active_at_peak, sim.peak_reserved)
     figures = {
         "peak_allocated": sim.peak_allocated,
