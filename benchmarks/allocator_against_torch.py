@@ -19,7 +19,8 @@ bytes, addresses that ascend. It begins with nothing cached. Then
   ``empty_cache`` that released nothing, of which no history tells.
 
 Each is "exact"; or "undecidable", where figures can be told only with what the history lacks, and
-gpuprobe says so; or "wrong". Where torch itself fails an assertion, nothing is compared.
+gpuprobe says so; or "wrong". Where torch itself fails (an assertion, a segmentation fault, memory
+that it does not give back), nothing is compared.
 
 What a program is follows from its seed alone. Programs run by many in one process, one process at a
 time, each on a device of its own size. With ``--state`` what has run is kept, and not run again.
@@ -32,7 +33,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import gc
 import json
 import os
@@ -54,7 +54,6 @@ if str(HERE) not in sys.path:
 from allocator_requests import (  # noqa: E402
     DEFAULTS,
     MACHINES,
-    MIB,
     POOL_OPTIONS,
     Machine,
     Operation,
@@ -63,7 +62,12 @@ from allocator_requests import (  # noqa: E402
 )
 
 from gpuprobe.allocator.driver import ADDRESS_ORDERS  # noqa: E402
-from gpuprobe.allocator.replays.replay import POOLS_NOT_RECORDED, TraceReplay, replay_trace  # noqa: E402
+from gpuprobe.allocator.replays.replay import (  # noqa: E402
+    POOLS_NOT_RECORDED,
+    SPLITTING_NOT_RECORDED,
+    TraceReplay,
+    replay_trace,
+)
 from gpuprobe.allocator.replays.whatif import what_if  # noqa: E402
 from gpuprobe.allocator.settings import parse_conf  # noqa: E402
 from gpuprobe.catalogue.gpus import parse_spec  # noqa: E402
@@ -98,10 +102,10 @@ class Ran:
 
 @dataclass
 class Outcome:
-    """What is kept of one program. ``difference`` is the first of its replay, ``what_if_difference``
-    that of its what-if, "" for none; ``undecided`` and ``what_if_undecided`` what they need and the
-    history lacks. ``retries_open``: the replay has more than one number of retries. ``fault``: what
-    torch failed at.
+    """What is kept of one program. ``difference`` is the first of its replay, "" for none, and
+    ``what_if_difference`` that of its what-if; ``undecided`` and ``what_if_undecided`` are what
+    they need and the history lacks. ``retries_open``: the replay has more than one number of
+    retries. ``fault``: what torch failed at. ``what_if``: what its settings change.
     """
 
     seed: int
@@ -111,7 +115,7 @@ class Outcome:
     difference: str = ""
     undecided: str = ""
     retries_open: bool = False
-    what_if: str = ""  # what the other settings change
+    what_if: str = ""
     what_if_difference: str = ""
     what_if_undecided: str = ""
     notes: list[str] = field(default_factory=list)
@@ -120,12 +124,22 @@ class Outcome:
 # -- one program in torch
 
 
+class MemoryLeft(Exception):
+    """torch keeps memory that nobody holds."""
+
+
+class Leftover(Exception):
+    """An earlier program left an address range with pages of another size, which torch keeps for
+    good where mapping them failed: the next has a process of its own."""
+
+
 class Runner:
     """Runs programs, one after the other, in this process's torch."""
 
     def __init__(self, machine: Machine) -> None:
         import torch
 
+        self._pages: set[str] = set()  # the page sizes of ranges that may be left
         self.torch = torch
         self.machine = machine
         self.streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]
@@ -140,7 +154,16 @@ class Runner:
                 self.set_conf(f"{key}:{value}")
             except RuntimeError:  # "Unrecognized CachingAllocator option"
                 yield key
-        yield from {*POOL_OPTIONS} - {*signature(self.torch.cuda.MemPool).parameters}
+        known = signature(self.torch.cuda.MemPool).parameters
+        for option in POOL_OPTIONS:
+            # Before it had `no_split`, torch failed an assertion once a pool had overflow.
+            if option not in known or "no_split" not in known:
+                yield option
+
+    def reserved(self) -> int:
+        """``torch.cuda.memory_reserved()``, which sorts all statistics first."""
+        statistics = self.torch.cuda.memory_stats_as_nested_dict()
+        return int(statistics["reserved_bytes"]["all"]["current"])
 
     def run(self, program: Program, conf: str, recorded: Ran | None = None) -> Ran:
         """The program under the settings of ``conf``. With ``recorded``, what its history shows:
@@ -150,6 +173,10 @@ class Runner:
         from gpuprobe.recording.snapshot.load import trace_from_snapshot
 
         torch = self.torch
+        page = conf.partition("large_segment_size_mb:")[2].partition(",")[0]
+        expandable = "expandable_segments:True" in conf
+        if expandable and self._pages - {page}:
+            raise Leftover
         self.set_conf(conf)
         if self.machine.limited:
             torch.cuda.set_per_process_memory_fraction(program.fraction)
@@ -169,9 +196,11 @@ class Runner:
             torch.cuda.memory._record_memory_history(None)
             state.clear()
         torch.cuda.empty_cache()
-        if torch.cuda.memory_reserved():
-            raise RuntimeError(f"program {program.seed} left memory behind")
+        if self.reserved():
+            raise MemoryLeft
         figures = {name: statistics.get(key, 0) for name, key in STATISTICS.items()}
+        if expandable and figures["retries"] + figures["ooms"]:
+            self._pages.add(page)
         trace = trace_from_snapshot(snapshot, 0)
         return Ran(
             trace,
@@ -231,9 +260,9 @@ class _Running:
     def empty_cache(self, index: int, operation: Operation) -> None:
         if index in self._left_out:
             return
-        before = self._torch.cuda.memory_reserved()
+        before = self._runner.reserved()
         self._torch.cuda.empty_cache()
-        if self._torch.cuda.memory_reserved() == before:
+        if self._runner.reserved() == before:
             self.silent.append(index)
 
     def fraction(self, index: int, operation: Operation) -> None:
@@ -318,6 +347,8 @@ def check_replay(program: Program, ran: Ran, replayed: TraceReplay) -> tuple[str
     lacks = ""
     if POOLS_NOT_RECORDED in replayed.notes and program.traits & {"CUDA graph", "MemPool"}:
         lacks = "the pools of events"
+    elif SPLITTING_NOT_RECORDED in replayed.notes:
+        lacks = "whether a MemPool splits its blocks"
     first = replayed.first_divergence
     if first is not None:
         return (
@@ -416,9 +447,16 @@ def child(machine: int, seeds: Sequence[int], what_ifs: int) -> None:
     warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
     runner = Runner(MACHINES[machine])
     gc.freeze()
-    for seed in seeds:
+    for number, seed in enumerate(seeds):
         try:
             outcome = check(runner, seed, seed < what_ifs)
+        except Leftover:
+            if number:
+                os._exit(0)
+            outcome = check(runner, seed, False)  # its own two runs do not go together
+            outcome.traits.append("no what-if: it needs another process")
+        except MemoryLeft:
+            outcome = Outcome(seed, sorted(program_of(seed).traits), fault="memory is left")
         except RuntimeError as error:
             if "INTERNAL ASSERT FAILED" not in str(error):
                 raise
@@ -445,6 +483,8 @@ def run_batches(
         program = program_of(seed)
         groups[program.machine, program.segment_size].append(seed)
     for (machine, _), own in sorted(groups.items()):
+        # Those that leave ranges with other pages come last.
+        own.sort(key=lambda seed: "large_segment_size_mb" in program_of(seed).change)
         for at in range(0, len(own), BATCH):
             _run_batch(machine, own[at : at + BATCH], what_ifs, keep, until)
 
@@ -472,8 +512,13 @@ def _run_batch(
                     return
         if left and process.returncode:  # it ended within this program
             seed = left.pop(0)
-            difference = f"the process ended with exit code {process.returncode}"
-            keep(Outcome(seed, sorted(program_of(seed).traits), difference=difference))
+            ended = f"the process ended with exit code {process.returncode}"
+            outcome = Outcome(seed, sorted(program_of(seed).traits))
+            if process.returncode < 0:  # by a signal, within torch
+                outcome.fault = ended
+            else:
+                outcome.difference = ended
+            keep(outcome)
 
 
 # -- the table
@@ -512,7 +557,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     retries = sum(o.retries_open and not (o.difference or o.fault) for o in outcomes)
     yield f"{retries} exact replays leave open how many retries there were, and say so"
     if faults:
-        yield f"{faults} programs in which torch itself failed an assertion are left out"
+        yield f"{faults} programs are left out, at which torch itself failed"
 
 
 def main() -> int:

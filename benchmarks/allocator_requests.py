@@ -49,7 +49,8 @@ class Operation(NamedTuple):
 @dataclass(frozen=True)
 class Program:
     """``stacks``: its history has stacks. ``other_conf`` and ``change``: the settings of the
-    what-if, all and what they change. ``comparable``: nothing in it changes what a what-if keeps."""
+    what-if, all and what they change. ``comparable``: nothing in it changes what a what-if keeps.
+    """
 
     seed: int
     machine: int

@@ -113,7 +113,9 @@ def release_pool(sim: AllocatorState, owner: PrivatePool) -> None:
 def anything_to_release(owner: PrivatePool) -> bool:
     """Whether `release_pool` would give anything back."""
     return any(
-        expandable.whole_pages(block) is not None if block.expandable is not None else not _is_split(block)
+        expandable.whole_pages(block) is not None
+        if block.expandable is not None
+        else not _is_split(block)
         for half in (owner.small, owner.large)
         for block in half.free_blocks()
     )

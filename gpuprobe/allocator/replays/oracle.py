@@ -116,6 +116,11 @@ class TraceSimulator(Simulator):
         self.events = events
         self._pools = pools
         self.private_pools = any(pools)
+        self._last_use = {
+            pool: index
+            for index, (pool, code) in enumerate(zip(pools, events.action, strict=True))
+            if pool and code == _ALLOC
+        }
         self._ids = ids  # torch's id of each pool index
         self._batch: list[int] = []
         self._at = 0
@@ -319,9 +324,7 @@ class TraceSimulator(Simulator):
             if unmapped is None or unmapped.address == address:
                 return
             if unmapped.address > address:
-                page = expandable.page_size(
-                    free_list.pool.small, self.settings.large_segment_size
-                )
+                page = expandable.page_size(free_list.pool.small, self.settings.large_segment_size)
                 span = expandable_span(self.device_memory, page)
                 expandable.new_range(self, free_list, ExpandableRange(address, span, page))
                 return
@@ -495,7 +498,11 @@ class TraceSimulator(Simulator):
         self._learn_release_order()
         half = self.pools[0].large
         planned = release.available_to_release(self, free_list, size)
-        if planned and self._frees_next(planned) and self._codes().count(_SEGMENT_FREE) == len(planned):
+        if (
+            planned
+            and self._frees_next(planned)
+            and self._codes().count(_SEGMENT_FREE) == len(planned)
+        ):
             return  # making room explains them as well
         while self.peek() == _SEGMENT_FREE:
             whole = [b for b in half.free_blocks() if b.prev is None and b.next is None]
@@ -514,9 +521,9 @@ class TraceSimulator(Simulator):
             first, needed = self._batch[self._at], self._needed(free_list, size)
             for block in freed:
                 release.release_segment(self, block)
-            if self.peek() not in (_SEGMENT_FREE, _UNMAP) and not self.out_of_memory:
-                if not release.anything_to_release(self.pools[0]):
-                    self.unclear.append(Unclear(first, needed))
+            ended = self.peek() not in (_SEGMENT_FREE, _UNMAP) and not self.out_of_memory
+            if ended and not release.anything_to_release(self.pools[0]):
+                self.unclear.append(Unclear(first, needed))
 
     def _new_segment(self, free_list: FreeList, size: int) -> PoolBlock | None:
         # What is released next, or the end of the allocation, shows that there was none: in
@@ -550,9 +557,7 @@ class TraceSimulator(Simulator):
             return False  # a graph's own pool, which is used only within its capture
         return not release.anything_to_release(self.pools[0])
 
-    def _flush_as_recorded(
-        self, free_list: FreeList, size: int, cached: PoolBlock | None
-    ) -> None:
+    def _flush_as_recorded(self, free_list: FreeList, size: int, cached: PoolBlock | None) -> None:
         """A release that is taken for the program's, before an allocation of ``size`` bytes."""
         first = self._batch[self._at]
         self.flushes.append(first)
@@ -605,10 +610,15 @@ class TraceSimulator(Simulator):
                 if owner.index and release.anything_to_release(owner):
                     self.held[owner.index] = self._batch[before]
 
-    def from_cache(self, index: int, block: PoolBlock, pool: int) -> None:
-        """The allocation at ``index`` took a cached block of a private pool."""
+    def note_pool(self, index: int, block: PoolBlock, pool: int, *, cached: bool) -> None:
+        """The allocation at ``index`` took a block of a private pool, one that was ``cached``."""
         if self._ids[pool][0]:
             return  # a graph's own
+        if index == self._last_use[pool] and release.anything_to_release(self.pools[pool]):
+            # The end of a `MemPool` releases what it can: it comes where that is released.
+            self.held[pool] = len(self.events)
+        if not cached:
+            return
         default = self.pools[0]
         half = default.small if block.free_list.pool.small else default.large
         free_list = half.stream(block.free_list.stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuprobe.allocator.replays.start_state import pool_indices
 from gpuprobe.allocator.rules import MIN_BLOCK, NO_LIMIT, SMALL_LIMIT, limit, max_slack, round_size
@@ -50,6 +50,7 @@ class _Evidence:
     parts: dict[int, _Part] = field(default_factory=dict)
     whole: bool = False
     split: bool = False
+    loose: bool = False  # a request was served with more than it needs
 
     def after_rests(self) -> set[int]:
         """The addresses where pages end of which something is left. Where blocks are split, pages
@@ -61,22 +62,30 @@ class _Evidence:
         }
 
 
-def whole_block_pools(
-    trace: MemoryTrace, settings: AllocatorSettings, pools: Sequence[int]
-) -> tuple[frozenset[int], frozenset[int]]:
-    """The pools whose blocks are never split (``MemPool(no_split=True)``), and those that could be
-    either.
+class Splitting(NamedTuple):
+    """The pools whose blocks are never split (``MemPool(no_split=True)``), and those of which the
+    trace does not tell. ``open_sizes``: those of the latter whose blocks may be larger than the
+    rules make them.
+    """
 
-    Of the first, each allocation is the only one of its segment, and one was served from elsewhere,
-    or not at all, where the rest of another block, had there been one, would have fitted best; or
-    the last layout has such blocks. A pool that never held two blocks at once, and none at the end,
-    could be either.
+    whole: frozenset[int] = frozenset()
+    either: frozenset[int] = frozenset()
+    open_sizes: frozenset[int] = frozenset()
+
+
+def splitting(trace: MemoryTrace, settings: AllocatorSettings, pools: Sequence[int]) -> Splitting:
+    """Whether pools split their blocks, as far as the trace shows it.
+
+    Where they do not, each allocation is the only one of its segment, and one was served from
+    elsewhere, or not at all, where the rest of another block, had there been one, would have fitted
+    best; or the last layout has such blocks. A pool that never held two blocks at once, and none at
+    the end, could be either.
     """
     indices = pool_indices(trace)
     # Graphs' own pools have another first number.
     found = {index: _Evidence() for pool, index in indices.items() if pool[0] == 0 and index}
     if not found:
-        return frozenset(), frozenset()
+        return Splitting()
     for segment in trace.segments:
         evidence = found.get(indices[segment.pool_id])
         if evidence is not None:
@@ -107,14 +116,21 @@ def whole_block_pools(
             evidence.whole |= _rest_would_serve(evidence, settings, stream, size, smaller)
             evidence.whole |= address == new and address in evidence.after_rests()
             part.taken = size
+            evidence.loose |= part.size - size >= _least_rest(settings, size <= SMALL_LIMIT)
             new = 0
         elif code == _OOM:
             evidence.whole |= _rest_would_serve(evidence, settings, stream, size, NO_LIMIT)
-    unsplit = {index: evidence.whole for index, evidence in found.items() if not evidence.split}
-    return (
-        frozenset(index for index, whole in unsplit.items() if whole),
-        frozenset(index for index, whole in unsplit.items() if not whole),
+    unsplit = {index: one for index, one in found.items() if not one.split}
+    return Splitting(
+        frozenset(index for index, one in unsplit.items() if one.whole),
+        frozenset(index for index, one in unsplit.items() if not one.whole),
+        frozenset(index for index, one in unsplit.items() if not one.whole and one.loose),
     )
+
+
+def _least_rest(settings: AllocatorSettings, small: bool) -> int:
+    """The bytes that must be left of a block for it to be split (``should_split``)."""
+    return MIN_BLOCK if small or settings.expandable_segments else SMALL_LIMIT + 1
 
 
 def _rest_would_serve(
@@ -127,7 +143,7 @@ def _rest_would_serve(
         rest = part.size - part.taken
         if not part.taken or part.stream != stream or (part.taken <= SMALL_LIMIT) != small:
             continue
-        least = MIN_BLOCK if small or settings.expandable_segments else SMALL_LIMIT + 1
+        least = _least_rest(settings, small)
         most = limit(settings.max_split_size)
         if size <= rest < min(most, smaller) and rest >= least and part.taken < most:
             return True

@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.layout import load_layout, segments
 from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator, Unclear
-from gpuprobe.allocator.replays.pool_traits import own_allocators, whole_block_pools
+from gpuprobe.allocator.replays.pool_traits import own_allocators, splitting
 from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.rules import round_size
 from gpuprobe.errors import DataError, InternalError
@@ -33,10 +33,16 @@ _SNAPSHOT: Final = TraceAction.SNAPSHOT.code
 _OOM: Final = TraceAction.OOM.code
 
 POOLS_NOT_RECORDED: Final = (
-    "the trace was recorded by a torch that does not record which pool an event belongs to: requests "
+    "the torch that recorded the trace does not record which pool an event belongs to: requests "
     "that failed, and memory that was released before the end, are taken for the default pool's"
 )
 """A note of replays: with graphs or a ``MemPool``, older traces do not tell enough."""
+
+SPLITTING_NOT_RECORDED: Final = (
+    "a MemPool whose blocks were used one at a time may hand out whole ones (no_split): they are "
+    "taken to be split, and allocated memory may have been more"
+)
+"""A note of replays."""
 
 _MAX_REPAIRS = 200  # of block sizes the events leave open; each costs one more replay
 
@@ -207,9 +213,12 @@ def _run(
     )
     for index in own_allocators(trace, settings, pools):
         sim.pool(index).own_allocator = True
-    for index in whole_block_pools(trace, settings, pools)[0]:
+    traits = splitting(trace, settings, pools)
+    for index in traits.whole:
         sim.pool(index).no_split = True
     run = _Run(sim)
+    if traits.open_sizes:
+        run.notes.append(SPLITTING_NOT_RECORDED)
     try:
         load_layout(sim, state.segments, state.ranges)
     except DataError as error:
@@ -278,8 +287,8 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
             freed = None
             if block is None or block.address != address:
                 _wrong_place(trace, sim, index, block)
-            if pool and sim.reserved == reserved:
-                sim.from_cache(index, block, pool)
+            if pool:
+                sim.note_pool(index, block, pool, cached=sim.reserved == reserved)
             allocations += 1
         elif code == _FREE_REQUESTED:
             if waiting:
@@ -471,8 +480,8 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         )
     if sim.unclear:
         notes.append(
-            f"{len(sim.unclear)} releases of cached memory may have been an allocation's that then tried "
-            "again: they look the same"
+            f"{len(sim.unclear)} releases of cached memory may have been an allocation's that then "
+            "tried again: they look the same"
         )
     if _lacks_pools(trace) and (run.divergence is not None or sim.ooms or sim.private_pools):
         notes.append(POOLS_NOT_RECORDED)

@@ -24,7 +24,7 @@ from typing import Final
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
-from gpuprobe.allocator.replays.pool_traits import own_allocators, whole_block_pools
+from gpuprobe.allocator.replays.pool_traits import own_allocators, splitting
 from gpuprobe.allocator.replays.replay import TraceReplay, event_pools
 from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.rules import MIB, round_size
@@ -120,15 +120,15 @@ class _Reading:
     """One way in which the program can have made the recording.
 
     ``flushes``: the events at which it released cached memory. ``dropped``: by event, the pools
-    that nobody holds after it. ``whole``: pools whose blocks are not split. ``overflow``: cached
-    blocks of a ``MemPool`` serve when the default pool has no memory; they did so at ``overflows``.
-    ``least``: requests that failed were as small as what was recorded allows.
+    that nobody holds after it. ``whole``: pools whose blocks are not split. ``overflow``: pools
+    that serve when the default pool has no memory; they did so at ``overflows``. ``least``: what
+    failed were the smallest requests that were recorded as these.
     """
 
     flushes: frozenset[int]
     whole: frozenset[int]
     dropped: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    overflow: bool = False
+    overflow: frozenset[int] = frozenset()
     overflows: frozenset[int] = frozenset()
     least: bool = False
 
@@ -151,12 +151,12 @@ def _readings(
     if most is not None:
         # The allocation made the room itself: it would not have fitted otherwise.
         retries = tuple(one for one in retries if one.needed > most)
-    whole, either = whole_block_pools(trace, recorded.settings, pools)
+    whole, either, _ = splitting(trace, recorded.settings, pools)
     flushes = frozenset(recorded.flushes)
-    usual = _Reading(flushes - {one.event for one in retries} if most is not None else flushes, whole)
+    own = frozenset(one.event for one in retries)
+    usual = _Reading(flushes if most is None else flushes - own, whole)
     others: list[tuple[str, _Reading]] = []
-    if retries and most is None:
-        own = frozenset(one.event for one in retries)
+    if own and most is None:
         others.append((_RETRIES, replace(usual, flushes=flushes - own)))
     private = {pool for pool in pools if pool}
     if private:
@@ -170,10 +170,11 @@ def _readings(
         others.append((_POOLS_HELD, replace(usual, dropped=dropped)))
     if either:
         others.append((_SPLIT, replace(usual, whole=whole | either)))
-    if any(ids[pool][0] == 0 for pool in private):
+    mem_pools = frozenset(pool for pool in private if ids[pool][0] == 0)
+    if mem_pools:
         overflows = (one for one in recorded.overflows if most is None or one.needed > most)
         served = frozenset(one.event for one in overflows)
-        others.append((_OVERFLOW, replace(usual, overflow=True, overflows=served)))
+        others.append((_OVERFLOW, replace(usual, overflow=mem_pools, overflows=served)))
     failed = {size for size, code in zip(events.size, events.action, strict=True) if code == _OOM}
     if any(
         round_size(_least(size, recorded.settings), settings) != round_size(size, settings)
@@ -243,27 +244,26 @@ def _simulate(
     capacity: int | None,
     order: str,
 ) -> _Measured:
+    pools = event_pools(trace)
+    ids = {index: pool for pool, index in pool_indices(trace).items()}
     sim = Simulator(
         settings,
         SimulatedDriver(capacity, order),
         device_memory=capacity,
         tie_by_address=recorded.tie_rule == "address",
     )
+    for index in reading.whole:
+        sim.pool(index).no_split = True
+    for index in own_allocators(trace, recorded.settings, pools):
+        sim.pool(index).own_allocator = True
+    for index in reading.overflow:
+        sim.pool(index).use_on_oom = True
     live = _allocate_old(sim, state)
     old = len(state.homeless) + sum(len(part.blocks) for part in state.parts())
     failed = old - len(live)
     before = {name: getattr(sim, name) for name in _CALLS}
     served = 0
     events = trace.events
-    pools = event_pools(trace)
-    ids = {index: pool for pool, index in pool_indices(trace).items()}
-    for index in reading.whole:
-        sim.pool(index).no_split = True
-    for index in own_allocators(trace, recorded.settings, pools):
-        sim.pool(index).own_allocator = True
-    if reading.overflow:
-        for index in {*pools}:
-            sim.pool(index).use_on_oom = index != 0 and ids[index][0] == 0
     # Recorded address -> where the block is now. A request that failed has no entry: its
     # free is skipped too.
     for index, code, address, size, stream, pool in zip(
@@ -308,7 +308,7 @@ def _simulate(
                 # The end of a `MemPool` gives back its own cache.
                 sim.empty_cache(pool if ids[pool][0] == 0 else 0)
         for dropped in reading.dropped.get(index, ()):
-            sim.release_pool(dropped)
+            _drop(sim, dropped, ids[dropped])
     idle = sim.peak_reserved - min(sim.active_at_peak, sim.peak_reserved)
     figures = {
         "peak_allocated": sim.peak_allocated,
@@ -318,6 +318,13 @@ def _simulate(
     }
     figures |= {name: getattr(sim, name) - count for name, count in before.items()}
     return _Measured(figures, failed)
+
+
+def _drop(sim: Simulator, pool: int, name: tuple[int, int]) -> None:
+    """Nobody holds the pool any more. The end of a ``MemPool`` gives back its cache."""
+    sim.release_pool(pool)
+    if name[0] == 0:
+        sim.empty_cache(pool)
 
 
 _CALLS = ("device_allocs", "device_frees", "retries", "ooms")
