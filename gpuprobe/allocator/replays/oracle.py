@@ -390,13 +390,23 @@ class TraceSimulator(Simulator):
         free_list, size, growable = self._request(requested, stream, pool)
         if self.find(free_list, size, growable) is not None:
             return False
-        if self._pools[self._next_release()] and 0 in self._released_pools():
-            return False  # an allocation releases the default pool's first
-        if not polled or self.out_of_memory or self.gc_enabled:
-            return True
         self._learn_release_order()
         planned = release.available_to_release(self, free_list, size)
-        return bool(planned and self._frees_next(planned))
+        if planned and self._frees_next(planned):
+            return True
+        if self._pools[self._next_release()] and 0 in self._released_pools():
+            return False  # an allocation releases the default pool's first
+        if not polled or self.out_of_memory:
+            return True
+        return self.gc_enabled and not (growable and self._cannot_grow(free_list))
+
+    def _cannot_grow(self, free_list: FreeList) -> bool:
+        """Whether the request got its address in another way than an expandable segment does: that
+        maps pages, or begins where cached memory began before it was released."""
+        if _MAP in self._codes():
+            return False
+        address = self.events.address[self.at_event]
+        return all(block.address != address for block in free_list)
 
     def _released_pools(self) -> set[int]:
         events = self.events
@@ -477,7 +487,10 @@ class TraceSimulator(Simulator):
             return
         found = self.find(free_list, size, True)
         address = self.events.address[self.at_event]
-        if found is None or found.address == address:
+        if found is None:
+            if self.peek() != _NONE:
+                return  # the search is to find nothing
+        elif found.address == address:
             return
         blocks = [block for block in free_list if block.size >= size]
         if all(block.address != address for block in blocks):
