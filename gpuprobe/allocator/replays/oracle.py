@@ -511,12 +511,10 @@ class TraceSimulator(Simulator):
         self._learn_release_order()
         half = self.pools[0].large
         planned = release.available_to_release(self, free_list, size)
-        if (
-            planned
-            and self._frees_next(planned)
-            and self._codes().count(_SEGMENT_FREE) == len(planned)
-        ):
-            return  # making room explains them as well
+        frees = self._codes().count(_SEGMENT_FREE)
+        enough = sum(block.size for block in planned or ()) >= max(size, self.max_split)
+        if planned and enough and frees == len(planned) and self._frees_next(planned):
+            return  # making room explains them as well, without a retry
         while self.peek() == _SEGMENT_FREE:
             whole = [b for b in half.free_blocks() if b.prev is None and b.next is None]
             if not whole:

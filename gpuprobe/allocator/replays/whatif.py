@@ -136,7 +136,7 @@ class _Reading:
 _POOLS_HELD: Final = "how long a graph or the program held a private pool"
 _SPLIT: Final = "whether a MemPool splits its blocks"
 _OVERFLOW: Final = "whether a MemPool serves when the default pool has no memory"
-_RETRIES: Final = "which releases of cached memory were an allocation's that then tried again"
+_ASKED_FOR: Final = "which releases of cached memory the program asked for"
 _ROUNDED: Final = "the size of requests that failed: it was recorded rounded"
 
 
@@ -147,17 +147,19 @@ def _readings(
     events, pools = trace.events, event_pools(trace)
     ids = {index: pool for pool, index in pool_indices(trace).items()}
     most = None if capacity is None else int(memory_fraction(recorded.settings) * capacity)
-    retries = recorded.unclear
+    flushes = frozenset(recorded.flushes)
+    unclear = frozenset(one.event for one in recorded.unclear)
     if most is not None:
         # The allocation made the room itself: it would not have fitted otherwise.
-        retries = tuple(one for one in retries if one.needed > most)
+        own = frozenset(one.event for one in recorded.unclear if one.needed > most)
+        flushes, unclear = flushes - own, unclear - own
     whole, either, _ = splitting(trace, recorded.settings, pools)
-    flushes = frozenset(recorded.flushes)
-    own = frozenset(one.event for one in retries)
-    usual = _Reading(flushes if most is None else flushes - own, whole)
+    usual = _Reading(flushes, whole)
     others: list[tuple[str, _Reading]] = []
-    if own and most is None:
-        others.append((_RETRIES, replace(usual, flushes=flushes - own)))
+    if unclear - flushes:
+        others.append((_ASKED_FOR, replace(usual, flushes=flushes | unclear)))
+    if most is None and unclear & flushes:
+        others.append((_ASKED_FOR, replace(usual, flushes=flushes - unclear)))
     private = {pool for pool in pools if pool}
     if private:
         last = dict(recorded.held)
@@ -223,9 +225,11 @@ def what_if(
         would_oom=sum(run.failed > 0 for run in runs),
         orders=len(runs),
         undecided=tuple(
-            question
-            for (question, _), other in zip(others, read, strict=True)
-            if other.figures != runs[0].figures or bool(other.failed) != bool(runs[0].failed)
+            dict.fromkeys(
+                question
+                for (question, _), other in zip(others, read, strict=True)
+                if other.figures != runs[0].figures or bool(other.failed) != bool(runs[0].failed)
+            )
         ),
         **figures,
     )
