@@ -344,11 +344,9 @@ def check_replay(program: Program, ran: Ran, replayed: TraceReplay) -> tuple[str
     """The first difference between torch and the replay of its history, and what that lacks to tell
     more; "" for none.
     """
-    lacks = ""
-    if POOLS_NOT_RECORDED in replayed.notes and program.traits & {"CUDA graph", "MemPool"}:
-        lacks = "the pools of events"
-    elif SPLITTING_NOT_RECORDED in replayed.notes:
-        lacks = "whether a MemPool splits its blocks"
+    lacks = "; ".join(lacks_pools(program, replayed))
+    if SPLITTING_NOT_RECORDED in replayed.notes:
+        lacks = lacks or "whether a MemPool splits its blocks"
     first = replayed.first_divergence
     if first is not None:
         return (
@@ -366,6 +364,12 @@ def check_replay(program: Program, ran: Ran, replayed: TraceReplay) -> tuple[str
     return "", ""
 
 
+def lacks_pools(program: Program, replayed: TraceReplay) -> list[str]:
+    """Whether the history lacks the pools of the program's events, and the replay says so."""
+    said = POOLS_NOT_RECORDED in replayed.notes
+    return ["the pools of events"] if said and program.traits & {"CUDA graph", "MemPool"} else []
+
+
 def check_what_if(
     program: Program, machine: Machine, ran: Ran, replayed: TraceReplay, real: Ran
 ) -> tuple[str, str]:
@@ -379,7 +383,7 @@ def check_what_if(
         ran.trace, replayed, settings, capacity=machine.capacity, orders=ADDRESS_ORDERS[:1]
     )
     outcome = what_if(ran.trace, replayed, settings, capacity=machine.capacity)
-    lacks = "; ".join(outcome.undecided)
+    lacks = "; ".join((*lacks_pools(program, replayed), *outcome.undecided))
     for name, value in expected.items():
         for figure in getattr(one, name), getattr(outcome, name):
             if not figure.least <= value <= figure.most:

@@ -117,6 +117,9 @@ def program_of(seed: int, without: Collection[str] = ()) -> Program:
 
 def conf_text(conf: Mapping[str, str], without: Collection[str]) -> str:
     whole = {**DEFAULTS, **conf}
+    if "large_segment_size_mb" in without:
+        # Older versions do not forget this one either, and take only more than their default.
+        whole.setdefault("max_non_split_rounding_mb", "21")
     return ",".join(f"{key}:{value}" for key, value in whole.items() if key not in without)
 
 

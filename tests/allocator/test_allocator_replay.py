@@ -18,7 +18,11 @@ from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.replays.oracle import TraceSimulator
-from gpuprobe.allocator.replays.replay import replay_trace
+from gpuprobe.allocator.replays.replay import (
+    POOLS_NOT_RECORDED,
+    SPLITTING_NOT_RECORDED,
+    replay_trace,
+)
 from gpuprobe.allocator.replays.start_state import start_state
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.simulator import Simulator
@@ -363,6 +367,59 @@ def test_pools_of_older_snapshots_are_known_from_the_layout() -> None:
     assert kept
     del trace.events.pool[:]
     assert replay_trace(trace).first_divergence is None
+
+
+def test_pools_that_are_not_recorded_are_said() -> None:
+    """Up to the end of a private pool nothing tells it from the default one."""
+    sim = Simulator(parse_conf(""), SimulatedDriver(40 * MIB))
+    recorder = TraceRecorder(sim, POOLS)
+    assert sim.malloc(41 * MIB, 0, 1) is None
+    trace = recorder.trace()
+    assert POOLS_NOT_RECORDED not in replay_trace(trace).notes
+    del trace.events.pool[:]
+    assert POOLS_NOT_RECORDED in replay_trace(trace).notes
+
+
+def test_pools_that_do_not_split_are_recognised() -> None:
+    sim = Simulator(parse_conf(""), SimulatedDriver())
+    sim.pool(1, no_split=True)
+    recorder = TraceRecorder(sim, POOLS)
+    first, second = sim.malloc(4 * MIB, 0, 1), sim.malloc(5 * MIB, 0, 1)
+    assert first is not None
+    assert second is not None
+    sim.free(first)
+    sim.free(second)
+    result = replay_trace(recorder.trace())
+    assert result.exact
+    assert result.peak_allocated == 40 * MIB
+    assert SPLITTING_NOT_RECORDED not in result.notes
+
+
+@pytest.mark.parametrize("conf", ["", "max_split_size_mb:32", "large_segment_size_mb:32"])
+def test_ends_of_address_ranges_are_learnt_from_the_trace(conf: str) -> None:
+    """A snapshot does not have the device's memory, which the ranges are long by."""
+    for seed in range(12):
+        settings = parse_conf(f"expandable_segments:True,{conf}")
+        program = Program(seed, settings, capacity=200 * MIB).run(250)
+        assert replay_trace(program.trace()).first_divergence is None
+
+
+def test_a_collection_is_preferred_to_a_retry() -> None:
+    """Both explain one release without which the request would have fitted: no retry is certain."""
+    sim = Simulator(
+        parse_conf("garbage_collection_threshold:0.4,per_process_memory_fraction:0.9"),
+        SimulatedDriver(100 * MIB),
+        device_memory=100 * MIB,
+    )
+    recorder = TraceRecorder(sim)
+    block = sim.malloc(40 * MIB)
+    assert block is not None
+    sim.free(block)
+    assert sim.malloc(44 * MIB) is not None
+    assert (sim.device_frees, sim.retries) == (1, 0)
+    result = replay_trace(recorder.trace())
+    assert result.exact
+    assert (result.retries, len(result.unclear)) == (0, 1)
 
 
 def test_nothing_to_replay_is_an_error() -> None:

@@ -475,6 +475,17 @@ def test_pools_marked_use_on_oom_help_out() -> None:
     assert sim.retries == 0
 
 
+def test_what_is_left_of_an_overflow_stays_in_its_pool() -> None:
+    sim = simulator(capacity=40 * MIB)
+    sim.pool(1, use_on_oom=True)
+    sim.free(take(sim, 30 * MIB, pool=1))
+    block = take(sim, 20 * MIB)
+    assert block.next is not None
+    assert block.next.free_list.pool.owner.index == block.free_list.pool.owner.index == 1
+    sim.free(block)
+    assert take(sim, 30 * MIB, pool=1).address == block.address
+
+
 def test_custom_allocators_of_pools_use_no_expandable_segments() -> None:
     sim = simulator("expandable_segments:True", device_memory=1 << 30)
     sim.pool(1, own_allocator=True)

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator_programs import MIB, Program, cut
+from allocator_programs import MIB, POOLS, Program, cut
 from shared_files import shared_snapshots
 
 import gpuprobe
+from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.replays.alone import reserved_alone
-from gpuprobe.allocator.replays.replay import replay_trace
-from gpuprobe.allocator.replays.whatif import search, what_if
+from gpuprobe.allocator.replays.replay import SPLITTING_NOT_RECORDED, replay_trace
+from gpuprobe.allocator.replays.whatif import Range, WhatIfOutcome, search, what_if
 from gpuprobe.allocator.settings import parse_conf, to_conf
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.cli import main
@@ -30,6 +31,8 @@ from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json import replay as replay_json
 from gpuprobe.reporters.sections.replay import replay_sections
 from gpuprobe.reporters.text import draw
+
+MEM_POOL, GRAPH = 1, 2  # in POOLS
 
 
 def fragmenting(conf: str = "") -> MemoryTrace:
@@ -200,6 +203,110 @@ def test_ranges_cover_several_address_orders() -> None:
     assert again == outcome  # shuffles have fixed seeds
 
 
+def taken(sim: Simulator, size: int, pool: int = 0) -> PoolBlock:
+    block = sim.malloc(size, 0, pool)
+    assert block is not None
+    return block
+
+
+def asked(
+    sim: Simulator, recorder: TraceRecorder, conf: str, capacity: int | None
+) -> WhatIfOutcome:
+    """What ``conf`` would have done with what the simulator did."""
+    trace = recorder.trace()
+    recorded = replay_trace(trace)
+    assert recorded.exact
+    return what_if(trace, recorded, parse_conf(conf), capacity=capacity, orders=("ascending",))
+
+
+def test_how_long_a_graph_held_its_pool_may_decide() -> None:
+    """Its memory is cached when there is none left for a request, which failed."""
+    sim = Simulator(parse_conf(""), SimulatedDriver(64 * MIB))
+    recorder = TraceRecorder(sim, POOLS)
+    sim.begin_capture(GRAPH, frozenset({0}))
+    block = taken(sim, 30 * MIB, GRAPH)
+    sim.end_capture(GRAPH)
+    sim.free(block)
+    taken(sim, 30 * MIB)
+    outcome = asked(sim, recorder, "", 64 * MIB)
+    assert outcome.undecided == ()
+    # Larger segments leave no memory for the second request.
+    outcome = asked(sim, recorder, "roundup_power2_divisions:1", 50 * MIB)
+    assert outcome.undecided == ("how long a graph or the program held a private pool",)
+    assert (outcome.ooms.least, outcome.ooms.most) == (0, 1)
+
+
+def test_whether_a_pool_has_overflow_may_decide() -> None:
+    sim = Simulator(parse_conf(""), SimulatedDriver(64 * MIB))
+    recorder = TraceRecorder(sim, POOLS)
+    kept = taken(sim, 4 * MIB, MEM_POOL)  # so that its segment cannot be given back
+    block = taken(sim, 14 * MIB, MEM_POOL)
+    sim.free(block)
+    taken(sim, 4 * MIB, MEM_POOL)
+    sim.free(kept)
+    taken(sim, 12 * MIB)
+    assert asked(sim, recorder, "", 64 * MIB).undecided == ()
+    outcome = asked(sim, recorder, "", 30 * MIB)
+    assert outcome.undecided == ("whether a MemPool serves when the default pool has no memory",)
+
+
+def test_whether_a_pool_splits_its_blocks_may_decide() -> None:
+    """It held one block at a time, of which a whole segment may have been handed out."""
+    sim = Simulator(parse_conf(""), SimulatedDriver())
+    recorder = TraceRecorder(sim, POOLS)
+    sim.free(taken(sim, 4 * MIB, MEM_POOL))
+    trace = recorder.trace()
+    recorded = replay_trace(trace)
+    assert SPLITTING_NOT_RECORDED in recorded.notes
+    outcome = asked(sim, recorder, "max_split_size_mb:32", None)
+    assert outcome.undecided == ("whether a MemPool splits its blocks",)
+    assert (outcome.peak_allocated.least, outcome.peak_allocated.most) == (4 * MIB, 20 * MIB)
+
+
+def test_the_size_of_a_request_that_failed_may_decide() -> None:
+    """torch records what it rounded it up to."""
+    sim = Simulator(parse_conf("roundup_power2_divisions:2"), SimulatedDriver(40 * MIB))
+    recorder = TraceRecorder(sim)
+    assert sim.malloc(33 * MIB) is None
+    trace = recorder.trace()
+    outcome = asked(sim, recorder, "", 40 * MIB)
+    assert trace.events.size[0] == 48 * MIB
+    assert outcome.undecided == ("the size of requests that failed: it was recorded rounded",)
+    assert (outcome.served_after_all.least, outcome.served_after_all.most) == (0, 1)
+
+
+def test_what_the_program_released_may_decide() -> None:
+    """Without stacks, a release and a request that follows may be the request's own retry. How
+    much memory the device has can tell."""
+    sim = Simulator(parse_conf(""), SimulatedDriver(64 * MIB))
+    recorder = TraceRecorder(sim)
+    sim.free(taken(sim, 40 * MIB))
+    taken(sim, 50 * MIB)
+    assert sim.retries == 1
+    recorded = replay_trace(recorder.trace())
+    assert (recorded.retries, len(recorded.unclear)) == (0, 1)
+    outcome = asked(sim, recorder, "", None)
+    assert outcome.undecided == ("which releases of cached memory the program asked for",)
+    assert (outcome.peak_reserved.least, outcome.peak_reserved.most) == (50 * MIB, 90 * MIB)
+    decided = asked(sim, recorder, "", 64 * MIB)
+    assert decided.undecided == ()
+    assert decided.retries == Range(1, 1)
+
+
+def test_reports_name_what_was_not_recorded() -> None:
+    sim = Simulator(parse_conf(""), SimulatedDriver())
+    recorder = TraceRecorder(sim, POOLS)
+    sim.free(taken(sim, 4 * MIB, MEM_POOL))
+    result = gpuprobe.replay(recorder.trace(), "max_split_size_mb:32")
+    text = io.StringIO()
+    draw.write(replay_sections(result), text)
+    assert "not recorded, so both ways are in the ranges: whether a MemPool" in text.getvalue()
+    stream = io.StringIO()
+    replay_json.write(result, stream)
+    (trace,) = json.loads(stream.getvalue())["traces"]
+    assert trace["what_if"]["undecided"] == ["whether a MemPool splits its blocks"]
+
+
 def test_an_inexact_replay_labels_its_what_if() -> None:
     trace = fragmenting()
     trace.events.address[1] += 512
@@ -233,7 +340,7 @@ def test_json_is_versioned_and_complete() -> None:
     stream = io.StringIO()
     replay_json.write(result, stream)
     document = json.loads(stream.getvalue())
-    assert (document["schema"], document["version"]) == ("gpuprobe.replay", [2, 0])
+    assert (document["schema"], document["version"]) == ("gpuprobe.replay", [2, 1])
     (trace,) = document["traces"]
     assert trace["exact"] is True
     assert trace["first_divergence"] is None

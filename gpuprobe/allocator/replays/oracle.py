@@ -488,8 +488,11 @@ class TraceSimulator(Simulator):
         found = self.find(free_list, size, True)
         address = self.events.address[self.at_event]
         if found is None:
-            if self.peek() != _NONE:
-                return  # the search is to find nothing
+            # The search is to find nothing where memory comes from the driver, which it does
+            # without new pages where cached ones are at the lowest place.
+            lowest = expandable.lowest_fit(free_list, size)
+            if self.peek() != _NONE or (lowest is not None and lowest.address == address):
+                return
         elif found.address == address:
             return
         blocks = [block for block in free_list if block.size >= size]

@@ -13,12 +13,13 @@ from gpuprobe.model.io.document import write as write_document
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.replay"
-VERSION: Final = (2, 0)
+VERSION: Final = (2, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one.
+* 2.1: a what-if has ``undecided``.
 """
 
 
@@ -94,6 +95,7 @@ def _outcome(outcome: WhatIfOutcome) -> dict[str, Any]:
         "would_oom": outcome.would_oom,
         "served_after_all": _range(outcome.served_after_all),
         "address_orders": outcome.orders,
+        "undecided": list(outcome.undecided),
     }
 
 

@@ -119,7 +119,12 @@ def _comparison(baseline: WhatIfOutcome, outcome: WhatIfOutcome) -> tuple[Part, 
         Column("what if", 24, gap=1, number=True),
     )
     table = Table("recorded and what if", columns, tuple(rows), indent=4)
-    return table, Line("* the recorded settings, simulated the same way", indent=4)
+    open_questions = (
+        Line(f"not recorded, so both ways are in the ranges: {question}", indent=4)
+        for question in dict.fromkeys((*baseline.undecided, *outcome.undecided))
+    )
+    note = Line("* the recorded settings, simulated the same way", indent=4)
+    return table, note, *open_questions
 
 
 def _span(value: Range, show: Callable[[int], str]) -> str:
