@@ -479,16 +479,16 @@ def _load(machine: Machine) -> None:
 def run_batches(
     seeds: Iterable[int], what_ifs: int, keep: Callable[[Outcome], None], until: float
 ) -> None:
-    """Run the programs of these seeds in processes for so many, which have one machine, and
-    segments of one size: an address range whose pages could not be mapped keeps that for good.
+    """Run the programs of these seeds in processes for so many, which have one machine. Those with
+    segments of one size follow each other, last those whose what-if has another (`Leftover`).
     """
-    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    machines: dict[int, list[tuple[int, bool, int]]] = defaultdict(list)
     for seed in seeds:
         program = program_of(seed)
-        groups[program.machine, program.segment_size].append(seed)
-    for (machine, _), own in sorted(groups.items()):
-        # Those that leave ranges with other pages come last.
-        own.sort(key=lambda seed: "large_segment_size_mb" in program_of(seed).change)
+        other = "large_segment_size_mb" in program.change
+        machines[program.machine].append((program.segment_size, other, seed))
+    for machine, found in sorted(machines.items()):
+        own = [seed for _, _, seed in sorted(found)]
         for at in range(0, len(own), BATCH):
             _run_batch(machine, own[at : at + BATCH], what_ifs, keep, until)
 
