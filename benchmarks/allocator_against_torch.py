@@ -146,6 +146,9 @@ class Runner:
         set_conf = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
         self.set_conf = set_conf or torch.cuda.memory._set_allocator_settings
         self.unknown = frozenset(self._unknown())
+        # Without this argument, every recording begins with an empty history.
+        known = signature(torch.cuda.memory._record_memory_history_impl).parameters
+        self.clearing = {"clear_history": True} if "clear_history" in known else {}
 
     def _unknown(self) -> Iterator[str]:
         """The settings and options of pools that this torch does not know."""
@@ -183,7 +186,7 @@ class Runner:
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()
         torch.cuda.memory._record_memory_history(
-            "all", context="all" if program.stacks else None, stacks="python", clear_history=True
+            "all", context="all" if program.stacks else None, stacks="python", **self.clearing
         )
         state = _Running(self, recorded)
         try:
