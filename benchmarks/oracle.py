@@ -1,15 +1,16 @@
-"""The virtual GPU against torch's own CUDA code: operator by operator, program by program.
+"""What operators and programs allocate on two engines, allocation by allocation.
 
-    python benchmarks/oracle.py collect FILE --engine native|virtual [--dtypes float32]
+    python benchmarks/oracle.py collect FILE --engine cuda|native|virtual [--dtypes float32]
         [--samples 5] [--only PATTERN] [--programs]
-    python benchmarks/oracle.py compare NATIVE VIRTUAL [--show N]
+    python benchmarks/oracle.py compare FILE FILE [--show N]
 
 ``collect`` runs torch's own samples of its operators (`op_db`), forward and backward, with all
 values, or with ``--programs`` those of `tests/native/parity_programs.py`, and appends to FILE what
 each allocated and freed (size, stream, line, in order), the shape, stride, dtype and device of its
-results, and the type of its error. ``native`` needs a build of torch with CUDA (no GPU),
-``virtual`` any build, of the same version. Each operator runs in a forked process; a crash or an
-endless loop loses one sample, and what FILE has is not run again. Needs expecttest.
+results, and the type of its error. ``cuda`` is the machine's own GPU; ``native`` needs a build of
+torch with CUDA and no GPU, ``virtual`` any build, all of the same version. Each operator runs in a
+forked process; a crash or an endless loop loses one sample, and what FILE has is not run again.
+Needs expecttest.
 
 ``compare`` prints how many calls are equal, then the operators and programs that differ with the
 first difference of each. Each sample runs once before it is measured, so that what only the first
@@ -53,18 +54,17 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     collecting = commands.add_parser("collect")
     collecting.add_argument("file", type=Path)
-    collecting.add_argument("--engine", choices=("native", "virtual"), required=True)
+    collecting.add_argument("--engine", choices=("cuda", "native", "virtual"), required=True)
     collecting.add_argument("--dtypes", default="float32", help="names separated by commas")
     collecting.add_argument("--samples", type=int, default=5, help="of each operator; 0: all")
     collecting.add_argument("--only", default="", help="regular expression of names")
     collecting.add_argument("--programs", action="store_true", help="whole programs instead")
     comparing = commands.add_parser("compare")
-    comparing.add_argument("native", type=Path)
-    comparing.add_argument("virtual", type=Path)
+    comparing.add_argument("files", type=Path, nargs=2)
     comparing.add_argument("--show", type=int, default=1000, help="differences to print")
     given = parser.parse_args()
     if given.command == "compare":
-        return compare(read(given.native), read(given.virtual), given.show)
+        return compare(*map(read, given.files), given.show)
     collect(given)
     return 0
 
@@ -96,7 +96,7 @@ def collect(given: argparse.Namespace) -> None:
             _programs(given, done, add)
         else:
             _operators(given, done, add)
-        file.write(json.dumps({"key": "torch", "version": torch.__version__}) + "\n")
+        add("engine", {"name": f"{given.engine} (torch {torch.__version__})"})
 
 
 def _operators(
@@ -225,7 +225,11 @@ def _device(engine: str) -> Iterator[None]:
 
     import gpuprobe
 
-    with gpuprobe.virtual_gpu(GPU, engine=engine, compute="real"):
+    with (
+        contextlib.nullcontext()
+        if engine == "cuda"
+        else gpuprobe.virtual_gpu(GPU, engine=engine, compute="real")
+    ):
         torch.zeros(1, device="cuda")
         yield
 
@@ -361,23 +365,20 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
         return {entry.pop("key"): entry for entry in map(json.loads, file)}
 
 
-def difference(native: dict[str, Any], virtual: dict[str, Any]) -> tuple[str, str]:
-    """What differs first ("lost", "error", "allocations", "results"; "" for nothing), and how."""
+def difference(first: dict[str, Any], second: dict[str, Any]) -> tuple[str, Any, Any]:
+    """What differs ("lost", "error", "allocations", "results"; "" for nothing), and each side."""
     for which in ("lost", "error"):
-        one, other = native.get(which, ""), virtual.get(which, "")
-        if one != other:
-            return which, f"native {one or 'none'}, virtual {other or 'none'}"
-    if native.get("lost"):
-        return "", ""
-    ours, theirs = settled(virtual["events"]), settled(native["events"])
-    for at in range(max(len(ours), len(theirs))):
-        one = theirs[at] if at < len(theirs) else None
-        other = ours[at] if at < len(ours) else None
+        if first.get(which, "") != second.get(which, ""):
+            return which, first.get(which) or "none", second.get(which) or "none"
+    if first.get("lost"):
+        return "", None, None
+    pairs = itertools.zip_longest(settled(first["events"]), settled(second["events"]))
+    for one, other in pairs:
         if one is None or other is None or one[:2] != other[:2]:
-            return "allocations", f"at {at}: native {_event(one)}, virtual {_event(other)}"
-    if native["results"] != virtual["results"]:
-        return "results", f"native {native['results']}, virtual {virtual['results']}"
-    return "", ""
+            return "allocations", _event(one), _event(other)
+    if first["results"] != second["results"]:
+        return "results", first["results"], second["results"]
+    return "", None, None
 
 
 def settled(events: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
@@ -399,43 +400,31 @@ def _event(event: Sequence[Any] | None) -> str:
     return f"{size:+,}{where}" + (f" ({line})" if line else "")
 
 
-def peak(events: Sequence[Sequence[Any]]) -> int:
-    """The most bytes that are allocated at once."""
-    now = most = 0
-    for size, *_ in events:
-        now += size
-        most = max(most, now)
-    return most
-
-
-def compare(native: dict[str, Any], virtual: dict[str, Any], show: int) -> int:
-    versions = {side.pop("torch", {}).get("version", "?") for side in (native, virtual)}
-    keys = [key for key in native if key in virtual and not key.endswith(" end")]
+def compare(first: dict[str, Any], second: dict[str, Any], show: int) -> int:
+    names = [side.pop("engine", {}).get("name", "unfinished") for side in (first, second)]
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    found: dict[str, list[str]] = defaultdict(list)
-    names = set()
-    for key in keys:
-        parts = key.split()
-        kind = parts[-1] if len(parts) == 4 else "program"
-        name = " ".join(parts[:2]) if len(parts) == 4 else key
-        names.add(name)
-        what, how = difference(native[key], virtual[key])
-        counts[kind][what or "equal"] += 1
+    found: dict[str, list[str]] = {}
+    for key in first:
+        if key not in second or key.endswith(" end"):
+            continue
+        operator, dtype, _, kind = parts if len(parts := key.split()) == 4 else (key, "", "", "")
+        differing = found.setdefault(f"{operator} {dtype}".rstrip(), [])
+        what, one, other = difference(first[key], second[key])
+        counts[kind or "programs"][what or "equal"] += 1
         if what:
-            found[name].append(f"{key}: {what}: {how}")
-        elif not native[key].get("lost"):
-            assert peak(native[key]["events"]) == peak(virtual[key]["events"])
-    print(f"torch {' and '.join(sorted(versions))}")
+            differing.append(f"{key}, {what}: {one} / {other}")
+    print(" / ".join(names))
     for kind, of in counts.items():
         total = sum(of.values())
         rest = ", ".join(f"{count} {what}" for what, count in of.most_common() if what != "equal")
         print(
             f"{kind:9} {total:6} calls, {of['equal'] / total:6.1%} equal; {rest or 'none differ'}"
         )
-    print(f"{len(names)} operators and programs, {len(names) - len(found)} equal in all calls")
-    for name, lines in sorted(found.items())[:show]:
+    different = {name: lines for name, lines in sorted(found.items()) if lines}
+    print(f"{len(found)} operators or programs, {len(found) - len(different)} equal in all calls")
+    for name, lines in list(different.items())[:show]:
         print(f"{name}: {len(lines)} differ; {lines[0][:300]}")
-    return int(bool(found))
+    return int(bool(different))
 
 
 if __name__ == "__main__":
