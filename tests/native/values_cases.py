@@ -62,7 +62,9 @@ def triton_refused() -> None:
     def identity(pointer, count: tl.constexpr):  # type: ignore[no-untyped-def]
         places = pointer + tl.arange(0, count)
         value = tl.load(places)
-        tl.store(places, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], tl.int32, True, 1))  # noqa: E501
+        tl.store(
+            places, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], tl.int32, True, 1)
+        )  # noqa: E501
 
     with Values():
         try:
