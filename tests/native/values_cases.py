@@ -64,7 +64,7 @@ def triton_refused() -> None:
         value = tl.load(places)
         tl.store(
             places, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], tl.int32, True, 1)
-        )  # noqa: E501
+        )
 
     with Values():
         try:
