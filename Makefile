@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage properties test-torch test-python test-native native-build native-engine native-gpu native-compiled test-gpu bench-gpu test-pycuda mutants clean
+.PHONY: help demo test oracle venv lint types contracts unit fix coverage properties test-torch test-python test-native native-build native-engine native-gpu native-compiled test-gpu bench-gpu test-pycuda mutants clean
 
 help:
 	@echo "make demo       record an example training run and print its report"
@@ -127,9 +127,23 @@ test-python:
 test-pycuda: $(STAMP_DEV)
 	$(PY) tests/support/pycuda_check.py .venv-pycuda
 
+# The virtual GPU against torch's own CUDA code, on all samples of torch's operators and on programs.
+oracle: $(STAMP_DEV) $(STAMP_NATIVE)
+	$(PIP_NATIVE) expecttest
+	$(PY) -m pip install --quiet --disable-pip-version-check expecttest
+	$(NATIVE)/bin/python benchmarks/oracle.py collect oracle-native.jsonl --engine native
+	$(NATIVE)/bin/python benchmarks/oracle.py collect oracle-native.jsonl --engine native --programs
+	$(PY) benchmarks/oracle.py collect oracle-virtual.jsonl --engine virtual
+	$(PY) benchmarks/oracle.py collect oracle-virtual.jsonl --engine virtual --programs
+	$(PY) benchmarks/oracle.py compare oracle-native.jsonl oracle-virtual.jsonl
+
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
+# Then the same programs on the card and on the native engine: what differs.
 test-gpu:
 	$(PY) -m pytest -m gpu -q
+	PYTHONPATH=. $(PY) benchmarks/oracle.py collect oracle-cuda.jsonl --engine cuda --programs
+	PYTHONPATH=. $(PY) benchmarks/oracle.py collect oracle-here.jsonl --engine native --programs
+	PYTHONPATH=. $(PY) benchmarks/oracle.py compare oracle-cuda.jsonl oracle-here.jsonl
 
 # Faults that Cosmic Ray makes in a copy of the tree, on a sample: see the script.
 mutants: $(STAMP_DEV)

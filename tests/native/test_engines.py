@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from default_sigint import default_sigint
 
 from gpuprobe.native.elf import Export, library_bytes
 from gpuprobe.native.libraries import torch_build
@@ -329,7 +330,8 @@ os.kill(os.getpid(), signal.SIGINT)
 """
     script = tmp_path / "train.py"
     script.write_text(text, encoding="utf-8")
-    done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path)
+    with default_sigint():
+        done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path)
     assert done.returncode == 130, done.stderr
 
 

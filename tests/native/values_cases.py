@@ -32,20 +32,45 @@ def real_refuses_by_name() -> None:
             print("NotModelled", error)
 
 
+def triton_kernels() -> None:
+    global more  # the interpreter knows no closures
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def more(x):  # type: ignore[no-untyped-def]
+        return x + 1
+
+    @triton.autotune([triton.Config({"count": count}) for count in (4, 8)], key=["size"])
+    @triton.jit
+    def increment(pointer, size, count: tl.constexpr):  # type: ignore[no-untyped-def]
+        places = tl.program_id(0) * count + tl.arange(0, count)
+        inside = places < size
+        tl.store(pointer + places, more(tl.load(pointer + places, mask=inside)), mask=inside)
+
+    with Values():
+        x = torch.arange(10.0, device="cuda")
+        increment[lambda taken: (triton.cdiv(5, taken["count"]),)](x[5:], 5)
+        print(x.tolist())
+
+
 def triton_refused() -> None:
     import triton
     import triton.language as tl
 
     @triton.jit
-    def double(pointer, count: tl.constexpr):  # type: ignore[no-untyped-def]
-        places = tl.arange(0, count)
-        tl.store(pointer + places, tl.load(pointer + places) * 2)
+    def identity(pointer, count: tl.constexpr):  # type: ignore[no-untyped-def]
+        places = pointer + tl.arange(0, count)
+        value = tl.load(places)
+        tl.store(
+            places, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], tl.int32, True, 1)
+        )
 
     with Values():
         try:
-            double[(1,)](torch.ones(8, device="cuda"), 8)
+            identity[(1,)](torch.ones(8, device="cuda", dtype=torch.int32), 8)
         except NotModelled as error:
-            print("NotModelled", "double" if "double" in str(error) else error)
+            print("NotModelled", "identity" if "identity" in str(error) else error)
 
 
 def unknown_scalar() -> None:

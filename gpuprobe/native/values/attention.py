@@ -19,6 +19,15 @@ _aten: Final = torch.ops.aten
 _FLOATS: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+_FLASH: Final = _aten._scaled_dot_product_flash_attention.default
+_ONE_STATE: Final = _FLASH._schema.returns[6].name == "rng_state"
+"""Flash attention returns seed and offset as one tensor (torch 2.7), or as two."""
+
+
+def _state(seed: Any, offset: Any) -> Any:
+    return torch.stack((seed, offset)) if _ONE_STATE else seed
+
+
 def _seeds(seed: Any, offset: Any) -> Key:
     """The key that a forward operator wrote into its results: two tensors, or one of both."""
     if seed.numel() >= 2:
@@ -188,7 +197,7 @@ def _sdpa_flash(
 ) -> tuple[Any, ...]:  # fmt: skip
     out, lse = forward(q, k, v, causal="top" if causal else "", scale=scale, dropout=p, key=key)
     seed, offset = _key_parts(key)
-    return out, lse, None, None, None, None, torch.stack((seed, offset)), offset, None
+    return out, lse, None, None, None, None, _state(seed, offset), offset, None
 
 
 def _sdpa_flash_backward(
@@ -338,7 +347,7 @@ def _flash(
     else:
         out, sums = _packed_forward(q, k, v, cq, ck, options, seqused_k)
         lse = torch.cat([item[0] for item in sums], -1)  # (heads, rows)
-    return out, lse, torch.stack((seed, offset)), offset, None
+    return out, lse, _state(seed, offset), offset, None
 
 
 def _flash_backward(

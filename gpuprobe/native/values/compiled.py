@@ -1,7 +1,7 @@
 """Compiled regions and Triton kernels, which launch kernels without an operator.
 
 The graph that Inductor compiled is run on the CPU, operator by operator, and its results are put
-where the compiled code's are. Other Triton kernels are refused by name.
+where the compiled code's are. Other Triton kernels are run by Triton's interpreter, on the host.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.errors import NotModelled
+from gpuprobe.errors import GpuprobeError, NotModelled
 from gpuprobe.native.values.aliases import CPU
 from gpuprobe.native.values.computing import Call
 from gpuprobe.native.values.draws import Key, generator_of, key_of
 from gpuprobe.native.values.plans import plan_of
 from gpuprobe.native.values.skipping import SKIP_DEVICE, SKIP_TO_DEVICE
 from gpuprobe.patching import Patches, when_imported
+from gpuprobe.torch_support.triton_interpreter import JIT, interpret, patch_helpers
 
 _Tensor: Final = torch.Tensor
 
@@ -113,26 +114,41 @@ def follow(computing: Any, patches: Patches, unknown: Callable[[Any], None] | No
     def triton() -> None:
         from triton.runtime.jit import JITFunction
 
+        patch_helpers(patches)
         before = JITFunction.run
 
         @functools.wraps(before)
         def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
             inside = computing.skipping.set(0)
             computing.skipping.set(inside)
-            if inside or kwargs.get("warmup"):
-                return computing.placed(before, self, *args, **kwargs)
-            if unknown is None:
-                raise NotModelled(
-                    f"values of the Triton kernel {self.__name__} are not computed",
-                    hint="use compute='shapes', or a version of it in torch's operators",
-                )
             result = computing.placed(before, self, *args, **kwargs)
-            for item in (*args, *kwargs.values()):
-                if isinstance(item, _Tensor):
-                    unknown(item)
+            if inside or kwargs.get("warmup"):
+                return result
+            if unknown is None:
+                _interpret(self, args, kwargs, computing)
+            else:
+                for item in (*args, *kwargs.values()):
+                    if isinstance(item, _Tensor):
+                        unknown(item)
             return result
 
         patches.set(JITFunction, "run", launch)
+
+    def autotuner() -> None:
+        from triton.runtime.autotuner import Autotuner
+
+        before = Autotuner._bench
+
+        @functools.wraps(before)
+        def time(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # What it measures is launched again and again, before the launch that counts.
+            inside = computing.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
+            try:
+                return before(self, *args, **kwargs)
+            finally:
+                computing.skipping.set(inside)
+
+        patches.set(Autotuner, "_bench", time)
 
     def kernels() -> None:
         from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -148,7 +164,32 @@ def follow(computing: Any, patches: Patches, unknown: Callable[[Any], None] | No
     patches.add(when_imported("torch._inductor.compile_fx", inductor))
     patches.add(when_imported("torch._inductor.runtime.triton_heuristics", kernels))
     patches.add(when_imported("torch._functorch.config", functorch))
-    patches.add(when_imported("triton.runtime.jit", triton))
+    patches.add(when_imported(JIT, triton))
+    patches.add(when_imported("triton.runtime.autotuner", autotuner))
+
+
+def _interpret(kernel: Any, args: Any, kwargs: Any, computing: Any) -> None:
+    """Compute what a launch writes. Raises NotModelled where Triton's interpreter cannot."""
+    names = [parameter.name for parameter in kernel.params]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    with computing.below():
+        values = {
+            name: computing.aliases.of(value)
+            if isinstance(value, _Tensor) and value.is_cuda
+            else value
+            for name, value in given.items()
+            if name in names
+        }
+        try:
+            interpret(kernel, kwargs["grid"], values)
+        except GpuprobeError:
+            raise
+        except Exception as error:
+            raise NotModelled(
+                f"values of the Triton kernel {kernel.fn.__name__} are not computed: Triton's "
+                f"interpreter raises {type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                hint="use compute='shapes', or a version of it in torch's operators",
+            ) from error
 
 
 def _changed(owner: Any, name: str, value: Any) -> Callable[[], None]:

@@ -13,20 +13,19 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
 from gpuprobe.errors import GpuprobeError, NotModelled
 from gpuprobe.patching import Patches, when_imported
+from gpuprobe.torch_support.triton_interpreter import JIT, interpret, patch_helpers
 from gpuprobe.virtual.lowering.functions import uncharged
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.reads import known, later
 from gpuprobe.virtual.unknown import not_modelled
 
-_JIT = "triton.runtime.jit"
 _AUTOTUNER = "triton.runtime.autotuner"
 _PROGRAMS: Final = 1 << 14
 """Of a launch, the most that are interpreted for values without ``compute="real"``: a program takes
@@ -35,30 +34,15 @@ milliseconds, or seconds where it sorts."""
 
 def install(machine: Machine, patches: Patches) -> None:
     """Replace what launches kernels, now or when the program imports Triton."""
-    for name, replace in ((_JIT, _kernels), (_AUTOTUNER, _autotuned)):
+    for name, replace in ((JIT, _kernels), (_AUTOTUNER, _autotuned)):
         patches.add(when_imported(name, functools.partial(replace, machine, patches)))
 
 
 def _kernels(machine: Machine, patches: Patches) -> None:
-    jit: Any = sys.modules[_JIT]
+    jit: Any = sys.modules[JIT]
     launches = _Launches(machine)
     patches.set(jit.JITFunction, "run", launches.method())
-    call = jit.JITFunction.__call__
-
-    def called(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        """A kernel's helper, within one that is interpreted."""
-        if not launches.interpreting:
-            return call(kernel, *args, **kwargs)
-        from triton.runtime import interpreter
-
-        scope = interpreter._patch_lang(kernel.fn)  # which a call of the interpreter's leaves so
-        try:
-            return interpreter.InterpretedFunction(kernel.fn)(*args, **kwargs)
-        finally:
-            if scope is not None:  # early versions restore nothing
-                scope.restore()
-
-    patches.set(jit.JITFunction, "__call__", called)
+    patch_helpers(patches)
     driver: Any = sys.modules["triton.runtime.driver"].driver  # that module has imported it
     before = dict(vars(driver))  # the active one has had two names
     driver.set_active(_Driver(machine))
@@ -135,7 +119,6 @@ class _Launches:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self.interpreting = False
         self._written: dict[Any, list[str] | None] = {}
 
     def method(self) -> Callable[..., None]:
@@ -202,14 +185,11 @@ class _Launches:
 
     def _interpret(self, kernel: Any, grid: Any, given: dict[str, Any]) -> None:
         """The kernel on the host. Raises NotModelled where Triton's interpreter cannot."""
-        from triton.runtime.interpreter import InterpretedFunction
-
         local = self._machine.local
         before, local.inside = local.inside, True
-        self.interpreting = True
         try:
-            with uncharged(self._machine), _language_as_it_is():
-                InterpretedFunction(kernel.fn).run(grid=grid, warmup=False, **given)
+            with uncharged(self._machine):
+                interpret(kernel, grid, given)
         except GpuprobeError:
             raise
         except Exception as error:
@@ -218,7 +198,6 @@ class _Launches:
                 f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             ) from error
         finally:
-            self.interpreting = False
             local.inside = before
 
     def _writes(self, kernel: Any, given: dict[str, Any]) -> list[str] | None:
@@ -230,31 +209,6 @@ class _Launches:
         if key not in self._written:
             self._written[key] = _written_by(kernel, given)
         return self._written[key]
-
-
-@contextmanager
-def _language_as_it_is() -> Iterator[None]:
-    """Puts back what the interpreter replaces in ``triton.language`` and leaves there (Triton 3.2
-    and 3.5, ``_patch_lang`` in ``triton/runtime/interpreter.py``): no kernel could be compiled.
-    """
-    language: Any = sys.modules["triton.language"]
-    core = language.core
-    owners = [language, core, language.math]
-    owners += [
-        kind
-        for kind in vars(core).values()
-        if isinstance(kind, type) and kind.__module__ == core.__name__
-    ]
-    before = [dict(vars(owner)) for owner in owners]
-    try:
-        yield
-    finally:
-        for owner, attributes in zip(owners, before, strict=True):
-            for name, value in list(vars(owner).items()):
-                if name not in attributes:
-                    delattr(owner, name)
-                elif value is not attributes[name]:
-                    setattr(owner, name, attributes[name])
 
 
 def _written_by(kernel: Any, given: dict[str, Any]) -> list[str] | None:

@@ -1,0 +1,431 @@
+"""What operators and programs allocate on two engines, allocation by allocation.
+
+    python benchmarks/oracle.py collect FILE --engine cuda|native|virtual [--dtypes float32]
+        [--samples 5] [--only PATTERN] [--programs]
+    python benchmarks/oracle.py compare FILE FILE [--show N]
+
+``collect`` runs torch's own samples of its operators (`op_db`), forward and backward, with all
+values, or with ``--programs`` those of `tests/native/parity_programs.py`, and appends to FILE what
+each allocated and freed (size, stream, line, in order), the shape, stride, dtype and device of its
+results, and the type of its error. ``cuda`` is the machine's own GPU; ``native`` needs a build of
+torch with CUDA and no GPU, ``virtual`` any build, all of the same version. Each operator runs in a
+forked process; a crash or an endless loop loses one sample, and what FILE has is not run again.
+Needs expecttest.
+
+``compare`` prints how many calls are equal, then the operators and programs that differ with the
+first difference of each. Each sample runs once before it is measured, so that what only the first
+call allocates (workspaces of libraries) is left out. Frees of what was there before a call, and
+those after its last allocation, are not compared, nor is the order of frees that follow one
+another: autograd's threads for a GPU let go when they get to it. Exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import itertools
+import json
+import os
+import re
+import select
+import signal
+import sys
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "native")]
+
+GPU: Final = "h100-80gb"
+SECONDS: Final = 120
+"""A sample that takes longer is given up."""
+
+_SIGNS: Final = ("alloc", "free_completed")
+_OURS: Final = (f"{ROOT / 'gpuprobe'}{os.sep}", f"{Path(__file__).resolve()}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    collecting = commands.add_parser("collect")
+    collecting.add_argument("file", type=Path)
+    collecting.add_argument("--engine", choices=("cuda", "native", "virtual"), required=True)
+    collecting.add_argument("--dtypes", default="float32", help="names separated by commas")
+    collecting.add_argument("--samples", type=int, default=5, help="of each operator; 0: all")
+    collecting.add_argument("--only", default="", help="regular expression of names")
+    collecting.add_argument("--programs", action="store_true", help="whole programs instead")
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("files", type=Path, nargs=2)
+    comparing.add_argument("--show", type=int, default=1000, help="differences to print")
+    given = parser.parse_args()
+    if given.command == "compare":
+        return compare(*map(read, given.files), given.show)
+    collect(given)
+    return 0
+
+
+# --- running
+
+
+def collect(given: argparse.Namespace) -> None:
+    """Run what the file does not have yet."""
+    warnings.simplefilter("ignore")
+    if given.engine == "native":
+        # torch counts devices with NVML then, and not with CUDA, after which it refuses to fork.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        from gpuprobe.catalogue.gpus import parse_spec
+        from gpuprobe.native.process import load
+
+        load(parse_spec(GPU))
+    import torch
+
+    torch.set_num_threads(1)
+    done = set(read(given.file))
+    with given.file.open("a", encoding="utf-8") as file:
+
+        def add(key: str, entry: dict[str, Any]) -> None:
+            file.write(json.dumps({"key": key, **entry}) + "\n")
+            file.flush()
+
+        if given.programs:
+            _programs(given, done, add)
+        else:
+            _operators(given, done, add)
+        add("engine", {"name": f"{given.engine} (torch {torch.__version__})"})
+
+
+def _operators(
+    given: argparse.Namespace, done: set[str], add: Callable[[str, dict[str, Any]], None]
+) -> None:
+    import torch
+
+    most = given.samples or 10_000
+    for op in _database():
+        if not re.search(given.only, op.full_name):
+            continue
+        for name in given.dtypes.split(","):
+            dtype = getattr(torch, name)
+            title = f"{op.full_name} {name}"
+            if dtype not in op.supported_dtypes("cuda") or f"{title} end" in done:
+                continue
+            first = 0
+            while first < most and f"{title} {first} backward" in done:
+                first += 1
+            while True:
+                begun, ended = first, ""
+                for entry in _in_child(
+                    lambda report, op=op, dtype=dtype, first=first: _samples(
+                        op, dtype, first, most, given.engine, report
+                    )
+                ):
+                    if "begun" in entry:
+                        begun = entry["begun"]
+                    elif "lost" in entry:
+                        ended = entry["lost"]
+                    else:
+                        add(f"{title} {entry.pop('sample')} {entry.pop('pass')}", entry)
+                if not ended:
+                    break
+                for which in ("forward", "backward"):
+                    add(f"{title} {begun} {which}", {"lost": ended})
+                first = begun + 1
+            add(f"{title} end", {})
+
+
+def _database() -> Sequence[Any]:
+    """`op_db`. Importing it asks the device, which would initialise CUDA in the parent."""
+    import torch.utils._triton
+
+    asked = torch.cuda.get_device_capability
+    torch.utils._triton.has_triton = lambda: False
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+    finally:
+        torch.cuda.get_device_capability = asked
+    found: Sequence[Any] = op_db
+    return found
+
+
+def _programs(
+    given: argparse.Namespace, done: set[str], add: Callable[[str, dict[str, Any]], None]
+) -> None:
+    from parity_programs import PROGRAMS
+
+    for name, text in PROGRAMS.items():
+        if name in done or not re.search(given.only, name):
+            continue
+
+        def run(
+            report: Callable[[dict[str, Any]], None], name: str = name, text: str = text
+        ) -> None:
+            with _device(given.engine):
+                code = compile(text, f"{name}.py", "exec")
+                entry = measured(lambda: exec(code, {"__name__": "__main__"}))
+            report({**entry, "results": []})
+
+        for entry in _in_child(run):
+            add(name, entry)
+
+
+def _in_child(work: Callable[[Callable[[dict[str, Any]], None]], None]) -> Iterator[dict[str, Any]]:
+    """What ``work`` reports in a forked process; at last ``lost`` if it did not end by itself, or
+    reported nothing for `SECONDS`.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        if not os.environ.get("ORACLE_STDERR"):
+            os.dup2(null, 2)
+        out = os.fdopen(writing, "w", encoding="utf-8")
+
+        def report(entry: dict[str, Any]) -> None:
+            out.write(json.dumps(entry) + "\n")
+            out.flush()
+
+        try:
+            work(report)
+        except BaseException as error:  # noqa: BLE001 - the parent reports it
+            report({"lost": f"{type(error).__name__}: {error}"[:200]})
+        os._exit(0)
+    os.close(writing)
+    data, hung, until = b"", False, time.monotonic() + SECONDS
+    while True:
+        ready, _, _ = select.select([reading], [], [], max(0, until - time.monotonic()))
+        part = os.read(reading, 1 << 16) if ready else b""
+        if not ready:
+            hung = True
+            os.kill(child, signal.SIGKILL)
+        if not part:
+            break
+        data += part
+        *lines, data = data.split(b"\n")
+        for line in lines:
+            until = time.monotonic() + SECONDS
+            yield json.loads(line)
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    if hung:
+        yield {"lost": "took too long"}
+    elif os.WIFSIGNALED(status):
+        yield {"lost": signal.Signals(os.WTERMSIG(status)).name}
+
+
+@contextlib.contextmanager
+def _device(engine: str) -> Iterator[None]:
+    import torch
+
+    import gpuprobe
+
+    with (
+        contextlib.nullcontext()
+        if engine == "cuda"
+        else gpuprobe.virtual_gpu(GPU, engine=engine, compute="real")
+    ):
+        torch.zeros(1, device="cuda")
+        yield
+
+
+def _samples(
+    op: Any,
+    dtype: Any,
+    first: int,
+    most: int,
+    engine: str,
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    import torch
+
+    backward = dtype in op.supported_backward_dtypes("cuda") and op.supports_autograd
+    torch.manual_seed(0)
+    with _device(engine):
+        for number, made in enumerate(op.sample_inputs("cpu", dtype, requires_grad=backward)):
+            if number >= most:
+                break
+            if number < first:
+                continue
+            report({"begun": number})
+            sample = made.transform(_moved)
+
+            def forward(sample: Any = sample) -> Any:
+                return op(sample.input, *sample.args, **sample.kwargs)
+
+            results, entry = _second(forward)
+            report({"sample": number, "pass": "forward", **entry, "results": _described(results)})
+            outputs = [t for t in _tensors(results) if t.requires_grad]
+            inputs = [
+                t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad
+            ]
+            if not outputs or not inputs:
+                continue
+            gradients = [torch.ones_like(t) for t in outputs]
+            differentiate = functools.partial(
+                torch.autograd.grad,
+                outputs,
+                inputs,
+                gradients,
+                allow_unused=True,
+                retain_graph=True,
+            )
+            results, entry = _second(differentiate)
+            report({"sample": number, "pass": "backward", **entry, "results": _described(results)})
+
+
+def _second(call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """The results of a call, and what the second one allocates."""
+    import torch
+
+    found: list[Any] = []
+    for _ in range(2):
+        found.clear()
+        torch.manual_seed(1)
+        entry = measured(lambda: found.append(call()))
+    return found, entry
+
+
+def _moved(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cuda").requires_grad_(value.requires_grad)
+    return torch.device("cuda") if isinstance(value, torch.device) else value
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _described(value: Any) -> list[str]:
+    import torch
+
+    return [
+        f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} "
+        f"{t.stride() if t.layout is torch.strided else t.layout} {t.device.type}"
+        for t in _tensors(value)
+    ]
+
+
+def measured(call: Callable[[], Any]) -> dict[str, Any]:
+    """The allocations and frees of a call, as [size, frees negative; stream; line], and the type of
+    its error, "" for none. Streams are numbered as they appear.
+    """
+    import torch
+
+    error = ""
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=1_000_000)
+    try:
+        call()
+    except Exception as raised:  # noqa: BLE001 - the other engine is to raise the same
+        error = type(raised).__name__
+    torch.cuda.synchronize()
+    traces = torch.cuda.memory._snapshot()["device_traces"]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    streams: dict[int, int] = {}
+    own: set[int] = set()
+    events: list[list[Any]] = []
+    for event in (event for trace in traces for event in trace if event["action"] in _SIGNS):
+        stream = streams.setdefault(event["stream"], len(streams))
+        if event["action"] == "alloc":
+            own.add(event["addr"])
+            events.append([event["size"], stream, _line(event.get("frames", ()))])
+        elif event["addr"] in own:
+            own.discard(event["addr"])
+            events.append([-event["size"], stream, _line(event.get("frames", ()))])
+    return {"events": events, "error": error}
+
+
+def _line(frames: Sequence[dict[str, Any]]) -> str:
+    for frame in frames:
+        name = frame["filename"]
+        torchs = f"{os.sep}torch{os.sep}" in name
+        if name.endswith(".py") and not torchs and not name.startswith(_OURS):
+            return f"{Path(name).name}:{frame['line']}"
+    return ""
+
+
+# --- comparing
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """The entries of a file by their keys."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8") as file:
+        return {entry.pop("key"): entry for entry in map(json.loads, file)}
+
+
+def difference(first: dict[str, Any], second: dict[str, Any]) -> tuple[str, Any, Any]:
+    """What differs ("lost", "error", "allocations", "results"; "" for nothing), and each side."""
+    for which in ("lost", "error"):
+        if first.get(which, "") != second.get(which, ""):
+            return which, first.get(which) or "none", second.get(which) or "none"
+    if first.get("lost"):
+        return "", None, None
+    pairs = itertools.zip_longest(settled(first["events"]), settled(second["events"]))
+    for one, other in pairs:
+        if one is None or other is None or one[:2] != other[:2]:
+            return "allocations", _event(one), _event(other)
+    if first["results"] != second["results"]:
+        return "results", first["results"], second["results"]
+    return "", None, None
+
+
+def settled(events: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Without the frees after the last allocation; those that follow one another by size."""
+    found: list[Sequence[Any]] = []
+    for freed, run in itertools.groupby(events, lambda event: event[0] < 0):
+        together = list(run)
+        found += sorted(together) if freed else together
+    while found and found[-1][0] < 0:
+        found.pop()
+    return found
+
+
+def _event(event: Sequence[Any] | None) -> str:
+    if event is None:
+        return "nothing"
+    size, stream, line = event
+    where = f" on stream {stream}" if stream else ""
+    return f"{size:+,}{where}" + (f" ({line})" if line else "")
+
+
+def compare(first: dict[str, Any], second: dict[str, Any], show: int) -> int:
+    names = [side.pop("engine", {}).get("name", "unfinished") for side in (first, second)]
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    found: dict[str, list[str]] = {}
+    for key in first:
+        if key not in second or key.endswith(" end"):
+            continue
+        operator, dtype, _, kind = parts if len(parts := key.split()) == 4 else (key, "", "", "")
+        differing = found.setdefault(f"{operator} {dtype}".rstrip(), [])
+        what, one, other = difference(first[key], second[key])
+        counts[kind or "programs"][what or "equal"] += 1
+        if what:
+            differing.append(f"{key}, {what}: {one} / {other}")
+    print(" / ".join(names))
+    for kind, of in counts.items():
+        total = sum(of.values())
+        rest = ", ".join(f"{count} {what}" for what, count in of.most_common() if what != "equal")
+        print(
+            f"{kind:9} {total:6} calls, {of['equal'] / total:6.1%} equal; {rest or 'none differ'}"
+        )
+    different = {name: lines for name, lines in sorted(found.items()) if lines}
+    print(f"{len(found)} operators or programs, {len(found) - len(different)} equal in all calls")
+    for name, lines in list(different.items())[:show]:
+        print(f"{name}: {len(lines)} differ; {lines[0][:300]}")
+    return int(bool(different))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
