@@ -31,7 +31,7 @@ from gpuprobe.allocator.rules import MIB, round_size
 from gpuprobe.allocator.settings import differences, memory_fraction, to_conf
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
-from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
+from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
@@ -309,8 +309,7 @@ def _simulate(
             if pool:
                 sim.release_pool(pool)  # only what nobody holds is given back
             if index in reading.flushes:
-                # The end of a `MemPool` gives back its own cache.
-                sim.empty_cache(pool if ids[pool][0] == 0 else 0)
+                _flush(sim, events, pools, index, mem_pool=ids[pool][0] == 0)
         for dropped in reading.dropped.get(index, ()):
             _drop(sim, dropped, ids[dropped])
     idle = sim.peak_reserved - min(sim.active_at_peak, sim.peak_reserved)
@@ -322,6 +321,20 @@ def _simulate(
     }
     figures |= {name: getattr(sim, name) - count for name, count in before.items()}
     return _Measured(figures, failed)
+
+
+def _flush(
+    sim: Simulator, events: EventColumns, pools: Sequence[int], index: int, *, mem_pool: bool
+) -> None:
+    """The release that begins at ``index``: of a pool that ends, or of all that nobody holds."""
+    pool = pools[index]
+    at = index
+    while at < len(events) and events.action[at] in (_SEGMENT_FREE, _UNMAP):
+        if pools[at]:
+            sim.release_pool(pools[at])
+        at += 1
+    # The end of a `MemPool` gives back its own cache.
+    sim.empty_cache(pool if mem_pool else 0)
 
 
 def _drop(sim: Simulator, pool: int, name: tuple[int, int]) -> None:
