@@ -327,14 +327,15 @@ def _flush(
     sim: Simulator, events: EventColumns, pools: Sequence[int], index: int, *, mem_pool: bool
 ) -> None:
     """The release that begins at ``index``: of a pool that ends, or of all that nobody holds."""
-    pool = pools[index]
+    released = {pools[index]}
     at = index
     while at < len(events) and events.action[at] in (_SEGMENT_FREE, _UNMAP):
-        if pools[at]:
-            sim.release_pool(pools[at])
+        released.add(pools[at])
         at += 1
+    for pool in released - {0}:
+        sim.release_pool(pool)
     # The end of a `MemPool` gives back its own cache.
-    sim.empty_cache(pool if mem_pool else 0)
+    sim.empty_cache(pools[index] if mem_pool and len(released) == 1 else 0)
 
 
 def _drop(sim: Simulator, pool: int, name: tuple[int, int]) -> None:
