@@ -293,6 +293,22 @@ def test_what_the_program_released_may_decide() -> None:
     assert decided.retries == Range(1, 1)
 
 
+def test_one_release_gives_back_all_that_nobody_holds() -> None:
+    sim = Simulator(parse_conf(""), SimulatedDriver())
+    recorder = TraceRecorder(sim, POOLS)
+    sim.begin_capture(GRAPH, frozenset({0}))
+    captured = taken(sim, 30 * MIB, GRAPH)
+    sim.end_capture(GRAPH)
+    sim.free(captured)
+    sim.release_pool(GRAPH)
+    sim.free(taken(sim, 24 * MIB))
+    sim.empty_cache()
+    assert sim.reserved == 0
+    outcome = asked(sim, recorder, "", None)
+    assert outcome.device_frees == Range(2, 2)
+    assert outcome.undecided == ()
+
+
 def test_reports_name_what_was_not_recorded() -> None:
     sim = Simulator(parse_conf(""), SimulatedDriver())
     recorder = TraceRecorder(sim, POOLS)
