@@ -144,14 +144,16 @@ def measured_effects() -> dict[str, Any]:
 
 
 def off_by(name: str, outcome: Outcome) -> float | None:
-    """How far the shares are from the measured effect, at most; None where none is printed."""
+    """How far the shares are from the measured effect, at most; None where none is printed. The
+    effect is that of a cause with what it needs, and so are the lines whose shares are counted."""
     truth = measured_effects()[name]
+    case = FROZEN[name]
     worst = None
-    for cause in truth["causes"]:
+    for letter, cause in zip(case.causes, truth["causes"], strict=True):
         lines = {
-            f"{part['file']}:{line}"
-            for part in cause["lines"]
-            for line in range(part["first"], part["last"] + 1)
+            f"{part.file}:{line}"
+            for part in frozen.lines_of(case, letter, only_named=False)
+            for line in range(part.first, part.last + 1)
         }
         mine = [saved for place, saved in outcome.shares if place in lines]
         if not mine:

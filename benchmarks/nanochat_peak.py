@@ -1,6 +1,6 @@
 """The published peak of a compiled training on 8 GPUs, and what `gpuprobe estimate` makes of it.
 
-    python benchmarks/nanochat_peak.py [--results FOLDER]
+    python benchmarks/nanochat_peak.py [--results FOLDER] [--engine virtual|native]
 
 nanochat's speedrun of October 2025 (20 layers, 561 million parameters, 32 sequences of 2,048
 tokens on each of 8 GPUs) prints ``torch.cuda.max_memory_allocated`` at its end: 75422.02 MiB in
@@ -21,9 +21,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
-
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "benchmarks" / "nanochat_train.py"
@@ -31,13 +30,13 @@ PUBLISHED = 75422.02
 GPU, RANKS, STEPS = "8xh100-80gb", 8, 3
 
 
-def estimated(folder: Path) -> float:
+def estimated(folder: Path, engine: str) -> float:
     """MiB, from ``folder`` if it is there already."""
-    kept = folder / "nanochat.json"
+    kept = folder / f"nanochat-{engine}.json"
     if not kept.exists():
-        words = ["--gpu", GPU, "--ranks", str(RANKS), "--steps", str(STEPS), "--json", str(PROGRAM)]
+        words = ["--gpu", GPU, "--ranks", str(RANKS), "--steps", str(STEPS), "--engine", engine]
         done = subprocess.run(
-            [sys.executable, "-m", "gpuprobe", "estimate", *words],
+            [sys.executable, "-m", "gpuprobe", "estimate", *words, "--json", str(PROGRAM)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             check=False,
@@ -52,14 +51,15 @@ def estimated(folder: Path) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--engine", choices=("virtual", "native"), default="virtual")
     args = parser.parse_args()
-    version = torch.__version__.split(".")[:2]
+    version = metadata.version("torch").split(".")[:2]
     if version not in (["2", "8"], ["2", "9"]) or importlib.util.find_spec("triton") is None:
-        raise SystemExit(f"needs torch 2.8 or 2.9 with Triton, not {torch.__version__}")
+        raise SystemExit(f"needs torch 2.8 or 2.9 with Triton, not {metadata.version('torch')}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.results or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        found = estimated(folder)
+        found = estimated(folder, args.engine)
     print(f"published  {PUBLISHED:>9.2f} MiB")
     print(f"estimated  {found:>9.2f} MiB  {found / PUBLISHED - 1:+.4%}")
     return round(found, 2) != PUBLISHED

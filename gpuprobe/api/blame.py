@@ -9,12 +9,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.analysis.baseline import Baseline, CheckResult, MetricResult
 from gpuprobe.analysis.blame.changes import GAP, ChangedLine, changes
-from gpuprobe.analysis.blame.hunks import Hunk, dependents, described, hunks_of, tree_without
+from gpuprobe.analysis.blame.hunks import (
+    Hunk,
+    dependents,
+    described,
+    halves,
+    hunks_of,
+    tree_without,
+)
 from gpuprobe.analysis.blame.prior import likely_first
 from gpuprobe.analysis.blame.relations import SourceGraph
 from gpuprobe.analysis.blame.search import Found, OverBudget, Taken, Tried, search
@@ -66,10 +74,40 @@ class _Change:
     needed: tuple[Taken, ...]
     lines: tuple[ChangedLine, ...]
 
+    @cached_property
+    def halves(self) -> tuple[Taken, ...]:
+        """For each hunk, those that are one edit with it."""
+        return halves(self.hunks, self.new)
+
     @property
     def tried(self) -> list[int]:
         """The numbers of the hunks that can make a difference."""
-        return [number for number, hunk in enumerate(self.hunks) if not hunk.neutral]
+        return [
+            number
+            for number, hunk in enumerate(self.hunks)
+            if not hunk.neutral and hunk.within is None
+        ]
+
+    def edits_of(self, hunk: int, order: Sequence[int]) -> list[int]:
+        """Of ``order``, the hunks that edit the copies which this one adds or uses, and that run
+        without others."""
+        if self.hunks[hunk].within is not None:
+            return []
+        copies = {
+            (copy.file, copy.start, copy.end)
+            for number, copy in enumerate(self.hunks)
+            if copy.within is None and hunk in self.needed[number]
+        }
+        here = {
+            number
+            for number, edit in enumerate(self.hunks)
+            if edit.within is not None and not edit.neutral and (edit.file, *edit.within) in copies
+        }
+        while True:
+            alone = {number for number in here if self.needed[number] <= here}
+            if alone == here:
+                return [number for number in order if number in here]
+            here = alone
 
 
 def change_of(
@@ -185,10 +223,10 @@ class Blaming:
                if before.environment.get(key, "") != after.environment.get(key, "")]  # fmt: skip
         for metric in result.regressions:
             places = [parse_place(cause.place) for cause in metric.causes if cause.place]
-            order = likely_first(
+            likely = likely_first(
                 self._change.hunks, [place for place in places if isinstance(place, Place)]
             )
-            order = [n for n in order if n in tried]
+            order = [n for n in likely if n in tried]
             order.sort(key=lambda n: first.index(n) if n in first else len(first))
             floor = metric.before
             outside = 0
@@ -207,6 +245,8 @@ class Blaming:
                 metric.after,
                 lambda taken, name=metric.name: self._value(taken, name),  # type: ignore[misc]
                 partners=self._partners,
+                halves=lambda hunk: self._change.halves[hunk],
+                inside=lambda hunk, likely=likely: self._change.edits_of(hunk, likely),  # type: ignore[misc]
             )
             first += [n for cause in causes.causes for n in cause.hunks[:1] if n not in first]
             found[metric.name] = self._worded(metric, causes, order, new, outside)

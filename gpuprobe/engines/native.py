@@ -18,9 +18,11 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
 from gpuprobe.native.launches import NativeLaunches
+from gpuprobe.native.names import readable
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support import launches
 from gpuprobe.torch_support.jobs.nccl import buffers
+from gpuprobe.torch_support.visible_devices import NAME, visible
 
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -28,6 +30,9 @@ WORKSPACES: Final = (
     "that cuBLASLt and cuDNN need no workspaces beyond those that torch allocates in advance: "
     "NVIDIA does not document which kernel they pick"
 )
+
+_MOST_KERNELS: Final = 3
+"""Kernels that are named in what was assumed."""
 
 _SMALL: Final = 2**20
 _ALL: Final = 2**63
@@ -83,10 +88,21 @@ class NativeSession:
     @property
     def assumed(self) -> Sequence[str]:
         refused = self.runtime.refused() if self.runtime is not None else ()
+        kernels = self.runtime.uncomputed() if self.runtime is not None else ()
         return (
             *self._assumed,
             *(() if self._reads is None else self._reads.notes),
             *(f"{name} was called, which the native engine does not answer" for name in refused),
+            *(
+                f"a library launched the kernel {readable(name)}, whose values are not computed: "
+                "what it writes keeps the bytes from before"
+                for name in kernels[:_MOST_KERNELS]
+            ),
+            *(
+                (f"the same for {len(kernels) - _MOST_KERNELS} other kernels",)
+                if len(kernels) > _MOST_KERNELS
+                else ()
+            ),
         )
 
     def assume(self, text: str) -> None:
@@ -138,6 +154,7 @@ class NativeSession:
         real = self._order.compute != "shapes"
         if real and self.runtime is not None:
             self.runtime.write_collectives(_ALL)
+            self.runtime.note_uncomputed(True)
         self._values = Values(
             "real" if real else "shapes",
             self._order.assume,
@@ -164,6 +181,7 @@ class NativeSession:
             values.__exit__(None, None, None)
             if self.runtime is not None:
                 self.runtime.write_collectives(_SMALL)
+                self.runtime.note_uncomputed(False)
         patches, self._patches = self._patches, None
         if patches is not None:
             patches.undo()
@@ -289,10 +307,11 @@ class NativeMeasurement:
     @property
     def count(self) -> int:
         """GPUs of one process."""
-        return len(self._gpus)
+        return len(self.models())
 
     def models(self) -> Mapping[int, GpuModel]:
-        return dict(enumerate(self._gpus))
+        # Not from the runtime: from then on it would ignore what the program selects.
+        return dict(visible(os.environ.get(NAME), tuple(enumerate(self._gpus))))
 
     def assume(self, text: str) -> None:
         self._session.assume(text)
@@ -314,6 +333,9 @@ class NativeMeasurement:
 
     def run(self, recording: Any) -> EngineRun:
         peaks = self._session.peaks()
+        runtime = self._session.runtime
+        assert runtime is not None
+        numbers = runtime.visible()
         traces: dict[str, MemoryTrace] = {}
         for rank in recording.ranks:
             for trace in rank.load_traces():
@@ -327,11 +349,17 @@ class NativeMeasurement:
         return EngineRun(
             engine="native",
             evidence=EvidenceGrade.NATIVE,
-            count=len(self._gpus),
+            count=len(numbers),
             devices=[
                 # A GPU that is used has been traced: recordings begin with its first use.
-                DeviceRun(index, index, self._gpus[index], *peaks[index], traces[f"cuda:{index}"])
-                for index in sorted(peaks)
+                DeviceRun(
+                    ordinal,
+                    numbers[ordinal],
+                    self._gpus[numbers[ordinal]],
+                    *peaks[ordinal],
+                    traces[f"cuda:{ordinal}"],
+                )
+                for ordinal in sorted(peaks)
             ],
             settings=self._settings,
             compute=self._order.compute,

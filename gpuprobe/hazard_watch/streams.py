@@ -117,7 +117,7 @@ class StreamSource:
         return None if tag is None else self._footprint(tag, tensor)
 
     def _footprint(self, tag: StorageTag, tensor: Any) -> tuple[int, Footprint] | None:
-        """The address of a tensor's block, and the bytes that it has there; None if there are none."""
+        """The address of a tensor's block and its bytes in it; None where there are none."""
         block = tag.block
         if block is not None and not tag.place:  # as `_address`, for the first device
             address: int | None = block.address

@@ -27,6 +27,7 @@ from gpuprobe.native.libraries import (
     torch_build,
 )
 from gpuprobe.torch_support.gpu_time import NATIVE_SETTINGS as SETTINGS
+from gpuprobe.torch_support.visible_devices import NAME, visible
 
 _BLOCKS: Final = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24}
 """Resident blocks of a multiprocessor where it is not 32. Source: CUDA C++ Programming Guide,
@@ -174,6 +175,10 @@ class Runtime:
         core.gpn_unanswered_count.restype = ctypes.c_size_t
         core.gpn_unanswered_name.restype = ctypes.c_char_p
         core.gpn_unanswered_name.argtypes = (ctypes.c_size_t,)
+        core.gpn_uncomputed_note.argtypes = (ctypes.c_bool,)
+        core.gpn_uncomputed_count.restype = ctypes.c_size_t
+        core.gpn_uncomputed_name.restype = ctypes.c_char_p
+        core.gpn_uncomputed_name.argtypes = (ctypes.c_size_t,)
         core.gpn_log_take.restype = ctypes.c_size_t
         core.gpn_log_take.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
         core.gpn_log_count.restype = ctypes.c_size_t
@@ -196,6 +201,23 @@ class Runtime:
         """The functions that were called and are not answered, each once."""
         count = self._core.gpn_unanswered_count()
         return tuple(self._core.gpn_unanswered_name(i).decode() for i in range(count))
+
+    def visible(self) -> tuple[int, ...]:
+        """The indices, in the machine, of the devices that CUDA numbers from 0. The first call
+        settles which these are, as a program's first use of CUDA does.
+        """
+        return tuple(map(self._core.gpn_machine_index, range(self._core.gpn_visible_devices())))
+
+    def note_uncomputed(self, on: bool) -> None:
+        """Note the kernels that are launched outside of operators whose values are computed, from
+        now on or no longer.
+        """
+        self._core.gpn_uncomputed_note(on)
+
+    def uncomputed(self) -> tuple[str, ...]:
+        """The mangled names of the kernels that were noted, each once; at most 256."""
+        count = self._core.gpn_uncomputed_count()
+        return tuple(self._core.gpn_uncomputed_name(i).decode() for i in range(count))
 
     def write_collectives(self, most: int) -> None:
         """Collectives write their results into buffers of up to ``most`` bytes: 1 MiB at first."""
@@ -300,6 +322,8 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
             "torch is imported already; the native engine must be loaded before it",
             hint="call gpuprobe.virtual_gpu() before `import torch`, or use engine='virtual'",
         )
+    if not visible(os.environ.get(NAME), gpus):
+        del os.environ[NAME]  # it is about the machine's own GPUs
     add_to_environment(os.environ, libraries, settings, build)
     _loaded = _open(libraries, settings)
     return _loaded

@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -53,29 +54,35 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def owners_below_modes(watch: Callable[[Any], Callable[[], None]]) -> tuple[int, int]:
+def owners_below_modes(
+    handled_by: Callable[[Any], AbstractContextManager[None]],
+) -> tuple[int, int]:
     """What `_owners` returns, in a handler of `gpuprobe.torch_support.operator_calls`, of a
     gradient that the engine alone holds and whose storage Python knows: the engine takes that for
-    an owner. ``watch`` is the function of that module.
+    an owner. ``handled_by`` is the function of that module.
+
+    It runs a backward pass, so only within one of the program's: the first in a process starts the
+    engine's threads, which initialises CUDA and makes autograd unusable in forked processes.
     """
     found: list[tuple[int, int]] = []
     known: list[Any] = []
 
     def note(op: Any, args: Any, kwargs: Any, below: Any) -> Any:
-        if op is ADD and torch._C._current_autograd_node() is not None:
+        if op is ADD and not torch.is_grad_enabled():  # not the sum of the forward pass
             found.append(_owners(args[0]))
         result = below(op, args, kwargs)
         if isinstance(result, torch.Tensor):
             known.append(weakref.ref(result.untyped_storage()))
         return result
 
-    end = watch(note)
-    try:
-        with torch.inference_mode(False), torch.enable_grad(), _disable_current_modes():
-            leaf = torch.zeros(2, requires_grad=True, device="cpu")
-            torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
-    finally:
-        end()
+    with (
+        handled_by(note),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        _disable_current_modes(),
+    ):
+        leaf = torch.zeros(2, requires_grad=True, device="cpu")
+        torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
     return found[0] if found else (0, 0)
 
 
@@ -93,12 +100,13 @@ class EngineSums(threading.local):
     consumer.
     """
 
-    alone: tuple[int, int] = (0, 0)
-    """The owners of a gradient that only the engine holds: `owners_below_modes`."""
+    _alone: tuple[int, int] | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, handled_by: Callable[[Any], AbstractContextManager[None]]) -> None:
+        self._handled_by = handled_by
         self._node: tuple[int, int] | None = None
         self._made: set[int] = set()  # addresses of what the node has made
+        self._measures = False
 
     def ran(self, op: Any, result: Any) -> None:
         """An operator has run while a node is at work."""
@@ -125,13 +133,26 @@ class EngineSums(threading.local):
             return False
         if first.layout is not torch.strided or second.layout is not torch.strided:
             return False
-        if _owners(first) != self.alone or not _is_dense(first):
+        if _owners(first) != self._owners_alone() or not _is_dense(first):
             return False
         node = torch._C._current_autograd_node()
         if _identity(node) != self._node or first.data_ptr() not in self._made:
             return True
         edges = [edge for edge in node.next_functions if edge[0] is not None]
         return len(set(edges)) < len(edges)
+
+    def _owners_alone(self) -> tuple[int, int]:
+        """The owners of a gradient that only the engine holds; (0, 0) while that is measured."""
+        if EngineSums._alone is None:
+            if self._measures:
+                return 0, 0
+            kept = self._node, self._made
+            self._node, self._made, self._measures = None, set(), True
+            try:
+                EngineSums._alone = owners_below_modes(self._handled_by)
+            finally:
+                (self._node, self._made), self._measures = kept, False
+        return EngineSums._alone
 
 
 def _identity(node: Any) -> tuple[int, int]:

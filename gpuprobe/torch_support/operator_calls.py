@@ -35,10 +35,11 @@ with the same three. Operators that it calls itself are not watched."""
 _NAME: Final = "Fake"
 _RULES: Final = "torch._dynamo.trace_rules"
 _COMPILED_CALLS: Final = "torch._dynamo.eval_frame"
+_INDUCTOR: Final = "torch._inductor.compile_fx"
 _STRICT: Final = frozenset({"fail_on_recompile", "eager_on_recompile"})
 """Stances of torch.compile that do not let Dynamo compile a function again."""
 _compiler_patches: list[Callable[[], None]] = []
-"""What ends `_compile_nothing_here` and `_respect_stances`."""
+"""What ends `_compile_nothing_here`, `_respect_stances` and `_watch_no_inductor`."""
 
 
 def _key() -> Any:
@@ -57,6 +58,9 @@ WATCHED: Final = torch._C.DispatchKeySet(_KEY)
 _Exclude = torch._C._ExcludeDispatchKeyGuard
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _current_node = torch._C._current_autograd_node
+_modes = torch._C._len_torch_dispatch_stack
+_mode = torch._C._get_dispatch_mode
+_FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
 _Tensor: Final = torch.Tensor
 
 
@@ -88,7 +92,6 @@ class LeftOut:
 _local = _Local()
 left_out = LeftOut()
 _handlers: list[Handler] = []
-_sums = accumulation.EngineSums()
 _kept: list[Any] = []
 """The libraries that keep the kernels registered."""
 
@@ -169,7 +172,8 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
             return op.decompose(*args, **kwargs)
         _exclude(_KEY, True)
         try:
-            if _with_subclasses(args):  # within torch's own code for them
+            # Within torch's own code for subclasses, or to work out shapes alone.
+            if _with_subclasses(args) or (_modes() and _mode(_FAKE) is not None):
                 return op(*args, **kwargs)
             chain = _local.chain or _chain
             if _current_node() is None:
@@ -246,13 +250,15 @@ def handled_by(handler: Handler) -> Iterator[None]:
         _local.chain = before
 
 
+_sums = accumulation.EngineSums(handled_by)
+
+
 def watch(handler: Handler) -> Callable[[], None]:
     """Give each operator to ``handler``, in this thread and in those that are started from now on.
     The latest handler is called first. Returns what ends that.
     """
     if not _kept:
         _register()
-        accumulation.EngineSums.alone = accumulation.owners_below_modes(_begin)
     return _begin(handler)
 
 
@@ -279,6 +285,7 @@ def _prepared() -> Iterator[Callable[[], None]]:
     yield _join_threads()
     yield when_imported(_RULES, _compile_nothing_here)
     yield when_imported(_COMPILED_CALLS, _respect_stances)
+    yield when_imported(_INDUCTOR, _watch_no_inductor)
     yield _undo_compiler_patches
 
 
@@ -370,6 +377,24 @@ def _pass_higher_order() -> Callable[[], None]:
     return patch(HigherOrderOperator, "__init__", init)
 
 
+def _watch_no_inductor() -> None:
+    """Inductor calls operators with fake tensors, also such as were registered after those here
+    (torch 2.8: ``prims.prepare_softmax_online``). Dynamo's guards, which compare dispatch keys, are
+    made outside of it.
+    """
+    module = sys.modules[_INDUCTOR]
+    _compiler_patches.append(patch(module, "_compile_fx_inner", _apart(module._compile_fx_inner)))
+
+
+def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        with _Exclude(WATCHED):
+            return original(*args, **kwargs)
+
+    return function
+
+
 def _keep_subclasses_apart() -> Iterator[Callable[[], None]]:
     """What works on tensors that must not have an ordinary Python object: functions of torch's that
     make an instance of a subclass of a new tensor, and fake tensors. Modes do not see what these
@@ -377,17 +402,9 @@ def _keep_subclasses_apart() -> Iterator[Callable[[], None]]:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    def apart(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            with _Exclude(WATCHED):
-                return original(*args, **kwargs)
-
-        return function
-
     for name in ("_make_subclass", "_make_wrapper_subclass"):
-        yield patch(torch.Tensor, name, staticmethod(apart(getattr(torch.Tensor, name))))
-    yield patch(torch.Tensor, "as_subclass", apart(torch.Tensor.as_subclass))
+        yield patch(torch.Tensor, name, staticmethod(_apart(getattr(torch.Tensor, name))))
+    yield patch(torch.Tensor, "as_subclass", _apart(torch.Tensor.as_subclass))
     # Shapes that torch works out, on tensors without memory.
     fake = FakeTensorMode.__torch_dispatch__
-    yield patch(FakeTensorMode, "__torch_dispatch__", apart(fake))
+    yield patch(FakeTensorMode, "__torch_dispatch__", _apart(fake))

@@ -28,9 +28,10 @@ from gpuprobe.torch_support import compile_notes
 from gpuprobe.torch_support.node_streams import NodeStreams
 from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
 from gpuprobe.torch_support.version import installed
+from gpuprobe.torch_support.visible_devices import visible
 from gpuprobe.virtual.device.host_statistics import HostStatistics
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
-from gpuprobe.virtual.device.visible import Use, visible
+from gpuprobe.virtual.device.visible import Use
 from gpuprobe.virtual.generators import Generators
 
 __all__ = ["HOST", "PINNED", "Local", "Machine", "Tag", "is_meta", "parts"]

@@ -18,9 +18,9 @@ from gpuprobe.patching import Patches
 from gpuprobe.torch_support import assignments, assumptions
 from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.version import installed, simulated
+from gpuprobe.torch_support.visible_devices import NAME, visible
 from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.compiled import compiler, triton_kernels
-from gpuprobe.virtual.device.visible import NAME, visible
 from gpuprobe.virtual.dispatch.mode import DispatchMode, take_higher_order
 from gpuprobe.virtual.distributed import children, groups
 from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, nearest, normalization

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.blame.hunks import dependents, described, hunks_of, tree_without
+from gpuprobe.analysis.blame.hunks import (
+    Hunk,
+    dependents,
+    described,
+    halves,
+    hunks_of,
+    tree_without,
+)
 from gpuprobe.analysis.blame.prior import likely_first
 from gpuprobe.analysis.blame.search import Found, OverBudget, Taken, search
 
@@ -88,6 +95,85 @@ def test_an_edit_inside_a_moved_function_is_found_there() -> None:
     edits = [hunk for hunk in hunks_of(old, new) if hunk.file == "tools.py" and not hunk.neutral]
     assert any("with torch.no_grad():" in text for hunk in edits for text in hunk.old)
     assert not [hunk for hunk in edits if "def evaluate" in "".join(hunk.new)]
+
+
+TOTAL = """\
+import torch
+
+
+@torch.no_grad()
+def total(model, data):
+    model.eval()
+    found = 0.0
+    for batch in data:
+        out = model(batch)
+        found += out.sum().item()
+    return found / len(data)
+
+
+def main():
+    print(total(None, []))
+"""
+COPY = """\
+def total_of_all(model, data):
+    model.eval()
+    found = 0.0
+    for batch in data:
+        out = model(batch)
+        KEPT.append(out)
+        found += out.sum().item()
+    return found / len(data)
+
+
+"""
+
+
+def test_what_was_edited_in_a_copy_is_found_in_it() -> None:
+    old = {"train.py": TOTAL}
+    new = {
+        "train.py": TOTAL.replace("def main():\n", f"{COPY}def main():\n")
+        + "    print(total_of_all(None, []))\n"
+    }
+    hunks = hunks_of(old, new)
+    edits = [hunk for hunk in hunks if hunk.within is not None and not hunk.neutral]
+    assert [(hunk.line, described(hunk)) for hunk in edits] == [
+        (14, "a copy without `@torch.no_grad()`"),
+        (19, "a copy with `KEPT.append(out)`"),
+    ]
+    assert tree_without(hunks, old, new) == old
+    without = tree_without(edits, old, new)["train.py"]
+    assert without is not None
+    assert without.count("@torch.no_grad()") == 2
+    assert "KEPT" not in without
+    needed = dependents(hunks, old, new)
+    assert [needed[hunks.index(hunk)] for hunk in edits] == [{hunks.index(hunk)} for hunk in edits]
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        "def other(x):\n    y = x + 1\n    print(y)\n    z = y * 2\n    return z\n\n\n",
+        "def short(model):\n    model.eval()\n    found = 0.0\n\n\n",
+    ],
+)
+def test_what_is_new_is_no_copy(added: str) -> None:
+    new = {"train.py": TOTAL.replace("def main():\n", f"{added}def main():\n")}
+    assert [hunk.within for hunk in hunks_of({"train.py": TOTAL}, new)] == [None]
+
+
+def test_halves_assign_and_read_one_name() -> None:
+    old = (
+        "def get(flat, order):\n    size = 4\n    for at in order:\n"
+        "        yield flat[order[at]]\n\n\ndef put(flat):\n    return flat\n"
+    )
+    new = (
+        "def get(flat, order):\n    size = 8\n    flat = flat[order]\n    for at in order:\n"
+        "        yield flat[at]\n\n\ndef put(flat):\n    return flat + 1\n"
+    )
+    hunks = hunks_of({"a.py": old}, {"a.py": new})
+    assert [hunk.line for hunk in hunks] == [2, 3, 5, 9]
+    assert halves(hunks, {"a.py": new}) == ({0}, {1, 2}, {1, 2}, {3})
+    assert halves((Hunk("a.yaml", 1, (), ("a: 1\n",)),), {}) == ({0},)
 
 
 def test_a_renamed_file_exists_under_both_names() -> None:
@@ -268,6 +354,72 @@ def test_what_fails_alone_is_tried_with_its_partners() -> None:
     assert found.together == 90
 
 
+def test_a_partner_that_suffices_alone_is_the_cause() -> None:
+    """The likely hunk fails without its partner, which is what costs."""
+    alone = [frozenset((at,)) for at in range(3)]
+    found = search(
+        [0, 1, 2],
+        alone,
+        0,
+        100,
+        lambda taken: None if 0 in taken and 1 not in taken else 100 - 100 * (1 in taken),
+        partners=lambda hunk, taken: Taken((1,)),
+    )
+    assert [cause.hunks for cause in found.causes] == [(1,)]
+
+
+@pytest.mark.parametrize(("rest", "told"), [(-30, {(0, 1): 70}), (0, {(0,): 100})])
+def test_half_an_edit_is_not_all_that_it_saves(rest: int, told: dict[tuple[int, ...], int]) -> None:
+    """Without the half that costs, what was to make up for it is still there."""
+    sizes = (100, rest, 0)
+    alone = [frozenset((at,)) for at in range(3)]
+    found = search(
+        range(3),
+        alone,
+        0,
+        100 + rest,
+        lambda taken: sum(size for at, size in enumerate(sizes) if at not in taken),
+        halves=lambda hunk: Taken((0, 1)) if hunk < 2 else Taken((2,)),
+    )
+    assert {cause.hunks: cause.saved for cause in found.causes} == told
+    assert found.rest == 0
+
+
+def in_a_copy(sizes: Sequence[int], budget: int = 99) -> tuple[Found, int]:
+    """Of a copy (0) that costs what its edits (1 and on) cost, and the first of ``sizes``."""
+    runs = 0
+
+    def run(taken: Taken) -> int:
+        nonlocal runs
+        if runs >= budget:
+            raise OverBudget
+        runs += 1
+        return 0 if 0 in taken else sum(n for at, n in enumerate(sizes) if at not in taken)
+
+    alone = [frozenset((at,)) for at in range(len(sizes))]
+    edits = range(1, len(sizes))
+    found = search([0], alone, 0, sum(sizes), run, inside=lambda hunk: edits if hunk == 0 else ())
+    return found, runs
+
+
+def test_the_edit_of_a_copy_is_the_cause_where_the_copy_costs_nothing() -> None:
+    found, runs = in_a_copy([0, 10, 990, 0])
+    assert [(cause.hunks, cause.saved) for cause in found.causes] == [((2,), 990)]
+    found, _ = in_a_copy([0, 400, 600])
+    assert {cause.hunks: cause.saved for cause in found.causes} == {(2,): 600, (1,): 400}
+    assert found.rest == 0
+    found, runs = in_a_copy([500, 500])
+    assert [(cause.hunks, cause.saved) for cause in found.causes] == [((0,), 1000)]
+    assert runs == 2
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+def test_over_the_budget_inside_a_copy_it_is_the_cause(budget: int) -> None:
+    found, _ = in_a_copy([0, 10, 990, 0], budget)
+    assert [(cause.hunks, cause.saved) for cause in found.causes] == [((0,), 1000)]
+    assert not found.complete
+
+
 def test_without_partners_that_help_the_search_goes_on() -> None:
     alone = [frozenset((at,)) for at in range(3)]
     found = search(
@@ -297,3 +449,17 @@ def test_a_dependent_alone_is_the_cause_where_it_saves_as_much() -> None:
 def test_one_of_many_takes_few_runs(count: int) -> None:
     _, runs = searched(count, lambda left: 900 * (count - 1 in left))
     assert runs <= min(count, 60)
+
+
+def test_what_is_taken_back_along_is_not_tried_where_it_makes_no_difference() -> None:
+    """A comment that has a name of the definition: it is no hunk of the order."""
+    needed = [frozenset((0, 1, 2)), frozenset((1,)), frozenset((2,))]
+    tried = []
+
+    def run(taken: Taken) -> int:
+        tried.append(taken)
+        return 0 if 0 in taken else 100
+
+    found = search([0, 1], needed, 0, 100, run)
+    assert [set(cause.hunks) for cause in found.causes] == [{0, 1, 2}]
+    assert {2} not in tried

@@ -74,9 +74,9 @@ ALONE: dict[str, tuple[tuple[tuple[str, str], ...], set[str], str]] = {
         "scores.",
     ),
     "phase evaluation": (
-        (("with torch.no_grad():", "with torch.enable_grad():"),),
-        set(),
-        "with torch.enable_grad():",
+        (("        model(torch.randn(4096,", "        model(torch.randn(8300,"),),
+        {"after the last step"},
+        "        model(torch.randn(8300,",
     ),
     "phase setup": (
         (("30 << 20", "42 << 20"),),
@@ -181,6 +181,16 @@ def test_what_happens_once_counts_where_it_comes_near_the_peak(base: Baseline, n
     # What somebody has chosen holds for every phase.
     strict = compare(low, within, {"peak_allocated": Tolerance(0.01)})
     assert [item.name for item in strict.regressions] == [name]
+
+
+def test_an_evaluation_at_the_end_counts_as_what_follows_the_last_step(base: Baseline) -> None:
+    near = int(base.metrics["peak_allocated"] * BELOW_PEAK)
+    low, within, above = (
+        replace(base, phases={**base.phases, "phase evaluation": size, "after the last step": end})
+        for size, end in ((near // 2, near // 2), (near - 1, near - 1), (near - 1, near // 2))
+    )
+    assert compare(low, within).ok
+    assert [item.name for item in compare(low, above).regressions] == ["phase evaluation"]
 
 
 def test_the_text_is_stable_reviewable_and_reads_back(

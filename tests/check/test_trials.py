@@ -298,6 +298,28 @@ def test_a_definition_and_its_use(project: Path) -> None:
     assert cause["saved"] == cause["delta"]
 
 
+def test_the_edit_in_a_copied_function_is_the_cause(project: Path) -> None:
+    """The copy lacks the decorator: with it, the copy costs nothing."""
+    copied = MODEL[MODEL.index("def evaluate(") :].replace("evaluate", "evaluate_twice")
+    edit(
+        project,
+        "parts/model.py",
+        ("    return kept.sum()\n", f"    return kept.sum()\n\n\n{copied}"),
+    )
+    edit(
+        project,
+        "train.py",
+        ("import evaluate,", "import evaluate, evaluate_twice,"),
+        ("    evaluate(model, x)\n", "    evaluate(model, x)\n    evaluate_twice(model, x)\n"),
+        HARMLESS,
+    )
+    cause = first(checked(project))
+    line = MODEL.count("\n") + 3
+    assert cause["place"] == f"parts/model.py:{line} in evaluate_twice"
+    assert "a copy without `@torch.no_grad()`" in cause["text"]
+    assert cause["saved"] == cause["delta"]
+
+
 def test_renamed_and_moved_code_is_not_the_cause(project: Path) -> None:
     """The model's file has another name, and a function is in another file now, where it lost its
     decorator."""

@@ -201,3 +201,62 @@ for _ in range(2):
     found = json.loads(again.stdout)
     assert found["compute"] == "real"
     assert f"{script}:9 needs a value" in found["compute_why"]  # it was given NaN, and failed
+
+
+def test_kernels_that_nothing_computes_are_named(tmp_path: Path) -> None:
+    text = """
+import ctypes
+
+class Size(ctypes.Structure):
+    _fields_ = [(axis, ctypes.c_uint) for axis in "xyz"]
+
+def launches(libraries):
+    step = training()()
+    runtime = ctypes.CDLL(None)
+    symbol = ctypes.create_string_buffer(256)  # of no kernel that torch has
+    def launching():
+        step()
+        for _ in range(libraries):
+            one = Size(1, 1, 1)
+            assert not runtime.cudaLaunchKernel(symbol, one, one, None, ctypes.c_size_t(0), None)
+    return lambda: launching
+
+print(json.dumps([estimate(lambda: launches(n)(), compute="real")[3] for n in (0, 1)]))
+"""
+    torch_only, library = python(text, tmp_path)
+    noted = [line for line in library if "launched the kernel" in line]
+    assert not any("launched the kernel" in line for line in torch_only)
+    assert len(noted) == 1
+    assert "whose values are not computed" in noted[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "within", "expected"),
+    [("", "", "t4,a100"), ("1", "", "a100"), ("", "1", "a100"), ("GPU-0", "", "t4,a100")],
+)
+def test_visible_devices(tmp_path: Path, before: str, within: str, expected: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"""\
+import os
+if {within!r}:
+    os.environ["CUDA_VISIBLE_DEVICES"] = {within!r}
+import torch
+for device in range(torch.cuda.device_count()):
+    torch.ones(1 << 20, device=f"cuda:{{device}}")
+""")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "gpuprobe", "estimate", "--json", script.name),
+            *("--engine=native", "--gpu=t4,a100-40gb"),
+        ],
+        cwd=tmp_path,
+        env={**environment(), "CUDA_VISIBLE_DEVICES": before},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    gpus = [row["gpu"] for row in found["by_device"]] or [found["gpu"]]
+    assert [gpu.split("-")[0] for gpu in gpus] == expected.split(",")
+    assert found["devices"] == len(gpus)

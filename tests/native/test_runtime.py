@@ -164,6 +164,41 @@ def test_streams_events_and_invalid_handles(core: Path) -> None:
     )
 
 
+def test_the_watchdog_of_nccl_is_behind_the_host(core: Path) -> None:
+    run(
+        core,
+        """
+        import threading, time
+        s, e = new("cudaStreamCreate"), new("cudaEventCreate")
+        answers = []
+        def watchdog():
+            ctypes.CDLL(None).prctl(15, b"pt_nccl_watchdg")    # PR_SET_NAME
+            ok(f.cudaEventRecord(e, s))
+            answers.append(f.cudaEventQuery(e))
+            ok(f.cudaDeviceSynchronize())
+            answers.append(f.cudaEventQuery(e))
+            ok(f.cudaEventRecord(e, s))
+            answers.append(f.cudaEventQuery(e))
+            kernel = create_string_buffer(256)                 # of no library
+            for _ in range(1025):
+                ok(f.cudaLaunchKernel(kernel, D3(1, 1, 1), D3(1, 1, 1), None, c_size_t(0), s))
+            answers.append(f.cudaEventQuery(e))
+            ok(f.cudaEventRecord(e, s))
+            answers.append(f.cudaEventQuery(e))
+            time.sleep(1)                                      # the host gives the GPU nothing
+            answers.append(f.cudaEventQuery(e))
+        class D3(ctypes.Structure): _fields_ = (("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint))
+        f.cudaLaunchKernel.argtypes = [c_void_p, D3, D3, c_void_p, c_size_t, c_void_p]
+        thread = threading.Thread(target=watchdog)
+        thread.start()
+        thread.join()
+        assert answers == [600, 0, 600, 0, 600, 0], answers
+        ok(f.cudaEventRecord(e, s))
+        ok(f.cudaEventQuery(e))                                # any other thread
+        """,
+    )
+
+
 def test_capture_joins_streams_and_replays_copies_and_host_functions(core: Path) -> None:
     run(
         core,

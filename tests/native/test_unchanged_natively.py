@@ -45,3 +45,48 @@ def test_programs_are_the_same_however_the_watch_began(watcher: str) -> None:
 def test_programs_of_the_hazard_corpora_are_the_same() -> None:
     done = run("--engine", "cuda", "--corpus", "--every", "40", "--watchers", "check")
     assert done.returncode == 0, done.stdout
+
+
+BEGINNING = """\
+import os, sys
+import gpuprobe
+from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.native.process import load
+
+load(parse_spec("t4,a100-40gb"))
+
+import torch
+from gpuprobe.native.values import Values
+
+watchers = {
+    "counters": lambda: gpuprobe.record("counters.gpuprobe", level="counters"),
+    "trace": lambda: gpuprobe.record("trace.gpuprobe", level="trace"),
+    "hazards": gpuprobe.detect_hazards,
+    "values": Values,
+}
+with watchers[sys.argv[1]]():
+    child = os.fork()
+    if not child:
+        torch.nn.Linear(8, 8)(torch.randn(4, 8)).sum().backward()
+        sys.stderr.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    assert not torch.cuda.is_initialized()
+    assert "A100" in torch.cuda.get_device_name(0)
+"""
+
+
+@pytest.mark.parametrize("watcher", ["counters", "trace", "hazards", "values"])
+def test_the_beginning_of_a_watch_does_not_initialise_cuda_or_autograd(
+    tmp_path: Path, watcher: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINNING, watcher],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

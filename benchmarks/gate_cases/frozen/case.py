@@ -112,10 +112,11 @@ def write(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def lines_of(case: Case, cause: str) -> tuple[Lines, ...]:
+def lines_of(case: Case, cause: str, *, only_named: bool = True) -> tuple[Lines, ...]:
     """The lines that a reader would name: those that taking the cause back changes, and of removed
-    lines their nearest neighbours that are not blank."""
-    after, before = changed(case), changed(case, (cause,), only_named=True)
+    lines their nearest neighbours that are not blank. Without ``only_named``, also those of what
+    the cause needs."""
+    after, before = changed(case), changed(case, (cause,), only_named=only_named)
     found: list[Lines] = []
     for file in sorted(after):
         if after[file] != before.get(file):

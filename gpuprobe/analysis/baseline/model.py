@@ -71,7 +71,8 @@ up to there."""
 
 ONCE: Final = frozenset({"phase setup", "first step", "after the last step"})
 """What a program goes through once. What is left there adds up to nothing, as it may in a phase
-that comes again with every step."""
+that comes again with every step. An evaluation that is highest after the last step is a part of
+that."""
 
 _EXACT: Final = ("virtual ", "native ")
 

@@ -15,6 +15,7 @@ import keyword
 import re
 import textwrap
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -35,13 +36,17 @@ _MOST_PAIRS: Final = 400
 _MOVED_LINES: Final = 3
 """Fewer lines than this that are gone here and new elsewhere are not called a move."""
 
+_COPIED_LINES: Final = 4
+"""Fewer lines than this that are new and were elsewhere, too, are not called a copy."""
+
 
 @dataclass(frozen=True)
 class Hunk:
     """``old`` lines (with their ends) that taking it back puts in place of ``new``, which begin at
     line ``start`` (from 1) of ``file`` as it is now. ``whole``: None, or for a file that exists on
     one side alone ``"added"`` or ``"deleted"``. ``neutral``: taking it back changes nothing that
-    runs."""
+    runs. ``within``: of an edit in a copy of a block that was there before, the lines of the copy,
+    ``(start, end)`` of the hunk that adds it; ``old`` is then what the original has."""
 
     file: str
     start: int
@@ -49,6 +54,7 @@ class Hunk:
     new: tuple[str, ...]
     whole: str | None = None
     neutral: bool = False
+    within: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:
@@ -61,6 +67,8 @@ class Hunk:
         for at, text in enumerate(self.new):
             if _is_code(text) and text not in self.old:
                 return self.start + at
+        if self.within is not None:
+            return min(self.end, self.within[1] - 1)
         return max(1, self.start if self.new else self.start - 1)
 
 
@@ -80,9 +88,13 @@ def hunks_of(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Hunk,
     for name in deleted:
         whole = None if name.endswith(".py") else "deleted"
         found.append(Hunk(name, 1, lines_of(before[name]), (), whole))
+    hunks = _without_moves(found)
+    originals = [lines_of(text) for name, text in before.items() if name.endswith(".py")]
+    known = [(Counter(_stripped(lines)), lines) for lines in originals if len(lines) <= _MOST_LINES]
+    hunks += [edit for hunk in hunks for edit in _edits_of_copy(hunk, known)]
     return tuple(
         replace(hunk, neutral=True) if hunk.file in gone or _is_neutral(hunk) else hunk
-        for hunk in _without_moves(found)
+        for hunk in hunks
     )
 
 
@@ -96,6 +108,9 @@ def tree_without(
     found: dict[str, str | None] = {}
     # From the end, so that lines before keep their numbers; of two hunks at one line, the first has
     # no new lines.
+    given = tuple(hunks)
+    copies = {(hunk.file, (hunk.start, hunk.end)) for hunk in given if hunk.within is None}
+    hunks = (hunk for hunk in given if (hunk.file, hunk.within) not in copies)
     in_order = sorted(hunks, key=lambda item: (item.file, item.start, bool(item.new)))
     for hunk in reversed(in_order):
         if hunk.whole == "added":
@@ -135,7 +150,9 @@ def dependents(
         {
             other
             for other in range(len(hunks))
-            if other != at and (bound_new[at] & used_new[other] or bound_old[other] & used_old[at])
+            if other != at
+            and not _overlap(hunks[at], hunks[other])
+            and (bound_new[at] & used_new[other] or bound_old[other] & used_old[at])
         }
         for at in range(len(hunks))
     ]
@@ -151,12 +168,61 @@ def dependents(
     return tuple(found)
 
 
+def _overlap(one: Hunk, two: Hunk) -> bool:
+    """Whether one is an edit in the copy that the other adds."""
+    return one.file == two.file and (
+        one.within == (two.start, two.end) or two.within == (one.start, one.end)
+    )
+
+
+def halves(hunks: Sequence[Hunk], after: Mapping[str, str]) -> tuple[frozenset[int], ...]:
+    """For each hunk, the hunks of the same function (itself among them) that are one edit with it:
+    one of them assigns a name that the other reads."""
+    bound = [_assigned(hunk.new) for hunk in hunks]
+    words = [_words("".join(hunk.new)) for hunk in hunks]
+    lines = {name: lines_of(text) for name, text in after.items() if name.endswith(".py")}
+    found = [{at} for at in range(len(hunks))]
+    for one, hunk in enumerate(hunks):
+        last = hunk.start
+        for two in range(one + 1, len(hunks)):  # in the order of their lines
+            other = hunks[two]
+            if other.file != hunk.file or hunk.whole is not None or other.within is not None:
+                break
+            between = lines.get(hunk.file, ())[last - 1 : other.end - 1]
+            if not lines.get(hunk.file) or any(_OPENS.match(text) for text in between):
+                break
+            last = max(last, other.end)
+            if bound[one] & words[two] or bound[two] & words[one]:
+                found[one].add(two)
+                found[two].add(one)
+    for _ in hunks:  # what is one edit with a part of it
+        wider = [set[int]().union(*(found[other] for other in mine)) for mine in found]
+        if wider == found:
+            break
+        found = wider
+    return tuple(frozenset(mine) for mine in found)
+
+
+_OPENS: Final = re.compile(r"\s*(?:async\s+)?(?:def|class)\b")
+
+
+def _assigned(lines: Sequence[str]) -> set[str]:
+    """The variables that lines give a value."""
+    found = (re.match(r"\s*([^\W\d]\w*)\s*(?::[^=\n]+)?=(?!=)", text) for text in lines)
+    return {match[1] for match in found if match is not None}
+
+
 def described(hunk: Hunk, most: int = 60) -> str:
     """What the change did, in words: ``removed `@torch.no_grad()```."""
     if hunk.whole is not None:
         return f"the file was {hunk.whole}"
     old = [text.strip() for text in hunk.old if _is_code(text) and text not in hunk.new]
     new = [text.strip() for text in hunk.new if _is_code(text) and text not in hunk.old]
+    if hunk.within is not None and (old or new):
+        parts = [f"with {_quoted(new, most)}"] if new else []
+        if old:
+            parts.append(f"{'instead of' if new else 'without'} {_quoted(old, most)}")
+        return f"a copy {' '.join(parts)}"
     if old and new:
         return f"{_quoted(new, most)} instead of {_quoted(old, most)}"
     if old:
@@ -349,6 +415,61 @@ def _inside(gone: Hunk, come: Hunk) -> list[Hunk]:
         old = tuple(_indented(text, shift) for text in gone.old[i:i2])
         found += _split(Hunk(come.file, come.start + j, old, come.new[j:j2]))
     return found
+
+
+def _edits_of_copy(hunk: Hunk, before: Sequence[tuple[Counter[str], Sequence[str]]]) -> list[Hunk]:
+    """What was edited in a block that an added hunk copies, as hunks inside it. ``before``: the
+    lines of the files as they were, counted and in order."""
+    code = Counter(_stripped(hunk.new))
+    if hunk.whole is not None or hunk.old or not hunk.file.endswith(".py"):
+        return []
+    if not _COPIED_LINES <= code.total() <= _MOST_LINES:
+        return []
+    best: tuple[float, Sequence[str]] = (_ALIKE, ())
+    for counted, lines in before:
+        shared = (code & counted).total()
+        if shared >= max(_COPIED_LINES, best[0] * code.total()):
+            best = max(best, _original(hunk.new, lines), key=lambda item: item[0])
+    if not best[1]:
+        return []
+    skipped = next(at for at, text in enumerate(hunk.new) if text.strip())
+    come = replace(hunk, start=hunk.start + skipped, new=hunk.new[skipped:])
+    found = _inside(Hunk(hunk.file, 1, tuple(best[1]), ()), come)
+    return [replace(edit, within=(hunk.start, hunk.end)) for edit in found]
+
+
+def _original(copy: Sequence[str], lines: Sequence[str]) -> tuple[float, Sequence[str]]:
+    """The stretch of ``lines`` that ``copy`` was made from, with the copy's name where that is a
+    function, and how much of the copy is in it."""
+    # Empty lines, which are like each other everywhere, are like none here.
+    one = [text.strip() or f"{at}" for at, text in enumerate(lines)]
+    two = [text.strip() for text in copy]
+    anchor = SequenceMatcher(None, one, two, autojunk=False).find_longest_match()
+    spare = len(two) // 4 + 2
+    begin = max(0, anchor.a - anchor.b - spare)
+    end = anchor.a + len(two) - anchor.b + spare
+    matcher = SequenceMatcher(None, one[begin:end], two, autojunk=False)
+    blocks = [block for block in matcher.get_matching_blocks() if block.size]
+    same = sum(block.size for block in blocks)
+    if same < _COPIED_LINES:
+        return 0.0, ()
+    first, last = begin + blocks[0].a, begin + blocks[-1].a + blocks[-1].size
+    # A decorator and a header that are other in the copy, and last lines that are.
+    head = blocks[0].b
+    while first and lines[first - 1].strip() and (head > 0 or _HEADER.match(one[first - 1])):
+        first, head = first - 1, head - 1
+    left = len(two) - blocks[-1].b - blocks[-1].size
+    while left and last < len(one) and lines[last].strip() and not _HEADER.match(one[last]):
+        last, left = last + 1, left - 1
+    found = list(lines[first:last])
+    names = [_DEFINED.findall("".join(side)) for side in (found, copy)]
+    for old, new in zip(names[0][:1], names[1][:1], strict=False):
+        found = [re.sub(rf"\b{old}\b", new, text) for text in found]
+    return same / len(_stripped(copy)), found
+
+
+_HEADER: Final = re.compile(r"@|(?:async\s+)?(?:def|class)\b")
+_DEFINED: Final = re.compile(r"\b(?:def|class)\s+(\w+)")
 
 
 def _indent(text: str) -> int:

@@ -69,14 +69,20 @@ def search(
     run: Callable[[Taken], int | None],
     least: int = 0,
     partners: Partners = lambda hunk, taken: Taken(),
+    halves: Callable[[int], Taken] = lambda hunk: Taken(),
+    inside: Callable[[int], Sequence[int]] = lambda hunk: (),
 ) -> Found:
     """The causes of a growth from ``before`` to ``after``.
 
     ``order``: the hunks, the likeliest first. ``needed``: for each number, the hunks that have to
     be taken back with it. ``run`` gives the figure with some hunks taken back, None where the
     program fails without them; it raises `OverBudget`. ``least``: what is too little to look at.
+    ``halves``: for a hunk, the hunks that are one edit with it: what one of them saves alone
+    may be more than the growth, because the program without it is neither the old nor the new one.
+    ``inside``: for a hunk that adds a copy or uses it, the hunks that edit it, the likeliest first.
     """
-    return _Search(list(needed), before, after, run, least, partners).found(order)
+    searching = _Search(list(needed), before, after, run, least, partners, halves, inside)
+    return searching.found(order)
 
 
 @dataclass
@@ -87,9 +93,12 @@ class _Search:
     run: Callable[[Taken], int | None]
     least: int
     partners: Partners
+    halves: Callable[[int], Taken]
+    inside: Callable[[int], Sequence[int]]
     causes: list[Tried] = field(default_factory=list)
     values: dict[Taken, int | None] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)  # that have partners
+    order: Sequence[int] = ()
     group: tuple[tuple[int, ...], int] | None = None  # that saves so much, and is being split
 
     def __post_init__(self) -> None:
@@ -97,6 +106,7 @@ class _Search:
         self.slack = max(self.least, int(growth * _EXPLAINED), 0)
 
     def found(self, order: Sequence[int]) -> Found:
+        self.order = order
         taken, value = Taken(), self.after
         complete = True
         everything = Taken(order)
@@ -176,19 +186,60 @@ class _Search:
         """``hunk`` saves something, with those that it needs: perhaps one of them does alone."""
         unit = self.needed[hunk] - taken
         smaller = sorted(
-            (other for other in unit if self.needed[other] - taken < unit),
+            (other for other in self.order if other in unit and self.needed[other] - taken < unit),
             key=lambda other: len(self.needed[other]),
         )
+        unknown = 0
         for other in smaller:
             known = taken | self.needed[other]
             if hunk in self.joined and known not in self.values:
-                continue  # most of these fail as the hunk itself did
+                unknown += 1
+                if unknown > _MOST_PARTNERS:
+                    continue  # most of these fail as the hunk itself did
             less = self._value(known)
             if less is not None and less - trial <= (value - trial) // 20:
                 return self._cause(other, taken, value, less)
-        first = (hunk, *sorted(unit - {hunk}))
-        self.causes.append(Tried(first, value - trial, alone=not taken))
+        unit, trial = self._whole(hunk, unit, taken, value, trial)
+        cause = Tried((hunk, *sorted(unit - {hunk})), value - trial, alone=not taken)
+        before, self.causes = self.causes, []
+        try:
+            within = self._edits(hunk, taken, value, trial)
+        except OverBudget:
+            self.causes = [*before, cause]
+            raise
+        if within is not None:
+            self.causes = [*before, *self.causes]
+            return within
+        self.causes = [*before, cause]
         return taken | unit, trial
+
+    def _edits(self, hunk: int, taken: Taken, value: int, trial: int) -> tuple[Taken, int] | None:
+        """The causes inside a copy that ``hunk`` adds or uses, where the copy costs nothing once it
+        is as the original is. None where there are none."""
+        edits = tuple(self.inside(hunk))
+        if not edits:
+            return None
+        self.order = (*self.order, *edits)
+        least = trial + (value - trial) // 20
+        less = self._value(self._with_needed(edits, taken))
+        if less is None or less > least:
+            return None
+        found = self._narrowed(edits, taken, value, less)
+        return found if self.causes and found[1] <= least else None
+
+    def _whole(
+        self, hunk: int, unit: Taken, taken: Taken, value: int, trial: int
+    ) -> tuple[Taken, int]:
+        """The unit and the figure with the rest of the edit, where the unit alone saves more than
+        there is to explain, and the whole edit does not."""
+        growth = value - self.before
+        if value - trial <= growth + self.slack:
+            return unit, trial
+        whole = self._with_needed(self.halves(hunk), unit) - taken
+        back = self._value(whole | taken) if whole > unit else None
+        if back is None or not self.slack < value - back <= growth + self.slack:
+            return unit, trial
+        return whole, back
 
     def _of_groups(self, order: Sequence[int], taken: Taken, value: int) -> tuple[Taken, int]:
         """Look for hunks that save something together only."""

@@ -25,6 +25,25 @@ size_t FN(computed_answer)(const void *bytes, size_t size) {
 }
 
 bool is_computed(void) { return mode != 0; }
+
+// --- kernels that nothing computes: launched by a library outside of torch's operators
+#define MOST_NAMES 256
+static atomic_bool noting;
+static const char *names[MOST_NAMES];
+static size_t n_names;
+static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
+void FN(uncomputed_note)(bool on) { atomic_store(&noting, on); }
+size_t FN(uncomputed_count)(void) { return n_names; }
+const char *FN(uncomputed_name)(size_t i) { return i < n_names ? names[i] : ""; }
+void launched(const char *name) {
+  if (mode || !atomic_load_explicit(&noting, memory_order_relaxed)) return;
+  pthread_mutex_lock(&names_lock);
+  size_t i = 0;
+  while (i < n_names && strcmp(names[i], name)) i++;
+  if (i == n_names && n_names < MOST_NAMES) names[n_names++] = strdup(name);
+  pthread_mutex_unlock(&names_lock);
+}
+
 static bool on_device(const void *address) { range r; return range_of(address, &r) && r.kind == DEVICE_MEMORY; }
 bool computed_copy(void *to, const void *from, size_t bytes) {
   bool to_device = on_device(to), from_device = on_device(from);

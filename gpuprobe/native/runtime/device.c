@@ -115,6 +115,8 @@ static void read_visible(void) {
 int visible_count(void) { pthread_once(&visible_once, read_visible); return n_visible; }
 int visible_index(int ordinal) { return ordinal >= 0 && ordinal < visible_count() ? visible[ordinal] : -1; }
 device *visible_device(int ordinal) { int i = visible_index(ordinal); return i < 0 ? NULL : &devices[i]; }
+int FN(visible_devices)(void) { return visible_count(); }
+int FN(machine_index)(int ordinal) { return visible_index(ordinal); }
 int machine_count(void) { pthread_once(&settings_once, read_settings); return n_devices; }
 device *machine_device(int index) { return index >= 0 && index < machine_count() ? &devices[index] : NULL; }
 int current_device(void) { return current; }

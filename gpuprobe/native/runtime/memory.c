@@ -278,6 +278,7 @@ static int copied(void *to, const void *from, size_t bytes, void *stream, bool w
   int result = ensure_context(current_device());
   if (result) return fail(result);
   if (waits && (result = may_synchronize(stream))) return fail(result);
+  if (waits) host_waited();
   LOG(.kind = LOG_MEMCPY, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .b = (uint64_t)from, .bytes = bytes, .name = waits ? "sync" : "async");
   if (is_computed() && computed_copy(to, from, bytes)) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
   if (capture_node(stream, (graph_node){MEMCPY_NODE, .to = to, .from = from, .bytes = bytes})) return SUCCESS;

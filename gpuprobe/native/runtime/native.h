@@ -109,6 +109,9 @@ typedef struct stream {
 stream *stream_of(void *handle, int device);   // also of the legacy and per-thread handles
 capture *capture_of(void *handle);
 int may_synchronize(void *handle);             // SUCCESS, or what a capture in progress forbids
+extern atomic_ullong work_given;               // kernels, library calls and events of this process so far
+void host_waited(void);                        // for all that the GPU was given
+void collective_sent(void);                    // of NCCL
 enum node_kind { KERNEL_NODE, MEMCPY_NODE, MEMSET_NODE, HOST_NODE, OTHER_NODE };
 typedef struct {
   enum node_kind kind;
@@ -125,6 +128,7 @@ bool capture_node(void *stream, graph_node node);   // false where the stream is
 bool is_computed(void);                                            // in this thread, now
 bool computed_copy(void *to, const void *from, size_t bytes);      // whether a copy is done with
 bool computed_fill(void);                                          // the same of a memset
+void launched(const char *name);                                   // a kernel
 
 // --- log.c
 enum log_kind {

@@ -177,6 +177,7 @@ int FN(ncclRedOpCreatePreMulSum)(int *out, void *scalar, int type, int residence
 
 static int sent(const char *name, void *stream, size_t bytes, const void *from, void *to, size_t copy) {
   LOG(.kind = LOG_COLLECTIVE, .device = current_device(), .stream = stream_number(stream), .name = name, .a = (uint64_t)from, .b = (uint64_t)to, .bytes = bytes);
+  collective_sent();
   COUNT(.kind = LOG_COLLECTIVE, .name = name, .device = current_device(), .captured = capture_of(stream) != NULL);
   if (from && to && from != to && copy && copy <= small) {
     if (!capture_node(stream, (graph_node){MEMCPY_NODE, .name = name, .to = to, .from = from, .bytes = copy})) copy_bytes(to, from, copy);

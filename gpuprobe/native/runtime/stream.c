@@ -1,6 +1,8 @@
-// Streams, events, and graphs. Every operation is complete when its call returns.
+// Streams, events, and graphs. Every operation is complete when its call returns: only the watchdog
+// of NCCL's process groups finds that out later, see `seen_done`.
 #include "native.h"
 #include <time.h>
+#include <unistd.h>
 
 static capture *capture_by_id(unsigned long long id);
 
@@ -11,7 +13,7 @@ struct graph { uint32_t magic; graph_node *nodes; size_t count, room; _Atomic in
 typedef struct event {
   uint32_t magic;
   unsigned flags;
-  uint64_t number, stream;
+  uint64_t number, stream, given;   // given: its place among the `work_given`
   bool recorded;
   struct timespec when;
   unsigned long long capture_id;   // of the capture in which it was recorded last, 0 outside one
@@ -123,14 +125,69 @@ int FN(cudaStreamSynchronize)(void *handle) {
   stream *s = stream_of(handle, current_device());
   if (!s) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_STREAM_SYNC, .device = s->device, .stream = s->number);
+  host_waited();
   return fail(may_synchronize(handle));
 }
 int FN(cudaDeviceSynchronize)(void) {
   int result = ensure_context(current_device());
   LOG(.kind = LOG_DEVICE_SYNC, .device = current_device());
+  host_waited();
   return fail(result ? result : may_synchronize(NULL));
 }
 int FN(cudaCtxResetPersistingL2Cache)(void) { return SUCCESS; }
+
+// --- what the watchdog of ProcessGroupNCCL sees
+// A host is ahead of its GPU. torch keeps the tensors of an asynchronous collective until its
+// watchdog thread has seen that it is done (WorkNCCL::isCompleted, Watchdog::runLoop in
+// ProcessGroupNCCL.cpp): on a GPU that is after the host has waited for something, or when it has
+// given the GPU so much more that the oldest must be done (CUDA's queue takes 1,024 launches), or
+// while it gives it nothing. If everything were done at once, memory would be free here that is
+// still held on a GPU.
+#define QUEUED 1024
+#define ASLEEP_NS 300000000ull   // the other threads of this process wait for something
+#define BUSY_NS 5000000000ull    // they do something else: operators are slower here than on a GPU
+atomic_ullong work_given;
+static atomic_ullong waited_for;
+static bool is_watchdog(void) {
+  static _Thread_local int known = -1;
+  char name[16] = "";
+  if (known < 0) known = !pthread_getname_np(pthread_self(), name, sizeof name) && !strncmp(name, "pt_nccl_watchdg", 15);
+  return known;
+}
+static atomic_ullong sent, seen;   // places of the last collective, and of the last event that the watchdog saw done
+void collective_sent(void) { atomic_store_explicit(&sent, atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed) + 1, memory_order_relaxed); }
+// The host waits for the GPU, which takes longer than the watchdog's pauses: it is given the time to
+// look, in the first steps, so that the same program has the same memory each time.
+void host_waited(void) {
+  static atomic_int left = 50;
+  atomic_store_explicit(&waited_for, atomic_load_explicit(&work_given, memory_order_relaxed), memory_order_relaxed);
+  if (atomic_load_explicit(&sent, memory_order_relaxed) <= atomic_load_explicit(&seen, memory_order_relaxed) || is_watchdog()) return;
+  if (atomic_fetch_sub_explicit(&left, 1, memory_order_relaxed) <= 0) return;
+  for (int ms = 0; ms < 250; ms++) {
+    usleep(1000);
+    if (atomic_load_explicit(&sent, memory_order_relaxed) <= atomic_load_explicit(&seen, memory_order_relaxed)) return;
+  }
+  atomic_store_explicit(&left, 0, memory_order_relaxed);   // there is no watchdog
+}
+static uint64_t nanoseconds(clockid_t clock) {
+  struct timespec now;
+  clock_gettime(clock, &now);
+  return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+static bool seen_done(const event *e) {
+  if (!is_watchdog()) return true;
+  static _Thread_local uint64_t last, since;
+  static _Thread_local int64_t spent;
+  uint64_t given = atomic_load_explicit(&work_given, memory_order_relaxed);
+  uint64_t now = nanoseconds(CLOCK_MONOTONIC);
+  int64_t others = (int64_t)(nanoseconds(CLOCK_PROCESS_CPUTIME_ID) - nanoseconds(CLOCK_THREAD_CPUTIME_ID));
+  if (given != last || !since) { last = given; since = now; spent = others; }
+  uint64_t idle = now - since;
+  bool asleep = idle > ASLEEP_NS && (others - spent) * 10 < (int64_t)idle;
+  bool done = atomic_load_explicit(&waited_for, memory_order_relaxed) >= e->given || given - e->given > QUEUED || asleep || idle > BUSY_NS;
+  if (done && e->given > atomic_load_explicit(&seen, memory_order_relaxed)) atomic_store_explicit(&seen, e->given, memory_order_relaxed);
+  return done;
+}
 
 // --- events
 static event *event_of(void *handle) { event *e = handle; return e && e->magic == EVENT_MAGIC ? e : NULL; }
@@ -157,6 +214,7 @@ int FN(cudaEventRecordWithFlags)(void *handle, void *on, unsigned flags) {
   if (!e || !s) return fail(INVALID_HANDLE);
   clock_gettime(CLOCK_MONOTONIC, &e->when);
   e->recorded = true;
+  e->given = atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed) + 1;
   e->stream = s->number;
   capture *c = flags & 1 ? NULL : capture_of(on);   // 1: cudaEventRecordExternal
   e->capture_id = c ? c->id : 0;
@@ -168,12 +226,14 @@ int FN(cudaEventQuery)(void *handle) {
   event *e = event_of(handle);
   if (!e) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_EVENT_QUERY, .device = current_device(), .stream = e->stream, .a = e->number);
-  return e->capture_id ? fail(CAPTURED_EVENT) : SUCCESS;
+  if (e->capture_id) return fail(CAPTURED_EVENT);
+  return seen_done(e) ? SUCCESS : fail(NOT_READY);
 }
 int FN(cudaEventSynchronize)(void *handle) {
   event *e = event_of(handle);
   if (!e) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_EVENT_SYNC, .device = current_device(), .stream = e->stream, .a = e->number);
+  host_waited();
   return e->capture_id ? fail(CAPTURED_EVENT) : SUCCESS;
 }
 int FN(cudaEventElapsedTime)(float *ms, void *from, void *to) {

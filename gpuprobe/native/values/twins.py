@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
+
+from gpuprobe.native.values.draws import seed_of
 
 _aten: Final = torch.ops.aten
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -309,18 +313,45 @@ def _rnn(
     return (*found, None)[:3] if mode != 2 else found
 
 
+_MOST_SEEDS: Final = 4096
+_seeds: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+"""The seeds of the dropout between layers of recurrent networks, by what came out: the backward
+pass gets that, and not what cuDNN keeps of it in its reserve space."""
+_calls: Final = itertools.count(1)
+
+
+def _contents(out: Any) -> tuple[Any, ...]:
+    """What tells two outputs of a recurrent network apart."""
+    parts = out.contiguous().view(torch.int16).flatten().to(torch.int64)
+    place = torch.arange(1, parts.numel() + 1)
+    return (*out.shape, int(parts.sum()), int((parts * place).sum()))
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        yield
+
+
 def _cudnn_rnn(
     x: Any, weights: Any, stride: int, buffer: Any, hx: Any, cx: Any, mode: int, hidden: int,
     proj: int, layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
     sizes: Any, dropout_state: Any,
 ) -> Any:  # fmt: skip
-    if dropout and train and layers > 1:
-        raise NotImplementedError("dropout between the layers of cuDNN's recurrent networks")
     given = _shaped(x, weights, stride, mode, hidden, proj, bidirectional)
-    with differentiable(), torch.no_grad():
+    drops = bool(dropout and train and layers > 1)
+    # As cuDNN's state, which torch seeds once: another seed in each call.
+    seed = seed_of((torch.cuda.initial_seed(), next(_calls))) if drops else 0
+    with differentiable(), torch.no_grad(), _seeded(seed) if drops else nullcontext():
         out, hy, cy = _rnn(
-            x, given, stride, hx, cx, mode, layers, batch_first, 0.0, train, bidirectional, sizes
+            *(x, given, stride, hx, cx, mode, layers, batch_first, dropout, train),
+            *(bidirectional, sizes),
         )
+    if drops:
+        _seeds[_contents(out)] = seed
+        if len(_seeds) > _MOST_SEEDS:
+            _seeds.popitem(last=False)
     return out, hy, cy, None, None
 
 
@@ -330,13 +361,15 @@ def _cudnn_rnn_backward(
     dropout: float, train: bool, bidirectional: bool, sizes: Any, dropout_state: Any,
     reserve: Any, mask: Any,
 ) -> Any:  # fmt: skip
-    if dropout and train and layers > 1:
-        raise NotImplementedError("dropout between the layers of cuDNN's recurrent networks")
-    with differentiable():
+    drops = bool(dropout and train and layers > 1)
+    seed = _seeds.get(_contents(output)) if drops else 0
+    if seed is None:
+        raise NotImplementedError("dropout between layers of a network that ran long ago")
+    with differentiable(), _seeded(seed) if drops else nullcontext():
         leaves = [leaf(x), leaf(hx), leaf(cx), *(leaf(w) for w in weights)]
         found = _rnn(
             leaves[0], _shaped(x, leaves[3:], stride, mode, hidden, proj, bidirectional), stride,
-            leaves[1], leaves[2], mode, layers, batch_first, 0.0,
+            leaves[1], leaves[2], mode, layers, batch_first, dropout,
             train, bidirectional, sizes,
         )  # fmt: skip
         pairs = [

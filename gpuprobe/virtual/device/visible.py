@@ -1,38 +1,19 @@
-"""Which of a virtual machine's GPUs a process has: ``CUDA_VISIBLE_DEVICES``, and after a fork."""
+"""The GPUs of a virtual machine in a process: selected until the first use, unusable in a fork."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
 from gpuprobe.torch_support.first_use import used
-
-NAME: Final = "CUDA_VISIBLE_DEVICES"
-T = TypeVar("T")
+from gpuprobe.torch_support.visible_devices import NAME
 
 _IN_A_FORK: Final = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
     "use the 'spawn' start method"
 )
 """torch's own words: ``_lazy_init`` in ``torch/cuda/__init__.py``."""
-
-
-def visible(setting: str | None, gpus: Sequence[T]) -> list[T]:
-    """The GPUs that a setting selects, in its order: numbers, up to the first one that no GPU has
-    (CUDA C++ Programming Guide, "CUDA Environment Variables"). Without a setting all of them.
-    """
-    if setting is None:
-        return list(gpus)
-    found: list[int] = []
-    for part in setting.split(","):
-        text = part.strip()
-        if not text.isdecimal() or int(text) >= len(gpus):
-            break
-        if int(text) in found:  # CUDA has none at all then
-            return []
-        found.append(int(text))
-    return [gpus[index] for index in found]
 
 
 class Use:
