@@ -26,13 +26,14 @@ import re
 import subprocess
 import sys
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "blind_truth"
 SOURCES = FOLDER / "sources.json"
-FIRST, MENDED = FOLDER / "first.json", FOLDER / "mended.json"
+FIRST, MENDED, MENDS = FOLDER / "first.json", FOLDER / "mended.json", FOLDER / "mends.json"
 UNITS = {"bytes": 1, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
 NEAR = 0.005
 LIMIT = 1200
@@ -139,21 +140,43 @@ def fetched(source: Row, folder: Path) -> None:
         subprocess.run(["git", "-C", str(into), "checkout", "-q", source["commit"]], check=True)
 
 
+def mended(program: Row, name: str) -> Row | None:
+    """A program with its mends, None if it has none."""
+    found = None
+    for mend in json.loads(MENDS.read_text(encoding="utf-8"))["programs"]:
+        if any(fnmatch(name, pattern) for pattern in mend["names"]):
+            found = {**(found or program), **mend["settings"]}
+            found["env"] = {**program.get("env", {}), **mend["settings"].get("env", {})}
+    return found
+
+
 def run(program: Row, python: str, folder: Path, work: Path) -> Row:
-    """Run one program on the native engine."""
-    words = ["estimate", "--engine", "native", "--compute", "shapes", "--gpu", program["gpu"]]
+    """Run one program on the native engine.
+
+    ``within``: on a GPU that runs out of memory (`gpuprobe run`), instead of `gpuprobe estimate`,
+    whose GPU does not.
+    """
+    within = program.get("within", False)
+    words = ["run" if within else "estimate", "--engine", "native"]
+    words += ["--compute", program.get("compute", "shapes"), "--gpu", program["gpu"]]
     if "ranks" in program:
         words += ["--ranks", str(program["ranks"])]
     script, *rest = program["run"]
-    words += ["--steps", "1000000", "--json", str(FOLDER / "programs" / script), "--", *rest]
+    path = FOLDER / script if "/" in script else FOLDER / "programs" / script
     work.mkdir(parents=True, exist_ok=True)
+    if within:
+        words += ["--quiet", "--force", "-o", str(work / "run.gpuprobe"), str(path), *rest]
+    else:
+        words += ["--steps", "1000000", *program.get("words", []), "--json", str(path), "--", *rest]
     env = {
         **os.environ,
         **program.get("env", {}),
         "BLIND_SOURCES": str(folder),
         "BLIND_WORK": str(work),
         "GPUPROBE_GPUS": str(FOLDER / "gpus.json"),
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(HERE.parent), str(FOLDER / "programs"), os.environ.get("PYTHONPATH", "")]
+        ),
     }
     began = time.monotonic()
     try:
@@ -183,6 +206,18 @@ def run(program: Row, python: str, folder: Path, work: Path) -> Row:
     }
 
 
+def runs(program: Row) -> list[list[str]]:
+    """The command lines of a program: several, if its configurations need a process each."""
+    return list(program.get("runs") or [program["run"]])
+
+
+def joined(rows: list[Row]) -> Row:
+    """The results of a program's processes as one."""
+    first = next((row for row in rows if row["code"]), rows[0])
+    found = {key: value for row in rows for key, value in row["found"].items()}
+    return {**first, "seconds": round(sum(row["seconds"] for row in rows), 1), "found": found}
+
+
 def written(results: dict[str, Row]) -> str:
     rows = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in results.items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"
@@ -190,33 +225,39 @@ def written(results: dict[str, Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("what", choices=("run", "mend", "table"))
     parser.add_argument("sources", type=Path, nargs="?", help="folder of fetched repositories")
     parser.add_argument("--python", action="append", default=[], metavar="VERSION=INTERPRETER")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="starts of names")
     parser.add_argument("--again", action="store_true", help="also what has a result")
-    parser.add_argument("--results", type=Path, default=FIRST)
     parser.add_argument("--work", type=Path, default=Path("blind-truth"))
     args = parser.parse_args()
     sources = json.loads(SOURCES.read_text(encoding="utf-8"))
     results: dict[str, Row] = {}
-    if args.results.exists():
-        results = json.loads(args.results.read_text(encoding="utf-8"))
+    into = MENDED if args.what == "mend" else FIRST
+    if into.exists():
+        results = json.loads(into.read_text(encoding="utf-8"))
     pythons = dict(word.split("=", 1) for word in args.python)
-    for source in sources if args.what == "run" else ():
+    for source in sources if args.what != "table" else ():
         if args.sources is None:
-            sys.exit("run needs the folder of sources")
-        for program in source["programs"]:
-            name = f"{source['name']}: {program['name']}"
+            sys.exit(f"{args.what} needs the folder of sources")
+        for frozen in source["programs"]:
+            name = f"{source['name']}: {frozen['name']}"
+            program = mended(frozen, name) if args.what == "mend" else frozen
+            if program is None:
+                continue
             chosen = not args.only or name.startswith(tuple(args.only))
             version = program.get("torch") or source["torch"]
             if not chosen or (name in results and not args.again) or version not in pythons:
                 continue
             fetched(source, args.sources.resolve())
-            row = run(program, pythons[version], args.sources.resolve(), args.work.resolve())
+            where = (pythons[version], args.sources.resolve(), args.work.resolve())
+            row = joined([run({**program, "run": words}, *where) for words in runs(program)])
+            if into.exists():  # also another process's results
+                results = json.loads(into.read_text(encoding="utf-8"))
             results[name] = row
             print(f"{name}: {row['code']}, {row['seconds']} s", file=sys.stderr, flush=True)
-            args.results.write_text(written(results), encoding="utf-8")
+            into.write_text(written(results), encoding="utf-8")
     for line in [*differences(sources, results), *table_of(sources, results)]:
         print(line)
 
