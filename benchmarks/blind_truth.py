@@ -145,8 +145,9 @@ def mended(program: Row, name: str) -> Row | None:
     found = None
     for mend in json.loads(MENDS.read_text(encoding="utf-8"))["programs"]:
         if any(fnmatch(name, pattern) for pattern in mend["names"]):
-            found = {**(found or program), **mend["settings"]}
-            found["env"] = {**program.get("env", {}), **mend["settings"].get("env", {})}
+            before = found or program
+            env = {**before.get("env", {}), **mend["settings"].get("env", {})}
+            found = {**before, **mend["settings"], "env": env}
     return found
 
 
