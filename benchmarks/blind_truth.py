@@ -20,6 +20,7 @@ programs that were corrected. A figure is equal if ours, printed as theirs, is t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -74,56 +75,176 @@ def is_reserved(figure: Row) -> bool:
     return "reserved" in figure["what"]
 
 
-def table_of(sources: list[Row], results: dict[str, Row]) -> list[str]:
-    """Counts by source, of allocated and reserved figures and of verdicts."""
-    lines = ["| source | allocated: equal, within 0.5%, of | reserved | verdicts | missing |"]
-    total: dict[str, int] = {}
+def of_source(row: Row | None, program: Row, figure: Row) -> str:
+    """`judged`, and of a program with one verdict the estimate's own: whose GPU has no end, so the
+    program itself does not run out of memory there.
+    """
+    if row is None:
+        return "missing"
+    verdicts = [one for one in program["figures"] if one["what"] == "verdict"]
+    if figure["what"] == "verdict" and len(verdicts) == 1 and row["verdict"]:
+        ours = "OOM" if row["verdict"] == "does not fit" else "fits"
+        return "right" if ours == figure["printed"] else "wrong"
+    return judged(figure, row["found"])
+
+
+def words_of(sources: list[Row], results: dict[str, Row]) -> dict[str, dict[str, str]]:
+    """By source, each figure's name and `of_source`; the names begin with its kind."""
+    found: dict[str, dict[str, str]] = {}
     for source in sources:
-        counts: dict[str, int] = {}
+        rows = found.setdefault(source["name"], {})
         for program in source["programs"]:
-            row = results.get(f"{source['name']}: {program['name']}")
-            if row is None:
-                continue
+            name = f"{source['name']}: {program['name']}"
             for figure in program["figures"]:
                 kind = "v" if figure["what"] == "verdict" else "r" if is_reserved(figure) else "a"
-                name = f"{kind} {judged(figure, row['found'])}"
-                counts[name] = counts.get(name, 0) + 1
-                total[name] = total.get(name, 0) + 1
-        if counts:
-            lines.append(_line(source["name"], counts))
-    return [*lines, _line("all", total)]
+                rows[f"{kind} {name}: {figure['key']}"] = of_source(
+                    results.get(name), program, figure
+                )
+    return found
 
 
-def _line(name: str, counts: dict[str, int]) -> str:
-    def part(kind: str) -> str:
-        equal, near, off = (counts.get(f"{kind} {word}", 0) for word in ("equal", "near", "off"))
-        return f"{equal}, {equal + near}, {equal + near + off}" if equal + near + off else "-"
+def counted(words: dict[str, str], kind: str) -> str:
+    """``equal, within 0.5% of all``; of verdicts ``right of all``."""
+    rows = [word for name, word in words.items() if name[0] == kind]
+    if not rows:
+        return "–"
+    if kind == "v":
+        return f"{rows.count('right')} of {len(rows)}"
+    equal = rows.count("equal")
+    return f"{equal}, {equal + rows.count('near')} of {len(rows)}"
 
-    right, wrong = counts.get("v right", 0), counts.get("v wrong", 0)
-    verdicts = f"{right} of {right + wrong}" if right + wrong else "-"
-    missing = sum(count for what, count in counts.items() if what.endswith("missing"))
-    return f"| {name} | {part('a')} | {part('r')} | {verdicts} | {missing} |"
+
+def cells(words: dict[str, str]) -> list[str]:
+    return [counted(words, kind) for kind in "arv"]
 
 
-def differences(sources: list[Row], results: dict[str, Row]) -> list[str]:
-    """Each figure that is not equal."""
-    lines = []
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+
+
+def results_of(path: Path) -> dict[str, Row]:
+    found: dict[str, Row] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
+
+
+def page() -> str:
+    """The results as Markdown: `docs/blind-truth.md` has them."""
+    sources = json.loads(SOURCES.read_text(encoding="utf-8"))
+    first = results_of(FIRST)
+    both = {**first, **results_of(MENDED)}
+    mends = json.loads(MENDS.read_text(encoding="utf-8"))
+    return "\n\n".join(
+        [
+            *_counts(sources, words_of(sources, first), words_of(sources, both)),
+            "## What was mended",
+            _mends(mends["programs"], both),
+            "## What still differs",
+            _apart(sources, both, mends["explanations"]),
+        ]
+    )
+
+
+def _counts(sources: list[Row], first: Any, last: Any) -> list[str]:
+    rows = []
+    for source in sources:
+        name = source["name"]
+        versions = {p.get("torch") or source["torch"] for p in source["programs"]}
+        gpus = sorted({p["gpu"] for p in source["programs"]})
+        where = source["repository"]
+        rows.append(
+            [
+                f"{name}: {source['title']}, [{where}](https://github.com/{where})",
+                source["stated"],
+                f"{', '.join(gpus)}; torch {', '.join(sorted(versions, key=_number))}",
+                *cells(first[name]),
+                *cells(last[name]),
+            ]
+        )
+    whole = [{k: v for rows in found.values() for k, v in rows.items()} for found in (first, last)]
+    rows.append(["all", "", "", *cells(whole[0]), *cells(whole[1])])
+    head = ["source", "its GPU and torch, as stated", "run as"]
+    for run_name in ("first run", "mended"):
+        head += [f"{run_name}: allocated", "reserved", "verdicts"]
+    ran = {name: word for name, word in whole[0].items() if word != "missing"}
+    total = len(whole[0])
+    sentence = (
+        f"Of {total} figures the first run gave {len(ran)}: allocated {counted(ran, 'a')}, reserved "
+        f"{counted(ran, 'r')}, verdicts {counted(ran, 'v')}. The other {total - len(ran)} are of "
+        "programs that ended with an error; after the mends "
+        f"{sum(word == 'missing' for word in whole[1].values())} are left."
+    )
+    return [sentence, markdown(head, rows)]
+
+
+def _number(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+KINDS = {
+    "restated": "the program did not restate its source",
+    "runner": "the run",
+    "engine": "gpuprobe",
+    "library": "workspaces of libraries",
+    "version": "another version of torch",
+    "source": "the source",
+    "unexplained": "unexplained",
+    "not run": "not run",
+}
+
+
+def _mends(mends: list[Row], both: dict[str, Row]) -> str:
+    done: dict[tuple[str, str], list[str]] = {}
+    for mend in mends:
+        for name in both:
+            if any(fnmatch(name, pattern) for pattern in mend["names"]):
+                done.setdefault((mend["kind"], mend["why"]), []).append(name)
+    return markdown(
+        ["programs", "what was wrong", "how"],
+        [[", ".join(names), KINDS[kind], why] for (kind, why), names in done.items()],
+    )
+
+
+def _apart(sources: list[Row], both: dict[str, Row], explanations: list[Row]) -> str:
+    """Each figure that is not equal, by the explanation that is given for it."""
+    groups: dict[int, list[tuple[str, str, float]]] = {}
     for source in sources:
         for program in source["programs"]:
             name = f"{source['name']}: {program['name']}"
-            row = results.get(name)
-            if row is None:
-                continue
-            if row["code"]:
-                lines.append(f"{name}: exit code {row['code']}: {row['error'][-300:]}")
+            row = both.get(name)
             for figure in program["figures"]:
-                word = judged(figure, row["found"])
-                if word in ("near", "off", "wrong"):
-                    ours = row["found"][figure["key"]]
-                    apart = "" if isinstance(ours, str) else f"{ours / theirs(figure) - 1:+.3%}"
-                    mine = ours if isinstance(ours, str) else printed(ours, figure)
-                    lines.append(f"{name}: {figure['key']}: {figure['printed']}, {mine} {apart}")
-    return lines
+                word = of_source(row, program, figure)
+                if word in ("equal", "right"):
+                    continue
+                whole = f"{name}: {figure['key']}"
+                ours = (row or {"found": {}})["found"].get(figure["key"])
+                apart = ours / theirs(figure) - 1 if word in ("near", "off") else 0.0
+                groups.setdefault(_explained(whole, explanations), []).append((whole, word, apart))
+    rows = []
+    for index in sorted(groups, key=lambda index: index % (len(explanations) + 1)):
+        one = explanations[index] if index >= 0 else {"kind": "unexplained", "why": ""}
+        found = groups[index]
+        names = ", ".join(dict.fromkeys(name.rsplit(": ", 1)[0] for name, _, _ in found))
+        values = sorted(apart for _, word, apart in found if word in ("near", "off"))
+        ends = list(dict.fromkeys(f"{value:+.2%}" for value in values[:1] + values[-1:]))
+        rows.append([names, str(len(found)), " to ".join(ends), KINDS[one["kind"]], one["why"]])
+    return markdown(["programs", "figures", "ours against theirs", "kind", "why"], rows)
+
+
+def _explained(name: str, explanations: list[Row]) -> int:
+    """The number of the first explanation that a figure has, -1 if none."""
+    for index, one in enumerate(explanations):
+        if any(fnmatch(name, pattern) for pattern in one["figures"]):
+            return index
+    return -1
+
+
+def frozen_digest() -> str:
+    """Of what was committed before the first run: figures and programs."""
+    digest = hashlib.sha256()
+    for path in (SOURCES, *sorted((FOLDER / "programs").glob("*.py"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 # -- running
@@ -202,9 +323,14 @@ def run(program: Row, python: str, folder: Path, work: Path) -> Row:
         "verdict": estimate.get("verdict", ""),
         "code": 0 if found and code in (0, 1) else code or 3,
         "seconds": round(time.monotonic() - began, 1),
-        "error": "" if found and code in (0, 1) else err[-2000:],
+        "error": "" if found and code in (0, 1) else without_paths(err[-1000:]),
         "found": found,
     }
+
+
+def without_paths(text: str) -> str:
+    """A message without the folders of the machine that it is from."""
+    return re.sub(r"(?<![\w.])(/[\w.+@~-]+)+/", "", text)
 
 
 def runs(program: Row) -> list[list[str]]:
@@ -259,8 +385,8 @@ def main() -> None:
             results[name] = row
             print(f"{name}: {row['code']}, {row['seconds']} s", file=sys.stderr, flush=True)
             into.write_text(written(results), encoding="utf-8")
-    for line in [*differences(sources, results), *table_of(sources, results)]:
-        print(line)
+    if args.what == "table":
+        print(page())
 
 
 if __name__ == "__main__":
