@@ -169,10 +169,12 @@ def _counts(sources: list[Row], first: Any, last: Any) -> list[str]:
     ran = {name: word for name, word in whole[0].items() if word != "missing"}
     total = len(whole[0])
     sentence = (
-        f"Of {total} figures the first run gave {len(ran)}: allocated {counted(ran, 'a')}, reserved "
-        f"{counted(ran, 'r')}, verdicts {counted(ran, 'v')}. The other {total - len(ran)} are of "
-        "programs that ended with an error; after the mends "
-        f"{sum(word == 'missing' for word in whole[1].values())} are left."
+        f"Of {total} figures the first run gave {len(ran)}: allocated {counted(ran, 'a')}, "
+        f"reserved {counted(ran, 'r')}, verdicts {counted(ran, 'v')}. The other "
+        f"{total - len(ran)} are of programs that ended with an error; after the mends "
+        f"{sum(word == 'missing' for word in whole[1].values())} are left. Mended: allocated "
+        f"{counted(whole[1], 'a')}, reserved {counted(whole[1], 'r')}, verdicts "
+        f"{counted(whole[1], 'v')}."
     )
     return [sentence, markdown(head, rows)]
 

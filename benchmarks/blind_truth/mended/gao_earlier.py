@@ -4,29 +4,28 @@ its weights: the later one, compiled, calls ``backward(retain_graph=True)`` on w
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 
+import attention
 import figures
 
+NAME = "GAOYUEtianc+Stanford-CS336-assignments"
 COMMIT = "de247163b57bef628e2cc63d77a8d7e2a31e2866"
 PATH = "assignment2-systems/benchmark_attention.py"
 
 
 def main(how: str) -> None:
-    folder = figures.source("GAOYUEtianc+Stanford-CS336-assignments")
+    folder = figures.source(NAME)
     words = ["git", "-C", str(folder), "show", f"{COMMIT}:{PATH}"]
     text = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    copy = folder / "assignment2-systems" / "earlier" / "benchmark_attention.py"
-    copy.parent.mkdir(exist_ok=True)
-    copy.write_text(text.replace("'..', 'assignment1'", "'..', '..', 'assignment1'"), "utf-8")
-    module = importlib.import_module("attention")
-    module.source = lambda name: folder / "x"
-    (folder / "x").mkdir(exist_ok=True)
-    if not (folder / "x" / "assignment2-systems").exists():
-        (folder / "x" / "assignment2-systems").symlink_to(copy.parent)
-    module.gao(how)
+    inner = folder / "earlier" / "assignment2-systems"
+    inner.mkdir(parents=True, exist_ok=True)
+    (inner / "benchmark_attention.py").write_text(text, encoding="utf-8")
+    if not (folder / "earlier" / "assignment1").exists():
+        (folder / "earlier" / "assignment1").symlink_to(folder / "assignment1")
+    attention.source = lambda name: folder / "earlier"  # type: ignore[assignment]
+    attention.gao(how)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""``scratch.py`` with the package as it was when the figure was published, and models that need more
-memory than the host has built on the GPU, in the type that they are converted to.
+"""``scratch.py`` with the package as it was when the figure was published, and models that need
+more memory than the host has built on the GPU, in the type that they are converted to.
 
     scratch_at.py COMMIT generating|ffn|training ...
 """
@@ -53,7 +53,7 @@ def script(path: str, *words: str) -> None:
     copy.write_text(text.replace(BUILD, "\n    ".join(lines)), encoding="utf-8")
     sys.argv = [path, *words]
     code = compile(copy.read_text(encoding="utf-8"), str(copy), "exec")
-    exec(code, {"__name__": "__main__", "__file__": str(copy)})  # noqa: S102 - the source's
+    exec(code, {"__name__": "__main__", "__file__": str(copy)})
     scratch.figure("peak", torch.cuda.max_memory_allocated())
 
 
