@@ -136,8 +136,8 @@ def page() -> str:
     mends = json.loads(MENDS.read_text(encoding="utf-8"))
     return "\n\n".join(
         [
-            *_counts(sources, words_of(sources, first), words_of(sources, both)),
-            "## What was mended",
+            *_counts(sources, mends, words_of(sources, first), words_of(sources, both)),
+            "## What was corrected",
             _mends(mends["programs"], both),
             "## What still differs",
             _apart(sources, both, mends["explanations"]),
@@ -145,7 +145,7 @@ def page() -> str:
     )
 
 
-def _counts(sources: list[Row], first: Any, last: Any) -> list[str]:
+def _counts(sources: list[Row], mends: Row, first: Any, last: Any) -> list[str]:
     rows = []
     for source in sources:
         name = source["name"]
@@ -155,7 +155,7 @@ def _counts(sources: list[Row], first: Any, last: Any) -> list[str]:
         rows.append(
             [
                 f"{name}: {source['title']}, [{where}](https://github.com/{where})",
-                source["stated"],
+                mends["stated"].get(name, source["stated"]),
                 f"{', '.join(gpus)}; torch {', '.join(sorted(versions, key=_number))}",
                 *cells(first[name]),
                 *cells(last[name]),
@@ -164,15 +164,15 @@ def _counts(sources: list[Row], first: Any, last: Any) -> list[str]:
     whole = [{k: v for rows in found.values() for k, v in rows.items()} for found in (first, last)]
     rows.append(["all", "", "", *cells(whole[0]), *cells(whole[1])])
     head = ["source", "its GPU and torch, as stated", "run as"]
-    for run_name in ("first run", "mended"):
+    for run_name in ("first run", "corrected"):
         head += [f"{run_name}: allocated", "reserved", "verdicts"]
     ran = {name: word for name, word in whole[0].items() if word != "missing"}
     total = len(whole[0])
     sentence = (
         f"Of {total} figures the first run gave {len(ran)}: allocated {counted(ran, 'a')}, "
         f"reserved {counted(ran, 'r')}, verdicts {counted(ran, 'v')}. The other "
-        f"{total - len(ran)} are of programs that ended with an error; after the mends "
-        f"{sum(word == 'missing' for word in whole[1].values())} are left. Mended: allocated "
+        f"{total - len(ran)} are of programs that ended with an error; after corrections "
+        f"{sum(word == 'missing' for word in whole[1].values())} are left. Corrected: allocated "
         f"{counted(whole[1], 'a')}, reserved {counted(whole[1], 'r')}, verdicts "
         f"{counted(whole[1], 'v')}."
     )
