@@ -521,7 +521,17 @@ def rooms() -> str:
     return table(("package", "contents"), rows)
 
 
+def blind_truth() -> str:
+    """The results of `benchmarks/blind_truth.py`."""
+    benchmarks = str(ROOT / "benchmarks")
+    if benchmarks not in sys.path:
+        sys.path.append(benchmarks)
+    text: str = importlib.import_module("blind_truth").page()
+    return text
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
+    "blind-truth": blind_truth,
     "layers": layers,
     "rooms": rooms,
     "gate-metrics": gate_metrics,

@@ -341,6 +341,9 @@ class NativeMeasurement:
             for trace in rank.load_traces():
                 earlier = traces.get(trace.device)
                 traces[trace.device] = trace if earlier is None else joined(earlier, trace)
+        faults = [text for rank in recording.ranks if rank.end for text in rank.end.gpuprobe_faults]
+        if faults:  # the traces end where it stopped
+            raise RuntimeError(f"the recording stopped: {faults[0]}")
         self.assume(WORKSPACES)
         traffic = self._session.traffic
         if self._job.peers is not None and traffic is not None:

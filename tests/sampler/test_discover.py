@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots, live_tensors
+from gpuprobe.sampler.tracing.tensors import plain_tensors
 
 
 class Lazy:
@@ -90,3 +92,16 @@ def test_tuples_that_other_threads_are_filling(
         sys.setswitchinterval(interval)
     assert not errors
     assert filled
+
+
+def test_functional_tensors_are_what_they_hold() -> None:
+    """torch.compile keeps some: their own storage has a size, and no memory."""
+    held = torch.ones(3)
+    functional = torch._to_functional_tensor(held)
+    with pytest.raises(RuntimeError, match="invalid python storage"):
+        functional.untyped_storage().data_ptr()
+    (found,) = plain_tensors(functional)
+    assert found.data_ptr() == held.data_ptr()
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    assert list(plain_tensors(torch._to_functional_tensor(fake))) == []

@@ -219,8 +219,8 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
     """The strided tensors with real storage that make up ``tensor``.
 
     A sparse tensor is its indices and values; a wrapper subclass (DTensor, quantised weights)
-    is what it wraps, and so is what ``torch.func`` hands to a function; a meta or fake tensor
-    has no memory at all.
+    is what it wraps, and so is what ``torch.func`` hands to a function, or a functional tensor,
+    which torch.compile keeps to compare views; a meta or fake tensor has no memory at all.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -229,6 +229,8 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
         return
     if _is_wrapped(tensor):
         yield from plain_tensors(torch._C._functorch.get_unwrapped(tensor))
+    elif torch._is_functional_tensor(tensor):
+        yield from plain_tensors(torch._from_functional_tensor(tensor))
     elif is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:

@@ -1,0 +1,7 @@
+"""``attention.py damek`` with the versions of installed packages, which pandas asks for."""
+
+from __future__ import annotations
+
+import importlib
+
+importlib.import_module("attention").damek()
