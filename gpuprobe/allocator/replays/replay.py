@@ -34,13 +34,13 @@ _OOM: Final = TraceAction.OOM.code
 
 POOLS_NOT_RECORDED: Final = (
     "the torch that recorded the trace does not record which pool an event belongs to: requests "
-    "that failed, and memory that was released before the end, are taken for the default pool's"
+    "that failed, and memory that was released before the end, count as the default pool's"
 )
 """A note of replays: with graphs or a ``MemPool``, older traces do not tell enough."""
 
 SPLITTING_NOT_RECORDED: Final = (
-    "a MemPool whose blocks were used one at a time may hand out whole ones (no_split): they are "
-    "taken to be split, and allocated memory may have been more"
+    "a MemPool whose blocks were used one at a time may hand out whole ones (no_split): they "
+    "count as split, and allocated memory may have been more"
 )
 """A note of replays."""
 

@@ -136,7 +136,7 @@ class _Reading:
 _POOLS_HELD: Final = "how long a graph or the program held a private pool"
 _SPLIT: Final = "whether a MemPool splits its blocks"
 _OVERFLOW: Final = "whether a MemPool serves when the default pool has no memory"
-_ASKED_FOR: Final = "which releases of cached memory the program asked for"
+_ASKED_FOR: Final = "which releases of cached memory were the program's own"
 _ROUNDED: Final = "the size of requests that failed: it was recorded rounded"
 
 
