@@ -286,7 +286,7 @@ def test_what_the_program_released_may_decide() -> None:
     recorded = replay_trace(recorder.trace())
     assert (recorded.retries, len(recorded.unclear)) == (0, 1)
     outcome = asked(sim, recorder, "", None)
-    assert outcome.undecided == ("which releases of cached memory the program asked for",)
+    assert outcome.undecided == ("which releases of cached memory were the program's own",)
     assert (outcome.peak_reserved.least, outcome.peak_reserved.most) == (50 * MIB, 90 * MIB)
     decided = asked(sim, recorder, "", 64 * MIB)
     assert decided.undecided == ()
