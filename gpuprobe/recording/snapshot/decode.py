@@ -526,7 +526,11 @@ def _settings(plain: Any) -> AllocatorSettings | None:
     return AllocatorSettings(
         expandable_segments=bool(plain.get("expandable_segments", False)),
         max_split_size=_limit(plain.get("max_split_size", -1)),
-        max_non_split_rounding=_mib(written, "max_non_split_rounding_mb"),
+        # Not written, it is the size of large segments (``CUDAAllocatorConfig::parseArgs``).
+        max_non_split_rounding=_mib(
+            {"max_non_split_rounding_mb": written.get("large_segment_size_mb", "20"), **written},
+            "max_non_split_rounding_mb",
+        ),
         garbage_collection_threshold=float(threshold),
         roundup_power2_divisions={
             int(key): _count(value, "roundup_power2_divisions") for key, value in divisions.items()
