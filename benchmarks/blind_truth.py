@@ -13,8 +13,10 @@ is 2.6 or later (``--python VERSION=INTERPRETER``, each with a build of torch wi
 the figures that its authors print. Packages that the programs import (pandas, einops, einx,
 jaxtyping, tabulate, matplotlib, lightning, torchmetrics, torchvision) have to be importable.
 
-``first.json`` are the results of the first run, unmended; ``mended.json`` those of later ones, of
-programs that were corrected. A figure is equal if ours, printed as theirs, is the same.
+``first.json`` are the results of the first run, of which only messages of errors were shortened
+since; ``mended.json`` those of later ones, of what ``mends.json`` lists (``mend SOURCES --python
+…``), with programs in ``blind_truth/mended``. A figure is equal if ours, printed as theirs, is
+the same.
 """
 
 from __future__ import annotations
@@ -188,7 +190,6 @@ KINDS = {
     "runner": "the run",
     "engine": "gpuprobe",
     "library": "workspaces of libraries",
-    "version": "another version of torch",
     "source": "the source",
     "unexplained": "unexplained",
     "not run": "not run",
