@@ -19,7 +19,8 @@ from gpuprobe.torch_support.callers import TORCH
 
 ADD: Final = torch.ops.aten.add.Tensor
 ADD_TO: Final = torch.ops.aten.add_.Tensor
-_RUN: Final = original_of(torch.autograd.graph._engine_run_backward).__code__
+_run_backward: Final = original_of(torch.autograd.graph._engine_run_backward)
+_RUN: Final = _run_backward.__code__
 """The last Python code before the engine's, where that has no thread of its own."""
 _BETWEEN: Final = (PACKAGE, f"{TORCH}_ops.py")
 """Files whose functions call operators in the engine's place."""
@@ -82,7 +83,11 @@ def owners_below_modes(
         _disable_current_modes(),
     ):
         leaf = torch.zeros(2, requires_grad=True, device="cpu")
-        torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
+        total = (leaf * 2 + leaf * 3).sum()
+        # As `torch.autograd.grad` calls it: no watch is to take it for a pass of the program's.
+        _run_backward(
+            (total,), (torch.ones_like(total),), False, False, (leaf,), False, accumulate_grad=False
+        )
     return found[0] if found else (0, 0)
 
 

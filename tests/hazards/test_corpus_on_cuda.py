@@ -13,6 +13,7 @@ from hazard_corpus import CASES
 from torch import nn
 
 import gpuprobe
+from gpuprobe.torch_support.accumulation import EngineSums
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -29,7 +30,9 @@ def stream_of_another_library() -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_verdict(case: Case) -> None:
+def test_verdict(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first sum of gradients in a process runs a backward pass within the program's.
+    monkeypatch.setattr(EngineSums, "_alone", None)
     if torch.cuda.device_count() < case.gpus:
         pytest.skip(f"needs {case.gpus} GPUs")
     name, text = f"<corpus {case.name}>.py", case.text
