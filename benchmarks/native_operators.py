@@ -27,7 +27,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,19 +86,8 @@ def _run(
     arguments: argparse.Namespace, runtime: Runtime, results: dict[str, dict[str, Any]]
 ) -> None:
     import torch
-    import torch.utils._triton
 
-    # Importing op_db queries the device, which initialises CUDA: children could not be forked then.
-    gpu = parse_spec(arguments.gpu)[0]
-    asked = torch.cuda.get_device_capability
-    torch.utils._triton.has_triton = lambda: True
-    torch.cuda.get_device_capability = lambda device=None: gpu.capability
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    torch.cuda.get_device_capability = asked
-
-    if torch.cuda.is_initialized():
-        raise SystemExit("importing op_db has initialised CUDA: children cannot be forked")
+    op_db = operators(arguments.gpu)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     chosen = None if arguments.dtypes == "all" else set(arguments.dtypes.split(","))
@@ -120,6 +109,27 @@ def _run(
                 results[key] = {"key": key, "operator": op.full_name, "dtype": name, **entry}
                 file.write(json.dumps(results[key]) + "\n")
                 file.flush()
+
+
+def operators(gpu: str) -> Sequence[Any]:
+    """`op_db`, imported without initialising CUDA: importing it queries the device, after which
+    children could not be forked. ``gpu``: the one whose capability the query gets.
+    """
+    import torch
+    import torch.utils._triton
+
+    capability = parse_spec(gpu)[0].capability
+    asked = torch.cuda.get_device_capability
+    torch.utils._triton.has_triton = lambda: True
+    torch.cuda.get_device_capability = lambda device=None: capability
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+    finally:
+        torch.cuda.get_device_capability = asked
+    if torch.cuda.is_initialized():
+        raise SystemExit("importing op_db has initialised CUDA: children cannot be forked")
+    found: Sequence[Any] = op_db
+    return found
 
 
 def _in_child(work: Callable[[Callable[[str, str], None]], None], limit: float) -> dict[str, Any]:
@@ -233,7 +243,7 @@ def _samples(
         if sample is None:
             return
         if where == "cpu":
-            sample = _moved(sample, "cuda")
+            sample = moved(sample)
 
         def call(sample: Any = sample) -> Any:
             out = op(sample.input, *sample.args, **sample.kwargs)
@@ -246,10 +256,8 @@ def _samples(
         out = attempt("forward", number, call, on_cpu)
         if out is None or not backward:
             continue
-        outputs = [t for t in _tensors(out) if t.requires_grad]
-        inputs = [
-            t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad
-        ]
+        outputs = [t for t in tensors(out) if t.requires_grad]
+        inputs = [t for t in tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad]
         if not outputs or not inputs:
             continue
 
@@ -262,9 +270,9 @@ def _samples(
         def back_on_cpu(number: int = number) -> Any:
             other = _sample(op, "cpu", dtype, True, number)
             out = other.output_process_fn_grad(op(other.input, *other.args, **other.kwargs))
-            outputs = [t for t in _tensors(out) if t.requires_grad]
+            outputs = [t for t in tensors(out) if t.requires_grad]
             inputs = [
-                t for t in _tensors([other.input, other.args, other.kwargs]) if t.requires_grad
+                t for t in tensors([other.input, other.args, other.kwargs]) if t.requires_grad
             ]
             torch.autograd.grad(
                 outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True
@@ -288,18 +296,19 @@ def _sample(op: Any, device: str, dtype: Any, backward: bool, number: int) -> An
     return None
 
 
-def _moved(sample: Any, device: str) -> Any:
+def moved(sample: Any) -> Any:
+    """A sample on the GPU."""
     import torch
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.detach().to(device).requires_grad_(value.requires_grad)
-        return torch.device(device) if isinstance(value, torch.device) else value
+            return value.detach().to("cuda").requires_grad_(value.requires_grad)
+        return torch.device("cuda") if isinstance(value, torch.device) else value
 
     return sample.transform(move)
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def tensors(value: Any) -> Iterator[Any]:
     import torch
     from torch.utils._pytree import tree_leaves
 

@@ -41,11 +41,13 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "native")]
 
+from native_operators import moved, operators, tensors  # noqa: E402
+
 GPU: Final = "h100-80gb"
 SECONDS: Final = 120
 """A sample that takes longer is given up."""
 
-_SIGNS: Final = ("alloc", "free_completed")
+_ACTIONS: Final = ("alloc", "free_completed")
 _OURS: Final = (f"{ROOT / 'gpuprobe'}{os.sep}", f"{Path(__file__).resolve()}")
 
 
@@ -105,7 +107,7 @@ def _operators(
     import torch
 
     most = given.samples or 10_000
-    for op in _database():
+    for op in operators(GPU):
         if not re.search(given.only, op.full_name):
             continue
         for name in given.dtypes.split(","):
@@ -135,21 +137,6 @@ def _operators(
                     add(f"{title} {begun} {which}", {"lost": ended})
                 first = begun + 1
             add(f"{title} end", {})
-
-
-def _database() -> Sequence[Any]:
-    """`op_db`. Importing it asks the device, which would initialise CUDA in the parent."""
-    import torch.utils._triton
-
-    asked = torch.cuda.get_device_capability
-    torch.utils._triton.has_triton = lambda: False
-    torch.cuda.get_device_capability = lambda device=None: (9, 0)
-    try:
-        from torch.testing._internal.common_methods_invocations import op_db
-    finally:
-        torch.cuda.get_device_capability = asked
-    found: Sequence[Any] = op_db
-    return found
 
 
 def _programs(
@@ -253,16 +240,16 @@ def _samples(
             if number < first:
                 continue
             report({"begun": number})
-            sample = made.transform(_moved)
+            sample = moved(made)
 
             def forward(sample: Any = sample) -> Any:
                 return op(sample.input, *sample.args, **sample.kwargs)
 
             results, entry = _second(forward)
             report({"sample": number, "pass": "forward", **entry, "results": _described(results)})
-            outputs = [t for t in _tensors(results) if t.requires_grad]
+            outputs = [t for t in tensors(results) if t.requires_grad]
             inputs = [
-                t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad
+                t for t in tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad
             ]
             if not outputs or not inputs:
                 continue
@@ -291,28 +278,13 @@ def _second(call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
     return found, entry
 
 
-def _moved(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cuda").requires_grad_(value.requires_grad)
-    return torch.device("cuda") if isinstance(value, torch.device) else value
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-
-
 def _described(value: Any) -> list[str]:
     import torch
 
     return [
         f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} "
         f"{t.stride() if t.layout is torch.strided else t.layout} {t.device.type}"
-        for t in _tensors(value)
+        for t in tensors(value)
     ]
 
 
@@ -334,7 +306,7 @@ def measured(call: Callable[[], Any]) -> dict[str, Any]:
     streams: dict[int, int] = {}
     own: set[int] = set()
     events: list[list[Any]] = []
-    for event in (event for trace in traces for event in trace if event["action"] in _SIGNS):
+    for event in (event for trace in traces for event in trace if event["action"] in _ACTIONS):
         stream = streams.setdefault(event["stream"], len(streams))
         if event["action"] == "alloc":
             own.add(event["addr"])
@@ -407,8 +379,10 @@ def compare(first: dict[str, Any], second: dict[str, Any], show: int) -> int:
     for key in first:
         if key not in second or key.endswith(" end"):
             continue
-        operator, dtype, _, kind = parts if len(parts := key.split()) == 4 else (key, "", "", "")
-        differing = found.setdefault(f"{operator} {dtype}".rstrip(), [])
+        name, kind = key, ""
+        if len(parts := key.split()) == 4:  # operator, dtype, sample, pass
+            name, kind = " ".join(parts[:2]), parts[3]
+        differing = found.setdefault(name, [])
         what, one, other = difference(first[key], second[key])
         counts[kind or "programs"][what or "equal"] += 1
         if what:

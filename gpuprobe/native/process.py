@@ -210,7 +210,7 @@ class Runtime:
 
     def note_uncomputed(self, on: bool) -> None:
         """Note the kernels that are launched outside of operators whose values are computed, from
-        now on or no longer.
+        now on, and forget earlier ones; or note no more.
         """
         self._core.gpn_uncomputed_note(on)
 

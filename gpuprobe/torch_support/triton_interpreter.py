@@ -7,11 +7,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from gpuprobe.patching import Patches
 
-JIT = "triton.runtime.jit"
+JIT: Final = "triton.runtime.jit"
 
 
 class _Local(threading.local):
@@ -41,7 +41,7 @@ def interpret(kernel: Any, grid: Any, given: Mapping[str, Any]) -> None:
 
 
 def _scalar(value: float) -> Any:
-    """What a kernel has of a ``float``; the interpreter leaves it as it is, without ``.to()``."""
+    """The tensor that a ``float`` argument is in a kernel; the interpreter passes it unchanged."""
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
@@ -62,7 +62,8 @@ def patch_helpers(patches: Patches) -> None:
 
         scope = interpreter._patch_lang(kernel.fn)  # which a call of the interpreter's leaves so
         try:
-            return interpreter.InterpretedFunction(kernel.fn)(*args, **kwargs)
+            with _device_functions(kernel):
+                return interpreter.InterpretedFunction(kernel.fn)(*args, **kwargs)
         finally:
             if scope is not None:  # early versions restore nothing
                 scope.restore()

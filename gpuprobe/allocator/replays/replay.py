@@ -68,11 +68,10 @@ class TraceReplay:
 
     Where it is not ``exact``, the numbers are of the part before the divergence. ``flushes``
     are the indices of events that an ``empty_cache`` of the program explains, or the end of a pool.
-    ``tie_rule``:
-    by what equal free blocks were ordered, "address" or "registration". ``retries`` are those that
-    are certain: each release in ``unclear`` may be one more. ``overflows`` are allocations that a
-    ``MemPool`` may have served when the default pool had no memory. ``held``: by pool, the last
-    event that shows that it could not be given back.
+    ``tie_rule``: by what equal free blocks were ordered, "address" or "registration". ``retries``
+    are those that are certain: each release in ``unclear`` may be one more. ``overflows`` are
+    allocations that a ``MemPool`` may have served when the default pool had no memory. ``held``: by
+    pool, the last event that shows that its memory could not be returned.
     """
 
     device: str

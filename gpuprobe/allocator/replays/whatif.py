@@ -20,7 +20,7 @@ import gc
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
@@ -120,7 +120,7 @@ class _Reading:
     """One way in which the program can have made the recording.
 
     ``flushes``: the events at which it released cached memory. ``dropped``: by event, the pools
-    that nobody holds after it. ``whole``: pools whose blocks are not split. ``overflow``: pools
+    that are released after it. ``whole``: pools whose blocks are not split. ``overflow``: pools
     that serve when the default pool has no memory; they did so at ``overflows``. ``least``: what
     failed were the smallest requests that were recorded as these.
     """
@@ -133,6 +133,22 @@ class _Reading:
     least: bool = False
 
 
+class _Pools(NamedTuple):
+    """The pool index of every event, torch's id of each index, and the pools with an allocator of
+    their own.
+    """
+
+    of_events: Sequence[int]
+    ids: Mapping[int, tuple[int, int]]
+    own_allocators: frozenset[int]
+
+
+def _pools(trace: MemoryTrace, settings: AllocatorSettings) -> _Pools:
+    of_events = event_pools(trace)
+    ids = {index: pool for pool, index in pool_indices(trace).items()}
+    return _Pools(of_events, ids, own_allocators(trace, settings, of_events))
+
+
 _POOLS_HELD: Final = "how long a graph or the program held a private pool"
 _SPLIT: Final = "whether a MemPool splits its blocks"
 _OVERFLOW: Final = "whether a MemPool serves when the default pool has no memory"
@@ -141,11 +157,14 @@ _ROUNDED: Final = "the size of requests that failed: it was recorded rounded"
 
 
 def _readings(
-    trace: MemoryTrace, recorded: TraceReplay, settings: AllocatorSettings, capacity: int | None
+    trace: MemoryTrace,
+    recorded: TraceReplay,
+    pools_of: _Pools,
+    settings: AllocatorSettings,
+    capacity: int | None,
 ) -> tuple[_Reading, list[tuple[str, _Reading]]]:
     """The usual reading of a recording, and for each question that it leaves open the other one."""
-    events, pools = trace.events, event_pools(trace)
-    ids = {index: pool for pool, index in pool_indices(trace).items()}
+    events, (pools, ids, _) = trace.events, pools_of
     most = None if capacity is None else int(memory_fraction(recorded.settings) * capacity)
     flushes = frozenset(recorded.flushes)
     unclear = frozenset(one.event for one in recorded.unclear)
@@ -206,10 +225,11 @@ def what_if(
     gc.disable()  # see replay_trace
     try:
         state = start_state(trace, recorded.settings)
-        usual, others = _readings(trace, recorded, settings, capacity)
+        pools = _pools(trace, recorded.settings)
+        usual, others = _readings(trace, recorded, pools, settings, capacity)
 
         def run(reading: _Reading, order: str) -> _Measured:
-            return _simulate(trace, recorded, reading, state, settings, capacity, order)
+            return _simulate(trace, recorded, pools, reading, state, settings, capacity, order)
 
         runs = [run(usual, order) for order in orders]
         read = [run(reading, orders[0]) for _, reading in others]
@@ -242,14 +262,14 @@ def _range(values: list[int]) -> Range:
 def _simulate(
     trace: MemoryTrace,
     recorded: TraceReplay,
+    pools_of: _Pools,
     reading: _Reading,
     state: StartState,
     settings: AllocatorSettings,
     capacity: int | None,
     order: str,
 ) -> _Measured:
-    pools = event_pools(trace)
-    ids = {index: pool for pool, index in pool_indices(trace).items()}
+    pools, ids, own = pools_of
     sim = Simulator(
         settings,
         SimulatedDriver(capacity, order),
@@ -258,7 +278,7 @@ def _simulate(
     )
     for index in reading.whole:
         sim.pool(index).no_split = True
-    for index in own_allocators(trace, recorded.settings, pools):
+    for index in own:
         sim.pool(index).own_allocator = True
     for index in reading.overflow:
         sim.pool(index).use_on_oom = True
@@ -307,7 +327,7 @@ def _simulate(
                 sim.free(block)
         elif code in (_SEGMENT_FREE, _UNMAP):
             if pool:
-                sim.release_pool(pool)  # only what nobody holds is given back
+                sim.release_pool(pool)  # torch returns the memory of such pools alone
             if index in reading.flushes:
                 _flush(sim, events, pools, index, mem_pool=ids[pool][0] == 0)
         for dropped in reading.dropped.get(index, ()):
@@ -326,7 +346,7 @@ def _simulate(
 def _flush(
     sim: Simulator, events: EventColumns, pools: Sequence[int], index: int, *, mem_pool: bool
 ) -> None:
-    """The release that begins at ``index``: of a pool that ends, or of all that nobody holds."""
+    """The release that begins at ``index``: of one pool as it ends, or of all released pools."""
     released = {pools[index]}
     at = index
     while at < len(events) and events.action[at] in (_SEGMENT_FREE, _UNMAP):
@@ -339,7 +359,7 @@ def _flush(
 
 
 def _drop(sim: Simulator, pool: int, name: tuple[int, int]) -> None:
-    """Nobody holds the pool any more. The end of a ``MemPool`` gives back its cache."""
+    """The last owner of the pool goes. The end of a ``MemPool`` returns its cache, too."""
     sim.release_pool(pool)
     if name[0] == 0:
         sim.empty_cache(pool)

@@ -183,13 +183,15 @@ def halves(hunks: Sequence[Hunk], after: Mapping[str, str]) -> tuple[frozenset[i
     lines = {name: lines_of(text) for name, text in after.items() if name.endswith(".py")}
     found = [{at} for at in range(len(hunks))]
     for one, hunk in enumerate(hunks):
+        text = lines.get(hunk.file)
+        if not text or hunk.whole is not None:
+            continue
         last = hunk.start
         for two in range(one + 1, len(hunks)):  # in the order of their lines
             other = hunks[two]
-            if other.file != hunk.file or hunk.whole is not None or other.within is not None:
+            if other.file != hunk.file or other.within is not None:
                 break
-            between = lines.get(hunk.file, ())[last - 1 : other.end - 1]
-            if not lines.get(hunk.file) or any(_OPENS.match(text) for text in between):
+            if any(_OPENS.match(line) for line in text[last - 1 : other.end - 1]):
                 break
             last = max(last, other.end)
             if bound[one] & words[two] or bound[two] & words[one]:

@@ -32,7 +32,12 @@ static atomic_bool noting;
 static const char *names[MOST_NAMES];
 static size_t n_names;
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
-void FN(uncomputed_note)(bool on) { atomic_store(&noting, on); }
+void FN(uncomputed_note)(bool on) {
+  pthread_mutex_lock(&names_lock);
+  while (on && n_names) free((void *)names[--n_names]);   // of what ran before
+  pthread_mutex_unlock(&names_lock);
+  atomic_store(&noting, on);
+}
 size_t FN(uncomputed_count)(void) { return n_names; }
 const char *FN(uncomputed_name)(size_t i) { return i < n_names ? names[i] : ""; }
 void launched(const char *name) {
