@@ -1,16 +1,16 @@
 """What operators and programs allocate on two engines, allocation by allocation.
 
     python benchmarks/oracle.py collect FILE --engine cuda|native|virtual [--dtypes float32]
-        [--samples 5] [--only PATTERN] [--programs]
+        [--samples 5] [--only PATTERN] [--programs | --sizes] [--shard I/N]
     python benchmarks/oracle.py compare FILE FILE [--show N]
 
 ``collect`` runs torch's own samples of its operators (`op_db`), forward and backward, with all
-values, or with ``--programs`` those of `tests/native/parity_programs.py`, and appends to FILE what
-each allocated and freed (size, stream, line, in order), the shape, stride, dtype and device of its
-results, and the type of its error. ``cuda`` is the machine's own GPU; ``native`` needs a build of
-torch with CUDA and no GPU, ``virtual`` any build, all of the same version. Each operator runs in a
-forked process; a crash or an endless loop loses one sample, and what FILE has is not run again.
-Needs expecttest.
+values, or with ``--programs`` those of `tests/native/parity_programs.py`, or with ``--sizes`` the
+random larger calls of `oracle_sizes.py`, and appends to FILE what each allocated and freed (size,
+stream, line, in order), the shape, stride, dtype and device of its results, and the type of its
+error. ``cuda`` is the machine's own GPU; ``native`` needs a build of torch with CUDA and no GPU,
+``virtual`` any build, all of the same version. They run in forked processes; a crash or an endless
+loop loses one sample, and what FILE has is not run again. Needs expecttest.
 
 ``compare`` prints how many calls are equal, then the operators and programs that differ with the
 first difference of each. Each sample runs once before it is measured, so that what only the first
@@ -36,7 +36,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "native")]
@@ -46,6 +46,9 @@ from native_operators import moved, operators, tensors  # noqa: E402
 GPU: Final = "h100-80gb"
 SECONDS: Final = 120
 """A sample that takes longer is given up."""
+
+TOGETHER: Final = 100
+"""Operators and types of one process."""
 
 _ACTIONS: Final = ("alloc", "free_completed")
 _OURS: Final = (f"{ROOT / 'gpuprobe'}{os.sep}", f"{Path(__file__).resolve()}")
@@ -60,7 +63,14 @@ def main() -> int:
     collecting.add_argument("--dtypes", default="float32", help="names separated by commas")
     collecting.add_argument("--samples", type=int, default=5, help="of each operator; 0: all")
     collecting.add_argument("--only", default="", help="regular expression of names")
-    collecting.add_argument("--programs", action="store_true", help="whole programs instead")
+    instead = collecting.add_mutually_exclusive_group()
+    instead.add_argument("--programs", action="store_true", help="whole programs instead")
+    instead.add_argument("--sizes", action="store_true", help="random larger calls instead")
+    collecting.add_argument("--gpu", default=GPU, help=f"without a GPU: which (default {GPU})")
+    collecting.add_argument(
+        "--limit", type=float, default=SECONDS, help=f"seconds for a sample (default {SECONDS})"
+    )
+    collecting.add_argument("--shard", default="0/1", help="part I of N: 0/4 to 3/4")
     comparing = commands.add_parser("compare")
     comparing.add_argument("files", type=Path, nargs=2)
     comparing.add_argument("--show", type=int, default=1000, help="differences to print")
@@ -77,13 +87,15 @@ def main() -> int:
 def collect(given: argparse.Namespace) -> None:
     """Run what the file does not have yet."""
     warnings.simplefilter("ignore")
+    # torch counts devices with NVML then, and not with CUDA, after which it refuses to fork.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    part, parts = map(int, given.shard.split("/"))
+    given.shard = slice(part, None, parts)
     if given.engine == "native":
-        # torch counts devices with NVML then, and not with CUDA, after which it refuses to fork.
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         from gpuprobe.catalogue.gpus import parse_spec
         from gpuprobe.native.process import load
 
-        load(parse_spec(GPU))
+        load(parse_spec(given.gpu))
     import torch
 
     torch.set_num_threads(1)
@@ -91,11 +103,14 @@ def collect(given: argparse.Namespace) -> None:
     with given.file.open("a", encoding="utf-8") as file:
 
         def add(key: str, entry: dict[str, Any]) -> None:
+            done.add(key)
             file.write(json.dumps({"key": key, **entry}) + "\n")
             file.flush()
 
         if given.programs:
             _programs(given, done, add)
+        elif given.sizes:
+            _sizes(given, done, add)
         else:
             _operators(given, done, add)
         add("engine", {"name": f"{given.engine} (torch {torch.__version__})"})
@@ -104,39 +119,51 @@ def collect(given: argparse.Namespace) -> None:
 def _operators(
     given: argparse.Namespace, done: set[str], add: Callable[[str, dict[str, Any]], None]
 ) -> None:
-    import torch
 
     most = given.samples or 10_000
-    for op in operators(GPU):
-        if not re.search(given.only, op.full_name):
-            continue
-        for name in given.dtypes.split(","):
-            dtype = getattr(torch, name)
-            title = f"{op.full_name} {name}"
+    finished = False
+    while not finished:
+        # Imported in the child: on a GPU, importing op_db initialises CUDA.
+        title, begun = "", 0
+
+        def run(report: Callable[[dict[str, Any]], None]) -> None:
+            left = _left(given, done)
+            for count, (title, op, dtype, first) in enumerate(left):
+                if count == TOGETHER:
+                    return
+                report({"title": title, "begun": first})
+                _samples(op, dtype, first, most, given, report)
+                report({"end": title})
+            report({"finished": True})
+
+        for entry in _in_child(run, given.limit):
+            if "finished" in entry:
+                finished = True
+            elif "begun" in entry:
+                title, begun = entry.get("title", title), entry["begun"]
+            elif "end" in entry:
+                add(f"{title} end", {})
+            elif "lost" not in entry:
+                add(f"{title} {entry.pop('sample')} {entry.pop('pass')}", entry)
+            elif not title:
+                raise SystemExit(f"no operator ran: {entry['lost']}")
+            else:
+                for which in ("forward", "backward"):
+                    add(f"{title} {begun} {which}", {"lost": entry["lost"]})
+
+
+def _left(given: argparse.Namespace, done: set[str]) -> Iterator[tuple[str, Any, Any, int]]:
+    """Name, operator, type and first sample of what is not done yet."""
+    import torch
+
+    for op in operators(given.gpu)[given.shard]:
+        for name in given.dtypes.split(",") if re.search(given.only, op.full_name) else ():
+            dtype, title, first = getattr(torch, name), f"{op.full_name} {name}", 0
             if dtype not in op.supported_dtypes("cuda") or f"{title} end" in done:
                 continue
-            first = 0
-            while first < most and f"{title} {first} backward" in done:
+            while f"{title} {first} forward" in done:
                 first += 1
-            while True:
-                begun, ended = first, ""
-                for entry in _in_child(
-                    lambda report, op=op, dtype=dtype, first=first: _samples(
-                        op, dtype, first, most, given.engine, report
-                    )
-                ):
-                    if "begun" in entry:
-                        begun = entry["begun"]
-                    elif "lost" in entry:
-                        ended = entry["lost"]
-                    else:
-                        add(f"{title} {entry.pop('sample')} {entry.pop('pass')}", entry)
-                if not ended:
-                    break
-                for which in ("forward", "backward"):
-                    add(f"{title} {begun} {which}", {"lost": ended})
-                first = begun + 1
-            add(f"{title} end", {})
+            yield title, op, dtype, first
 
 
 def _programs(
@@ -144,25 +171,74 @@ def _programs(
 ) -> None:
     from parity_programs import PROGRAMS
 
-    for name, text in PROGRAMS.items():
+    for name, text in list(PROGRAMS.items())[given.shard]:
         if name in done or not re.search(given.only, name):
             continue
 
         def run(
             report: Callable[[dict[str, Any]], None], name: str = name, text: str = text
         ) -> None:
-            with _device(given.engine):
+            with _device(given):
                 code = compile(text, f"{name}.py", "exec")
                 entry = measured(lambda: exec(code, {"__name__": "__main__"}))
             report({**entry, "results": []})
 
-        for entry in _in_child(run):
+        for entry in _in_child(run, given.limit):
             add(name, entry)
 
 
-def _in_child(work: Callable[[Callable[[dict[str, Any]], None]], None]) -> Iterator[dict[str, Any]]:
+def _sizes(
+    given: argparse.Namespace, done: set[str], add: Callable[[str, dict[str, Any]], None]
+) -> None:
+    import torch
+    from oracle_sizes import calls
+
+    chosen = [name for name in calls() if re.search(given.only, name)][given.shard]
+    left = [name for name in chosen if name not in done]
+    while left:
+
+        def run(
+            report: Callable[[dict[str, Any]], None], names: tuple[str, ...] = tuple(left)
+        ) -> None:
+            # Where there is no GPU, large values would be computed by the CPU.
+            with _device(given, "shapes"):
+                for name in names:
+                    report({"begun": name})
+                    report({"call": name, **_sized(calls()[name])})
+                    torch.cuda.synchronize()  # after an error of the device, in a new process
+
+        begun = left[0]
+        for entry in _in_child(run, given.limit):
+            if "begun" in entry:
+                begun = entry["begun"]
+            elif "lost" in entry:
+                add(begun, entry)
+            else:
+                add(entry.pop("call"), entry)
+        left = left[left.index(begun) + 1 :]
+
+
+def _sized(make: Callable[[], Callable[[], Any]]) -> dict[str, Any]:
+    """What the second call allocates, and the most that the first one did beside its results."""
+    import torch
+
+    torch.manual_seed(0)
+    call = make()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with contextlib.suppress(Exception):  # the second call is to raise it again
+        call()
+    first = torch.cuda.max_memory_allocated() - before
+    results, entry = _second(call)
+    return {**entry, "results": _described(results), "first": first}
+
+
+def _in_child(
+    work: Callable[[Callable[[dict[str, Any]], None]], None], limit: float
+) -> Iterator[dict[str, Any]]:
     """What ``work`` reports in a forked process; at last ``lost`` if it did not end by itself, or
-    reported nothing for `SECONDS`.
+    reported nothing for ``limit`` seconds.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -184,7 +260,7 @@ def _in_child(work: Callable[[Callable[[dict[str, Any]], None]], None]) -> Itera
             report({"lost": f"{type(error).__name__}: {error}"[:200]})
         os._exit(0)
     os.close(writing)
-    data, hung, until = b"", False, time.monotonic() + SECONDS
+    data, hung, until = b"", False, time.monotonic() + limit
     while True:
         ready, _, _ = select.select([reading], [], [], max(0, until - time.monotonic()))
         part = os.read(reading, 1 << 16) if ready else b""
@@ -196,7 +272,7 @@ def _in_child(work: Callable[[Callable[[dict[str, Any]], None]], None]) -> Itera
         data += part
         *lines, data = data.split(b"\n")
         for line in lines:
-            until = time.monotonic() + SECONDS
+            until = time.monotonic() + limit
             yield json.loads(line)
     os.close(reading)
     _, status = os.waitpid(child, 0)
@@ -207,15 +283,17 @@ def _in_child(work: Callable[[Callable[[dict[str, Any]], None]], None]) -> Itera
 
 
 @contextlib.contextmanager
-def _device(engine: str) -> Iterator[None]:
+def _device(
+    given: argparse.Namespace, compute: Literal["real", "shapes"] = "real"
+) -> Iterator[None]:
     import torch
 
     import gpuprobe
 
     with (
         contextlib.nullcontext()
-        if engine == "cuda"
-        else gpuprobe.virtual_gpu(GPU, engine=engine, compute="real")
+        if given.engine == "cuda"
+        else gpuprobe.virtual_gpu(given.gpu, engine=given.engine, compute=compute)
     ):
         torch.zeros(1, device="cuda")
         yield
@@ -226,14 +304,14 @@ def _samples(
     dtype: Any,
     first: int,
     most: int,
-    engine: str,
+    given: argparse.Namespace,
     report: Callable[[dict[str, Any]], None],
 ) -> None:
     import torch
 
     backward = dtype in op.supported_backward_dtypes("cuda") and op.supports_autograd
     torch.manual_seed(0)
-    with _device(engine):
+    with _device(given):
         for number, made in enumerate(op.sample_inputs("cpu", dtype, requires_grad=backward)):
             if number >= most:
                 break

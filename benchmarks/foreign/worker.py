@@ -7,7 +7,8 @@ Prints one line of JSON per program and mode. The traceback of what failed goes 
 
 Modes: ``cpu`` runs the program as it is, for its losses; ``real`` and ``shapes`` run it as
 ``gpuprobe estimate --compute MODE`` does, to its end; ``native-real`` and ``native-shapes`` do that
-on the native engine. A worker runs modes of one engine, since that one is loaded before torch.
+on the native engine; ``cuda`` runs it as it is on this machine's GPU. A worker runs modes of one
+engine, since that one is loaded before torch.
 """
 
 from __future__ import annotations
@@ -100,9 +101,18 @@ def outcome(program: Program, mode: str) -> dict[str, Any]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of a build with CUDA, too
         seed()
         return {"status": "ran", "losses": [float(loss) for loss in program.train("cpu")]}
+    call = Call(program)
+    if mode == "cuda":
+        call.run()
+        return {
+            "status": "ran",
+            "losses": call.losses,
+            "drawn": call.drawn,
+            "allocated": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.max_memory_reserved(),
+        }
     from gpuprobe.api.virtual import estimate_program
 
-    call = Call(program)
     engine = "native" if mode.startswith(NATIVE) else "virtual"
     compute = mode.removeprefix(NATIVE)
     found = estimate_program(call, GPU, steps=ENDLESS, compute=compute, engine=engine)  # type: ignore[arg-type]
@@ -143,8 +153,9 @@ def child(
     would collect them depends on how many objects each way of computing makes.
     """
     gc.disable()
-    # The memory of GPUs of the native engine is address space; of data it is the same bound.
-    limited = resource.RLIMIT_DATA if mode.startswith(NATIVE) else resource.RLIMIT_AS
+    # The memory of GPUs is address space; of data it is the same bound.
+    on_gpu = mode == "cuda" or mode.startswith(NATIVE)
+    limited = resource.RLIMIT_DATA if on_gpu else resource.RLIMIT_AS
     resource.setrlimit(limited, (gigabytes << 30, gigabytes << 30))
     signal.alarm(seconds)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -196,9 +207,9 @@ def forked(
     return {"status": "died", "error": f"the process ended: {name}", "seconds": took}
 
 
-def _load_engine() -> None:
-    """With torch's build with CUDA: load the native engine, and keep imports from initialising
-    CUDA, since its processes cannot fork.
+def _load_engine(real: bool) -> None:
+    """With torch's build with CUDA: load the native engine, unless the machine's GPU is to be used
+    (``real``), and keep imports from initialising CUDA, since its processes cannot fork.
     """
     from gpuprobe.native.libraries import torch_build
 
@@ -211,7 +222,8 @@ def _load_engine() -> None:
     # torch counts devices with NVML then, and not with CUDA.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     gpus = parse_spec(GPU)
-    load_native(gpus, endless=True)
+    if not real:
+        load_native(gpus, endless=True)
     import torch
     import torch.utils._triton
 
@@ -222,7 +234,7 @@ def _load_engine() -> None:
 def main(argv: list[str]) -> int:
     folder, seconds, gigabytes = Path(argv[0]), int(argv[1]), int(argv[2])
     warnings.simplefilter("ignore")
-    _load_engine()
+    _load_engine(any("cuda" in job.partition("=")[2].split(",") for job in argv[3:]))
     out = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(out, "w") as stream:

@@ -2,12 +2,14 @@
 
     python benchmarks/gpu/record_truth.py                          all cases, 8 minutes at most
     python benchmarks/gpu/record_truth.py --case 'gpt2-*'          some of them
+    python benchmarks/gpu/record_truth.py --jobs 6                 six at once, in two minutes
     python benchmarks/gpu/record_truth.py --list
     python benchmarks/gpu/record_truth.py --device cpu --tiny --out DIR    a dry run, no GPU
 
 Each case runs in a process of its own, so that every peak is counted from a fresh allocator.
 Its peaks, the versions and the allocator's trace are written to ``tests/recorded/GPU/``, see
-``truth_files.py``. Exit code: 0 if all were recorded, 1 if some failed or there was no time, 3
+``truth_files.py``. With several at once, what the GPU uses beside the allocator is not known.
+Exit code: 0 if all were recorded, 1 if some failed or there was no time, 3
 without a CUDA device.
 """
 
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import time
 from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +275,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--out", type=Path, help="folder to write to (default: tests/recorded/GPU)")
     found.add_argument("--steps", type=int, default=STEPS, help=f"steps a case (default {STEPS})")
     found.add_argument("--time-limit", type=float, default=TIME_LIMIT, help="seconds for all cases")
+    found.add_argument("--jobs", type=int, default=1, help="cases at once (default 1)")
     found.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     found.add_argument("--tiny", action="store_true", help="the same code with small numbers")
     found.add_argument("--child", metavar="CASE", help=argparse.SUPPRESS)
@@ -316,20 +320,25 @@ def main(argv: list[str] | None = None) -> int:
 def _record_all(chosen: list[Case], args: argparse.Namespace, out: Path, uuid: str) -> int:
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    failed = 0
-    for case in chosen:
+
+    def one(case: Case) -> bool:
+        """Whether a case was recorded."""
         left = args.time_limit - (time.monotonic() - began)
         started = time.monotonic()
         if left <= 0:
             problem = "no time left"
         else:
-            problem = run_child(case, args, out, used_now(uuid) if uuid else -1, left)
-        failed += bool(problem)
+            used = used_now(uuid) if uuid and args.jobs == 1 else -1
+            problem = run_child(case, args, out, used, left)
         seconds = time.monotonic() - started
         print(f"{case.name:30} {problem or 'recorded'} ({seconds:.1f} s)", flush=True)
+        return not problem
+
+    with ThreadPoolExecutor(args.jobs) as threads:
+        recorded = sum(threads.map(one, chosen))
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
-    print(f"{len(chosen) - failed} of {len(chosen)} cases, {size / 1024:.0f} KiB", flush=True)
-    return 1 if failed else 0
+    print(f"{recorded} of {len(chosen)} cases, {size / 1024:.0f} KiB", flush=True)
+    return 0 if recorded == len(chosen) else 1
 
 
 if __name__ == "__main__":

@@ -46,12 +46,14 @@ from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.accumulation import called_by_engine
 from gpuprobe.torch_support.callers import passed_on
+from gpuprobe.torch_support.event_lifetimes import lifetime_of
 from gpuprobe.torch_support.node_streams import NodeStreams
 from gpuprobe.torch_support.operator_calls import left_out, recording, unwatched, watch
 from gpuprobe.torch_support.tensors import storage_key
 
 _PRIORITIES: Final = 4
 _POOL: Final = 32
+_POOLED: Final = _PRIORITIES * _POOL
 """Streams that torch makes of each priority and device (``c10/cuda/CUDAStream.cpp``)."""
 _DRIVER: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
@@ -192,12 +194,14 @@ class _Cuda:
         if 0 <= pool < _PRIORITIES and 0 <= index < _POOL:
             self.labels[key] = 1 + index + pool * _POOL
         else:
-            others = sum(label > _PRIORITIES * _POOL for label in self.labels.values())
-            self.labels[key] = _PRIORITIES * _POOL + 1 + others
+            others = sum(label > _POOLED for label in self.labels.values())
+            self.labels[key] = _POOLED + 1 + others
 
     def blocking(self, index: int, number: int) -> bool:
-        # Negative numbers are those of process groups: no handles, which the driver would read.
-        return number > 0 and _waits_for_the_default_stream(number)
+        # Streams of torch's pools do not. Negative numbers are those of process groups: no handles,
+        # which the driver would read.
+        label = self.labels.get((index, number), _POOLED + 1)
+        return number > 0 and label > _POOLED and _waits_for_the_default_stream(number)
 
     def switched(self, index: int, number: int) -> None:
         """This thread has made a stream its current one on a device."""
@@ -458,15 +462,16 @@ class CudaSource(EventSource):
 
     def _number(self, event: Any) -> int:
         """What identifies an event as long as it lives."""
+        lifetime = lifetime_of(event)
         found = self._events.get(id(event))
-        if found is None or found[0]() is not event:
+        if found is None or found[0]() is not lifetime:
             number = next(self._numbers)
 
             def gone(_: Any, key: int = id(event)) -> None:
                 self._events.pop(key, None)
                 self._queue.append(("event_destroyed", number))
 
-            found = self._events[id(event)] = weakref.ref(event, gone), number
+            found = self._events[id(event)] = weakref.ref(lifetime, gone), number
         return found[1]
 
     def _where(self, stream: Any) -> tuple[int, int]:

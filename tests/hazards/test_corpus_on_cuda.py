@@ -36,6 +36,8 @@ def test_verdict(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.device_count() < case.gpus:
         pytest.skip(f"needs {case.gpus} GPUs")
     name, text = f"<corpus {case.name}>.py", case.text
+    if "ExternalStream(cuda.current_stream()" in text and torch.cuda.ExternalStream(0).cuda_stream:
+        pytest.skip("before torch 2.13, the external stream of handle 0 is a new one")
     if OTHERS in text:
         text = text.replace(OTHERS, stream_of_another_library())
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

@@ -23,28 +23,50 @@ static size_t n_entries, room;
 static pthread_rwlock_t table_lock = PTHREAD_RWLOCK_INITIALIZER;
 static char *space, *next_address;
 
-// Addresses ascend, as a driver's do: of equal free blocks torch's allocator prefers the lowest, so
-// peaks depend on it. A freed range is not used again: the space is larger than any run needs.
-static char *new_addresses(size_t bytes) {
-  if (!space) {
-    for (size_t size = SPACE_BYTES; size >= (size_t)1 << 38; size /= 2) {
-      char *got = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (got == MAP_FAILED) continue;   // a limit of the address space (ulimit -v)
-      space = got;
-      next_address = (char *)(((size_t)got + GRANULARITY - 1) & ~(GRANULARITY - 1));
-      space += size;                     // its end
-      break;
-    }
-    if (!space) return NULL;
+// Addresses decide which of two equal free blocks torch's allocator takes (the lower one), and so how
+// blocks are split: peaks depend on them. Device memory is placed as drivers do on Linux (seen on an
+// H200 with driver 580, and in public snapshots of other GPUs): in chunks of whole 32 MiB, each below
+// the one before; in the newest chunk with a hole that fits, there in the smallest such hole; a chunk
+// that is empty again is given back. All other memory ascends, and a freed range is not used again.
+#define CHUNK ((size_t)32 << 20)
+typedef struct { char *base; size_t size, kept; int device; uint64_t number; } chunk;   // kept: at its start, by the driver
+static chunk *chunks;   // by address
+static size_t n_chunks, chunk_room;
+static uint64_t chunk_number;
+static size_t rounded(size_t bytes, size_t unit) { return (bytes + unit - 1) & ~(unit - 1); }
+static bool reserve_space(void) {
+  for (size_t size = SPACE_BYTES; !space && size >= (size_t)1 << 38; size /= 2) {
+    char *got = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED) continue;   // a limit of the address space (ulimit -v)
+    next_address = (char *)rounded((size_t)got, GRANULARITY);
+    space = (char *)((size_t)(got + size) & ~(CHUNK - 1));   // its end
   }
-  size_t want = (bytes + GRANULARITY - 1) & ~(GRANULARITY - 1);
-  if (!want) want = GRANULARITY;
-  if ((size_t)(space - next_address) < want) return NULL;
+  return space != NULL;
+}
+static char *new_addresses(size_t bytes) {
+  if (!reserve_space()) return NULL;
+  size_t want = bytes ? rounded(bytes, GRANULARITY) : GRANULARITY;
+  if ((size_t)((n_chunks ? chunks[0].base : space) - next_address) < want) return NULL;
   char *found = next_address;
   next_address += want;
   return found;
 }
-
+static chunk *new_chunk(size_t size, size_t kept, int device) {   // at the highest free addresses
+  if (n_chunks == chunk_room) {
+    size_t more = chunk_room ? chunk_room * 2 : 256;
+    chunk *moved = realloc(chunks, more * sizeof *moved);
+    if (!moved) return NULL;
+    chunks = moved; chunk_room = more;
+  }
+  char *end = space;
+  size_t i = n_chunks;
+  for (; i && (size_t)(end - (chunks[i - 1].base + chunks[i - 1].size)) < size; i--) end = chunks[i - 1].base;
+  if (!i && (size_t)(end - next_address) < size) return NULL;
+  memmove(chunks + i + 1, chunks + i, (n_chunks - i) * sizeof *chunks);
+  chunks[i] = (chunk){end - size, size, kept, device, ++chunk_number};
+  n_chunks++;
+  return &chunks[i];
+}
 static size_t position(const char *address) {   // of the first entry that begins after it
   size_t low = 0, high = n_entries;
   while (low < high) {
@@ -71,6 +93,46 @@ static bool add_entry(entry e) {
   entries[i] = e; n_entries++;
   return true;
 }
+static char *smallest_hole(const chunk *c, size_t want) {
+  char *from = c->base + c->kept, *end = c->base + c->size, *best = NULL;
+  size_t smallest = SIZE_MAX;
+  for (size_t i = position(from - 1); ; i++) {
+    bool last = i == n_entries || entries[i].r.base >= end;
+    size_t hole = (size_t)((last ? end : entries[i].r.base) - from);
+    if (hole >= want && hole < smallest) { best = from; smallest = hole; }
+    if (last) return best;
+    from = entries[i].r.base + rounded(entries[i].r.size, GRANULARITY);
+  }
+}
+static char *device_addresses(size_t bytes, int device) {
+  size_t want = rounded(bytes, GRANULARITY);
+  uint64_t newest = 0;
+  char *found = NULL;
+  bool any = false;
+  if (!reserve_space()) return NULL;
+  for (size_t i = 0; i < n_chunks; i++) {
+    if (chunks[i].device != device) continue;
+    any = true;
+    char *hole = chunks[i].number > newest ? smallest_hole(&chunks[i], want) : NULL;
+    if (hole) { found = hole; newest = chunks[i].number; }
+  }
+  // What a context leaves of its own chunks, as seen on that H200.
+  if (!any && new_chunk(CHUNK, CHUNK / 4, device) && new_chunk(CHUNK, CHUNK - GRANULARITY, device)) return device_addresses(bytes, device);
+  if (found) return found;
+  chunk *made = new_chunk(rounded(want, CHUNK), 0, device);
+  return made ? made->base : NULL;
+}
+static void drop_empty_chunk(const char *address) {
+  for (size_t i = 0; i < n_chunks; i++) {
+    chunk *c = &chunks[i];
+    if (address < c->base || address >= c->base + c->size) continue;
+    size_t first = position(c->base - 1);
+    if (c->kept || (first < n_entries && entries[first].r.base < c->base + c->size)) return;
+    memmove(c, c + 1, (n_chunks - i - 1) * sizeof *c);
+    n_chunks--;
+    return;
+  }
+}
 bool range_of(const void *address, range *found) {
   pthread_rwlock_rdlock(&table_lock);
   entry *e = entry_of(address);
@@ -87,7 +149,7 @@ static int allocate(void **out, size_t bytes, int ordinal, memory_kind kind, poo
   *out = NULL;
   if (kind == DEVICE_MEMORY && !(from ? pool_take(from, bytes) : take_memory(ordinal, bytes))) return OUT_OF_MEMORY;
   pthread_rwlock_wrlock(&table_lock);
-  char *base = new_addresses(bytes);
+  char *base = kind == DEVICE_MEMORY ? device_addresses(bytes, ordinal) : new_addresses(bytes);
   size_t mapped = (bytes + PAGE - 1) & ~(PAGE - 1);
   bool ok = base && mmap(base, mapped ? mapped : PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
   if (ok && kind == DEVICE_MEMORY) madvise(base, mapped, MADV_NOHUGEPAGE);   // a touched byte costs a page, not 2 MiB
@@ -113,6 +175,7 @@ static int release(void *address, bool device_memory) {
   entry dead = *e;
   memmove(e, e + 1, (size_t)(entries + n_entries - e - 1) * sizeof *e);
   n_entries--;
+  if (device_memory) drop_empty_chunk(dead.r.base);
   size_t mapped = (dead.r.size + PAGE - 1) & ~(PAGE - 1);
   mmap(dead.r.base, mapped ? mapped : PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   pthread_rwlock_unlock(&table_lock);
