@@ -30,7 +30,7 @@ from typing import Any
 
 from foreign.programs import Program, load
 
-GPU = "h100-80gb"
+GPU = os.environ.get("FOREIGN_GPU", "h100-80gb")
 OURS = (
     "gpuprobe.allocator.recorder",
     "gpuprobe.analysis.summary",

@@ -4,13 +4,16 @@
     python benchmarks/gpu/record_truth.py --case 'gpt2-*'          some of them
     python benchmarks/gpu/record_truth.py --jobs 6                 six at once, in two minutes
     python benchmarks/gpu/record_truth.py --list
+    python benchmarks/gpu/record_truth.py --native h200 --out DIR  on the native engine, no GPU
+    python benchmarks/gpu/record_truth.py --compare tests/recorded/h200/truth DIR
     python benchmarks/gpu/record_truth.py --device cpu --tiny --out DIR    a dry run, no GPU
 
 Each case runs in a process of its own, so that every peak is counted from a fresh allocator.
 Its peaks, the versions and the allocator's trace are written to ``tests/recorded/GPU/``, see
 ``truth_files.py``. With several at once, what the GPU uses beside the allocator is not known.
-Exit code: 0 if all were recorded, 1 if some failed or there was no time, 3
-without a CUDA device.
+``--compare`` prints the peaks of two
+folders that differ. Exit code: 0 if all were recorded or are equal, 1 if some failed, differ or
+there was no time, 3 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -25,11 +28,21 @@ import sys
 import time
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from reference_models import Case, cases
-from truth_files import NO_GPU, NO_LOSS, Gpu, StepTruth, Truth, write_truth
+from truth_files import (
+    NO_GPU,
+    NO_LOSS,
+    Gpu,
+    StepTruth,
+    Truth,
+    read_truth,
+    truth_files,
+    write_truth,
+)
 
 from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
 from gpuprobe.model.values import Unavailable
@@ -37,6 +50,7 @@ from gpuprobe.model.values import Unavailable
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 STEPS = 3
+MIB = 1 << 20
 TIME_LIMIT = 480.0  # seconds
 MAX_EVENTS = 2_000_000
 
@@ -222,6 +236,43 @@ def short(filename: str) -> str:
     return filename.rpartition("/")[2]
 
 
+def native(gpu: str, case: Case) -> AbstractContextManager[Any]:
+    """The native engine with this GPU; it computes values where the case's sizes need them."""
+    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.choice import session
+
+    return session("native", Order(gpu, compute="real" if case.values else "shapes"))
+
+
+def compare(one: Path, other: Path) -> int:
+    """Print the cases whose peaks differ, and how many are equal. Peaks are of each step."""
+    equal = total = 0
+    for path in truth_files(one):
+        beside = other / path.name
+        if not beside.exists():
+            continue
+        total += 1
+        first, second = read_truth(path), read_truth(beside)
+        peaks = [
+            [(step.peak_allocated, step.peak_reserved) for step in (truth.built, *truth.steps)]
+            for truth in (first, second)
+        ]
+        equal += peaks[0] == peaks[1]
+        if peaks[0] != peaks[1]:
+            pairs = (
+                (first.peak_allocated, second.peak_allocated),
+                (first.peak_reserved, second.peak_reserved),
+            )
+            text = "   ".join(
+                f"{a / MIB:9.2f} {b / MIB:9.2f} MiB {b / a - 1:+7.2%}"
+                for a, b in pairs
+                if isinstance(a, int) and isinstance(b, int)
+            )
+            print(f"{first.case:30} {text}")
+    print(f"{equal} of {total} equal: allocated and reserved, in each step")
+    return int(equal != total)
+
+
 # -- all cases
 
 
@@ -230,6 +281,7 @@ def run_child(case: Case, args: argparse.Namespace, out: Path, used: int, left: 
     command = [sys.executable, str(HERE / "record_truth.py"), "--child", case.name]
     command += ["--device", args.device, "--steps", str(args.steps), "--out", str(out)]
     command += ["--used-before", str(used)] + (["--tiny"] if args.tiny else [])
+    command += ["--native", args.native] if args.native else []
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=max(left, 1.0), check=False
@@ -277,6 +329,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--time-limit", type=float, default=TIME_LIMIT, help="seconds for all cases")
     found.add_argument("--jobs", type=int, default=1, help="cases at once (default 1)")
     found.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    found.add_argument("--native", metavar="GPU", help="on the native engine, as this GPU")
+    found.add_argument("--compare", nargs=2, type=Path, metavar="FOLDER", help="run nothing")
     found.add_argument("--tiny", action="store_true", help="the same code with small numbers")
     found.add_argument("--child", metavar="CASE", help=argparse.SUPPRESS)
     found.add_argument("--used-before", type=int, default=-1, help=argparse.SUPPRESS)
@@ -286,8 +340,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     known = cases()
+    if args.compare:
+        return compare(*args.compare)
     if args.child:
-        record(known[args.child], args.device, args.tiny, args.steps, args.used_before, args.out)
+        case = known[args.child]
+        with native(args.native, case) if args.native else nullcontext():
+            record(case, args.device, args.tiny, args.steps, args.used_before, args.out)
         return 0
     chosen = [case for name, case in known.items() if fnmatch.fnmatchcase(name, args.case)]
     if not chosen:
@@ -298,7 +356,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{case.name:30} {case.about}")
         return 0
     out, uuid = args.out, ""
-    if args.device == "cuda":
+    if args.native:
+        if out is None:
+            print("--out is needed with --native", file=sys.stderr)
+            return 2
+    elif args.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():

@@ -1,19 +1,36 @@
 """Blocks, free lists and pools.
 
-A free list holds the free blocks of one pool and stream, ordered by (size, tie). The tie is
-the address, as in torch up to mid-2026 (``BlockComparatorSize``); later versions break ties by
-the order in which the blocks came to be (``BlockComparatorRegistrationCounter``). Both are one
-integer per block, ``size << 64 | tie``, so that a sorted list and ``bisect`` do the work.
+A free list holds the free blocks of one pool and stream, ordered by size, and equal ones as
+`TieRule` has it. That is one integer per block, ``size << 128 | tie``, so that a sorted list and
+``bisect`` do the work.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from typing import Literal
 
 from gpuprobe.errors import InternalError
 
-KEY_SHIFT = 64
+TieRule = Literal["address", "block", "segment"]
+"""Which of the free blocks of one size is taken: that of the lowest address (torch up to 2.11,
+``BlockComparatorSize``); the first to come to be (2.12, ``BlockComparatorRegistrationCounter``); of
+the segment that did, that of the lowest address (from 2.13 on: the parts of a block keep its
+counter). The versions are those that `benchmarks/allocator_against_torch.py` was run with.
+"""
+
+
+def tie_rule_of(torch: str) -> TieRule:
+    """That of a version of torch, such as ``"2.13.0+cu130"``."""
+    major, minor = map(int, torch.split(".")[:2])
+    if (major, minor) < (2, 12):
+        return "address"
+    return "block" if (major, minor) == (2, 12) else "segment"
+
+
+KEY_SHIFT = 128
+_ORDER_SHIFT = 64
 
 
 class PoolBlock:
@@ -66,16 +83,18 @@ class FreeList:
 
     __slots__ = ("blocks", "by_address", "keys", "pool", "stream", "unmapped")
 
-    def __init__(self, pool: BlockPool, stream: int, by_address: bool) -> None:
+    def __init__(self, pool: BlockPool, stream: int, tie_rule: TieRule) -> None:
         self.pool = pool
         self.stream = stream
-        self.by_address = by_address
+        self.by_address = tie_rule == "address"
         self.keys: list[int] = []
         self.blocks: dict[int, PoolBlock] = {}
         self.unmapped: list[PoolBlock] = []  # of expandable segments, by address
 
     def key(self, block: PoolBlock) -> int:
-        return block.size << KEY_SHIFT | (block.address if self.by_address else block.order)
+        if self.by_address:
+            return block.size << KEY_SHIFT | block.address
+        return block.size << KEY_SHIFT | block.order << _ORDER_SHIFT | block.address
 
     def add(self, block: PoolBlock) -> None:
         """Put a free block in; its age counts from now."""
@@ -116,12 +135,12 @@ class BlockPool:
     (``get_free_blocks_call_count``).
     """
 
-    __slots__ = ("by_address", "owner", "searches", "small", "streams")
+    __slots__ = ("owner", "searches", "small", "streams", "tie_rule")
 
-    def __init__(self, small: bool, owner: PrivatePool, by_address: bool) -> None:
+    def __init__(self, small: bool, owner: PrivatePool, tie_rule: TieRule) -> None:
         self.small = small
         self.owner = owner
-        self.by_address = by_address
+        self.tie_rule = tie_rule
         self.searches = 0
         self.streams: dict[int, FreeList] = {}
 
@@ -129,7 +148,7 @@ class BlockPool:
         """The free list of a stream, made on first use."""
         found = self.streams.get(stream)
         if found is None:
-            found = self.streams[stream] = FreeList(self, stream, self.by_address)
+            found = self.streams[stream] = FreeList(self, stream, self.tie_rule)
         return found
 
     def free_blocks(self) -> list[PoolBlock]:
@@ -154,10 +173,10 @@ class PrivatePool:
         "use_on_oom",
     )
 
-    def __init__(self, index: int, by_address: bool) -> None:
+    def __init__(self, index: int, tie_rule: TieRule) -> None:
         self.index = index
-        self.small = BlockPool(True, self, by_address)
-        self.large = BlockPool(False, self, by_address)
+        self.small = BlockPool(True, self, tie_rule)
+        self.large = BlockPool(False, self, tie_rule)
         self.own_allocator = False
         self.no_split = False
         self.use_on_oom = False

@@ -184,7 +184,7 @@ def _map(sim: AllocatorState, block: PoolBlock, size: int) -> bool:
     free_list.remove_unmapped(block)
     block.mapped = True
     if mapped < block.size:
-        rest = PoolBlock(address + mapped, block.size - mapped, free_list, sim.next_order())
+        rest = PoolBlock(address + mapped, block.size - mapped, free_list, sim.order_within(block))
         rest.mapped = False
         rest.expandable = where
         _link(rest, block, block.next)
@@ -222,13 +222,13 @@ def unmap(sim: AllocatorState, block: PoolBlock) -> None:
     free_list.remove(block)
     sim.driver.unmap(start, end - start)
     if block.address < start:
-        before = PoolBlock(block.address, start - block.address, free_list, sim.next_order())
+        before = PoolBlock(block.address, start - block.address, free_list, sim.order_within(block))
         before.expandable = where
         _link(before, block.prev, block)
         free_list.add(before)
     tail = block.address + block.size - end
     if tail:
-        after = PoolBlock(end, tail, free_list, sim.next_order())
+        after = PoolBlock(end, tail, free_list, sim.order_within(block))
         after.expandable = where
         _link(after, block, block.next)
         free_list.add(after)

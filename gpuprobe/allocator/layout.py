@@ -96,6 +96,7 @@ def _chain(
     """Tile one segment with its active blocks and the holes between them."""
     at = segment.address
     end = segment.address + segment.size
+    shared = sim.next_order() if sim.tie_rule == "segment" else 0
     for placed in segment.blocks:
         if placed.address < at or placed.address + placed.size > end:
             raise DataError(
@@ -103,8 +104,10 @@ def _chain(
                 f"segment at {segment.address:#x} ({segment.size} bytes)"
             )
         if placed.address > at:
-            last = _free(sim, free_list, at, placed.address - at, last, where)
-        block = PoolBlock(placed.address, placed.size, free_list, sim.next_order())
+            last = _free(
+                shared or sim.next_order(), free_list, at, placed.address - at, last, where
+            )
+        block = PoolBlock(placed.address, placed.size, free_list, shared or sim.next_order())
         block.expandable = where
         block.active = True
         block.allocated = not placed.pending
@@ -118,7 +121,7 @@ def _chain(
         last = _append(block, last)
         at = placed.address + placed.size
     if at < end:
-        last = _free(sim, free_list, at, end - at, last, where)
+        last = _free(shared or sim.next_order(), free_list, at, end - at, last, where)
     sim.reserved += segment.size
     return last
 
@@ -131,14 +134,14 @@ def _append(block: PoolBlock, last: PoolBlock | None) -> PoolBlock:
 
 
 def _free(
-    sim: Simulator,
+    order: int,
     free_list: FreeList,
     address: int,
     size: int,
     last: PoolBlock | None,
     where: ExpandableRange | None,
 ) -> PoolBlock:
-    block = _append(PoolBlock(address, size, free_list, sim.next_order()), last)
+    block = _append(PoolBlock(address, size, free_list, order), last)
     block.expandable = where
     free_list.add(block)
     return block

@@ -94,7 +94,7 @@ class Simulator(AllocatorState):
             and not owner.no_split
         ):
             rest = block
-            block = PoolBlock(rest.address, size, free_list, self.next_order())
+            block = PoolBlock(rest.address, size, free_list, self.order_within(rest))
             block.expandable = rest.expandable
             prev = block.prev = rest.prev
             if prev is not None:
@@ -104,7 +104,7 @@ class Simulator(AllocatorState):
             rest.address += size
             rest.size = remaining
             rest.gc_base = free_list.pool.searches
-            key = remaining << KEY_SHIFT | (rest.address if self.tie_by_address else rest.order)
+            key = free_list.key(rest)
             insort(free_list.keys, key)
             free_list.blocks[key] = rest
 
@@ -153,10 +153,9 @@ class Simulator(AllocatorState):
         free_list = block.free_list
         keys = free_list.keys
         blocks = free_list.blocks
-        by_address = self.tie_by_address
         other = block.prev
         if other is not None and not other.active and other.mapped:
-            key = other.size << KEY_SHIFT | (other.address if by_address else other.order)
+            key = free_list.key(other)
             del blocks[key]
             del keys[bisect_left(keys, key)]
             size += other.size
@@ -166,7 +165,7 @@ class Simulator(AllocatorState):
                 prev.next = block
         other = block.next
         if other is not None and not other.active and other.mapped:
-            key = other.size << KEY_SHIFT | (other.address if by_address else other.order)
+            key = free_list.key(other)
             del blocks[key]
             del keys[bisect_left(keys, key)]
             size += other.size
@@ -175,7 +174,7 @@ class Simulator(AllocatorState):
                 follower.prev = block
         block.size = size
         block.gc_base = free_list.pool.searches
-        key = size << KEY_SHIFT | (block.address if by_address else block.order)
+        key = free_list.key(block)
         insort(keys, key)
         blocks[key] = block
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gpuprobe.allocator.blocks import BlockPool, FreeList, PoolBlock, PrivatePool
+from gpuprobe.allocator.blocks import BlockPool, FreeList, PoolBlock, PrivatePool, TieRule
 from gpuprobe.allocator.driver import Driver, SimulatedDriver
 from gpuprobe.allocator.rules import NO_LIMIT, limit
 from gpuprobe.allocator.settings import memory_fraction
@@ -26,7 +26,7 @@ class AllocatorState:
 
     ``device_memory`` (bytes, None: unknown) sizes expandable segments, and with
     ``per_process_memory_fraction`` the allowed maximum that garbage collection needs.
-    ``tie_by_address`` picks the older rule for equal blocks; see ``blocks``.
+    ``tie_rule`` decides between equal blocks.
 
     Counters, in bytes: ``allocated``, ``active`` (allocated and pending), ``requested``
     (before rounding, of active blocks), ``reserved``; in calls: ``device_allocs``,
@@ -39,18 +39,18 @@ class AllocatorState:
         driver: Driver | None = None,
         *,
         device_memory: int | None = None,
-        tie_by_address: bool = True,
+        tie_rule: TieRule = "address",
         listener: Listener | None = None,
     ) -> None:
         self.driver: Driver = driver if driver is not None else SimulatedDriver()
         self.listener = listener
-        self.tie_by_address = tie_by_address
+        self.tie_rule = tie_rule
         self.device_memory = device_memory if device_memory is not None else _UNKNOWN_DEVICE
         self._fraction_of = device_memory
         self._fraction = 1.0
         self.allowed_maximum: int | None = None
         self.configure(settings if settings is not None else AllocatorSettings())
-        self.pools: dict[int, PrivatePool] = {0: PrivatePool(0, tie_by_address)}
+        self.pools: dict[int, PrivatePool] = {0: PrivatePool(0, tie_rule)}
         self.live: dict[int, PoolBlock] = {}
         self.orders = 0
         # Captures underway: pool, and the streams that go to it (None: all).
@@ -113,7 +113,7 @@ class AllocatorState:
         """The pool with this index, made on first use with these traits."""
         found = self.pools.get(index)
         if found is None:
-            found = self.pools[index] = PrivatePool(index, self.tie_by_address)
+            found = self.pools[index] = PrivatePool(index, self.tie_rule)
             found.own_allocator = own_allocator
             found.no_split = no_split
             found.use_on_oom = use_on_oom
@@ -122,6 +122,10 @@ class AllocatorState:
     def halves(self) -> list[BlockPool]:
         """The small and large half of every pool."""
         return [half for owner in self.pools.values() for half in (owner.small, owner.large)]
+
+    def order_within(self, block: PoolBlock) -> int:
+        """The number of a new block that is part of ``block``."""
+        return block.order if self.tie_rule == "segment" else self.next_order()
 
     def next_order(self) -> int:
         """The number of the next block, in order of registration."""

@@ -866,11 +866,14 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 
 def _waits_for_the_default_stream(handle: int) -> bool:
     """Whether a stream was made without ``CU_STREAM_NON_BLOCKING``; False where the driver cannot
-    be asked.
+    be asked. Asking for the flags of a stream that captures would end the capture.
     """
-    flags = ctypes.c_uint(_NON_BLOCKING)
+    flags, status, stream = ctypes.c_uint(), ctypes.c_int(), ctypes.c_void_p(handle)
     try:
-        failed = ctypes.CDLL(_DRIVER).cuStreamGetFlags(ctypes.c_void_p(handle), ctypes.byref(flags))
+        driver = ctypes.CDLL(_DRIVER)
+        if driver.cuStreamIsCapturing(stream, ctypes.byref(status)) or status.value:
+            return False
+        failed = driver.cuStreamGetFlags(stream, ctypes.byref(flags))
     except (OSError, AttributeError):
         return False
     return not failed and not flags.value & _NON_BLOCKING

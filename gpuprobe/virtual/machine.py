@@ -142,7 +142,7 @@ class Machine:
         settings: AllocatorSettings,
         *,
         context: int | None = None,
-        order: str = "ascending",
+        order: str = "driver",
         endless: bool = False,
         torch_version: tuple[int, int] | None = None,
     ) -> None:

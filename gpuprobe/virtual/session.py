@@ -187,7 +187,7 @@ def machine_of(
     spec: str | Sequence[GpuModel],
     compute: str = "real",
     conf: str | None = None,
-    order: str = "ascending",
+    order: str = "driver",
     endless: bool = False,
     assume: Sequence[str] = (),
     torch_version: str = "",

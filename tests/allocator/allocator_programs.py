@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gpuprobe.allocator.blocks import PoolBlock
+from gpuprobe.allocator.blocks import PoolBlock, TieRule
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
@@ -43,7 +43,7 @@ class Program:
         capacity: int | None = None,
         order: str = "ascending",
         captures: bool = False,
-        tie_by_address: bool = True,
+        tie_rule: TieRule = "address",
     ) -> None:
         self.rng = random.Random(seed)
         # Other processes hold most of the device, except where a share of it is the limit.
@@ -54,7 +54,7 @@ class Program:
             settings,
             SimulatedDriver(capacity, order),
             device_memory=self.device_memory,
-            tie_by_address=tie_by_address,
+            tie_rule=tie_rule,
         )
         self.recorder = TraceRecorder(self.sim, POOLS)
         self.held: list[PoolBlock] = []

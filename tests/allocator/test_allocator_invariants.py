@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from allocator_programs import MIB, POOLS, Program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuprobe.allocator.blocks import TieRule
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.simulator import Simulator
@@ -32,7 +35,7 @@ programs = st.builds(
     capacity=st.sampled_from((None, 400 * MIB)),
     order=st.sampled_from(("ascending", "descending", "shuffled:3")),
     captures=st.booleans(),
-    tie_by_address=st.booleans(),
+    tie_rule=st.sampled_from(get_args(TieRule)),
 )
 
 

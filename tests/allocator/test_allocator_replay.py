@@ -336,7 +336,7 @@ def test_a_trace_cut_between_a_new_segment_and_its_allocation() -> None:
 
 
 def test_ties_by_registration_are_recognised() -> None:
-    sim = Simulator(driver=SimulatedDriver(order="descending"), tie_by_address=False)
+    sim = Simulator(driver=SimulatedDriver(order="descending"), tie_rule="block")
     recorder = TraceRecorder(sim)
     blocks = [sim.malloc(24 * MIB) for _ in range(3)]
     for block in blocks:
@@ -347,7 +347,7 @@ def test_ties_by_registration_are_recognised() -> None:
     trace = recorder.trace()
     result = replay_trace(trace)
     assert result.exact
-    assert result.tie_rule == "registration"
+    assert result.tie_rule == "block"
     late = replay_trace(cut(trace, 12))  # all three blocks are older than the trace
     assert late.exact
     assert any("ties" in note for note in late.notes)

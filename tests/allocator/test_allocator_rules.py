@@ -111,7 +111,7 @@ def test_best_fit_takes_the_smallest_block_then_the_lowest_address() -> None:
 
 
 def test_ties_by_registration_take_the_older_block() -> None:
-    sim = simulator(order="descending", tie_by_address=False)
+    sim = simulator(order="descending", tie_rule="block")
     older, newer = take(sim, 24 * MIB), take(sim, 24 * MIB)
     assert newer.address < older.address
     first = older.address

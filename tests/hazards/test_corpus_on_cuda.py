@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import linecache
+import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -29,6 +31,21 @@ def stream_of_another_library() -> str:
     return hex(handle.value or 0)
 
 
+def closing_keeps_variables() -> bool:
+    """Whether the variables of a generator live after ``close``: Python 3.12.3's do."""
+
+    def generator() -> Iterator[torch.Tensor]:
+        variable = torch.zeros(1)
+        seen.append(weakref.ref(variable))
+        yield variable
+
+    seen: list[weakref.ref[torch.Tensor]] = []
+    running = generator()
+    next(running)
+    running.close()
+    return seen[0]() is not None
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_verdict(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first sum of gradients in a process runs a backward pass within the program's.
@@ -38,6 +55,8 @@ def test_verdict(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     name, text = f"<corpus {case.name}>.py", case.text
     if "ExternalStream(cuda.current_stream()" in text and torch.cuda.ExternalStream(0).cuda_stream:
         pytest.skip("before torch 2.13, the external stream of handle 0 is a new one")
+    if ".close()" in text and closing_keeps_variables():
+        pytest.skip("this Python keeps the variables of a generator that is closed")
     if OTHERS in text:
         text = text.replace(OTHERS, stream_of_another_library())
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

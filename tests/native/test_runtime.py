@@ -119,7 +119,7 @@ def test_memory_costs_nothing_until_it_is_written_and_copies_keep_it_so(core: Pa
     )
 
 
-def test_addresses_ascend_and_memory_ends_at_the_capacity(core: Path) -> None:
+def test_memory_is_placed_in_chunks_of_32_mib_and_ends_at_the_capacity(core: Path) -> None:
     run(
         core,
         """
@@ -132,12 +132,46 @@ def test_addresses_ascend_and_memory_ends_at_the_capacity(core: Path) -> None:
         while f.cudaMalloc(byref(out), c_size_t(GB)) == 0: blocks.append(out.value)
         assert f.cudaMalloc(byref(out), c_size_t(GB)) == 2 and not out.value
         assert f.cudaGetLastError() == 2 and f.cudaGetLastError() == 0
-        assert len(blocks) == free // GB and blocks == sorted(blocks)
+        assert len(blocks) == free // GB and blocks == sorted(blocks, reverse=True)
         ok(f.cudaFree(c_void_p(blocks.pop())))
         assert info()[0] == free - GB * len(blocks)
         assert f.cudaFree(c_void_p(blocks[0] + 512)) == 1      # not the begin of a block
         assert f.cudaFree(c_void_p(12345678)) == 1
         assert f.cudaMalloc(byref(out), c_size_t(2**64 - 1)) == 2
+        """,
+    )
+
+
+def test_memory_is_placed_as_on_an_h200(core: Path) -> None:
+    """Calls and distances in MiB from a run there (``cuMemAlloc``, driver 580), after its context's
+    own chunks were full.
+    """
+    run(
+        core,
+        """
+        ok(f.cudaFree(None))
+        MIB, out = 1 << 20, c_void_p()
+
+        def malloc(size):
+            ok(f.cudaMalloc(byref(out), c_size_t(size * MIB)))
+            return out.value
+
+        malloc(24), malloc(2)  # what the context leaves
+        first = malloc(64)
+        at = lambda size: (malloc(size) - first) // MIB
+        assert at(64) == -64
+        assert at(50) == -128                        # 14 MiB of its chunk are left
+        assert at(2) == -128 + 50
+        assert at(26) == -160 and at(2) == -160 + 26  # the newest chunk with room
+        assert at(20) == -192 and at(12) == -192 + 20
+        assert at(2) == -160 + 28
+        assert at(12) == -128 + 52
+        assert at(100) == -320                       # four chunks
+        assert at(20) == -320 + 100
+        ok(f.cudaFree(c_void_p(first - 192 * MIB)))
+        assert at(14) == -192                        # 20 MiB are free there
+        ok(f.cudaFree(c_void_p(first)))
+        assert at(40) == 0                           # the highest free addresses
         """,
     )
 

@@ -20,6 +20,7 @@ from gpuprobe.allocator.blocks import (
     FreeList,
     PoolBlock,
     PrivatePool,
+    TieRule,
 )
 from gpuprobe.allocator.replays.ties import TieEvidence
 from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size, expandable_span, round_size
@@ -95,9 +96,9 @@ class TraceSimulator(Simulator):
         ids: Mapping[int, tuple[int, int]],
         *,
         device_memory: int | None,
-        tie_by_address: bool,
+        tie_rule: TieRule,
     ) -> None:
-        super().__init__(settings, tie_by_address=tie_by_address)
+        super().__init__(settings, tie_rule=tie_rule)
         if device_memory is not None:
             self.device_memory = device_memory
         # Whether memory was short is for the trace to show: no allowed maximum of our own.

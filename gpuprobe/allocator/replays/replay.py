@@ -12,9 +12,9 @@ import gc
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final, NoReturn, get_args
 
-from gpuprobe.allocator.blocks import PoolBlock
+from gpuprobe.allocator.blocks import PoolBlock, TieRule
 from gpuprobe.allocator.layout import load_layout, segments
 from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator, Unclear
 from gpuprobe.allocator.replays.pool_traits import own_allocators, splitting
@@ -68,7 +68,7 @@ class TraceReplay:
 
     Where it is not ``exact``, the numbers are of the part before the divergence. ``flushes``
     are the indices of events that an ``empty_cache`` of the program explains, or the end of a pool.
-    ``tie_rule``: by what equal free blocks were ordered, "address" or "registration". ``retries``
+    ``tie_rule``: how equal free blocks were ordered. ``retries``
     are those that are certain: each release in ``unclear`` may be one more. ``overflows`` are
     allocations that a ``MemPool`` may have served when the default pool had no memory. ``held``: by
     pool, the last event that shows that its memory could not be returned.
@@ -93,7 +93,7 @@ class TraceReplay:
     memory_limit: int | None  # what could be reserved, where an out-of-memory event tells
     settings: AllocatorSettings
     step: int | None = None
-    tie_rule: str = "address"
+    tie_rule: TieRule = "address"
     notes: tuple[str, ...] = ()
     flushes: tuple[int, ...] = ()
     unclear: tuple[Unclear, ...] = ()  # of flushes and garbage collections: retries?
@@ -136,29 +136,35 @@ def replay_trace(
 
 
 def _best_run(trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None) -> _Run:
-    run = _attempt(trace, settings, device_memory, tie_by_address=True)
-    if run.divergence is None:
-        return run
-    # The trace does not say which torch made it: the newer order of equal blocks is tried.
-    other = _attempt(trace, settings, device_memory, tie_by_address=False)
-    if other.divergence is None or other.divergence.event > run.divergence.event:
-        return other
-    return run
+    # The trace does not say which torch made it.
+    rules: tuple[TieRule, ...] = get_args(TieRule)
+    found: _Run | None = None
+    for rule in rules:
+        run = _attempt(trace, settings, device_memory, rule)
+        if run.divergence is None:
+            return run
+        if (
+            found is None
+            or found.divergence is None
+            or run.divergence.event > found.divergence.event
+        ):
+            found = run
+    assert found is not None
+    return found
 
 
 def _attempt(
     trace: MemoryTrace,
     settings: AllocatorSettings,
     device_memory: int | None,
-    *,
-    tie_by_address: bool,
+    tie_rule: TieRule,
 ) -> _Run:
     """Replay once; where a block whose size the events left open is in the way, make it
     larger and replay again."""
     state = start_state(trace, settings, device_memory)
     repairs = 0
     while True:
-        run = _run(trace, settings, state, device_memory, tie_by_address)
+        run = _run(trace, settings, state, device_memory, tie_rule)
         if run.divergence is None or run.chosen is None:
             break
         address, size, wanted = run.chosen
@@ -198,7 +204,7 @@ def _run(
     settings: AllocatorSettings,
     state: StartState,
     device_memory: int | None,
-    tie_by_address: bool,
+    tie_rule: TieRule,
 ) -> _Run:
     events = trace.events
     pools = event_pools(trace)
@@ -208,7 +214,7 @@ def _run(
         pools,
         {index: pool for pool, index in pool_indices(trace).items()},
         device_memory=device_memory,
-        tie_by_address=tie_by_address,
+        tie_rule=tie_rule,
     )
     for index in own_allocators(trace, settings, pools):
         sim.pool(index).own_allocator = True
@@ -226,7 +232,7 @@ def _run(
         )
         return run
     run.start_reserved = sim.reserved
-    if not tie_by_address and sim.orders:
+    if tie_rule != "address" and sim.orders:
         sim.ties.unknown = sim.orders
         sim.plain_search = False
     sim.trust_ages = not any(half.free_blocks() for half in sim.halves())
@@ -506,7 +512,7 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         memory_limit=sim.memory_limit,
         settings=settings,
         step=trace.step,
-        tie_rule="address" if sim.tie_by_address else "registration",
+        tie_rule=sim.tie_rule,
         notes=tuple(notes),
         flushes=tuple(sim.flushes),
         unclear=tuple(sim.unclear),

@@ -274,7 +274,7 @@ def _simulate(
         settings,
         SimulatedDriver(capacity, order),
         device_memory=capacity,
-        tie_by_address=recorded.tie_rule == "address",
+        tie_rule=recorded.tie_rule,
     )
     for index in reading.whole:
         sim.pool(index).no_split = True

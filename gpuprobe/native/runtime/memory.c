@@ -109,7 +109,7 @@ static char *device_addresses(size_t bytes, int device) {
   uint64_t newest = 0;
   char *found = NULL;
   bool any = false;
-  if (!reserve_space()) return NULL;
+  if (want < bytes || !reserve_space()) return NULL;
   for (size_t i = 0; i < n_chunks; i++) {
     if (chunks[i].device != device) continue;
     any = true;

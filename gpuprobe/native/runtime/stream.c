@@ -77,12 +77,13 @@ capture *capture_of(void *handle) {
   return s ? s->capturing : NULL;
 }
 
+static bool refused_in_capture(void *handle) {   // a call that no capture has, and that ends it
+  capture *c = capture_of(handle);
+  if (c) c->invalid = true;
+  return c != NULL;
+}
 int may_synchronize(void *handle) {
-  if ((uintptr_t)handle > 2 || handle == (void *)2) {
-    capture *c = capture_of(handle);
-    if (c) { c->invalid = true; return CAPTURE_UNSUPPORTED; }
-    return SUCCESS;
-  }
+  if ((uintptr_t)handle > 2 || handle == (void *)2) return refused_in_capture(handle) ? CAPTURE_UNSUPPORTED : SUCCESS;
   // The legacy stream waits for all blocking streams, also those that capture in global mode.
   return atomic_load(&global_captures) && capture_mode == 0 ? CAPTURE_UNSUPPORTED : SUCCESS;
 }
@@ -110,8 +111,9 @@ int FN(cudaStreamDestroy)(void *handle) {
   return SUCCESS;
 }
 int FN(cudaStreamGetPriority)(void *handle, int *priority) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); *priority = s->priority; return SUCCESS; }
-int FN(cudaStreamGetFlags)(void *handle, unsigned *flags) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); *flags = s->flags; return SUCCESS; }
-int FN(cudaStreamGetId)(void *handle, unsigned long long *id) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); *id = s->number; return SUCCESS; }
+// Of a stream that captures, flags and number are refused, and asking ends the capture (seen with driver 580).
+int FN(cudaStreamGetFlags)(void *handle, unsigned *flags) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); if (refused_in_capture(handle)) return fail(CAPTURE_UNSUPPORTED); *flags = s->flags; return SUCCESS; }
+int FN(cudaStreamGetId)(void *handle, unsigned long long *id) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); if (refused_in_capture(handle)) return fail(CAPTURE_UNSUPPORTED); *id = s->number; return SUCCESS; }
 int FN(cudaStreamGetDevice)(void *handle, int *ordinal) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); *ordinal = s->device; return SUCCESS; }
 int FN(cudaStreamGetAttribute)(void *handle, int attribute, void *value) { memset(value, 0, 64); return SUCCESS; }
 int FN(cudaStreamSetAttribute)(void *handle, int attribute, const void *value) { return SUCCESS; }
@@ -212,11 +214,12 @@ int FN(cudaEventRecordWithFlags)(void *handle, void *on, unsigned flags) {
   event *e = event_of(handle);
   stream *s = stream_of(on, current_device());
   if (!e || !s) return fail(INVALID_HANDLE);
+  capture *c = flags & 1 ? NULL : capture_of(on);   // 1: cudaEventRecordExternal
+  if (c && c->invalid) return fail(CAPTURE_INVALIDATED);
   clock_gettime(CLOCK_MONOTONIC, &e->when);
   e->recorded = true;
   e->given = atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed) + 1;
   e->stream = s->number;
-  capture *c = flags & 1 ? NULL : capture_of(on);   // 1: cudaEventRecordExternal
   e->capture_id = c ? c->id : 0;
   LOG(.kind = LOG_EVENT_RECORD, .device = s->device, .stream = s->number, .a = e->number);
   return SUCCESS;

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpuprobe.allocator.blocks import PoolBlock
+from gpuprobe.allocator.blocks import PoolBlock, tie_rule_of
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.allocator.simulator import Simulator
@@ -37,7 +37,7 @@ class VirtualDevice:
         settings: AllocatorSettings,
         *,
         context: int,
-        order: str = "ascending",
+        order: str = "driver",
         endless: bool = False,
     ) -> None:
         self.index = index
@@ -46,7 +46,10 @@ class VirtualDevice:
         self.context = context
         self.driver = SimulatedDriver(None if endless else model.total_memory - context, order)
         self.sim = Simulator(
-            settings, self.driver, device_memory=model.total_memory, tie_by_address=False
+            settings,
+            self.driver,
+            device_memory=model.total_memory,
+            tie_rule=tie_rule_of(torch.__version__),
         )
         self.statistics = Statistics(self.sim)
         self.history = History(index, self.sim, lambda: self.free_memory)
