@@ -29,8 +29,8 @@ MIB = 1 << 20
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    """Let the app run until the condition holds; fails after some seconds."""
-    for _ in range(400):
+    """Let the app run until the condition holds; fails after a minute."""
+    for _ in range(3000):
         if condition():
             return
         await pilot.pause(0.02)

@@ -81,8 +81,8 @@ def app_of(*script: Moment | Exception, interval: float = 60, **options: Any) ->
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    """Let the app run until the condition holds; fails after some seconds."""
-    for _ in range(1000):
+    """Let the app run until the condition holds; fails after a minute."""
+    for _ in range(6000):
         if condition():
             return
         await pilot.pause(0.01)

@@ -32,8 +32,8 @@ SIZES = [(60, 16), (100, 30), (200, 60)]
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    """Let the app run until the condition holds; fails after some seconds."""
-    for _ in range(2000):
+    """Let the app run until the condition holds; fails after a minute."""
+    for _ in range(3000):
         if condition():
             return
         await pilot.pause(0.02)
