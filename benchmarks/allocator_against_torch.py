@@ -6,7 +6,7 @@
 To be run with a build of torch with CUDA; no GPU is needed. Each program allocates, frees, uses
 other streams, empties the cache, captures graphs, fills pools, runs out of memory, through torch's
 caching allocator on the native engine, which has the driver's part of memory: a device of so many
-bytes, addresses that ascend. It begins with nothing cached. Then
+bytes, addresses as a driver gives them. It begins with nothing cached. Then
 
 * **replay**: gpuprobe replays the history that torch recorded. Every block must be where torch had
   it, every segment and page come and go when it did, the layout at the end be torch's; and the
