@@ -418,7 +418,7 @@ def check(runner: Runner, seed: int, with_what_if: bool) -> Outcome:
     machine = MACHINES[program.machine]
     ran = runner.run(program, program.conf)
     settings = limited_to(ran.trace.settings or AllocatorSettings(), program, machine)
-    replayed = replay_trace(ran.trace, settings)
+    replayed = replay_trace(ran.trace, settings, torch=runner.torch.__version__)
     outcome = Outcome(seed, sorted(program.traits | happened(ran)), events=len(ran.trace.events))
     outcome.difference, outcome.undecided = check_replay(program, ran, replayed)
     outcome.notes = list(replayed.notes)

@@ -7,6 +7,7 @@ A free list holds the free blocks of one pool and stream, ordered by size, and e
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Literal
@@ -21,12 +22,15 @@ counter). The versions are those that `benchmarks/allocator_against_torch.py` wa
 """
 
 
-def tie_rule_of(torch: str) -> TieRule:
-    """That of a version of torch, such as ``"2.13.0+cu130"``."""
-    major, minor = map(int, torch.split(".")[:2])
-    if (major, minor) < (2, 12):
+def tie_rule_of(torch: str) -> TieRule | None:
+    """That of a version of torch, such as ``"2.13.0+cu130"``; None for text that is none."""
+    found = re.match(r"(\d+)\.(\d+)", torch)
+    if found is None:
+        return None
+    version = int(found[1]), int(found[2])
+    if version < (2, 12):
         return "address"
-    return "block" if (major, minor) == (2, 12) else "segment"
+    return "block" if version == (2, 12) else "segment"
 
 
 KEY_SHIFT = 128

@@ -262,13 +262,15 @@ def replay(
 
     if isinstance(settings, str):
         parse_conf(settings)  # bad settings are refused before anything is read
-    path = ""
+    path = known = ""
     if isinstance(snapshot, MemoryTrace):
         found = [snapshot]
     else:
         recording = _loaded(snapshot)
         path = recording.path
         found = [trace for rank in recording.ranks for trace in rank.load_traces()]
+        torch = recording.ranks[0].environment.torch if recording.ranks else ""
+        known = torch if isinstance(torch, str) else ""
     traces = [
         trace
         for trace in found
@@ -287,7 +289,7 @@ def replay(
             "there are no events to replay",
             hint="the snapshot was taken without torch.cuda.memory._record_memory_history()",
         )
-    results = replay_all(traces, settings, capacity=capacity, search=search)
+    results = replay_all(traces, settings, capacity=capacity, search=search, torch=known)
     return ReplayResult(path=path, traces=results)
 
 

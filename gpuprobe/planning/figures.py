@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -70,7 +71,7 @@ class DeviceFit(NamedTuple):
 def device_fit(run: EngineRun, device: DeviceRun, others: Other = NOTHING) -> DeviceFit:
     """Whether the run fits on a device, next to what processes need that it starts (``others``)."""
     model, trace, peak = device.model, device.trace, device.peak_allocated
-    recorded = replay_trace(trace)
+    recorded = replay_trace(trace, torch=getattr(sys.modules.get("torch"), "__version__", ""))
     low = high = device.peak_reserved
     if run.evidence is EvidenceGrade.VIRTUAL:
         free = what_if(trace, recorded, run.settings)

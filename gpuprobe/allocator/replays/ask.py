@@ -19,12 +19,13 @@ def replay_all(
     *,
     capacity: int | None = None,
     search: bool = False,
+    torch: str = "",
 ) -> tuple[TraceResult, ...]:
     """Every trace replayed as recorded; of each device's trace with the highest peak, also what
     ``settings`` would have done, and with ``search`` what is advised. Raises what
-    `gpuprobe.replay` does for its arguments.
+    `gpuprobe.replay` does for its arguments. ``torch``: the version that made them, if known.
     """
-    results = [TraceResult(recorded=replay_trace(trace)) for trace in traces]
+    results = [TraceResult(recorded=replay_trace(trace, torch=torch)) for trace in traces]
     if settings is None and not search:
         return tuple(results)
     highest: dict[str, int] = {}

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn, get_args
 
-from gpuprobe.allocator.blocks import PoolBlock, TieRule
+from gpuprobe.allocator.blocks import PoolBlock, TieRule, tie_rule_of
 from gpuprobe.allocator.layout import load_layout, segments
 from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator, Unclear
 from gpuprobe.allocator.replays.pool_traits import own_allocators, splitting
@@ -68,10 +68,11 @@ class TraceReplay:
 
     Where it is not ``exact``, the numbers are of the part before the divergence. ``flushes``
     are the indices of events that an ``empty_cache`` of the program explains, or the end of a pool.
-    ``tie_rule``: how equal free blocks were ordered. ``retries``
-    are those that are certain: each release in ``unclear`` may be one more. ``overflows`` are
-    allocations that a ``MemPool`` may have served when the default pool had no memory. ``held``: by
-    pool, the last event that shows that its memory could not be returned.
+    ``tie_rule``: how equal free blocks were ordered, the first of ``tie_rules``, which are all that
+    explain the trace. ``retries`` are those that are certain: each release in ``unclear`` may be
+    one more. ``overflows`` are allocations that a ``MemPool`` may have served when the default pool
+    had no memory. ``held``: by pool, the last event that shows that its memory could not be
+    returned.
     """
 
     device: str
@@ -94,6 +95,7 @@ class TraceReplay:
     settings: AllocatorSettings
     step: int | None = None
     tie_rule: TieRule = "address"
+    tie_rules: tuple[TieRule, ...] = ()
     notes: tuple[str, ...] = ()
     flushes: tuple[int, ...] = ()
     unclear: tuple[Unclear, ...] = ()  # of flushes and garbage collections: retries?
@@ -109,6 +111,7 @@ class _Run:
     start_reserved: int = 0
     allocations: int = 0
     divergence: Divergence | None = None
+    tie_rules: tuple[TieRule, ...] = ()  # all that explain the trace
     chosen: tuple[int, int, int] | None = None  # hole the rules took: address, size, wanted
     notes: list[str] = field(default_factory=list)
 
@@ -117,10 +120,13 @@ def replay_trace(
     trace: MemoryTrace,
     settings: AllocatorSettings | None = None,
     device_memory: int | None = None,
+    *,
+    torch: str = "",
 ) -> TraceReplay:
     """Replay ``trace`` under ``settings`` (default: the recorded ones, else torch's).
 
     ``device_memory`` in bytes; only the address ranges of expandable segments depend on it.
+    ``torch``: the version that made the trace, where it is known.
     """
     chosen = settings if settings is not None else trace.settings
     if chosen is None:
@@ -128,29 +134,30 @@ def replay_trace(
     was_enabled = gc.isenabled()
     gc.disable()  # a million short-lived blocks: collecting them costs a third of the time
     try:
-        run = _best_run(trace, chosen, device_memory)
+        run = _best_run(trace, chosen, device_memory, torch)
     finally:
         if was_enabled:
             gc.enable()
     return _result(trace, chosen, run)
 
 
-def _best_run(trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None) -> _Run:
-    # The trace does not say which torch made it.
-    rules: tuple[TieRule, ...] = get_args(TieRule)
-    found: _Run | None = None
-    for rule in rules:
+def _best_run(
+    trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None, torch: str
+) -> _Run:
+    known = tie_rule_of(torch)
+    rules: tuple[TieRule, ...] = get_args(TieRule) if known is None else (known,)
+    best = _attempt(trace, settings, device_memory, rules[0])
+    fitting = [rules[0]] if best.divergence is None else []
+    for rule in rules[1:]:
         run = _attempt(trace, settings, device_memory, rule)
         if run.divergence is None:
-            return run
-        if (
-            found is None
-            or found.divergence is None
-            or run.divergence.event > found.divergence.event
+            fitting.append(rule)
+        if best.divergence is not None and (
+            run.divergence is None or run.divergence.event > best.divergence.event
         ):
-            found = run
-    assert found is not None
-    return found
+            best = run
+    best.tie_rules = tuple(fitting)
+    return best
 
 
 def _attempt(
@@ -513,6 +520,7 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         settings=settings,
         step=trace.step,
         tie_rule=sim.tie_rule,
+        tie_rules=run.tie_rules,
         notes=tuple(notes),
         flushes=tuple(sim.flushes),
         unclear=tuple(sim.unclear),

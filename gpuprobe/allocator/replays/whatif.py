@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from gpuprobe.allocator.blocks import PoolBlock
+from gpuprobe.allocator.blocks import PoolBlock, TieRule
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
 from gpuprobe.allocator.replays.pool_traits import own_allocators, splitting
 from gpuprobe.allocator.replays.replay import TraceReplay, event_pools
@@ -122,7 +122,7 @@ class _Reading:
     ``flushes``: the events at which it released cached memory. ``dropped``: by event, the pools
     that are released after it. ``whole``: pools whose blocks are not split. ``overflow``: pools
     that serve when the default pool has no memory; they did so at ``overflows``. ``least``: what
-    failed were the smallest requests that were recorded as these.
+    failed were the smallest requests that were recorded as these. ``tie_rule``: of its torch.
     """
 
     flushes: frozenset[int]
@@ -131,6 +131,7 @@ class _Reading:
     overflow: frozenset[int] = frozenset()
     overflows: frozenset[int] = frozenset()
     least: bool = False
+    tie_rule: TieRule = "address"
 
 
 class _Pools(NamedTuple):
@@ -153,6 +154,7 @@ _POOLS_HELD: Final = "how long a graph or the program held a private pool"
 _SPLIT: Final = "whether a MemPool splits its blocks"
 _OVERFLOW: Final = "whether a MemPool serves when the default pool has no memory"
 _ASKED_FOR: Final = "which releases of cached memory were the program's own"
+_TIES: Final = "which version of torch ran: of equal free blocks, each takes another"
 _ROUNDED: Final = "the size of requests that failed: it was recorded rounded"
 
 
@@ -173,12 +175,14 @@ def _readings(
         own = frozenset(one.event for one in recorded.unclear if one.needed > most)
         flushes, unclear = flushes - own, unclear - own
     whole, either, _ = splitting(trace, recorded.settings, pools)
-    usual = _Reading(flushes, whole)
+    usual = _Reading(flushes, whole, tie_rule=recorded.tie_rule)
     others: list[tuple[str, _Reading]] = []
     if unclear - flushes:
         others.append((_ASKED_FOR, replace(usual, flushes=flushes | unclear)))
     if most is None and unclear & flushes:
         others.append((_ASKED_FOR, replace(usual, flushes=flushes - unclear)))
+    for rule in recorded.tie_rules[1:]:
+        others.append((_TIES, replace(usual, tie_rule=rule)))
     private = {pool for pool in pools if pool}
     if private:
         last = dict(recorded.held)
@@ -274,7 +278,7 @@ def _simulate(
         settings,
         SimulatedDriver(capacity, order),
         device_memory=capacity,
-        tie_rule=recorded.tie_rule,
+        tie_rule=reading.tie_rule,
     )
     for index in reading.whole:
         sim.pool(index).no_split = True

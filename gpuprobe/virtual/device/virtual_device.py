@@ -49,7 +49,7 @@ class VirtualDevice:
             settings,
             self.driver,
             device_memory=model.total_memory,
-            tie_rule=tie_rule_of(torch.__version__),
+            tie_rule=tie_rule_of(torch.__version__) or "segment",
         )
         self.statistics = Statistics(self.sim)
         self.history = History(index, self.sim, lambda: self.free_memory)
