@@ -586,3 +586,114 @@ def test_a_sparse_product_counts_its_nonzeros(core: Path) -> None:
         ok(f.cusparseSpGEMM_compute(None, 0, 0, None, wild, b, None, c, 0, 0, None, ctypes.addressof(size), malloc(size.value)))
         """,
     )
+
+
+def test_sizes_of_recurrent_networks_are_those_of_a_gpu(core: Path) -> None:
+    """Measured on an H200 with cuDNN 9.19."""
+    run(
+        core,
+        """
+        states = c_size_t()
+        ok(f.cudnnDropoutGetStatesSize(None, byref(states)))
+        assert states.value == 6_488_064
+        f.cudnnSetDropoutDescriptor.argtypes = [c_void_p, c_void_p, ctypes.c_float, c_void_p, c_size_t, c_uint64]
+        RNN, LSTM, GRU = 1, 2, 3
+        FLOAT, HALF, BFLOAT16 = 0, 2, 9
+        for mode, kind, steps, batch, width, hidden, layers, ways, dropout, small, workspace, reserve in (
+            (LSTM, HALF, 128, 32, 256, 128, 1, 1, 0, 3, 32965120, 5243136),
+            (LSTM, FLOAT, 1, 1, 100, 1024, 3, 1, 0, 0, 110842976, 69888),
+            (GRU, HALF, 400, 32, 512, 128, 3, 2, 0.3, 3, 203571712, 132710656),
+            (GRU, HALF, 1, 1, 32, 32, 2, 2, 0.3, 3, 33619744, 1984),
+            (GRU, BFLOAT16, 400, 4, 100, 32, 3, 1, 0.3, 3, 26401056, 2061056),
+            (GRU, BFLOAT16, 1, 32, 256, 128, 3, 1, 0.3, 3, 26051072, 165120),
+            (RNN, HALF, 50, 32, 256, 128, 3, 2, 0, 3, 63144448, 4096256),
+            (RNN, FLOAT, 400, 1, 32, 128, 1, 1, 0, 3, 11238688, 205056),
+            (RNN, BFLOAT16, 400, 1, 512, 512, 2, 2, 0, 0, 44560672, 2457856),
+        ):
+            d, r, x = (new("cudnnCreate" + name) for name in ("DropoutDescriptor", "RNNDescriptor", "RNNDataDescriptor"))
+            ok(f.cudnnSetDropoutDescriptor(d, None, dropout, None, 0, 0))
+            ok(f.cudnnSetRNNDescriptor_v8(r, small, mode, 2, ways - 1, 0, kind, 0, 0, width, hidden, hidden, layers, d, 0))
+            ok(f.cudnnSetRNNDataDescriptor(x, kind, 0, steps, batch, width, None, None))
+            found = c_size_t(), c_size_t()
+            ok(f.cudnnGetRNNTempSpaceSizes(None, r, 1, x, byref(found[0]), byref(found[1])))
+            assert (found[0].value, found[1].value) == (workspace, reserve), (mode, kind, steps, batch)
+            ok(f.cudnnGetRNNTempSpaceSizes(None, r, 0, x, byref(found[0]), byref(found[1])))
+            assert found[1].value == 0
+        # Of 360 networks, the one that differs: 0.1% more than measured.
+        ok(f.cudnnSetDropoutDescriptor(d, None, 0.3, None, 0, 0))
+        ok(f.cudnnSetRNNDescriptor_v8(r, 3, RNN, 2, 0, 0, BFLOAT16, 0, 0, 32, 32, 32, 2, d, 0))
+        ok(f.cudnnSetRNNDataDescriptor(x, BFLOAT16, 0, 50, 32, 32, None, None))
+        ok(f.cudnnGetRNNTempSpaceSizes(None, r, 1, x, byref(found[0]), byref(found[1])))
+        assert abs(found[0].value / 17351168 - 1) < 0.001
+        """,
+        spec="h200",
+    )
+
+
+def test_workspaces_of_factorisations_are_those_of_a_gpu(core: Path) -> None:
+    """Measured on an H200 with cuSOLVER 12.0.4, of single-precision matrices."""
+    run(
+        core,
+        """
+        def size(name, before, after=()):
+            out = c_int()
+            ok(getattr(f, f"cusolverDnS{name}_bufferSize")(None, *before, byref(out), *after))
+            return 4 * out.value
+        for n, potrf, getrf, geqrf, orgqr, ormqr in (
+            (32, 160, 768, 3145856, 136192, 369664),
+            (300, 544, 6912, 3326080, 527360, 1906048),
+            (768, 2432, 10496, 5243008, 1246208, 7344128),
+        ):
+            assert size("potrf", (0, n, None, n)) == potrf
+            assert size("getrf", (n, n, None, n)) == getrf
+            assert size("geqrf", (n, n, None, n)) == geqrf
+            assert size("orgqr", (n, n, n, None, n, None)) == orgqr
+            assert size("ormqr", (0, 1, n, n, n, None, n, None, None, n)) == ormqr
+        for m, n, economic, expected in ((300, 33, 1, 3146112), (128, 300, 1, 3299968), (1024, 64, 0, 3691776), (100, 100, 0, 117632), (5, 3, 0, 3968)):
+            assert size("gesvdj", (1, economic, m, n, None, m, None, None, m, None, n), (None,)) == expected
+        for n, expected in ((33, 16848), (300, 407896), (512, 1124416)):
+            assert size("syevj", (1, 0, n, None, n, None), (None,)) == expected
+        def wide(name, *args):
+            found = c_size_t(), c_size_t()
+            ok(getattr(f, f"cusolverDnX{name}_bufferSize")(None, None, *args, byref(found[0]), byref(found[1])))
+            return found[0].value
+        n = ctypes.c_int64
+        for rows, expected in ((4, 274924), (16, 314636), (768, 9959308)):
+            assert abs(wide("syevd", 1, 0, n(rows), 0, None, n(rows), 0, None, 0) / expected - 1) < 0.001
+        for rows, expected, most in ((33, 137216, 0), (300, 530944, 0), (1024, 4211200, 0), (100, 186368, 1024)):
+            found = wide("geev", 0, 1, n(rows), 0, None, n(rows), 4, None, 0, None, n(1), 0, None, n(rows), 0)
+            assert 0 <= found - expected <= most
+        """,
+        spec="h200",
+    )
+
+
+def test_work_areas_of_fourier_transforms_are_those_of_a_gpu(core: Path) -> None:
+    """Measured on an H200 with cuFFT 12.0."""
+    run(
+        core,
+        """
+        REAL, COMPLEX, REAL64, COMPLEX64 = 0, 4, 1, 5
+        p, n = new("cufftCreate").value or 0, c_longlong
+        def area(length, batch, taken, given, execution):
+            size = c_size_t()
+            lengths = (c_longlong * 1)(length)
+            ok(f.cufftXtMakePlanMany(c_int(p), 1, lengths, None, n(1), n(length), taken, None, n(1), n(length), given, n(batch), byref(size), execution))
+            return size.value
+        assert area(1024, 1000, COMPLEX, COMPLEX, COMPLEX) == 0
+        assert area(8192, 6, REAL, COMPLEX, COMPLEX) == 0
+        assert area(3000, 64, REAL, COMPLEX, COMPLEX) == 768000
+        assert area(118, 1000, COMPLEX64, REAL64, COMPLEX64) == 944000
+        assert area(10007, 64, COMPLEX, COMPLEX, COMPLEX) == 20736000
+        assert area(1021, 128, REAL64, COMPLEX64, COMPLEX64) == 2091008
+        for found, expected in (
+            (area(65536, 3, REAL, COMPLEX, COMPLEX), 786456),
+            (area(2046, 64, COMPLEX64, REAL64, COMPLEX64), 1048576),
+            (area(20012, 64, COMPLEX, REAL, COMPLEX), 25861120),
+            (area(50304, 33, REAL, COMPLEX, COMPLEX), 33372672),
+            (area(1021, 3, REAL, COMPLEX, COMPLEX), 32720),
+        ):
+            assert 0 <= expected / found - 1 < 0.002
+        """,
+        spec="h200",
+    )

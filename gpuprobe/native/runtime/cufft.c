@@ -1,5 +1,7 @@
-// cuFFT: plans. A model: the work area of a plan is one copy of the larger of its input and output
-// (cuFFT's documentation promises no size; its own estimates are of this order).
+// cuFFT: plans. A model: the work area of a plan, after 80 random transforms on an H200 with cuFFT 12.0, from
+// 8 to 65536 values and of one and two dimensions. Exact but for lengths with a prime factor above 127 (up to
+// 0.1% off, of an odd length and an odd batch 0.1%); where the limits lie between the lengths that were
+// measured is not known.
 #include "native.h"
 
 enum { CUFFT_INVALID_PLAN = 1, CUFFT_ALLOC_FAILED = 2, CUFFT_INVALID_VALUE = 4 };
@@ -39,20 +41,42 @@ static size_t element(int type) {   // cudaDataType
     default: return 16;
   }
 }
+static bool smooth(long long n, long long largest) {   // no prime factor above largest
+  for (long long p = 2; p <= largest; p++) while (n % p == 0) n /= p;
+  return n == 1;
+}
+// Complex elements for one transform. A large prime factor makes a long one a convolution (Bluestein) of
+// transforms of a longer length, in two buffers; else short ones run as one kernel without a work area.
+static size_t convolution(long long n) {
+  if (n <= 1024 || smooth(n, 127)) return 0;
+  long long longer = n < 4096 ? 8192 : 2 * n - 1;
+  while (!smooth(longer, 5)) longer++;
+  return 2 * (size_t)longer;
+}
+static size_t complex_area(long long n) { size_t area = convolution(n); return area ? area : n > 8192 ? (size_t)n : 0; }
+// A real one of even length is a complex one of half of it, in a buffer unless it is short and its values lie
+// together; of odd lengths two are done as one.
+static size_t real_area(long long n, size_t batch, bool together) {
+  if (n % 2) return n <= 128 ? 0 : (batch + batch % 2) * (size_t)n + batch * convolution(n);
+  if (together && n <= 8192 && smooth(n, n <= 1024 ? 7 : 2)) return 0;
+  return batch * ((size_t)n / 2 + convolution(n / 2));
+}
 int FN(cufftXtMakePlanMany)(int number, int rank, long long *n, long long *in_embed, long long in_stride, long long in_distance, int in_type,
                             long long *out_embed, long long out_stride, long long out_distance, int out_type, long long batch, size_t *bytes, int type) {
   plan *p = plan_of(number);
   if (!p) return CUFFT_INVALID_PLAN;
   if (rank < 1 || rank > 3 || batch < 1) return CUFFT_INVALID_VALUE;
-  size_t full = (size_t)batch, half = (size_t)batch;   // elements of a complex and of a one-sided result
+  size_t all = (size_t)batch, area = 0;
   for (int i = 0; i < rank; i++) {
     if (n[i] < 1) return CUFFT_INVALID_VALUE;
-    full *= (size_t)n[i];
-    half *= (size_t)(i == rank - 1 ? n[i] / 2 + 1 : n[i]);
+    all *= (size_t)n[i];
   }
-  bool real_in = in_type < 3, real_out = out_type < 3;   // R_32F, R_64F, R_16F
-  size_t in = (real_out && !real_in ? half : full) * element(in_type), out = (real_in && !real_out ? half : full) * element(out_type);
-  p->bytes = in > out ? in : out;
+  bool real = in_type < 3 || out_type < 3;   // R_32F, R_64F, R_16F
+  for (int i = 0; i < rank; i++) {
+    size_t others = all / (size_t)n[i], one = real && i == rank - 1 ? real_area(n[i], others, in_stride == 1) : others * complex_area(n[i]);
+    if (one > area) area = one;
+  }
+  p->bytes = area * element(in_type < 3 ? out_type : in_type);
   if (bytes) *bytes = p->bytes;
   return 0;
 }
