@@ -2,7 +2,8 @@
 //
 // NVIDIA does not document them. The formulas were found in 350 measured convolutions, forward and
 // backward (the calls `conv` of even number in benchmarks/oracle_sizes.py), and judged on 349 others: 65%
-// of their peaks are within 1% and 77% within 5%, where without workspaces it was 42% and 46%.
+// of their peaks are within 1% and 77% within 5%, where without workspaces it was 42% and 46%. Three
+// rules ("by the whole runs") were found in recorded training runs instead; those do not judge them.
 // On other GPUs and versions nothing was measured. FFTs are not modelled: some large
 // filters need much more.
 // Four causes explain them:
@@ -23,7 +24,7 @@ typedef struct {
   operation_kind operation;
   bool half, tensor_cores, last;   // last: channels
   bool point, still, square;       // filter of one pixel; the same without stride and padding; 3x3 with neither stride nor dilation
-  bool dilated;
+  bool dilated, flat;              // flat: two dimensions
   int64_t n, c, k, groups, pixels, from, to;   // pixels of the filter, of one input and of one output
   int64_t extent, stride, element, processors;
   int64_t x, y, w;                 // bytes
@@ -36,7 +37,7 @@ static shape shape_of(const convolution *c) {
   shape s = {
     .operation = c->operation, .half = c->x.type != TYPE_FLOAT, .last = is_last(&c->x), .n = c->x.size[0], .c = c->x.size[1], .k = c->y.size[1],
     .pixels = 1, .from = 1, .to = 1, .still = true, .square = spatial == 2, .stride = 1, .element = c->x.type == TYPE_FLOAT ? 4 : 2,
-    .processors = d ? d->multiprocessors : 132,
+    .flat = spatial == 2 && c->x.size[2] > 1, .processors = d ? d->multiprocessors : 132,
   };
   s.tensor_cores = s.half || (c->tensor_cores && d && d->major >= 8);   // TF32 needs Ampere
   s.groups = c->w.size[1] > 0 ? s.c / c->w.size[1] : 1;
@@ -76,13 +77,17 @@ static int64_t hopper(const shape *s) {
 
 static int64_t tensor_cores_first(const shape *s) {   // channels first: converted
   int64_t all = s->x + s->y + s->w + 16;
-  if (s->still) return s->operation == BACKWARD_FILTER ? s->n * s->c * s->k * 4 : 0;   // one product for each sample, summed afterwards
+  // One product for each sample, summed afterwards, or converted where that is less (by the whole runs).
+  if (s->still) return s->operation == BACKWARD_FILTER ? least(s->n * s->c * s->k * 4, all) : 0;
   if (s->operation == BACKWARD_FILTER) {
+    if (s->c < 4 && !s->half) return 0;   // images (by the whole runs)
     int64_t sums = s->half ? partial_sums(s, s->processors / 2, 48, 256) : partial_sums(s, s->processors, 32, 0);
     return all + (sums ? sums + 131 : 0);
   }
   if (s->c <= 4 && (s->operation == FORWARD || !s->half)) return 0;   // kernels of their own for images
   if (s->point && !s->half) return 0;
+  // These write the output in its layout themselves (that others do not: by the whole runs).
+  if (s->operation == FORWARD && !s->half && s->flat && s->n >= 16 && s->c * s->pixels <= 1024) return s->x + s->w + 16;
   return all + hopper(s);
 }
 static int64_t tensor_cores_last(const shape *s) {   // channels last: what has odd channels is converted
