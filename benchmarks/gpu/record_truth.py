@@ -32,6 +32,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+if "--native" in sys.argv:  # before anything imports torch
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.process import load
+
+    load(parse_spec(sys.argv[sys.argv.index("--native") + 1]))
+
 from reference_models import Case, cases
 from truth_files import (
     NO_GPU,
@@ -237,11 +243,13 @@ def short(filename: str) -> str:
 
 
 def native(gpu: str, case: Case) -> AbstractContextManager[Any]:
-    """The native engine with this GPU; it computes values where the case's sizes need them."""
+    """The native engine with this GPU, loaded before torch. It computes values where sizes need
+    them; elsewhere memory holds zeros, and so do losses.
+    """
     from gpuprobe.engines.base import Order
     from gpuprobe.engines.choice import session
 
-    return session("native", Order(gpu, compute="real" if case.values else "shapes"))
+    return session("native", Order(gpu)) if case.values else nullcontext()
 
 
 def compare(one: Path, other: Path) -> int:

@@ -114,7 +114,8 @@ MODELS: Final[tuple[tuple[str, str], ...]] = (
     ),
     (
         r"cudnnBackendGetAttribute|cudnn(Get|Find)Convolution\w+",
-        "one engine for each convolution and attention, without a workspace",
+        "one engine for each convolution, with a workspace modelled on an H200's, and one for "
+        "attention, without a workspace",
     ),
     (
         r"cudnnGetBatchNormalization\w+Size",
