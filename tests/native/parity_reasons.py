@@ -17,13 +17,12 @@ class Reason(NamedTuple):
 _PEAK: Final = ("allocated", "categories", "lines", "modules", "step peaks")
 _SEGMENTS: Final = ("reserved", "fragmentation", "what-ifs")
 
-TIES: Final = Reason(
-    "of two equal free blocks torch 2.13 takes the one at the lower address, the virtual GPU the "
-    "one that was free first: segments, and what is simulated from them, differ by a few MiB",
-    _SEGMENTS,
-)
 RECURRENT: Final = Reason(
     "cuDNN does not document the reserve and workspace of a recurrent network: both are models",
+    (*_PEAK, *_SEGMENTS, "advice"),
+)
+CONVOLUTIONS: Final = Reason(
+    "the workspaces of cuDNN's convolutions are modelled natively only",
     (*_PEAK, *_SEGMENTS, "advice"),
 )
 FUSED_CELL: Final = Reason(
@@ -46,13 +45,8 @@ PINNED: Final = Reason(
     "the virtual GPU streams are done at once",
     ("outside tensors: pinned",),
 )
-TWO_PEAKS: Final = Reason(
-    "two moments of a step hold the same memory up to 0.1%, and each engine reports another one",
-    ("phase", "advice", "categories", "lines"),
-)
 ONE_SEGMENT: Final = Reason(
-    "up to two segments of 2 MiB more or less, also if the virtual GPU breaks ties as torch does; "
-    "why is unknown",
+    "up to two segments of 2 MiB more or less; why is unknown",
     _SEGMENTS,
 )
 EMPTIED_EARLY: Final = Reason(
@@ -70,31 +64,19 @@ CHANGED_SETTINGS: Final = Reason(
 REASONS: Final[dict[str, tuple[Reason, ...]]] = {
     **dict.fromkeys(
         (
-            "gpt",
-            "gpt_bfloat16_clipping",
-            "gpt_accumulation",
-            "attention_efficient",
-            "contrastive_pairs",
-            "custom_function",
-            "encoder_and_decoder",
-            "forward_mode",
-            "outputs_that_pile_up",
-            "parametrizations",
-        ),
-        (TIES,),
-    ),
-    **dict.fromkeys(
-        (
             "gpt_autocast_scaler",
             "gpt_checkpoint",
             "gpt_checkpoint_reentrant",
             "gpt_autocast_checkpoint_clipping",
             "adapters",
+            "contrastive_pairs",
             "sparse_embedding",
         ),
-        (TIES, ONE_SEGMENT),
+        (ONE_SEGMENT,),
     ),
-    "rounded_sizes": (TIES, CHANGED_SETTINGS),
+    "unet": (CONVOLUTIONS,),
+    "convolutions_of_one_and_three_dimensions": (CONVOLUTIONS,),
+    "rounded_sizes": (CHANGED_SETTINGS,),
     "graphed_callables": (EMPTIED_EARLY,),
     "gru_cell": (FUSED_CELL,),
     "lstm": (RECURRENT,),
@@ -106,7 +88,6 @@ REASONS: Final[dict[str, tuple[Reason, ...]]] = {
     "data_parallel": (THREADS,),
     "activations_on_the_host": (PINNED,),
     "pinned_batches": (PINNED,),
-    "spectra": (TWO_PEAKS,),
 }
 
 

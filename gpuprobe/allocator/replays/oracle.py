@@ -509,7 +509,9 @@ class TraceSimulator(Simulator):
     def _learn_release_order(self) -> None:
         """Equal blocks from before the trace are released in the order of the batch."""
         if self.ties.unknown:
-            self.ties.order_by(self.halves(), [self.events.address[i] for i in self._batch])
+            events = self.events  # an address may be allocated again in the same batch
+            freed = [i for i in self._batch if events.action[i] == _SEGMENT_FREE]
+            self.ties.order_by(self.halves(), [events.address[i] for i in freed])
 
     def _collect(self, free_list: FreeList, size: int) -> None:
         self._learn_release_order()
