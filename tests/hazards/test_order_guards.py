@@ -241,19 +241,31 @@ def test_a_leafs_gradient_is_accumulated_where_a_function_took_it_first() -> Non
 class _Driver:
     """``cuStreamGetFlags``: stream 5 does not exist, 6 was made without flags."""
 
+    def cuStreamIsCapturing(self, stream: Any, status: Any) -> int:
+        ctypes.cast(status, ctypes.POINTER(ctypes.c_int))[0] = int(stream.value == 8)
+        return 0
+
     def cuStreamGetFlags(self, stream: Any, flags: Any) -> int:
+        assert stream.value not in (8, 9)
         if stream.value == 5:
             return 400
         ctypes.cast(flags, ctypes.POINTER(ctypes.c_uint))[0] = 0 if stream.value == 6 else 1
         return 0
 
 
-@pytest.mark.parametrize(("handle", "blocking"), [(0, False), (5, False), (6, True), (7, False)])
+@pytest.mark.parametrize(
+    ("handle", "blocking"), [(0, False), (5, False), (6, True), (7, False), (8, False), (9, False)]
+)
 def test_the_driver_knows_which_streams_are_blocking(
     monkeypatch: pytest.MonkeyPatch, handle: int, blocking: bool
 ) -> None:
+    """It is not asked of a stream that captures (8), whose capture would end, nor of one of torch's
+    pools (9).
+    """
     monkeypatch.setattr(ctypes, "CDLL", lambda name: _Driver())
-    assert front_end._Cuda.blocking(object.__new__(front_end._Cuda), 0, handle) is blocking
+    machine = object.__new__(front_end._Cuda)
+    machine.labels = {(0, 9): 3}
+    assert machine.blocking(0, handle) is blocking
 
 
 def test_without_a_driver_no_stream_is_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
