@@ -35,11 +35,20 @@ technical specifications per compute capability.
 """
 
 
-def settings_text(gpus: Sequence[GpuModel], build: TorchBuild, *, endless: bool = False) -> str:
+def settings_text(
+    gpus: Sequence[GpuModel],
+    build: TorchBuild,
+    *,
+    endless: bool = False,
+    graph: tuple[int, int] = (0, 0),
+) -> str:
     """The settings of a process whose machine has ``gpus``, as `gpuprobe/native/runtime/device.c`
-    reads them. ``endless``: GPUs never run out of memory, whatever size they report.
+    reads them. ``endless``: GPUs never run out of memory, whatever size they report. ``graph``:
+    bytes of the driver's own for each executable CUDA graph, and for each of its nodes.
     """
     parts = [f"cuda={build.cuda_number}", *(["endless=1"] if endless else [])]
+    if any(graph):
+        parts += [f"graph_bytes={graph[0]}", f"graph_node_bytes={graph[1]}"]
     for name, places in (("cudnn", (10000, 100, 1)), ("nccl", (10000, 100, 1))):
         version = build.libraries.get(name, "")
         if version:
@@ -186,6 +195,9 @@ class Runtime:
         core.gpn_log_entry_size.restype = ctypes.c_size_t
         core.gpn_log_dropped.restype = ctypes.c_ulonglong
         core.gpn_ncclWriteUpTo.argtypes = (ctypes.c_size_t,)
+        core.gpn_driver_memory.argtypes = (ctypes.c_int, ctypes.c_longlong)
+        core.gpn_graphs_made.restype = ctypes.c_ulonglong
+        core.gpn_graph_nodes_made.restype = ctypes.c_ulonglong
         if core.gpn_log_entry_size() != ctypes.sizeof(_Entry):
             raise EnvironmentUnavailable("the native engine's library is of another gpuprobe")
 
@@ -196,6 +208,16 @@ class Runtime:
     def used(self, index: int) -> int:
         """Bytes that this process holds on a device of the machine, its context included."""
         return int(self._core.gpn_used(index))
+
+    def hold(self, ordinal: int, more: int) -> None:
+        """Count ``more`` bytes (or less: a negative number) for the driver and the libraries on a
+        device, which the process numbers ``ordinal``. Beyond its capacity, it has no free memory.
+        """
+        self._core.gpn_driver_memory(ordinal, more)
+
+    def graphs(self) -> tuple[int, int]:
+        """CUDA graphs that were instantiated since the process began, and their nodes."""
+        return int(self._core.gpn_graphs_made()), int(self._core.gpn_graph_nodes_made())
 
     def refused(self) -> tuple[str, ...]:
         """The functions that were called and are not answered, each once."""

@@ -8,6 +8,7 @@ static device devices[MAX_DEVICES];
 static bool endless;
 static int n_devices, visible[MAX_DEVICES], n_visible;
 static _Atomic size_t used[MAX_DEVICES];   // by index in the machine: memory of this process, its context included
+static size_t driver_bytes[MAX_DEVICES];   // by index in the machine; of `used`, beyond the context
 static atomic_bool contexts[MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t settings_once = PTHREAD_ONCE_INIT, visible_once = PTHREAD_ONCE_INIT;
@@ -172,6 +173,18 @@ bool take_memory(int ordinal, size_t bytes) {
 }
 
 void give_memory(int ordinal, size_t bytes) { int i = visible_index(ordinal); if (i >= 0) atomic_fetch_sub(&used[i], whole(bytes)); }
+
+// Memory of the driver and of libraries that no function's documentation tells: graphs, NCCL's buffers. It adds up in
+// bytes, and takes whole granules from the device, whether they fit or not: the driver has taken it before it is counted.
+void driver_memory(int ordinal, long long bytes) {
+  int i = visible_index(ordinal);
+  if (i < 0) return;
+  pthread_mutex_lock(&lock);
+  size_t before = whole(driver_bytes[i]);
+  driver_bytes[i] = bytes < 0 && (size_t)-bytes > driver_bytes[i] ? 0 : driver_bytes[i] + bytes;
+  atomic_fetch_add(&used[i], whole(driver_bytes[i]) - before);
+  pthread_mutex_unlock(&lock);
+}
 size_t used_memory(int index) { return index >= 0 && index < MAX_DEVICES ? atomic_load(&used[index]) : 0; }
 size_t free_memory(int ordinal) {
   int i = visible_index(ordinal);
@@ -392,4 +405,5 @@ const char *FN(cudaGetErrorString)(int error) {
 int FN(version)(void) { return 1; }
 int FN(devices)(void) { return machine_count(); }
 unsigned long long FN(used)(int index) { return used_memory(index); }
+void FN(driver_memory)(int ordinal, long long bytes) { driver_memory(ordinal, bytes); }
 bool FN(settings_read)(void) { return settings != NULL; }   // until then they can be changed

@@ -72,6 +72,7 @@ bool has_context(int ordinal);
 bool take_memory(int ordinal, size_t bytes);   // false where it does not fit
 void give_memory(int ordinal, size_t bytes);
 size_t free_memory(int ordinal);
+void driver_memory(int ordinal, long long bytes);   // more, or less, memory of the driver's own
 size_t used_memory(int index);          // of a device of the machine, by this process
 int fail(int error);                   // remembers it for cudaGetLastError
 int setting(const char *key, int missing);     // an integer among the settings

@@ -9,7 +9,7 @@ static capture *capture_by_id(unsigned long long id);
 #define STREAM_MAGIC 0x73747265u
 #define EVENT_MAGIC 0x65766e74u
 
-struct graph { uint32_t magic; graph_node *nodes; size_t count, room; _Atomic int references; };
+struct graph { uint32_t magic; graph_node *nodes; size_t count, room; _Atomic int references; int device; long long driver_bytes; };
 typedef struct event {
   uint32_t magic;
   unsigned flags;
@@ -297,7 +297,7 @@ static capture *capture_by_id(unsigned long long id) {
   return NULL;
 }
 static graph *new_graph(void) { graph *g = calloc(1, sizeof *g); g->magic = 0x67726170; g->references = 1; return g; }
-static void drop_graph(graph *g) { if (atomic_fetch_sub(&g->references, 1) == 1) { g->magic = 0; free(g->nodes); free(g); } }
+static void drop_graph(graph *g) { if (atomic_fetch_sub(&g->references, 1) == 1) { g->magic = 0; if (g->driver_bytes) driver_memory(g->device, -g->driver_bytes); free(g->nodes); free(g); } }
 static void add_node(graph *g, graph_node node) {
   if (g->count == g->room) { g->room = g->room ? g->room * 2 : 64; g->nodes = realloc(g->nodes, g->room * sizeof *g->nodes); }
   g->nodes[g->count++] = node;
@@ -370,12 +370,22 @@ int FN(cudaThreadExchangeStreamCaptureMode)(int *mode) { int before = capture_mo
 // --- graphs
 int FN(cudaGraphCreate)(graph **out, unsigned flags) { *out = new_graph(); return SUCCESS; }
 int FN(cudaGraphDestroy)(graph *g) { if (!g || g->magic != 0x67726170) return fail(INVALID_VALUE); drop_graph(g); return SUCCESS; }
+static _Atomic unsigned long long graphs_made, graph_nodes_made;
+static pthread_once_t graph_costs_once = PTHREAD_ONCE_INIT;
+static int graph_bytes, graph_node_bytes;   // settings: what the driver holds for an executable graph, and for each of its nodes
+static void read_graph_costs(void) { graph_bytes = setting("graph_bytes", 0); graph_node_bytes = setting("graph_node_bytes", 0); }
 static int instantiate(graph **out, graph *g) {
   if (!g || g->magic != 0x67726170) return fail(INVALID_VALUE);
   graph *x = new_graph();
   x->nodes = malloc((g->count ? g->count : 1) * sizeof *x->nodes);
   memcpy(x->nodes, g->nodes, g->count * sizeof *x->nodes);
   x->count = x->room = g->count;
+  atomic_fetch_add(&graphs_made, 1);
+  atomic_fetch_add(&graph_nodes_made, g->count);
+  pthread_once(&graph_costs_once, read_graph_costs);
+  x->device = current_device();
+  x->driver_bytes = graph_bytes + (long long)graph_node_bytes * g->count;
+  if (x->driver_bytes) driver_memory(x->device, x->driver_bytes);
   *out = x;
   return SUCCESS;
 }
@@ -413,3 +423,7 @@ int FN(cudaGraphDebugDotPrint)(graph *g, const char *path, unsigned flags) {
   fclose(file);
   return SUCCESS;
 }
+
+// --- what gpuprobe reads
+unsigned long long FN(graphs_made)(void) { return graphs_made; }
+unsigned long long FN(graph_nodes_made)(void) { return graph_nodes_made; }

@@ -1,8 +1,9 @@
-"""Estimate the memory of a training script on a GPU, without that GPU.
+"""Estimate the memory of a training script, or of a vLLM server, on a GPU, without that GPU.
 
 The script runs on a virtual GPU, without computing values of large tensors, and is stopped after a
 few optimizer steps. Options of gpuprobe go before or after the script; arguments after -- are
-passed to the script.
+passed to the script. A command of vLLM goes after --, and is run until its engine is up:
+gpuprobe estimate --gpu h100-80gb -- vllm serve MODEL
 """
 
 from __future__ import annotations
@@ -61,6 +62,13 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.virtual import estimate_program, prepare_engine, print_estimate
 
     target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT")
+    from gpuprobe.api.serving import estimate_serving, print_serving, starts_vllm
+
+    words = [target.target, *target.arguments]
+    if starts_vllm(words, module=target.module):
+        server = estimate_serving(words, args.gpu, module=target.module, notify=stderr.note)
+        print_serving(server, sys.stdout, as_json=args.json)
+        return exit_codes.OK if server.started else exit_codes.FINDINGS
     if target.module:
         prepare_engine(args.engine, args.gpu, estimated=True, torch=args.torch)
     program = watch.program(*target)

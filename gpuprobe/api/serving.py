@@ -1,0 +1,123 @@
+"""Estimates of inference servers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from gpuprobe.errors import EnvironmentUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.model.plans.serving import ServingEstimate
+
+_TOLD: Final = {
+    "load_model: begins": "loading the model (dummy weights)",
+    "determine_available_memory: begins": "profiling run",
+    "compile_or_warm_up_model: begins": "warming up and capturing CUDA graphs",
+}
+
+
+def starts_vllm(words: Sequence[str], *, module: bool = False) -> bool:
+    """Whether a command starts vLLM. Raises UsageError for one of vLLM that starts no engine."""
+    from gpuprobe.planning.serving.command import serving_command
+
+    return serving_command(words, module=module) is not None
+
+
+def estimate_serving(
+    words: Sequence[str],
+    gpu: str = "h100-80gb",
+    *,
+    module: bool = False,
+    notify: Callable[[str], None] = lambda text: None,
+) -> ServingEstimate:
+    """Start the vLLM of a command on the native engine, with dummy weights, until its engine is
+    up; then end it. ``words``: ``["vllm", "serve", "MODEL", …]``, or as `starts_vllm` takes them.
+
+    Raises UsageError for a command that is none, or that needs several GPUs; ConfigError for an
+    unknown GPU, EnvironmentUnavailable without vLLM or without a torch for CUDA.
+    """
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.libraries import libraries_for, torch_build
+    from gpuprobe.native.process import add_to_environment, settings_text
+    from gpuprobe.planning.serving import launch
+    from gpuprobe.planning.serving.command import serving_command
+    from gpuprobe.planning.serving.figures import serving_estimate
+    from gpuprobe.planning.serving.overheads import overheads
+
+    command = serving_command(words, module=module)
+    if command is None:
+        raise UsageError("this command does not start vLLM", hint="vllm serve MODEL")
+    gpus = parse_spec(gpu)
+    if command.gpus > 1 or len(gpus) > 1:
+        raise UsageError(
+            "a vLLM on several GPUs cannot be estimated yet: NCCL's memory is not known",
+            hint="estimate one GPU: --tensor-parallel-size 1",
+        )
+    try:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        raise EnvironmentUnavailable("vllm is not installed", hint="pip install vllm") from None
+    build = torch_build()
+    if build is None:
+        raise EnvironmentUnavailable("torch is not installed", hint="pip install vllm")
+    constants = overheads(gpus[0])
+    started = replace(gpus[0], context=(constants.start, constants.start))
+    environment = dict(os.environ)
+    libraries = libraries_for(build)
+    add_to_environment(environment, libraries, settings_text([started], build), build)
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(_cache(version))}
+    with tempfile.TemporaryDirectory(prefix="gpuprobe-serving-") as name:
+        folder = Path(name)
+        launch.prepare(folder, {"first_use": constants.first_use}, environment)
+
+        def observed(event: Mapping[str, Any]) -> None:
+            if event["stage"] in _TOLD:
+                notify(_TOLD[event["stage"]])
+
+        hangs = False
+        notify(f"starting vLLM {version} without a GPU")
+        try:
+            events = launch.run(command.arguments(), environment, folder, observed=observed)
+        except launch.Ended as ended:
+            hangs = ended.code is None
+            events = launch.all_events(folder)
+        log = (folder / launch.LOG).read_text(encoding="utf-8", errors="replace")
+    return serving_estimate(
+        events,
+        log,
+        command=shlex.join(words),
+        gpu=gpus[0].title,
+        vllm=version,
+        torch=build.version,
+        capacity=gpus[0].total_memory,
+        constants=constants,
+        hangs=hangs,
+    )
+
+
+def print_serving(found: ServingEstimate, stream: TextIO, *, as_json: bool = False) -> None:
+    """Write a serving estimate as text or as a JSON document."""
+    if as_json:
+        from gpuprobe.reporters.json import serving as serving_json
+
+        serving_json.write(found, stream)
+        return
+    from gpuprobe.reporters.sections.serving import serving_sections
+    from gpuprobe.reporters.text import draw
+
+    draw.write(serving_sections(found), stream, cwd=str(Path.cwd()))
+
+
+def _cache(version: str) -> Path:
+    """vLLM's compiled code, apart from that of servers on a GPU: a first start finds none."""
+    from gpuprobe.native.libraries import cache_folder
+
+    return cache_folder().parent / "serving" / f"vllm-{version}"

@@ -1,0 +1,67 @@
+"""What an inference server would have of a GPU that is not there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuprobe.model.values import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeakLine:
+    """A line of source that allocated what is live at the peak of the activations."""
+
+    place: str
+    function: str
+    bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ServingEstimate:
+    """A vLLM that was started to the end on one GPU, as vLLM itself measured it. Unit: bytes.
+
+    ``started``: its engine came up; otherwise ``error`` is vLLM's message, ``stage`` where it
+    was, ``advice`` what would help, and figures of later stages are None. ``requested`` is
+    ``gpu_memory_utilization`` of ``capacity``. ``weights`` is the model as loaded, ``activation``
+    the peak of the profiling run above it, ``graphs`` what capturing CUDA graphs adds to torch's
+    allocator (the driver's part is not known). ``non_torch`` is the CUDA context and the code of
+    kernels: a constant, ``non_torch_low`` to ``non_torch_high`` is its range. ``kv_cache`` is the
+    pool of ``blocks`` blocks of ``block_size`` tokens; it has room for ``tokens`` tokens, and for
+    ``concurrency`` requests of ``max_model_len`` tokens. ``left`` is free afterwards. ``peak``
+    has the lines that allocated what is live at the activations' peak.
+    """
+
+    command: str
+    gpu: str
+    vllm: str
+    torch: str
+    capacity: Bytes
+    started: bool
+    stage: str = ""
+    error: str = ""
+    advice: tuple[str, ...] = ()
+    model: str = ""
+    dtype: str = ""
+    quantization: str = ""
+    kv_cache_dtype: str = ""
+    compile_cache: str = ""
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    utilization: float | None = None
+    requested: Bytes | None = None
+    weights: Bytes | None = None
+    activation: Bytes | None = None
+    graphs: Bytes | None = None
+    graphs_captured: int | None = None
+    non_torch: Bytes | None = None
+    non_torch_low: Bytes | None = None
+    non_torch_high: Bytes | None = None
+    kv_cache: Bytes | None = None
+    blocks: int | None = None
+    block_size: int | None = None
+    tokens: int | None = None
+    concurrency: float | None = None
+    left: Bytes | None = None
+    peak: tuple[PeakLine, ...] = ()
+    assumed: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""Estimates of inference servers: vLLM is started on the native engine until it is up."""

@@ -1,0 +1,175 @@
+"""A serving estimate from the events of a vLLM and, where it failed, from its log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gpuprobe.model.plans.serving import PeakLine, ServingEstimate
+from gpuprobe.model.values import Bytes
+from gpuprobe.planning.serving.overheads import Overheads
+
+_STAGES: Final = {
+    "init_device": "at the start",
+    "load_model": "loading the weights",
+    "determine_available_memory": "in the profiling run",
+    "initialize_from_config": "allocating the KV cache",
+    "compile_or_warm_up_model": "warming up and capturing CUDA graphs",
+    "engine": "sizing the KV cache",
+}
+_OF_ENGINE: Final = (
+    "model",
+    "dtype",
+    "kv_cache_dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "tokens",
+    "concurrency",
+)
+_ERROR: Final = re.compile(
+    r"(?:^|\s)((?:[\w.]*(?:Error|Exception)|pydantic_core\S*): ?.+)$|error: (.+)$"
+)
+_PREFIX: Final = re.compile(r"^\(\w+ pid=\d+\)\s*(?:ERROR [\d-]+ [\d:]+ \[[^\]]*\]\s*)?")
+
+
+def serving_estimate(
+    events: Sequence[Mapping[str, Any]],
+    log: str,
+    *,
+    command: str,
+    gpu: str,
+    vllm: str,
+    torch: str,
+    capacity: int,
+    constants: Overheads,
+    hangs: bool = False,
+) -> ServingEstimate:
+    """``events``: of all processes, oldest first; ``log``: what vLLM printed. ``hangs``: it was
+    ended because it was silent.
+    """
+    by_stage = {event["stage"]: event for event in events}
+    found: dict[str, Any] = {}
+    device, load = by_stage.get("init_device"), by_stage.get("load_model")
+    profile, cache = (
+        by_stage.get("determine_available_memory"),
+        by_stage.get("initialize_from_config"),
+    )
+    warm, engine = by_stage.get("compile_or_warm_up_model"), by_stage.get("engine")
+    if device is not None:
+        found["requested"] = Bytes(device["requested"])
+    if load is not None:
+        found["weights"] = Bytes(load["weights"])
+    if profile is not None:
+        if profile["activation"] is not None:
+            found["activation"] = Bytes(profile["activation"])
+        found["compile_cache"] = profile["said"].get("compile_cache", "")
+        found["non_torch"] = Bytes(profile["in_use"] - profile["reserved"])
+        found["non_torch_low"] = Bytes(constants.low)
+        found["non_torch_high"] = Bytes(constants.high)
+    if cache is not None:
+        found["kv_cache"], found["blocks"] = Bytes(cache["kv_bytes"]), cache["blocks"]
+    graphs = by_stage.get("graphs")
+    if graphs is not None:
+        found["graphs"], found["graphs_captured"] = Bytes(graphs["bytes"]), graphs["count"]
+    if warm is not None:
+        found["left"] = Bytes(max(capacity - warm["in_use"], 0))
+    if engine is not None:
+        found |= {
+            "utilization": engine["gpu_memory_utilization"],
+            "quantization": engine["quantization"] or "",
+            **{name: engine[name] for name in _OF_ENGINE},
+        }
+    peak = by_stage.get("peak")
+    if peak is not None:
+        found["peak"] = tuple(
+            PeakLine(row["place"], row["function"], Bytes(row["bytes"])) for row in peak["rows"]
+        )
+    started = "up" in by_stage
+    if not started:
+        found |= _failure(events, log, hangs)
+    return ServingEstimate(
+        command=command,
+        gpu=gpu,
+        vllm=vllm,
+        torch=torch,
+        capacity=Bytes(capacity),
+        started=started,
+        assumed=_assumed(by_stage),
+        **found,
+    )
+
+
+def _assumed(by_stage: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    texts = [
+        "memory outside of torch's allocator: a constant from public start-up logs of vLLM 0.19 "
+        "on an H100, or from the catalogue for other GPUs",
+        "the driver's memory for CUDA graphs is not known and not included in 'left over': "
+        "0.2 to 1.5 GiB in public logs",
+    ]
+    options = by_stage.get("options")
+    if options is not None:
+        if options["load_format"] != "dummy":
+            texts.append("the weights were not read: their sizes come from config.json")
+        if not options["tokenizer"]:
+            texts.append("there is no tokenizer in the model's folder: none was loaded")
+    if "not observed" in by_stage:
+        texts.append(f"part of this vLLM is unknown: {by_stage['not observed']['error']}")
+    return tuple(texts)
+
+
+def _failure(events: Sequence[Mapping[str, Any]], log: str, hangs: bool) -> dict[str, Any]:
+    failed = [event for event in events if event["stage"].endswith(": failed")]
+    begun = [event["stage"] for event in events if event["stage"].endswith(": begins")]
+    if failed:
+        stage = failed[0]["stage"].partition(":")[0]
+        error = f"{failed[0]['error']}: {failed[0]['message']}"
+    else:
+        stage = begun[-1].partition(":")[0] if begun else ""
+        error = "vLLM made no progress and was ended" if hangs else last_error(log)
+    return {
+        "stage": _STAGES.get(stage, "reading its options"),
+        "error": error,
+        "advice": advice(error, stage),
+    }
+
+
+def last_error(log: str) -> str:
+    """The last line of vLLM's log that names an error, without the process that printed it."""
+    for line in reversed(log.splitlines()):
+        text = _PREFIX.sub("", line).strip()
+        match = _ERROR.search(text)
+        if match is not None and "See root cause above" not in text:
+            return match[1] or match[2]
+    return "vLLM ended without a message"
+
+
+def advice(error: str, stage: str) -> tuple[str, ...]:
+    """What would help against an error of vLLM."""
+    if "estimated maximum model length" in error or "larger than the available KV cache" in error:
+        longest = re.search(r"estimated maximum model length is ([\d,]+)", error)
+        return (
+            f"--max-model-len {longest[1]}" if longest else "a smaller --max-model-len",
+            "--kv-cache-dtype fp8 halves the KV cache per token",
+            "a larger --gpu-memory-utilization, a quantised model, or more GPUs",
+        )
+    if "No available memory for the cache blocks" in error:
+        return (
+            "the weights and activations need all that is requested: a quantised model, a larger "
+            "--gpu-memory-utilization, a smaller --max-num-batched-tokens, or a larger GPU",
+        )
+    if "OutOfMemory" in error or "out of memory" in error:
+        if stage == "load_model":
+            return ("the weights do not fit: a quantised model, a larger GPU, or more GPUs",)
+        if stage == "compile_or_warm_up_model":
+            return (
+                "a smaller --gpu-memory-utilization or --max-num-seqs leaves room for the warm-up",
+            )
+        return ("a smaller --max-num-batched-tokens or --max-num-seqs",)
+    if "max_position_embeddings" in error or "derived max_model_len" in error:
+        return ("a --max-model-len of at most what the model was made for",)
+    if "not a valid" in error or "LocalEntryNotFound" in error or "offline" in error.lower():
+        return ("a folder with the model's config.json in place of its name",)
+    return ()
