@@ -57,7 +57,7 @@ def estimate_serving(
     gpus = parse_spec(gpu)
     if command.gpus > 1 or len(gpus) > 1:
         raise UsageError(
-            "a vLLM on several GPUs cannot be estimated yet: NCCL's memory is not known",
+            "a vLLM on several GPUs cannot be estimated yet: there is no figure for NCCL's memory",
             hint="estimate one GPU: --tensor-parallel-size 1",
         )
     try:
@@ -86,7 +86,7 @@ def estimate_serving(
         notify(f"starting vLLM {version} without a GPU")
         try:
             events = launch.run(command.arguments(), environment, folder, observed=observed)
-        except launch.Ended as ended:
+        except launch.ServerFailed as ended:
             hangs = ended.code is None
             events = launch.all_events(folder)
         log = (folder / launch.LOG).read_text(encoding="utf-8", errors="replace")

@@ -106,7 +106,7 @@ def _assumed(by_stage: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     texts = [
         "memory outside of torch's allocator: a constant from public start-up logs of vLLM 0.19 "
         "on an H100, or from the catalogue for other GPUs",
-        "the driver's memory for CUDA graphs is not known and not included in 'left over': "
+        "the driver's memory for CUDA graphs is not included in 'left over': "
         "0.2 to 1.5 GiB in public logs",
     ]
     options = by_stage.get("options")

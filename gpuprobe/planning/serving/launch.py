@@ -29,7 +29,7 @@ gpuprobe = gpuprobe.planning.serving.observer:register
 _SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
-class Ended(Exception):
+class ServerFailed(Exception):
     """vLLM ended, or hangs, before its engine was up. ``code`` is None where it hangs."""
 
     def __init__(self, code: int | None) -> None:
@@ -70,8 +70,8 @@ def run(
     """The events of a vLLM until all its ``engines`` are up. However this ends, its processes have
     ended too.
 
-    Raises `Ended` where vLLM ends before, or is silent for ``stalled`` seconds; its log is in
-    ``folder``.
+    Raises `ServerFailed` where vLLM ends before, or is silent for ``stalled`` seconds; its log is
+    in ``folder``.
     """
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
@@ -108,11 +108,11 @@ def _follow(
         if sum(event["stage"] == UP for event in reader.events) >= engines:
             return reader.events
         if code is not None:
-            raise Ended(code)
+            raise ServerFailed(code)
         if new or log.stat().st_size != size:
             size, since = log.stat().st_size, time.monotonic()
         elif time.monotonic() - since > stalled:
-            raise Ended(None)
+            raise ServerFailed(None)
         time.sleep(_POLL_S)
 
 

@@ -33,7 +33,7 @@ class PeakRow(NamedTuple):
 
 
 @dataclass
-class Peak:
+class HighestMoment:
     """The most that was allocated at one time since the beginning, in bytes; and by line."""
 
     bytes: int = 0
@@ -41,11 +41,11 @@ class Peak:
 
 
 @contextlib.contextmanager
-def at_peak() -> Iterator[Peak]:
+def at_peak() -> Iterator[HighestMoment]:
     """Trace the allocations of the block on the current device, and find its peak at its end."""
     import torch
 
-    found = Peak()
+    found = HighestMoment()
     record = torch.cuda.memory._record_memory_history
     record("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
     try:
@@ -58,7 +58,7 @@ def at_peak() -> Iterator[Peak]:
         record(None)
 
 
-def highest(events: Sequence[dict[str, Any]], found: Peak) -> None:
+def highest(events: Sequence[dict[str, Any]], found: HighestMoment) -> None:
     """Fill in ``found`` from the events of one device, in torch's format."""
     live = 0
     top, when = 0, -1

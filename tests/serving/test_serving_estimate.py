@@ -1,0 +1,172 @@
+"""Serving estimates from what real vLLMs did and printed, as recorded in `tests/recorded/vllm`."""
+
+from __future__ import annotations
+
+import io
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpuprobe.api.serving import estimate_serving, print_serving
+from gpuprobe.catalogue.gpus import find
+from gpuprobe.errors import UsageError
+from gpuprobe.model.plans.serving import ServingEstimate
+from gpuprobe.planning.serving.figures import advice, last_error, serving_estimate
+from gpuprobe.planning.serving.overheads import overheads
+from gpuprobe.planning.serving.peak import HighestMoment, highest
+from gpuprobe.reporters.json import serving as serving_json
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 1 << 30
+
+
+def _recorded(name: str, log: str = "") -> ServingEstimate:
+    text = (ROOT / f"tests/recorded/vllm/{name}.events").read_text()
+    gpu = find("h100-80gb")
+    return serving_estimate(
+        [json.loads(line) for line in text.splitlines()],
+        log,
+        command="vllm serve m",
+        gpu=gpu.title,
+        vllm="0.19.1",
+        torch="2.10.0+cu128",
+        capacity=gpu.total_memory,
+        constants=overheads(gpu),
+    )
+
+
+def _text(found: ServingEstimate) -> str:
+    stream = io.StringIO()
+    print_serving(found, stream)
+    return stream.getvalue()
+
+
+def test_an_8b_model_against_the_log_of_an_h100() -> None:
+    """The public log of Llama-3.1-8B, 8192 tokens, 0.95: weights 14.99, activations 1.89, KV cache
+    58.11 GiB, 476,016 tokens.
+    """
+    found = _recorded("llama-3.1-8b")
+    assert found.started
+    assert found.weights is not None
+    assert round(found.weights / GIB, 2) == 14.99
+    assert found.activation is not None
+    assert round(found.activation / GIB, 2) == 1.89
+    assert found.kv_cache is not None
+    assert abs(found.kv_cache / GIB - 58.11) < 0.02
+    assert found.tokens is not None
+    assert abs(found.tokens / 476_016 - 1) < 0.003
+    assert found.blocks is not None
+    assert found.block_size is not None
+    assert found.tokens == found.blocks * found.block_size
+    assert found.graphs is not None
+    assert found.graphs_captured == 51 * 34
+    text = _text(found)
+    for part in ("starts", "weights              15.0 GiB", "KV cache", "random_sample", "Assumed"):
+        assert part in text
+
+
+def test_a_context_that_is_too_long() -> None:
+    found = _recorded("kv-cache-too-small")
+    assert not found.started
+    assert found.stage == "sizing the KV cache"
+    assert found.weights is not None
+    assert found.kv_cache is None
+    assert any(text.startswith("--max-model-len ") for text in found.advice)
+    assert "does not start: it fails sizing the KV cache" in " ".join(_text(found).split())
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "kv-cache-too-small"])
+def test_the_document_is_valid(name: str) -> None:
+    document = serving_json.document(_recorded(name))
+    schema: dict[str, Any] = json.loads(
+        (ROOT / "gpuprobe/reporters/json/schemas/serving-1.json").read_text()
+    )
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(document)))
+    assert set(document) == set(schema["properties"]) == set(schema["required"])
+
+
+def test_an_error_before_any_stage() -> None:
+    log = (
+        "(APIServer pid=7) INFO 11-26 08:44:54 [utils.py:299] version 0.19.1\n"
+        "(APIServer pid=7) pydantic_core._pydantic_core.ValidationError: 1 validation error\n"
+        "(APIServer pid=7) ValueError: 'org/m' is not a valid model\n"
+    )
+    found = serving_estimate(
+        [], log, command="c", gpu="g", vllm="v", torch="t", capacity=1,
+        constants=overheads(find("h100-80gb")),
+    )  # fmt: skip
+    assert found.stage == "reading its options"
+    assert found.error == "ValueError: 'org/m' is not a valid model"
+    assert found.advice
+    assert last_error("nothing\n") == "vLLM ended without a message"
+
+
+def test_advice_for_memory_that_runs_out() -> None:
+    error = "OutOfMemoryError: CUDA out of memory."
+    assert "do not fit" in advice(error, "load_model")[0]
+    assert "--gpu-memory-utilization" in advice(error, "compile_or_warm_up_model")[0]
+    assert advice("KeyError: 1", "engine") == ()
+
+
+def test_the_highest_moment_of_a_history() -> None:
+    def event(action: str, address: int, size: int, file: str) -> dict[str, Any]:
+        frames = [
+            {"filename": "/x/torch/nn.py", "line": 1, "name": "call"},
+            {"filename": file, "line": 5, "name": "forward"},
+        ]
+        return {"action": action, "addr": address, "size": size, "frames": frames}
+
+    found = HighestMoment()
+    highest(
+        [
+            event("alloc", 1, 10, "a.py"),
+            event("alloc", 2, 30, "b.py"),
+            event("free_completed", 2, 30, "b.py"),
+            event("alloc", 2, 20, "c.py"),
+            event("free_completed", 9, 99, "before.py"),
+        ],
+        found,
+    )
+    assert found.bytes == 40
+    assert [tuple(row) for row in found.rows] == [
+        ("b.py:5", "forward", 30),
+        ("a.py:5", "forward", 10),
+    ]
+
+
+def test_several_gpus_are_refused() -> None:
+    for words, gpu in (
+        (["vllm", "serve", "m", "-tp", "2"], "h100"),
+        (["vllm", "serve", "m"], "2xh100"),
+    ):
+        with pytest.raises(UsageError, match="several GPUs"):
+            estimate_serving(words, gpu)
+
+
+def test_the_constants_of_other_gpus_hold_their_context() -> None:
+    for name in ("h100-80gb", "h200-141gb", "a100-40gb", "t4"):
+        gpu = find(name)
+        found = overheads(gpu)
+        assert 0 < found.low <= found.start + found.first_use <= found.high
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+def test_a_real_vllm(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+        "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "vocab_size": 1024, "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = estimate_serving(["vllm", "serve", str(tmp_path), "--enforce-eager"], "t4")
+    assert found.started, found.error
+    assert found.weights
+    assert found.tokens
+    assert found.concurrency
