@@ -98,6 +98,10 @@ def collect(given: argparse.Namespace) -> None:
         load(parse_spec(given.gpu))
     import torch
 
+    if given.engine == "virtual":  # all operators are noted, those known to be equal as well
+        from gpuprobe.virtual import accuracy
+
+        accuracy.known_equal = lambda func: False
     torch.set_num_threads(1)
     done = set(read(given.file))
     with given.file.open("a", encoding="utf-8") as file:
@@ -368,11 +372,18 @@ def _described(value: Any) -> list[str]:
 
 def measured(call: Callable[[], Any]) -> dict[str, Any]:
     """The allocations and frees of a call, as [size, frees negative; stream; line], and the type of
-    its error, "" for none. Streams are numbered as they appear.
+    its error, "" for none. Streams are numbered as they appear. On the virtual GPU also the
+    operators that torch dispatched for it, each with the bytes of its tensors in the largest call.
     """
     import torch
 
-    error = ""
+    error, virtual = "", None
+    if "gpuprobe.virtual.session" in sys.modules:
+        from gpuprobe.virtual.session import current
+
+        virtual = current()
+    if virtual is not None:
+        virtual.machine.called.clear()
     torch.cuda.memory._record_memory_history(stacks="python", max_entries=1_000_000)
     try:
         call()
@@ -392,7 +403,10 @@ def measured(call: Callable[[], Any]) -> dict[str, Any]:
         elif event["addr"] in own:
             own.discard(event["addr"])
             events.append([-event["size"], stream, _line(event.get("frames", ()))])
-    return {"events": events, "error": error}
+    entry: dict[str, Any] = {"events": events, "error": error}
+    if virtual is not None:
+        entry["operators"] = virtual.machine.called.sizes()
+    return entry
 
 
 def _line(frames: Sequence[dict[str, Any]]) -> str:

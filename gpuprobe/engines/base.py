@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 from gpuprobe.allocator.replays.requests import Request
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.plans.margin import NO_MARGIN, Margin
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import Bytes
 
@@ -104,7 +105,8 @@ class EngineSession(Protocol):
 @dataclass
 class DeviceRun:
     """What a whole run did on one GPU. ``number``: its number in the machine, ``index`` the
-    program's. ``requests``: workspaces that libraries may have requested besides.
+    program's. ``requests``: workspaces that libraries may have requested besides. ``margin``: by
+    how much a model may be off.
     """
 
     index: int
@@ -114,6 +116,7 @@ class DeviceRun:
     peak_reserved: int
     trace: MemoryTrace
     requests: Sequence[Request] = ()
+    margin: Margin = NO_MARGIN
 
 
 @dataclass

@@ -117,6 +117,7 @@ class VirtualMeasurement:
                     device.sim.peak_reserved,
                     self._taps[device].trace(),
                     self._taps[device].requests,
+                    machine.called.margin(device.sim.peak_allocated),
                 )
                 for device in machine.devices
                 if device.sim.peak_allocated

@@ -29,6 +29,7 @@ from gpuprobe.torch_support.node_streams import NodeStreams
 from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
 from gpuprobe.torch_support.version import installed
 from gpuprobe.torch_support.visible_devices import visible
+from gpuprobe.virtual.accuracy import CalledOperators
 from gpuprobe.virtual.device.host_statistics import HostStatistics
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.device.visible import Use
@@ -179,6 +180,7 @@ class Machine:
         self.cuda_numbers = False  # random numbers are those of CUDA's kernels: `kernels.philox`
         self.observer: Observer | None = None
         self.meter: Callable[..., None] | None = None  # is given each operator of a device
+        self.called = CalledOperators()  # that are not known to allocate what CUDA's do
         self.capture: Any = None  # the graph being captured: see cuda_api.graphs
         self.sync_debug_mode = 0
         self.many_streams = False

@@ -65,7 +65,8 @@ class Estimate(Displayed):
     """The memory of a training run on a GPU that is not here. Unit: bytes.
 
     ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run;
-    ``allocated_high`` includes workspaces of cuDNN that are known as a range only. The reserved
+    ``allocated_low`` to ``allocated_high`` is the range of the former where a virtual GPU's model
+    is not exact, and includes workspaces of cuDNN that are known as a range only. The reserved
     memory of a real run depends on the addresses that the driver returns: ``reserved_low`` to
     ``reserved_high`` is the range over several address orders; of one of several ranks it is 2%
     wider on both sides. ``context_low`` to ``context_high`` is the additional memory of the CUDA
@@ -129,6 +130,7 @@ class Estimate(Displayed):
     verdict_why: str = ""
     by_device: tuple[DeviceEstimate, ...] = ()
     torch: str = ""
+    allocated_low: Bytes = _NOTHING
     allocated_high: Bytes = _NOTHING
     simulated_torch: str = ""
     processes: int = 0

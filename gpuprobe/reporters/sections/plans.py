@@ -49,8 +49,9 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         f"{estimate.processes} at one time that the program starts, with their contexts",
     )
     allocated = max(estimate.peak_allocated, estimate.allocated_high)
+    least = estimate.allocated_low or estimate.peak_allocated
     rows = (
-        ("peak allocated", _span(estimate.peak_allocated, allocated), "by tensors, with rounding"),
+        ("peak allocated", _span(least, allocated), "by tensors, with rounding"),
         (
             "peak reserved",
             _span(estimate.reserved_low, estimate.reserved_high),

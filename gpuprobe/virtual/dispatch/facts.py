@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.hazards.rules import ALSO_WRITTEN
-from gpuprobe.virtual import values
+from gpuprobe.virtual import accuracy, values
 from gpuprobe.virtual.dispatch.calls import OperatorRow
 from gpuprobe.virtual.dispatch.refusals import refusal
 from gpuprobe.virtual.kernels.parts import PARTS
@@ -147,6 +147,8 @@ class OperatorFacts:
     host_results: tuple[int, ...]
     extension: Extension | None
     """What is known of another package's operator; None for torch's own."""
+    equal: bool
+    """It allocates what CUDA's kernels do, or is made of operators, which are looked at."""
 
     @property
     def declares_accesses(self) -> bool:
@@ -198,6 +200,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         needs_values=name in values.NEED_VALUES,
         host_results=_HOST_RESULTS.get(name, ()),
         extension=extension_of(func),
+        equal=_composite(func) or accuracy.known_equal(func),
     )
 
 

@@ -93,7 +93,19 @@ class DispatchMode(TorchDispatchMode):
             return self._above(func, args, kwargs)
         if facts.collective:
             return self._collective(facts, func, args, kwargs)
-        return self._run(facts, func, args, kwargs)
+        result = self._run(facts, func, args, kwargs)
+        if not facts.equal and not local.paused:
+            self._note(func, (args, kwargs, result))
+        return result
+
+    def _note(self, func: Any, tensors: Any) -> None:
+        """A call of an operator that is not known to allocate what CUDA's does."""
+        machine = self.machine
+        given = {id(t): t for t in tensors_in(tensors) if machine.place_of(t) >= 0}
+        if given:
+            machine.called.note(
+                str(func), sum(t.numel() * t.element_size() for t in given.values())
+            )
 
     def _collective(
         self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

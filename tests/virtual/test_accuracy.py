@@ -1,0 +1,94 @@
+"""How far the figures of a virtual GPU may be off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gpuprobe
+from gpuprobe.model.plans.margin import NO_MARGIN
+from gpuprobe.virtual import accuracy
+from gpuprobe.virtual.accuracy import CalledOperators, Difference
+from gpuprobe.virtual.lowering.cudnn_recurrent import RecurrentCall
+
+MIB = 1 << 20
+
+
+def test_operators_that_are_equal_give_no_range() -> None:
+    def step() -> None:
+        x = torch.ones(512, 512, device="cuda", requires_grad=True)
+        torch.nn.functional.gelu(x @ x).sum().backward()
+
+    found = gpuprobe.estimate(step, gpu="h100-80gb", engine="virtual")
+    assert found.allocated_low == found.peak_allocated == found.allocated_high
+    assert not [text for text in found.assumed if "virtual_accuracy" in text]
+
+
+def test_an_operator_that_differs_gives_a_range_with_its_name() -> None:
+    def step() -> None:
+        torch.fft.rfft(torch.ones(64, 1 << 15, device="cuda"))
+
+    found = gpuprobe.estimate(step, gpu="h100-80gb", engine="virtual")
+    _, differences, _ = accuracy.compared()
+    size = 64 * (1 << 15) * 4 + 64 * ((1 << 14) + 1) * 8
+    above, below = differences["aten._fft_r2c.default"].bytes(size)
+    assert above > 8 * MIB
+    assert found.allocated_high == found.peak_allocated + above
+    assert found.allocated_low == found.peak_allocated - below
+    assert found.reserved_high >= found.allocated_high
+    assert found.total_high >= found.allocated_high
+    (reason,) = [text for text in found.assumed if "virtual_accuracy" in text]
+    assert reason.startswith("that what the model allocates for _fft_r2c differs from")
+
+
+def test_one_call_counts_the_one_that_may_differ_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {
+        "aten.a.default": Difference((0, 0.5), (32768, 0.0)),
+        "aten.b.default": Difference((1 * MIB, 0.0), (0, 0.0)),
+        "aten.small.default": Difference((16384, 0.0), (0, 0.0)),
+    }
+    unknown = Difference((3 * MIB, 0.0), (0, 0.0))
+    monkeypatch.setattr(accuracy, "compared", lambda: (frozenset(), table, unknown))
+    called = CalledOperators()
+    assert called.margin(64 * MIB) == NO_MARGIN
+    called.note("aten.small.default", MIB)
+    assert called.margin(64 * MIB) == NO_MARGIN
+    called.note("aten.a.default", 4 * MIB)
+    called.note("aten.a.default", 2 * MIB)
+    called.note("aten.b.default", 64 * MIB)
+    found = called.margin(64 * MIB)
+    assert (found.above, found.below, found.why) == (2 * MIB, 32768, "a, b")
+    called.note("library.never_compared.default", 1)
+    assert called.margin(64 * MIB).above == 3 * MIB
+    called.cause("recurrent networks", 0.5)
+    found = called.margin(64 * MIB)
+    assert (found.above, found.below) == (35 * MIB, 32 * MIB + 32768)
+    assert found.why == "recurrent networks, never_compared, a and 1 more"
+
+
+def test_the_table_names_operators_of_torch() -> None:
+    equal, differences, unknown = accuracy.compared()
+    assert "aten.addmm.default" in equal
+    assert "aten._fft_r2c.default" in differences
+    assert not equal & set(differences)
+    assert unknown.above > (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "workspace", "reserve"),
+    [
+        # A program of tests/native/parity_programs.py with torch 2.13.0+cu130.
+        (
+            RecurrentCall(
+                "lstm", 2, 1, False, False, 4, 64, 16, 256, 512, 512,
+                4 * (2048 * 256 + 3 * 2048 * 512),
+            ),
+            43_647_360,
+            23_068_928,
+        ),
+    ],
+)  # fmt: skip
+def test_memory_of_recurrent_networks(call: RecurrentCall, workspace: int, reserve: int) -> None:
+    assert call.workspace(forward=True) == workspace
+    assert call.workspace(forward=False) == workspace
+    assert call.reserve == reserve
