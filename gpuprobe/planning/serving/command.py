@@ -23,15 +23,13 @@ _SIZES: Final = {
 _IMPORTS: Final = re.compile(r"^\s*(?:from|import)\s+vllm\b", re.MULTILINE)
 _PYTHON: Final = re.compile(r"python(?:3(?:\.\d+)?)?$")
 _SERVERS: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
-_GPUS_OF_SCRIPTS: Final = 8
-"""Of a script, whose parallel sizes are in its source."""
 
 
 @dataclass(frozen=True)
 class ServingCommand:
     """A command that starts vLLM. ``words`` as the user wrote them, without the interpreter;
     ``module``: the first is the name of a module. ``server``: it listens on a port. ``gpus``: how
-    many it needs; 0 where its options do not tell.
+    many it needs; 0 where its options do not tell (of a script).
     """
 
     words: tuple[str, ...]
@@ -40,15 +38,9 @@ class ServingCommand:
     gpus: int
     model: str
 
-    def arguments(self, model: str = "") -> list[str]:
-        """What is executed: with this interpreter, on a free port of this machine alone, and with
-        ``model`` in place of the model's name.
-        """
+    def arguments(self) -> list[str]:
+        """What is executed: with this interpreter, on a free port of this machine alone."""
         words = list(self.words)
-        if model and self.model in words:
-            words[words.index(self.model)] = model
-            if not any(word.partition("=")[0] == "--served-model-name" for word in words):
-                words += ["--served-model-name", self.model] if self.server else []
         if self.module:
             start = [sys.executable, "-m", words[0]]
         elif words[0].endswith(".py"):
@@ -96,11 +88,6 @@ def serving_command(words: Sequence[str], *, module: bool = False) -> ServingCom
         if _IMPORTS.search(text):
             return ServingCommand(tuple(given), False, False, 0, "")
     return None
-
-
-def gpus_of(command: ServingCommand, named: int) -> int:
-    """How many GPUs the machine has: as many as are named; of one, as many as it needs."""
-    return named if named > 1 else (command.gpus or _GPUS_OF_SCRIPTS)
 
 
 def _described(words: list[str], *, module: bool, server: bool) -> ServingCommand:

@@ -4,8 +4,10 @@ The figures are those of vLLM 0.19.0 on one H100 80GB, from public start-up logs
 catalogue has the context, which is divided in the same proportion.
 
 Source: llm-d-incubation/llm-d-planner, pull request 205, `accuracy/results/v0.19.0/logs`: 43 starts
-on one GPU. They are split by model (a hash of its name is even or odd). The median of one half is
-used: 0.51 GiB at the start and 0.25 GiB more after the profiling run.
+on one GPU, split by model. The median of one half (29 starts) is used: 0.51 GiB at the start and
+0.25 GiB more after the profiling run. In the other half (14 starts) the sum is off by 0.02 GiB on
+average. `tests/recorded/vllm/public_logs.json` has the figures and the rule of the split, and
+`tests/serving/test_serving_constants.py` repeats this.
 """
 
 from __future__ import annotations

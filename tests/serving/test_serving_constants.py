@@ -1,0 +1,39 @@
+"""The constants of serving estimates against the public logs that they are from, by halves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from gpuprobe.catalogue.gpus import find
+from gpuprobe.planning.serving.overheads import overheads
+
+FILE = Path(__file__).resolve().parents[1] / "recorded" / "vllm" / "public_logs.json"
+GIB = 1 << 30
+
+
+def _halves() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Logs of one GPU: those that the constants were made from, and the others."""
+    logs = [log for log in json.loads(FILE.read_text())["logs"] if log["tp"] == log["pp"] == 1]
+    even: list[dict[str, Any]] = []
+    odd: list[dict[str, Any]] = []
+    for log in logs:
+        first = hashlib.sha256(log["model"].lower().encode()).digest()[0]
+        (odd if first % 2 else even).append(log)
+    return even, odd
+
+
+def test_constants() -> None:
+    fitted, others = _halves()
+    assert (len(fitted), len(others)) == (29, 14)
+    found = overheads(find("h100-80gb"))
+    assert round(found.start / GIB, 2) == median(log["initial"] for log in fitted)
+    assert round(found.first_use / GIB, 2) == median(log["non_torch"] for log in fitted)
+    sums = [(log["initial"] + log["non_torch"]) * GIB for log in others]
+    assert mean(abs(total - found.start - found.first_use) for total in sums) < 0.025 * GIB
+    # Printed with two digits, so that each is off by up to 0.01 GiB in sum.
+    rounding = 0.01 * GIB
+    assert all(found.low - rounding <= total <= found.high + rounding for total in sums)
