@@ -41,14 +41,15 @@ def estimate_serving(
     up; then end it. ``words``: ``["vllm", "serve", "MODEL", …]``, or as `starts_vllm` takes them.
 
     Raises UsageError for a command that is none, or that needs several GPUs; ConfigError for an
-    unknown GPU, EnvironmentUnavailable without vLLM or without a torch for CUDA.
+    unknown GPU, EnvironmentUnavailable without vLLM, without a
+    torch for CUDA, and where vLLM has to compile kernels and there is no nvcc.
     """
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.libraries import libraries_for, torch_build
     from gpuprobe.native.process import add_to_environment, settings_text
     from gpuprobe.planning.serving import launch
     from gpuprobe.planning.serving.command import serving_command
-    from gpuprobe.planning.serving.figures import serving_estimate
+    from gpuprobe.planning.serving.figures import needs_compiler, serving_estimate
     from gpuprobe.planning.serving.overheads import overheads
 
     command = serving_command(words, module=module)
@@ -90,7 +91,7 @@ def estimate_serving(
             hangs = ended.code is None
             events = launch.all_events(folder)
         log = (folder / launch.LOG).read_text(encoding="utf-8", errors="replace")
-    return serving_estimate(
+    found = serving_estimate(
         events,
         log,
         command=shlex.join(words),
@@ -101,6 +102,14 @@ def estimate_serving(
         constants=constants,
         hangs=hangs,
     )
+    if not found.started and needs_compiler(found.error):
+        raise EnvironmentUnavailable(
+            "this vLLM compiles kernels for this GPU as it starts, and that failed: "
+            + found.error.partition("\n")[0],
+            hint="install NVIDIA's CUDA toolkit (nvcc), or choose another backend, such as "
+            "--attention-backend TRITON_ATTN",
+        )
+    return found
 
 
 def print_serving(found: ServingEstimate, stream: TextIO, *, as_json: bool = False) -> None:

@@ -15,7 +15,7 @@ from gpuprobe.api.serving import estimate_serving, print_serving
 from gpuprobe.catalogue.gpus import find
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.serving import ServingEstimate
-from gpuprobe.planning.serving.figures import advice, last_error, serving_estimate
+from gpuprobe.planning.serving.figures import advice, last_error, needs_compiler, serving_estimate
 from gpuprobe.planning.serving.overheads import overheads
 from gpuprobe.planning.serving.peak import HighestMoment, highest
 from gpuprobe.reporters.json import serving as serving_json
@@ -103,6 +103,9 @@ def test_an_error_before_any_stage() -> None:
     assert found.stage == "reading its options"
     assert found.error == "ValueError: 'org/m' is not a valid model"
     assert found.advice
+    below = "ValidationError: 1 validation error for ModelConfig\n  Value error, 9 is too long\n"
+    assert last_error(below).endswith("for ModelConfig Value error, 9 is too long")
+    assert needs_compiler("RuntimeError: Ninja build failed.")
     assert last_error("nothing\n") == "vLLM ended without a message"
 
 
@@ -165,7 +168,7 @@ def test_a_real_vllm(tmp_path: Path) -> None:
         "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = estimate_serving(["vllm", "serve", str(tmp_path), "--enforce-eager"], "t4")
+    found = estimate_serving(["vllm", "serve", str(tmp_path), "--enforce-eager"], "l4")
     assert found.started, found.error
     assert found.weights
     assert found.tokens

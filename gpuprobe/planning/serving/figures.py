@@ -138,12 +138,23 @@ def _failure(events: Sequence[Mapping[str, Any]], log: str, hangs: bool) -> dict
 
 def last_error(log: str) -> str:
     """The last line of vLLM's log that names an error, without the process that printed it."""
-    for line in reversed(log.splitlines()):
-        text = _PREFIX.sub("", line).strip()
-        match = _ERROR.search(text)
-        if match is not None and "See root cause above" not in text:
-            return match[1] or match[2]
+    lines = [_PREFIX.sub("", line).strip() for line in log.splitlines()]
+    for at in range(len(lines) - 1, -1, -1):
+        match = _ERROR.search(lines[at])
+        if match is None or "See root cause above" in lines[at]:
+            continue
+        text = str(match[1] or match[2])
+        if "validation error" in text:  # pydantic says what is wrong in the lines below
+            text = " ".join([text, *filter(None, lines[at + 1 : at + 3])])
+        return text
     return "vLLM ended without a message"
+
+
+def needs_compiler(error: str) -> bool:
+    """Whether an error says that kernels could not be compiled, which is about this machine and
+    not about the GPU.
+    """
+    return "Ninja build failed" in error or "nvcc" in error
 
 
 def advice(error: str, stage: str) -> tuple[str, ...]:
