@@ -2,11 +2,13 @@
 
     python benchmarks/virtual_accuracy.py NATIVE VIRTUAL [NATIVE VIRTUAL ...]
 
-Takes pairs of files that `oracle.py` collected, and writes ``gpuprobe/virtual/accuracy.json``. A
-call is equal if its highest memory and what it leaves behind are the same. An operator is equal if
-it was in a call that is, and no call that differs is put down to it. A difference is put down to
-the operator that the sample is named after; where there is none, to the one in the call that is
-equal least often. Programs show which operators are equal, not which differ, since they call many.
+Takes pairs of files that `oracle.py` collected (``--dtypes float32,bfloat16,int64,complex64``,
+``--programs``, ``--sizes --only '^(norm|reduce|matmul|sdpa|fft)'``), and writes
+``gpuprobe/virtual/accuracy.json``. A call is equal if its highest memory and what it leaves behind
+are the same. An operator is equal if it was in a call that is, and no call that differs is put down
+to it. A difference is put down to the operator that the sample is named after; where there is none,
+to the one in the call that is equal least often. Programs show which operators are equal, not which
+differ, since they call many.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from gpuprobe.allocator.replays.requests import Request
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.model.plans.margin import NO_MARGIN, Margin
+from gpuprobe.model.plans.estimate import Margin
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import Bytes
 
@@ -116,7 +116,7 @@ class DeviceRun:
     peak_reserved: int
     trace: MemoryTrace
     requests: Sequence[Request] = ()
-    margin: Margin = NO_MARGIN
+    margin: Margin = field(default_factory=Margin)
 
 
 @dataclass

@@ -171,8 +171,8 @@ def estimate_of(
     if device.margin.why:
         run.assume(
             f"that what the model allocates for {device.margin.why} differs from torch's CUDA code "
-            "by no more than in benchmarks/virtual_accuracy.py: hence the range; a build of torch "
-            "with CUDA is exact"
+            "by no more than where both were compared: hence the range; a build of torch with CUDA "
+            "is exact"
         )
     outside_high = model.context_high + nccl_high + others.high
     growing = _growing(report, f"cuda:{device.index}")

@@ -61,6 +61,18 @@ class RankEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Margin:
+    """By how many bytes a peak may be lower (``below``) or higher (``above``) than in a simulation.
+    ``why``: a phrase that names what the simulation differs in; "" if nothing in the run does, and
+    both are 0.
+    """
+
+    below: int = 0
+    above: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate(Displayed):
     """The memory of a training run on a GPU that is not here. Unit: bytes.
 

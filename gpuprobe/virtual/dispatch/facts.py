@@ -148,7 +148,7 @@ class OperatorFacts:
     extension: Extension | None
     """What is known of another package's operator; None for torch's own."""
     equal: bool
-    """It allocates what CUDA's kernels do, or is made of operators, which are looked at."""
+    """It is known to allocate what CUDA's kernels do, or is made of other operators."""
 
     @property
     def declares_accesses(self) -> bool:

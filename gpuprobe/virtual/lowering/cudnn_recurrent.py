@@ -25,7 +25,8 @@ def _up(number: int, to: int) -> int:
 
 class RecurrentCall(NamedTuple):
     """A network with its input. ``hidden`` and ``out`` are the features of a state and of a result;
-    ``element`` is the size of a number in bytes, ``weights`` that of all matrices.
+    ``element`` is the size of a number in bytes, ``weights`` that of all matrices. ``batch_first``:
+    the dimension of the batch precedes that of the steps.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class RecurrentCall(NamedTuple):
     hidden: int
     out: int
     weights: int
+    batch_first: bool = False
 
     @property
     def reserve(self) -> int:
@@ -53,6 +55,15 @@ class RecurrentCall(NamedTuple):
         gated, plain = _SMALL[forward]
         limit = gated if self.kind in ("lstm", "gru") else plain
         return self.out == self.hidden <= limit and not self.bfloat16
+
+    @property
+    def _together(self) -> int:
+        """Steps that layers above each other run at a time."""
+        if self.batch < 2:
+            return 32
+        if self.batch < 8:
+            return 16
+        return 8 if self.batch < 64 or self.steps >= 128 else 4
 
     def workspace(self, forward: bool) -> int:
         """Bytes that a pass works in."""
@@ -74,18 +85,9 @@ class RecurrentCall(NamedTuple):
             elif gru:
                 third = 12 * y + given + 14 * self.layers * state
             return fixed + max(first, second, third)
-        together = (
-            32
-            if self.batch < 2
-            else 16
-            if self.batch < 8
-            else 8
-            if self.batch < 64 or self.steps >= 128
-            else 4
-        )
         shared = y
         if several and not small:
-            shared = min(self.steps, (self.layers + 1) * together) * state
+            shared = min(self.steps, (self.layers + 1) * self._together) * state
         rest = shared + extra + self.layers * (11 if lstm else 5) * state
         if small:
             rest += self.layers * state + (y if several else 0)
