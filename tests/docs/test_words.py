@@ -1,14 +1,17 @@
-"""The word list of CONTRIBUTING.md: no phrase of its first column reaches a user.
+"""The word lists of CONTRIBUTING.md, over the documentation, messages, docstrings, comments, names.
 
-Public docstrings, help texts and the tables made from the code are checked where the generated
-pages quote them (`test_generated.py` keeps those current); messages are checked here as string
-literals, with a pair of braces for each value that is filled in.
+Help texts and the tables made from the code are checked where the generated pages quote them
+(`test_generated.py` keeps those current); messages are checked here as string literals, with a
+pair of braces for each value that is filled in. `gpuprobe/virtual` is frozen: its docstrings,
+comments and names are not checked.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,30 +21,44 @@ import pytest
 
 CONTRIBUTING = blocks.ROOT / "CONTRIBUTING.md"
 _ROW = re.compile(r"^\| (`.+`) \| (.+) \|$", re.MULTILINE)
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_QUOTED = re.compile(r"``.*?``|`[^`]*`|\"[^\"]*\"|'[^'\n]*'(?!\w)", re.DOTALL)
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_NAMES_OF_OTHERS = frozenset(
+    ["look_ahead"]
+)
+"""Names that torch, the standard library or a released document chose."""
+
+PACKAGES = sorted(
+    path.name
+    for path in (blocks.ROOT / "gpuprobe").iterdir()
+    if path.suffix == ".py" or (path / "__init__.py").exists()
+)
 
 
-def word_list(text: str) -> dict[str, str]:
-    """Each phrase to avoid, and what to write instead."""
-    rows = _ROW.findall(text)
+def word_list(text: str, heading: str = "avoid") -> dict[str, str]:
+    """Each phrase of the table with this heading, and its replacement."""
+    _, _, rest = text.partition(f"\n| {heading} | write |\n")
+    table, _, _ = rest.partition("\n\n")
+    rows = _ROW.findall(table)
     return {phrase: instead for cell, instead in rows for phrase in re.findall(r"`(.+?)`", cell)}
 
 
 @cache
-def avoided() -> dict[str, re.Pattern[str]]:
+def avoided(*headings: str) -> dict[str, re.Pattern[str]]:
     """Each phrase in lower case, with what matches it: whole words, across line breaks."""
     patterns = {}
-    for phrase in word_list(CONTRIBUTING.read_text(encoding="utf-8")):
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    for phrase in [phrase for heading in headings for phrase in word_list(text, heading)]:
         body = r"\s+".join(map(re.escape, phrase.split()))
         after = r"(?!\w)" if phrase[-1].isalnum() else ""
         patterns[phrase.lower()] = re.compile(rf"(?<!\w){body}{after}", re.IGNORECASE)
     return patterns
 
 
-def matches(text: str) -> Iterator[re.Match[str]]:
-    """Every phrase of the list in a text. Searching plainly first is many times as fast."""
+def matches(text: str, *headings: str) -> Iterator[re.Match[str]]:
+    """Every phrase of the lists in a text. Searching plainly first is many times as fast."""
     plain = " ".join(text.lower().split())
-    for phrase, pattern in avoided().items():
+    for phrase, pattern in avoided(*(headings or ("avoid",))).items():
         if phrase in plain:
             yield from pattern.finditer(text)
 
@@ -63,6 +80,59 @@ def literals(source: str) -> Iterator[tuple[int, str]]:
             and id(node) not in skipped
         ):
             yield node.lineno, node.value
+
+
+def explanations(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each docstring, of attributes too, and of each block of comments. Quoted
+    text is replaced by dots.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            if isinstance(node.value.value, str):
+                yield node.lineno, _QUOTED.sub("...", node.value.value)
+    block: list[str] = []
+    last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if block and token.start[0] != last + 1:
+                yield last - len(block) + 1, _QUOTED.sub("...", "\n".join(block))
+                block = []
+            block.append(token.string.lstrip("# "))
+            last = token.start[0]
+    if block:
+        yield last - len(block) + 1, _QUOTED.sub("...", "\n".join(block))
+
+
+def names(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each name that the source defines: functions, classes, arguments, variables,
+    attributes that it assigns.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def in_code(source: str) -> list[str]:
+    """Phrases to avoid in the docstrings, comments and names of a module, with their lines."""
+    hits = [
+        (line + text.count("\n", 0, m.start()), repr(m[0]))
+        for line, text in explanations(source)
+        for m in matches(text, "avoid", "avoid in code")
+    ]
+    parts = word_list(CONTRIBUTING.read_text(encoding="utf-8"), "avoid in names")
+    hits += [
+        (line, f"the name {name}")
+        for line, name in names(source)
+        if name not in _NAMES_OF_OTHERS
+        and not parts.keys().isdisjoint(part.lower() for part in _PART.findall(name))
+    ]
+    return [f"{line}: {hit}" for line, hit in sorted(set(hits))]
 
 
 def in_page(text: str) -> list[str]:
@@ -99,10 +169,45 @@ def test_messages_keep_to_the_word_list() -> None:
     assert not hits, "see the word list in CONTRIBUTING.md:\n" + "\n".join(hits)
 
 
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name != "virtual"])
+def test_docstrings_comments_and_names_keep_to_the_word_list(package: str) -> None:
+    path = blocks.ROOT / "gpuprobe" / package
+    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    hits = [
+        f"{file.relative_to(blocks.ROOT)}:{hit}"
+        for file in files
+        for hit in in_code(file.read_text(encoding="utf-8"))
+    ]
+    assert not hits, "see the word lists in CONTRIBUTING.md:\n" + "\n".join(hits)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""It\nsays so."""\n',
+        "x = 1  # a comment that says\n# so\n",
+        "# the row is\n# of a table\n",
+        "def told(): ...\n",
+        "def f(wanted): ...\n",
+        "class _Seen: ...\n",
+        "self.x.was_asked = 1\n",
+        'X = 1\n"""What is wanted."""\n',
+    ],
+)
+def test_a_word_that_is_put_back_in_the_code_is_found(source: str) -> None:
+    assert in_code(source)
+
+
+def test_quoted_text_and_names_of_others_are_exempt() -> None:
+    assert in_code('"""torch\'s `says`, "told" and ``asked``."""\nx.said()\n') == []
+
+
 def test_every_phrase_has_a_replacement() -> None:
-    phrases = word_list(CONTRIBUTING.read_text(encoding="utf-8"))
-    assert len(phrases) > 60
-    assert all(instead.strip() for instead in phrases.values())
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    for heading, least in (("avoid", 60), ("avoid in code", 15), ("avoid in names", 35)):
+        phrases = word_list(text, heading)
+        assert len(phrases) > least
+        assert all(instead.strip() for instead in phrases.values())
 
 
 @pytest.mark.parametrize("phrase", ["says", "where there is", "not known", "of its own"])
