@@ -41,17 +41,17 @@ def command_list() -> str:
 
 def command_reference() -> str:
     """Every command with its arguments, as argparse knows them."""
-    return "\n\n".join(_command(name, home) for name, (home, _) in _commands().items())
+    return "\n\n".join(map(_command, _commands()))
 
 
-def _commands() -> dict[str, tuple[str, str]]:
+def _commands() -> dict[str, str]:
     from gpuprobe.cli.commands import COMMANDS
 
     return COMMANDS
 
 
-def _command(name: str, home: str) -> str:
-    module = importlib.import_module(f"gpuprobe.cli.commands.{home}")
+def _command(name: str) -> str:
+    module = importlib.import_module(f"gpuprobe.cli.commands.{name}")
     parser = argparse.ArgumentParser(prog=f"gpuprobe {name}", description=module.__doc__)
     module.add_arguments(parser)
     actions = [

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe.analysis.baseline import (
     METRICS,
@@ -29,6 +29,7 @@ from gpuprobe.analysis.baseline import (
     with_repeats,
 )
 from gpuprobe.analysis.baseline.repeats import Figures
+from gpuprobe.api.render import render
 from gpuprobe.errors import MissingExtra, ProgramFailed
 from gpuprobe.gate.files import (
     ensure_writable,
@@ -73,7 +74,6 @@ __all__ = [
     "measure_apart",
     "measure_as_planned",
     "plan",
-    "print_check",
     "read_baseline",
     "read_project",
     "recorded",
@@ -537,25 +537,6 @@ def _compare(
 _MOST_SETTINGS = 5
 
 
-def print_check(
-    results: Sequence[CheckResult],
-    stream: TextIO,
-    form: Literal["text", "json", "markdown"] = "text",
-) -> None:
-    """Write the results of a check. Markdown is a summary for a CI job."""
-    from gpuprobe.reporters import markdown
-    from gpuprobe.reporters.json import check as check_json
-    from gpuprobe.reporters.sections.check import job_summary, run_sections
-    from gpuprobe.reporters.text import draw
-
-    if form == "json":
-        check_json.write(*results, stream=stream)
-    elif form == "markdown":
-        markdown.write(job_summary(*results), stream)
-    else:
-        draw.write(run_sections(*results), stream)
-
-
 def write_findings(
     results: Sequence[CheckResult],
     root: str,
@@ -567,8 +548,6 @@ def write_findings(
     """The findings of a check; also written to these files, with places relative to ``root``, and
     those without a place at the ``baseline``. Raises OSError where a file cannot be written.
     """
-    from gpuprobe.reporters.ci import junit as junit_file
-    from gpuprobe.reporters.ci import sarif as sarif_file
     from gpuprobe.reporters.ci.annotations import checkout
     from gpuprobe.reporters.json import check as check_json
 
@@ -576,9 +555,10 @@ def write_findings(
     if sarif is not None:
         with sarif.open("w", encoding="utf-8") as stream:
             repository = checkout(os.environ, root)
-            sarif_file.write(found, stream, root, elsewhere=baseline, repository=repository)
+            options = {"root": root, "elsewhere": baseline, "repository": repository}
+            render(found, "sarif", stream, **options)
     if junit is not None:
         with junit.open("w", encoding="utf-8") as stream:
             passed = check_json.passed(*results)
-            junit_file.write(found, stream, suite="memory", passed=passed)
+            render(found, "junit", stream, suite="memory", passed=passed)
     return found

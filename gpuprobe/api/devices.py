@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from gpuprobe.model.machine.devices import Device, Inventory
 
@@ -61,29 +61,3 @@ def inventory(
 
     with DeviceWatch(sources, demo, detail=detail, require=require, environ=environ) as watch:
         return watch.read()
-
-
-def print_inventory(
-    found: Inventory,
-    stream: TextIO,
-    columns: Callable[[int], int],
-    *,
-    as_json: bool = False,
-    verbose: bool = False,
-) -> None:
-    """Write the GPUs and their processes as a table or as a JSON document. ``columns`` returns how
-    wide the table may be, from the width that it has in a pipe; ``verbose``: every value, too.
-    """
-    if as_json:
-        from gpuprobe.reporters.json import info as info_json
-
-        info_json.write(found, stream)
-        return
-    from gpuprobe.reporters.colour import wants_colour
-    from gpuprobe.reporters.text import info
-
-    info.write(found, stream, columns=columns(info.WIDTH), colour=wants_colour(stream))
-    if verbose:
-        from gpuprobe.reporters.text import info_verbose
-
-        info_verbose.write(found, stream)

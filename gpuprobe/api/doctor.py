@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.machine.diagnosis import Diagnosis, RankDiagnosis
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -15,7 +15,7 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
     from gpuprobe.probes.health.base import MachineFacts
-    from gpuprobe.reporters.support_bundle.redact import Redactor
+    from gpuprobe.reporters.support_bundle import Redactor
     from gpuprobe.reporters.text.draw import DrawnLine
 
 
@@ -87,8 +87,8 @@ def _write_bundle(
     path: Path, diagnosis: Diagnosis, facts: MachineFacts, environ: Mapping[str, str]
 ) -> None:
     from gpuprobe.model.io.codec import to_plain
+    from gpuprobe.reporters import support_bundle as doctor_bundle
     from gpuprobe.reporters.json import doctor as doctor_json
-    from gpuprobe.reporters.support_bundle import bundle as doctor_bundle
 
     log = facts.kernel_log
     lines = (
@@ -111,7 +111,7 @@ def redactor_for(facts: MachineFacts, environ: Mapping[str, str]) -> Redactor:
     """A redactor that knows this machine's names and its users' that appear in ``facts``."""
     import pwd
 
-    from gpuprobe.reporters.support_bundle.redact import Redactor
+    from gpuprobe.reporters.support_bundle import Redactor
 
     users = {environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "USERNAME")}
     homes = {environ.get("HOME", "")}
@@ -157,25 +157,3 @@ def diagnosis_lines(diagnosis: Diagnosis, columns: int) -> list[DrawnLine]:
     from gpuprobe.reporters.text.draw import draw
 
     return list(draw(doctor_sections(diagnosis), Style(width=columns)))
-
-
-def print_diagnosis(
-    found: Diagnosis | RankDiagnosis, stream: TextIO, *, as_json: bool = False
-) -> None:
-    """Write a diagnosis, of this machine or of the ranks of a job, as text or JSON."""
-    if as_json:
-        from gpuprobe.model.io import document
-        from gpuprobe.reporters.json import doctor as doctor_json
-
-        if isinstance(found, Diagnosis):
-            document.write(doctor_json.document(found), stream)
-        else:
-            document.write(doctor_json.ranks_document(found), stream)
-        return
-    from gpuprobe.reporters.sections.doctor import doctor_sections, rank_doctor_sections
-    from gpuprobe.reporters.text import draw
-
-    if isinstance(found, RankDiagnosis):
-        draw.write(rank_doctor_sections(found), stream)
-    else:
-        draw.write(doctor_sections(found), stream)

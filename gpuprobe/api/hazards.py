@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
+from gpuprobe.api.render import render
 from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.gate.files import ensure_replaceable, read_known, write_known
 from gpuprobe.gate.rank_files import clear_rank_file, together
@@ -29,7 +30,6 @@ __all__ = [
     "detect_hazards",
     "ensure_replaceable",
     "findings_so_far",
-    "print_hazards",
     "read_known",
     "together",
     "write_hazards",
@@ -161,46 +161,20 @@ def write_hazards(
     to the working directory; findings without a place are at ``elsewhere``.
     """
     from gpuprobe.model.io.files import new_file
-    from gpuprobe.reporters.ci import junit as junit_file
-    from gpuprobe.reporters.ci import sarif as sarif_file
     from gpuprobe.reporters.ci.annotations import checkout
-    from gpuprobe.reporters.json import hazards as hazards_json
 
     known = None if found.comparison is None else found.comparison.known
     new = found.races if found.comparison is None else found.comparison.new
     root = str(Path.cwd())
-    writers: tuple[tuple[Path | None, Callable[[TextIO], None]], ...] = (
-        (
-            sarif,
-            lambda stream: sarif_file.write(
-                found.findings,
-                stream,
-                root,
-                known,
-                found.failed,
-                elsewhere=elsewhere,
-                repository=checkout(os.environ, root),
-            ),
-        ),
-        (
-            junit,
-            lambda stream: junit_file.write(
-                new, stream, suite="hazards", known=known or (), failed=found.failed
-            ),
-        ),
-        (json, lambda stream: hazards_json.write(found, stream)),
+    addresses = {"elsewhere": elsewhere, "repository": checkout(os.environ, root), "root": root}
+    files: tuple[tuple[Path | None, str, object, dict[str, object]], ...] = (
+        (sarif, "sarif", found.findings, {"known": known, **addresses}),
+        (junit, "junit", new, {"suite": "hazards", "known": known or ()}),
+        (json, "json", found, {}),
     )
-    for path, write in writers:
+    for path, form, result, options in files:
         if path is not None:
             text = io.StringIO()
-            write(text)
+            render(result, form, text, failed=found.failed, **options)
             with new_file(path, force=True) as file:
                 file.write(text.getvalue().encode("utf-8"))
-
-
-def print_hazards(found: Hazards, stream: TextIO) -> None:
-    """Write what was found as text, with paths below the working directory relative to it."""
-    from gpuprobe.reporters.sections.hazards import hazard_sections
-    from gpuprobe.reporters.text import draw
-
-    draw.write(hazard_sections(found), stream, cwd=str(Path.cwd()))

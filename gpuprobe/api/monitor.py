@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.probes.monitor import Monitor
@@ -36,7 +36,6 @@ __all__ = [
     "headline",
     "last_moment",
     "missing",
-    "print_runs",
     "process_details",
     "run_line",
     "runs",
@@ -72,13 +71,6 @@ def runs() -> list[Run]:
     return running()
 
 
-def print_runs(stream: TextIO) -> None:
-    """Write the `runs` as text."""
-    from gpuprobe.reporters.text import runs as runs_text
-
-    runs_text.write(runs(), stream)
-
-
 def process_details(pid: int, ticks: int) -> ProcessDetails:
     """The arguments, folder and environment of the process that started at ``ticks`` (clock ticks
     since boot; 0 for whichever has the number now), with secrets replaced by ``<secret>``: the
@@ -89,7 +81,7 @@ def process_details(pid: int, ticks: int) -> ProcessDetails:
 
     from gpuprobe.model.values import Unavailable
     from gpuprobe.probes.host.process import process_details as read
-    from gpuprobe.reporters.support_bundle.redact import Redactor
+    from gpuprobe.reporters.support_bundle import Redactor
 
     found = read(pid, ticks)
     variables = () if isinstance(found.environment, Unavailable) else found.environment

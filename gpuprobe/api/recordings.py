@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import DataError
 from gpuprobe.model.display import Displayed
@@ -26,11 +26,6 @@ __all__ = [
     "hang",
     "load",
     "pack",
-    "print_diff",
-    "print_hang",
-    "print_replay",
-    "print_report",
-    "print_scaling",
     "replay",
     "report",
     "scale",
@@ -291,72 +286,3 @@ def replay(
         )
     results = replay_all(traces, settings, capacity=capacity, search=search, torch=known)
     return ReplayResult(path=path, traces=results)
-
-
-def print_report(
-    report: Report, stream: TextIO, *, as_json: bool = False, full: bool = False
-) -> None:
-    """Write a `summary` as text or as a JSON document; ``full``: every section, in full width."""
-    if as_json:
-        from gpuprobe.reporters.json import report as report_json
-
-        report_json.write(report, stream)
-        return
-    from gpuprobe.reporters.sections.report import report_sections
-    from gpuprobe.reporters.text import draw
-
-    draw.write(report_sections(report, full=full), stream, cwd=report.session.cwd, wide=full)
-
-
-def print_diff(
-    found: Diff, stream: TextIO, by: tuple[str, ...], top: int, *, as_json: bool = False
-) -> None:
-    """Write what changed as text or JSON, ``by`` these keys; the text has ``top`` rows of each."""
-    if as_json:
-        from gpuprobe.reporters.json import diff as diff_json
-
-        diff_json.write(found, stream, by)
-        return
-    from gpuprobe.reporters.sections.diff import diff_sections
-    from gpuprobe.reporters.text import draw
-
-    draw.write(diff_sections(found, by, top), stream)
-
-
-def print_replay(result: ReplayResult, stream: TextIO, *, as_json: bool = False) -> None:
-    """Write the result of a `replay` as text or as a JSON document."""
-    if as_json:
-        from gpuprobe.reporters.json import replay as replay_json
-
-        replay_json.write(result, stream)
-        return
-    from gpuprobe.reporters.sections.replay import replay_sections
-    from gpuprobe.reporters.text import draw
-
-    draw.write(replay_sections(result), stream)
-
-
-def print_hang(found: HangReport, stream: TextIO, *, as_json: bool = False) -> None:
-    """Write why a job hangs as text or as a JSON document."""
-    if as_json:
-        from gpuprobe.reporters.json import hang as hang_json
-
-        hang_json.write(found, stream)
-        return
-    from gpuprobe.reporters.sections.hang import hang_sections
-    from gpuprobe.reporters.text import draw
-
-    draw.write(hang_sections(found), stream)
-
-
-def print_scaling(found: Scaling, stream: TextIO, *, as_json: bool = False) -> None:
-    """Write a table of throughput and efficiency as text or as a JSON document."""
-    if as_json:
-        from gpuprobe.reporters.json import scale as scale_json
-
-        scale_json.write(found, stream)
-        return
-    from gpuprobe.reporters.sections.scale import scale_sections
-    from gpuprobe.reporters.text import draw
-
-    draw.write(scale_sections(found), stream)

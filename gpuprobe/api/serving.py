@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 
@@ -110,19 +110,6 @@ def estimate_serving(
             "--attention-backend TRITON_ATTN",
         )
     return found
-
-
-def print_serving(found: ServingEstimate, stream: TextIO, *, as_json: bool = False) -> None:
-    """Write a serving estimate as text or as a JSON document."""
-    if as_json:
-        from gpuprobe.reporters.json import serving as serving_json
-
-        serving_json.write(found, stream)
-        return
-    from gpuprobe.reporters.sections.serving import serving_sections
-    from gpuprobe.reporters.text import draw
-
-    draw.write(serving_sections(found), stream, cwd=str(Path.cwd()))
 
 
 def _cache(version: str) -> Path:

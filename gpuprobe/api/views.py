@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from gpuprobe.api.render import CheckResults, render
 from gpuprobe.errors import DataError, GpuprobeError, UsageError
 from gpuprobe.model.io.files import new_file, read_text
 
@@ -42,8 +43,9 @@ def write_report(
 
     found, problems = tracks(recording)
     with new_file(path, force) as stream:
-        html_report.write(
+        render(
             summary(recording, top=html_report.ROWS),
+            "html",
             _text(stream),
             tracks=found,
             trees=_trees(recording),
@@ -78,7 +80,6 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     """
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import diff
-    from gpuprobe.reporters.html import compare as html_compare
 
     changes = diff(before, after)
     sides = []
@@ -88,7 +89,7 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
         sides.append((name, found))
         problems += [f"{name}: {problem}" for problem in unread]
     with new_file(path, force) as stream:
-        html_compare.write_diff(changes, _text(stream), tracks=sides, problems=problems)
+        render(changes, "html", _text(stream), tracks=sides, problems=problems)
     return Path(path)
 
 
@@ -96,10 +97,8 @@ def write_check(*results: CheckResult, path: StrPath, title: str = "memory check
     """Write checks against baselines as one HTML page that needs nothing else; replaces the
     page of an earlier check. Raises UsageError where it cannot be written.
     """
-    from gpuprobe.reporters.html import compare as html_compare
-
     with new_file(path, True) as stream:
-        html_compare.write_check(*results, stream=_text(stream), title=title)
+        render(CheckResults(results), "html", _text(stream), title=title)
     return Path(path)
 
 
@@ -365,8 +364,9 @@ def annotations_of(
     folder ``project``; those without a place are shown at the file ``elsewhere``. ``failed``: how
     the program ended that did not end well.
     """
-    from gpuprobe.reporters.ci.annotations import Places, write
+    from gpuprobe.reporters.ci.annotations import Places
 
     stream = io.StringIO()
-    write(service, findings, stream, Places.of(os.environ, project), elsewhere, failed=failed)
+    places = Places.of(os.environ, project)
+    render(findings, service, stream, places=places, elsewhere=elsewhere, failed=failed)
     return stream.getvalue()

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import (
     GpuprobeError,
@@ -597,29 +597,3 @@ def serve_trials() -> None:
 def _require_torch(why: str) -> None:
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why=why)
-
-
-def print_estimate(found: Estimate, stream: TextIO, top: int, *, as_json: bool = False) -> None:
-    """Write an estimate as text, with ``top`` rows in its tables, or as a JSON document."""
-    if as_json:
-        from gpuprobe.reporters.json import estimate as estimate_json
-
-        estimate_json.write(found, stream)
-        return
-    from gpuprobe.reporters.sections.plans import estimate_sections
-    from gpuprobe.reporters.text import draw
-
-    draw.write(estimate_sections(found, top), stream, cwd=str(Path.cwd()))
-
-
-def print_fit(found: Fit, stream: TextIO, *, as_json: bool = False) -> None:
-    """Write what fits as text or as a JSON document."""
-    if as_json:
-        from gpuprobe.reporters.json import fit as fit_json
-
-        fit_json.write(found, stream)
-        return
-    from gpuprobe.reporters.sections.plans import fit_sections
-    from gpuprobe.reporters.text import draw
-
-    draw.write(fit_sections(found), stream, cwd=str(Path.cwd()))

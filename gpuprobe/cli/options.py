@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from gpuprobe.api.render import FORMATS, formats_of
 from gpuprobe.cli import output, stderr
 from gpuprobe.errors import ProgramFailed, UsageError
 
@@ -71,6 +72,19 @@ def add_top(parser: argparse.ArgumentParser, default: int) -> None:
         metavar="N",
         help=f"rows per table (default: {default})",
     )
+
+
+def add_formats(parser: argparse.ArgumentParser, result: str, **texts: str) -> None:
+    """An option for each output format of a type of result; ``texts`` are help texts of the
+    command's own, by format.
+    """
+    for name, form in formats_of(result).items():
+        parser.add_argument(f"--{name}", action="store_true", help=texts.get(name, form.help))
+
+
+def format_of(args: argparse.Namespace) -> str:
+    """The output format that the options of `add_formats` select, ``"text"`` without one."""
+    return next((name for name in FORMATS if getattr(args, name, False)), "text")
 
 
 def add_demo(parser: argparse.ArgumentParser, more: str = "") -> None:

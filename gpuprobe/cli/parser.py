@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _overview() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
-    listing = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    listing = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
     parser = _Parser(
         prog="gpuprobe",
         usage="gpuprobe [--version] [--help] COMMAND ...",
@@ -73,7 +73,7 @@ def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> 
 
 def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
     """The module of a command, and the parser of its arguments."""
-    module = import_module(f"gpuprobe.cli.commands.{COMMANDS[name][0]}")
+    module = import_module(f"gpuprobe.cli.commands.{name}")
     parser = _Parser(prog=f"gpuprobe {name}", description=module.__doc__)
     module.add_arguments(parser)
     return module, parser

@@ -10,7 +10,6 @@ from typing import TextIO
 
 from gpuprobe.model.record import record
 from gpuprobe.model.text import shortened, visible
-from gpuprobe.reporters.colour import wants_colour
 
 _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 
@@ -99,3 +98,17 @@ class Style:
             break_on_hyphens=False,
         )
         return [line.replace("\u00a0", " ") for line in lines]
+
+
+def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Colour goes to a terminal that is not dumb, unless NO_COLOR (https://no-color.org) is set or
+    CLICOLOR is 0. Anything else gets it only with FORCE_COLOR or CLICOLOR_FORCE
+    (https://bixense.com/clicolors).
+    """
+    if environ.get("NO_COLOR"):
+        return False
+    if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    if environ.get("CLICOLOR") == "0" or environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()

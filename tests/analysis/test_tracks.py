@@ -15,8 +15,7 @@ from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import Timeline, thin, timeline
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
-from gpuprobe.reporters.html.data import track_data
-from gpuprobe.reporters.html.payload import unpack
+from gpuprobe.reporters.html.data import track_data, unpack
 
 
 def program(seed: int, steps: int) -> MemoryTrace:

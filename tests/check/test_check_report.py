@@ -11,7 +11,7 @@ from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.reporters import markdown
 from gpuprobe.reporters.json import check as check_json
-from gpuprobe.reporters.sections.check import check_sections, job_summary
+from gpuprobe.reporters.sections.check import check_sections, run_sections
 from gpuprobe.reporters.text import draw as text
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ BEFORE = baseline(account(line(3, 9 * MIB)), account(line(5, MIB)), 0)
 def texts(result: CheckResult) -> tuple[str, str]:
     plain, shared = io.StringIO(), io.StringIO()
     text.write(check_sections(result), plain)
-    markdown.write(job_summary(result), shared)
+    markdown.write(run_sections(result, summary=True), shared)
     for drawn in (plain.getvalue(), shared.getvalue()):
         assert "\x1b" not in drawn
     return plain.getvalue(), shared.getvalue()

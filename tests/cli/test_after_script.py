@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuprobe.cli.after_script import sort_options
-from gpuprobe.cli.commands.planning import estimate
+from gpuprobe.cli.commands import estimate
 from gpuprobe.cli.parser import own_options_first
 
 

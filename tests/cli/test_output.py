@@ -17,8 +17,7 @@ from gpuprobe.api.watch import summary
 from gpuprobe.errors import UsageError
 from gpuprobe.exporter.export import write_textfile
 from gpuprobe.model.io.files import new_file
-from gpuprobe.reporters.colour import wants_colour
-from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.terminal import Style, wants_colour
 
 FULL = Path("/dev/full")
 GPUPROBE = [sys.executable, "-m", "gpuprobe"]

@@ -28,10 +28,10 @@ from gpuprobe.model.machine.devices import GpuProcess
 from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.health.base import KernelMessage
+from gpuprobe.reporters import support_bundle as doctor_bundle
 from gpuprobe.reporters.json import doctor as doctor_json
 from gpuprobe.reporters.sections.doctor import doctor_sections
-from gpuprobe.reporters.support_bundle import bundle as doctor_bundle
-from gpuprobe.reporters.support_bundle.redact import Redactor
+from gpuprobe.reporters.support_bundle import Redactor
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 

@@ -30,7 +30,7 @@ from gpuprobe.model.place import Place
 from gpuprobe.reporters import markdown
 from gpuprobe.reporters.ci import junit, sarif
 from gpuprobe.reporters.json import check as check_json
-from gpuprobe.reporters.sections.check import job_summary
+from gpuprobe.reporters.sections.check import run_sections
 
 SCHEMA = json.loads(Path(__file__).with_name("sarif-2.1.0-rtm.5.json").read_text(encoding="utf-8"))
 SARIF = jsonschema.Draft4Validator(SCHEMA, format_checker=jsonschema.FormatChecker())
@@ -179,7 +179,7 @@ def result(names: Sequence[str], rows: int = 3, run: str = "") -> CheckResult:
 
 def drawn(*results: CheckResult) -> str:
     stream = io.StringIO()
-    markdown.write(job_summary(*results), stream)
+    markdown.write(run_sections(*results, summary=True), stream)
     return stream.getvalue()
 
 

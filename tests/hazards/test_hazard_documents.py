@@ -124,11 +124,11 @@ def test_a_failure_is_reported_in_every_format(launches: int) -> None:
     assert log["runs"][0]["invocations"][0]["executionSuccessful"] is False
     here = annotations.Places("/work", "/work")
     stream = io.StringIO()
-    annotations.write("github", [], stream, here, "train.py", failed=found.failed)
+    annotations.write_github([], stream, here, failed=found.failed)
     expected = "the program failed: RuntimeError: no such column"
     assert stream.getvalue() == f"::error title=gpuprobe program-failed::{expected}\n"
     stream = io.StringIO()
-    annotations.write("gitlab", [], stream, here, "train.py", failed=found.failed)
+    annotations.write_gitlab([], stream, here, "train.py", failed=found.failed)
     (entry,) = json.loads(stream.getvalue())
     assert (entry["description"], entry["location"]["path"]) == (expected, "train.py")
     stream = io.StringIO()

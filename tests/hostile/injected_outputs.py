@@ -242,7 +242,10 @@ def _annotations(service: str, check: Check) -> Output:
 
         stream = io.StringIO()
         places = annotations.Places.of({}, str(folder))
-        annotations.write(service, findings(texts), stream, places, texts[0])
+        if service == "github":
+            annotations.write_github(findings(texts), stream, places)
+        else:
+            annotations.write_gitlab(findings(texts), stream, places, texts[0])
         return _shown(stream.getvalue(), check)
 
     return output

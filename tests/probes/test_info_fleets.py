@@ -18,7 +18,6 @@ from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.reporters.json import info as info_json
 from gpuprobe.reporters.text import info as info_text
-from gpuprobe.reporters.text import info_verbose
 
 FLEETS = sorted(demo_fleets())
 GOLDEN = Path(__file__).parent / "golden"
@@ -55,7 +54,7 @@ def test_table_is_as_recorded(fleet: str) -> None:
 @pytest.mark.parametrize("fleet", FLEETS)
 def test_lines_fit_and_cannot_harm_the_terminal(fleet: str) -> None:
     found = seen(fleet)
-    for line in [*info_text.lines(found), *info_verbose.lines(found)]:
+    for line in [*info_text.lines(found), *info_text.value_lines(found)]:
         assert info_text.width(line) <= info_text.WIDTH, line
         assert line.isprintable(), line
 
@@ -277,7 +276,7 @@ def test_hostile_names_stay_on_one_line_each() -> None:
     for bad in ("\x1b", "\x07", "\u202e", "\u2066", "\u2067"):
         assert bad not in text
     assert "\\x1b" in text
-    verbose = "\n".join(info_verbose.lines(seen("hostile")))
+    verbose = "\n".join(info_text.value_lines(seen("hostile")))
     assert "\\u202eadmin" in verbose
 
 
@@ -285,7 +284,7 @@ def test_a_stream_that_is_not_utf8_is_no_reason_to_fail() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     info_text.write(seen("hostile"), stream)
-    info_verbose.write(seen("hostile"), stream)
+    info_text.write(seen("hostile"), stream, full=True)
     stream.flush()
     raw.getvalue().decode("ascii")
 

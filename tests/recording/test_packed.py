@@ -30,7 +30,7 @@ def outputs(path: Path) -> list[str]:
     texts = [json.dumps(gpuprobe.report(found))]
     for full in (False, True):
         stream = io.StringIO()
-        draw.write(report_sections(summary(found), full=full), stream, wide=full)
+        draw.write(report_sections(summary(found), full=full), stream, full=full)
         texts.append(stream.getvalue())
     return texts
 

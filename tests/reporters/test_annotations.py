@@ -180,7 +180,7 @@ any_findings = st.builds(
 def test_any_finding_reads_back(findings: list[Finding]) -> None:
     ordered = sorted(findings, key=lambda item: list(Level).index(item.level))
     stream = io.StringIO()
-    annotations.write("github", findings, stream, HERE, "memory.json")
+    annotations.write_github(findings, stream, HERE)
     lines = stream.getvalue().split("\n")
     assert lines.pop() == ""
     for line, finding in zip(lines, ordered, strict=True):
@@ -193,7 +193,7 @@ def test_any_finding_reads_back(findings: list[Finding]) -> None:
         assert ("line" in properties) == (path is not None)
 
     stream = io.StringIO()
-    annotations.write("gitlab", findings, stream, HERE, "memory.json")
+    annotations.write_gitlab(findings, stream, HERE, "memory.json")
     document = json.loads(stream.getvalue().encode("ascii"))
     jsonschema.validate(document, ENTRIES)
     assert len(document) == len(findings)

@@ -207,7 +207,7 @@ REPORT: Report = filled(Report, "", itertools.count(2))
 
 def text(report: Report) -> str:
     stream = io.StringIO()
-    draw.write(report_sections(report, full=True), stream, wide=True)
+    draw.write(report_sections(report, full=True), stream, full=True)
     return stream.getvalue()
 
 

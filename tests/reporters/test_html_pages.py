@@ -32,11 +32,11 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Peak
-from gpuprobe.reporters.html import compare as html_compare
+from gpuprobe.reporters.html import report as html_compare
 from gpuprobe.reporters.html import report as html_report
+from gpuprobe.reporters.html.data import pack, unpack
 from gpuprobe.reporters.html.draw import Drawing, excerpt
 from gpuprobe.reporters.html.markup import el, script_json
-from gpuprobe.reporters.html.payload import pack, unpack
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import hazards as hazards_json

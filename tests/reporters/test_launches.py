@@ -88,7 +88,7 @@ def report_of(rows: Iterable[Launched]) -> LaunchReport:
 
 def text(recording: Recording, *, full: bool = False) -> str:
     stream = io.StringIO()
-    draw.write(report_sections(summarize(recording), full=full), stream, wide=full)
+    draw.write(report_sections(summarize(recording), full=full), stream, full=full)
     return stream.getvalue()
 
 

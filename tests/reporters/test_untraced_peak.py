@@ -18,7 +18,7 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.reporters.html import compare as html_compare
+from gpuprobe.reporters.html import report as html_compare
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.sections.plans import estimate_sections

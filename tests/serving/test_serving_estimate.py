@@ -11,7 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuprobe.api.serving import estimate_serving, print_serving
+from gpuprobe.api.render import render
+from gpuprobe.api.serving import estimate_serving
 from gpuprobe.catalogue.gpus import find
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.serving import ServingEstimate
@@ -41,7 +42,7 @@ def _recorded(name: str, log: str = "") -> ServingEstimate:
 
 def _text(found: ServingEstimate) -> str:
     stream = io.StringIO()
-    print_serving(found, stream)
+    render(found, "text", stream)
     return stream.getvalue()
 
 

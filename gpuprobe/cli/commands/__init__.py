@@ -8,24 +8,24 @@ A command module has two functions:
   `gpuprobe.errors.GpuprobeError` pass: ``gpuprobe.cli`` prints it and picks the exit code.
 """
 
-# name -> (module below this package, one line for ``gpuprobe --help``), in their listed order.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "info": ("machine.info", "list the GPUs with their state and processes"),
-    "doctor": ("machine.doctor", "diagnose this machine's GPUs, driver, torch and settings"),
-    "top": ("machine.top", "live dashboard of GPUs, processes and runs"),
-    "export": ("machine.export", "export metrics, for Prometheus"),
-    "run": ("recordings.run", "run a training script and record its memory"),
-    "report": ("recordings.report", "show where the memory of a recording went"),
-    "pack": ("recordings.pack", "pack a recording into one Parquet file"),
-    "view": ("recordings.view", "browse a recording in the terminal"),
-    "diff": ("recordings.diff", "compare the peaks of two recordings"),
-    "scale": ("recordings.scale", "compare a program's speed on different numbers of ranks"),
-    "hang": ("recordings.hang", "show why a distributed job hangs, from its ranks' dumps"),
-    "check": ("gate.check", "compare a run's memory with a baseline, for CI"),
-    "baseline": ("gate.baseline", "write the baseline of a run"),
-    "estimate": ("planning.estimate", "estimate whether a script fits on a GPU"),
-    "fit": ("planning.fit", "find the largest batch size that fits on a GPU"),
-    "replay": ("recordings.replay", "replay an allocation trace; try allocator settings"),
-    "native": ("machine.native", "install what --engine native runs, where torch has no CUDA"),
-    "completion": ("machine.completion", "print a completion script for a shell"),
+# The name of each module, and its line in ``gpuprobe --help``, in the order listed there.
+COMMANDS: dict[str, str] = {
+    "info": "list the GPUs with their state and processes",
+    "doctor": "diagnose this machine's GPUs, driver, torch and settings",
+    "top": "live dashboard of GPUs, processes and runs",
+    "export": "export metrics, for Prometheus",
+    "run": "run a training script and record its memory",
+    "report": "show where the memory of a recording went",
+    "pack": "pack a recording into one Parquet file",
+    "view": "browse a recording in the terminal",
+    "diff": "compare the peaks of two recordings",
+    "scale": "compare a program's speed on different numbers of ranks",
+    "hang": "show why a distributed job hangs, from its ranks' dumps",
+    "check": "compare a run's memory with a baseline, for CI",
+    "baseline": "write the baseline of a run",
+    "estimate": "estimate whether a script fits on a GPU",
+    "fit": "find the largest batch size that fits on a GPU",
+    "replay": "replay an allocation trace; try allocator settings",
+    "native": "install what --engine native runs, where torch has no CUDA",
+    "completion": "print a completion script for a shell",
 }

@@ -129,8 +129,15 @@ def code_quality(
     return found
 
 
-def write(
-    service: str,
+def write_github(
+    findings: Sequence[Finding], stream: TextIO, places: Places, *, failed: str = ""
+) -> None:
+    """Write GitHub's workflow commands. ``failed``: how the program failed, an entry as well."""
+    for command in commands(_with_failure(findings, failed), places):
+        stream.write(command + "\n")
+
+
+def write_gitlab(
     findings: Sequence[Finding],
     stream: TextIO,
     places: Places,
@@ -138,18 +145,17 @@ def write(
     *,
     failed: str = "",
 ) -> None:
-    """Write what ``service``, one of `SERVICES`, reads; ``elsewhere`` as for `code_quality`.
-    ``failed``: how the program ended, where it did not end well; it is an entry of its own.
-    """
-    if failed:
-        message = f"the program failed: {failed}"
-        findings = (Finding("program-failed", "", Level.ERROR, message), *findings)
-    if service == "github":
-        for command in commands(findings, places):
-            stream.write(command + "\n")
-        return
-    json.dump(code_quality(findings, places, elsewhere), stream, indent=2)
+    """Write GitLab's report; ``elsewhere``: as for `code_quality`."""
+    found = code_quality(_with_failure(findings, failed), places, elsewhere)
+    json.dump(found, stream, indent=2)
     stream.write("\n")
+
+
+def _with_failure(findings: Sequence[Finding], failed: str) -> Sequence[Finding]:
+    if not failed:
+        return findings
+    message = f"the program failed: {failed}"
+    return (Finding("program-failed", "", Level.ERROR, message), *findings)
 
 
 _LONGEST: Final = 1000

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import sys
+import zlib
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from operator import sub
 from typing import Any
 
@@ -16,7 +20,6 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.run.rows import StepRow
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Bytes, Unavailable, available
-from gpuprobe.reporters.html.payload import pack
 from gpuprobe.reporters.viewers.flamegraph import to_data
 
 MOST_BYTES = 1_800_000
@@ -184,3 +187,28 @@ def _thin(columns: dict[str, array[int]], most: int) -> dict[str, array[int]]:
     )
     keep = thin(line, most).event
     return {name: array("q", map(column.__getitem__, keep)) for name, column in columns.items()}
+
+
+def pack(values: Iterable[int]) -> str:
+    """A column of integers below 2**53 in size, as text. The sum of neighbours must fit, too."""
+    column = array("q", values)
+    if len(column):
+        column = column[:1] + array("q", map(sub, column[1:], column))
+    if sys.byteorder == "big":
+        column.byteswap()
+    raw = column.tobytes()
+    planes = b"".join(raw[place::8] for place in range(8))
+    return base64.b64encode(zlib.compress(planes, 9)).decode("ascii")
+
+
+def unpack(packed: str) -> list[int]:
+    """The column again: what the page does, for tests and other readers."""
+    planes = zlib.decompress(base64.b64decode(packed))
+    count = len(planes) // 8
+    raw = bytearray(len(planes))
+    for place in range(8):
+        raw[place::8] = planes[place * count : (place + 1) * count]
+    column = array("q", bytes(raw))
+    if sys.byteorder == "big":
+        column.byteswap()
+    return list(accumulate(column))

@@ -20,6 +20,8 @@ from importlib.resources import files
 from typing import IO, Any
 
 from gpuprobe._version import __version__
+from gpuprobe.analysis.baseline import CheckResult
+from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.hazards.findings.results import Hazards
@@ -29,9 +31,13 @@ from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html.data import step_columns, track_data, tree_data
 from gpuprobe.reporters.html.draw import Drawing
-from gpuprobe.reporters.html.markup import Markup, el, join, script_json
+from gpuprobe.reporters.html.markup import Markup, Part, el, join, script_json
 from gpuprobe.reporters.html.markup import Part as Content
+from gpuprobe.reporters.json import check as check_json
+from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import report as report_json
+from gpuprobe.reporters.sections.check import run_sections
+from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
 from gpuprobe.reporters.sections.report import MOST_FINDINGS, STATUS, facts, report_sections
@@ -268,3 +274,57 @@ def _hash(source: str) -> str:
     """A source expression of CSP: the hash of what stands between the tags."""
     digest = hashlib.sha256(source.encode("utf-8")).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+
+
+_BY = ("line", "category", "module")  # lines first: they are what one can act on
+_ROWS = 400
+
+
+def write_diff(
+    diff: Diff,
+    stream: IO[str],
+    *,
+    tracks: Sequence[tuple[str, Sequence[Track]]] = (),
+    problems: Sequence[str] = (),
+) -> None:
+    """Write the page of a diff. ``tracks`` are the curves of both sides, each with its name."""
+    curves = []
+    for title, found in tracks:
+        curves += [{**item, "title": title} for item in track_data(found)]
+    draw = Drawing()
+    sections = peak_sections(diff, _BY, _ROWS)
+    peaks = [section for section in sections if section.name.startswith("peak")]
+    cards = el("div", [draw.card(section) for section in peaks], class_="cards")
+    body: list[Part] = [el("section", cards, id="answer", aria_label="the answer")]
+    body += [draw.section(section) for section in sections if section not in peaks]
+    body.append(timeline_section(curves))
+    body += map(draw.section, compiled_section(diff, _ROWS))
+    body += map(draw.section, caution_section((*diff.cautions, *problems)))
+    page(
+        stream,
+        title="What changed",
+        subtitle=f"{diff.before} → {diff.after}",
+        body=body,
+        data={"diff": diff_json.document(diff), "tracks": curves, "trees": {}, "steps": []},
+    )
+
+
+def write_check(*results: CheckResult, stream: IO[str], title: str = "memory check") -> None:
+    """Write the page of checks against baselines."""
+    draw = Drawing()
+    verdict, *rest = run_sections(*results, top=_ROWS)
+    banner = el(
+        "div",
+        el("p", el("b", verdict.title)),
+        draw.parts(verdict),
+        class_="banner ok" if all(result.ok for result in results) else "banner",
+    )
+    body: list[Part] = [el("section", banner, id="answer", aria_label="the answer")]
+    body += map(draw.section, rest)
+    page(
+        stream,
+        title=title,
+        subtitle=verdict.title,
+        body=body,
+        data={"check": check_json.document(*results), "tracks": [], "trees": {}, "steps": []},
+    )

@@ -59,8 +59,12 @@ def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
     return found
 
 
-def run_sections(*results: CheckResult, top: int = _ROWS) -> list[Section]:
-    """`check_sections`, of several runs each under its name and after what they come to."""
+def run_sections(*results: CheckResult, top: int = _ROWS, summary: bool = False) -> list[Section]:
+    """The check of all runs: several are each under their name, after the verdict on all.
+    ``summary``: for readers of a CI job, with the tables that they act on.
+    """
+    if summary:
+        return _job_summary(results)
     if len(results) == 1:
         return check_sections(results[0], top)
     return _by_run(results, [check_sections(result, top) for result in results])
@@ -88,10 +92,7 @@ def _by_run(results: Sequence[CheckResult], each: Sequence[Sequence[Section]]) -
     return found
 
 
-def job_summary(*results: CheckResult) -> list[Section]:
-    """The check for a summary that others read: what it is of, and no more tables than one acts
-    on.
-    """
+def _job_summary(results: Sequence[CheckResult]) -> list[Section]:
     each = []
     for result in results:
         head, *rest = check_sections(result)

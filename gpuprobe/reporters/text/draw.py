@@ -42,12 +42,12 @@ class DrawnLine(NamedTuple):
 
 
 def write(
-    sections: Iterable[Section], stream: TextIO, *, cwd: str = "", wide: bool = False
+    sections: Iterable[Section], stream: TextIO, *, cwd: str = "", full: bool = False
 ) -> None:
     """Write the sections in the characters and colours that ``stream`` has; paths below ``cwd``
-    are shown relative to it. ``wide``: tables have all their columns.
+    are shown relative to it. ``full``: tables have all their columns.
     """
-    style = replace(Style.of(stream, cwd=cwd), wide=wide)
+    style = replace(Style.of(stream, cwd=cwd), wide=full)
     stream.write("\n".join(lines(sections, style)) + "\n")
 
 

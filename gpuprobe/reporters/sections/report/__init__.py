@@ -20,8 +20,6 @@ from gpuprobe.reporters.sections.parts import (
     bulleted,
     plural,
 )
-from gpuprobe.reporters.sections.report.communication import communication_sections
-from gpuprobe.reporters.sections.report.launches import launch_sections
 from gpuprobe.reporters.sections.report.memory import (
     failure_sections,
     fragmentation_sections,
@@ -38,7 +36,9 @@ from gpuprobe.reporters.sections.report.ranks import (
     process_sections,
 )
 from gpuprobe.reporters.sections.report.steps import (
+    communication_sections,
     device_sections,
+    launch_sections,
     step_sections,
     time_sections,
 )

@@ -35,9 +35,11 @@ def run(args: argparse.Namespace) -> int:
     if args.recording is None:
         return _runs(args)
     if args.once or not can_show():
-        from gpuprobe.api.recordings import load, print_report, summary
+        from gpuprobe.api.recordings import load, summary
+        from gpuprobe.api.render import render
 
-        print_report(summary(load(args.recording)), sys.stdout)
+        report = summary(load(args.recording))
+        render(report, "text", sys.stdout, cwd=report.session.cwd)
         return exit_codes.OK
 
     from gpuprobe.api.live import Followed
@@ -61,7 +63,8 @@ def _show(followed: Followed | None, args: argparse.Namespace) -> int:
 def _runs(args: argparse.Namespace) -> int:
     if not args.once and can_show():
         return _show(None, args)
-    from gpuprobe.api.monitor import print_runs
+    from gpuprobe.api.monitor import runs
+    from gpuprobe.api.render import Runs, render
 
-    print_runs(sys.stdout)
+    render(Runs(runs()), "text", sys.stdout)
     return exit_codes.OK

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import (
+    add_formats,
     add_program,
     add_top,
     add_virtual_run,
     answering,
+    format_of,
     positive,
     program_of,
     rank_of,
@@ -52,22 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="NAME.gpuprobe", help="keep the recording of the simulated ranks"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_formats(parser, "Estimate")
     add_top(parser, 8)
     add_program(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api import watch
-    from gpuprobe.api.virtual import estimate_program, prepare_engine, print_estimate
+    from gpuprobe.api.render import render
+    from gpuprobe.api.virtual import estimate_program, prepare_engine
 
     target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT")
-    from gpuprobe.api.serving import estimate_serving, print_serving, starts_vllm
+    from gpuprobe.api.serving import estimate_serving, starts_vllm
 
     words = [target.target, *target.arguments]
     if starts_vllm(words, module=target.module):
         server = estimate_serving(words, args.gpu, module=target.module, notify=stderr.note)
-        print_serving(server, sys.stdout, as_json=args.json)
+        render(server, format_of(args), sys.stdout, cwd=str(Path.cwd()))
         return exit_codes.OK if server.started else exit_codes.FINDINGS
     if target.module:
         prepare_engine(args.engine, args.gpu, estimated=True, torch=args.torch)
@@ -89,5 +93,5 @@ def run(args: argparse.Namespace) -> int:
             output=args.output or "",
             notify=stderr.note,
         )
-    print_estimate(found, sys.stdout, args.top, as_json=args.json)
+    render(found, format_of(args), sys.stdout, top=args.top, cwd=str(Path.cwd()))
     return exit_codes.OK if found.fits else exit_codes.FINDINGS

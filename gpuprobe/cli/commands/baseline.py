@@ -6,7 +6,7 @@ import argparse
 import os
 
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.commands.gate import check
+from gpuprobe.cli.commands import check
 from gpuprobe.errors import UsageError
 
 SUPERVISED = True

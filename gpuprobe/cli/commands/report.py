@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe.api.recordings import load_to_report, print_report, summary
+from gpuprobe.api.recordings import load_to_report, summary
+from gpuprobe.api.render import render
 from gpuprobe.api.views import VIEWS, read_hazards, write_report
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.options import add_top
+from gpuprobe.cli.options import add_formats, add_top, format_of
 from gpuprobe.errors import UsageError
 from gpuprobe.model.text import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", help="a recording (directory) or a torch snapshot (.pickle)")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_formats(parser, "Report", json="print the report as JSON")
     parser.add_argument(
         "--device",
         default="",
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.hazards is not None and args.html is None:
         raise UsageError("--hazards is for the page that --html writes")
+    form = format_of(args)
     recording = load_to_report(args.recording)
     if args.html is not None:
         hazards = None if args.hazards is None else read_hazards(args.hazards)
@@ -60,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     for write, path in wanted:
         for written in write(recording, path, force=args.force):
             stderr.print_line(f"wrote {visible(str(written))}")
-    if (wanted or args.html is not None) and not args.json:
+    if (wanted or args.html is not None) and form == "text":
         return exit_codes.OK
     report = summary(recording, top=args.top, device=args.device)
-    print_report(report, sys.stdout, as_json=args.json, full=args.verbose)
+    render(report, form, sys.stdout, full=args.verbose, cwd=report.session.cwd)
     return exit_codes.OK

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.options import add_program, add_virtual_run, positive, program_of, rank_of
+from gpuprobe.cli.options import (
+    add_formats,
+    add_program,
+    add_virtual_run,
+    format_of,
+    positive,
+    program_of,
+    rank_of,
+)
 
 OPTIONS_AFTER_SCRIPT = True
 
@@ -41,13 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only search; do not estimate changes that save memory",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_formats(parser, "Fit")
     parser.add_argument("--quiet", action="store_true", help="do not print progress")
     add_program(parser, modules=False)
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.virtual import fit_program, print_fit
+    from gpuprobe.api.render import render
+    from gpuprobe.api.virtual import fit_program
 
     target = program_of(args, "gpuprobe fit SCRIPT --gpu GPU --arg batch_size")
 
@@ -73,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         suggest=not args.no_suggestions,
         notify=notify,
     )
-    print_fit(found, sys.stdout, as_json=args.json)
+    render(found, format_of(args), sys.stdout, cwd=str(Path.cwd()))
     if found.interrupted:
         return exit_codes.INTERRUPTED
     return exit_codes.OK if found.largest is not None else exit_codes.FINDINGS

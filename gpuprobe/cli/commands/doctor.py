@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.options import add_formats, format_of
 from gpuprobe.errors import UsageError
 from gpuprobe.model.values import Unavailable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
+    add_formats(parser, "Diagnosis", json="print the diagnosis as JSON")
     parser.add_argument(
         "--bundle",
         metavar="FILE.zip",
@@ -40,10 +41,11 @@ def run(args: argparse.Namespace) -> int:
         if args.bundle or args.demo:
             raise UsageError("--distributed cannot be combined with --bundle or --demo")
         return _run_ranks(args)
-    from gpuprobe.api.doctor import diagnose, print_diagnosis
+    from gpuprobe.api.doctor import diagnose
+    from gpuprobe.api.render import render
 
     diagnosis = diagnose(args.demo, bundle=args.bundle)
-    print_diagnosis(diagnosis, sys.stdout, as_json=args.json)
+    render(diagnosis, format_of(args), sys.stdout)
     if args.bundle:
         stderr.print_line(f"wrote {args.bundle}; review it before you share it")
     if isinstance(diagnosis.driver, Unavailable):
@@ -52,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_ranks(args: argparse.Namespace) -> int:
-    from gpuprobe.api.doctor import diagnose_ranks, print_diagnosis
+    from gpuprobe.api.doctor import diagnose_ranks
+    from gpuprobe.api.render import render
 
     with _quiet_torch():
         diagnosis = diagnose_ranks(args.timeout)
@@ -60,7 +63,7 @@ def _run_ranks(args: argparse.Namespace) -> int:
         # The report is rank 0's; another rank that speaks only says why there is none.
         first = diagnosis.rank == 0
         stream = sys.stdout if first else sys.stderr
-        print_diagnosis(diagnosis, stream, as_json=args.json and first)
+        render(diagnosis, format_of(args) if first else "text", stream)
     return exit_codes.OK if diagnosis.healthy else exit_codes.FINDINGS
 
 

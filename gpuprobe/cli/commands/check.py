@@ -16,7 +16,15 @@ from typing import Any
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import PROJECTS_OWN
-from gpuprobe.cli.options import add_gpu, add_program, answering, positive, seconds
+from gpuprobe.cli.options import (
+    add_formats,
+    add_gpu,
+    add_program,
+    answering,
+    format_of,
+    positive,
+    seconds,
+)
 
 OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
@@ -29,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "[--json | --markdown] [--] [ARGS ...]"
     )
     add_target(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown")
+    add_formats(parser, "CheckResults")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
@@ -209,7 +216,8 @@ def _progress() -> Callable[[str], None]:
 
 
 def _report(args: argparse.Namespace, results: Any, project: str, baseline: str) -> None:
-    from gpuprobe.api.check import print_check, write_findings
+    from gpuprobe.api.check import write_findings
+    from gpuprobe.api.render import CheckResults, render
 
     root = project or str(Path.cwd())
     found = write_findings(results, root, baseline, sarif=args.sarif, junit=args.junit)
@@ -219,6 +227,4 @@ def _report(args: argparse.Namespace, results: Any, project: str, baseline: str)
         write_check(*results, path=args.html, title=args.target or args.html.name)
     if args.annotations is not None:
         args.annotations.write(found, baseline, project=project)
-    print_check(
-        results, sys.stdout, "json" if args.json else "markdown" if args.markdown else "text"
-    )
+    render(CheckResults(results), format_of(args), sys.stdout)

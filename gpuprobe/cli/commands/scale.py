@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe.api.recordings import print_scaling, scale
+from gpuprobe.api.recordings import scale
+from gpuprobe.api.render import render
 from gpuprobe.cli import exit_codes
+from gpuprobe.cli.options import add_formats, format_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is the same in all: the work of a rank's step (batches of one size; default), "
         "or that of the whole run (the same data)",
     )
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    add_formats(parser, "Scaling", json="print the table as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     found = scale(*args.recordings, work=args.work)
-    print_scaling(found, sys.stdout, as_json=args.json)
+    render(found, format_of(args), sys.stdout)
     return exit_codes.OK

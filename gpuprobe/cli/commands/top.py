@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.devices import demo_fleets, inventory, print_inventory
+    from gpuprobe.api.devices import demo_fleets, inventory
 
     if not 0.05 <= args.interval <= 3600:
         raise UsageError("--interval takes 0.05 to 3600 seconds")
@@ -86,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
                 f"no such GPU: {', '.join(map(visible, unknown))}",
                 hint="gpuprobe info lists the GPUs with their NVML numbers",
             )
-        print_inventory(selection.of(found), sys.stdout, columns)
+        from gpuprobe.api.render import render
+
+        render(selection.of(found), "text", sys.stdout, columns=columns(0))
         if any(source.available for source in found.sources):
             return exit_codes.OK
         stderr.note("no GPU is available: is there an NVIDIA driver on this machine?")

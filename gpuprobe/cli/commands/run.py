@@ -233,14 +233,14 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
 
 
 def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
-    from gpuprobe.api.hazards import print_hazards
+    from gpuprobe.api.render import render
 
     if args.hazards_annotations is not None:
         new = found.findings if found.comparison is None else found.comparison.new
         # Every hazard has a place; one outside of the checkout is shown at the program.
         program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
         args.hazards_annotations.write(new, program, failed=found.failed)
-    print_hazards(found, sys.stderr)
+    render(found, "text", sys.stderr, cwd=str(Path.cwd()))
 
 
 _ASSUMED = 8  # lines

@@ -46,7 +46,7 @@ def _whole_parser(shtab: Any) -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="gpuprobe")
     whole.add_argument("-V", "--version", action="store_true", help="print the version")
     commands = whole.add_subparsers()
-    for name, (_, text) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         _, parser = command_parser(name)
         commands.add_parser(name, help=text, parents=[parser], add_help=False)
         for action in parser._actions:

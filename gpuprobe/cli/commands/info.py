@@ -12,14 +12,14 @@ import gc
 import sys
 
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.options import add_demo
+from gpuprobe.cli.options import add_demo, add_formats, format_of
 from gpuprobe.cli.screen import columns
 
 _DEFAULT = ("nvml", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print a JSON document")
+    add_formats(parser, "Inventory", json="print a JSON document")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="every value, with its source and status"
     )
@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.devices import demo_fleets, inventory, print_inventory
+    from gpuprobe.api.devices import demo_fleets, inventory
+    from gpuprobe.api.render import render
 
     if args.demo == "list":
         for name, about in demo_fleets().items():
@@ -56,10 +57,10 @@ def _run(args: argparse.Namespace) -> int:
     found = inventory(
         named or _DEFAULT,
         args.demo,
-        detail="full" if args.json or args.verbose else "table",
+        detail="full" if format_of(args) != "text" or args.verbose else "table",
         require=[name for name in named if name != "all"],
     )
-    print_inventory(found, sys.stdout, columns, as_json=args.json, verbose=args.verbose)
+    render(found, format_of(args), sys.stdout, columns=columns(0), full=args.verbose)
     if any(source.available for source in found.sources):
         return exit_codes.OK
     stderr.note("no GPU source is available: is there an NVIDIA driver on this machine?")

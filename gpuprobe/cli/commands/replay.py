@@ -6,8 +6,10 @@ import argparse
 import re
 import sys
 
-from gpuprobe.api.recordings import print_replay, replay
+from gpuprobe.api.recordings import replay
+from gpuprobe.api.render import render
 from gpuprobe.cli import exit_codes
+from gpuprobe.cli.options import add_formats, format_of
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -32,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "out-of-memory event in the trace, if any)",
     )
     parser.add_argument("--device", type=_index, metavar="N", help="only this CUDA device")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_formats(parser, "ReplayResult")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         capacity=args.capacity,
         search=args.search,
     )
-    print_replay(result, sys.stdout, as_json=args.json)
+    render(result, format_of(args), sys.stdout)
     return exit_codes.OK if result.exact and not result.would_oom else exit_codes.FINDINGS
 
 

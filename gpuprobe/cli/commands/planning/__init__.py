@@ -1,1 +1,0 @@
-"""Commands about GPUs that are not here."""

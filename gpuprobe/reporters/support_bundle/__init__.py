@@ -1,1 +1,0 @@
-"""The support bundle of `gpuprobe doctor`, with private data redacted."""
