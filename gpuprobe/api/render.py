@@ -22,7 +22,7 @@ class CheckResults(tuple["CheckResult", ...]):
     __slots__ = ()
 
 
-class Runs(tuple["Run", ...]):
+class RunList(tuple["Run", ...]):
     """The runs that are being recorded on this machine."""
 
     __slots__ = ()
@@ -106,7 +106,7 @@ _RENDERERS: dict[str, dict[str, str]] = {
         "document": ".json.report:to_document",
         "html": ".html.report:write",
     },
-    "Runs": {"text": ".text.runs:write"},
+    "RunList": {"text": ".text.runs:write"},
     "Scaling": {
         "sections": ".sections.jobs:scale_sections",
         "document": ".json.scale:document",

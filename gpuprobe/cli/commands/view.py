@@ -64,7 +64,7 @@ def _runs(args: argparse.Namespace) -> int:
     if not args.once and can_show():
         return _show(None, args)
     from gpuprobe.api.monitor import runs
-    from gpuprobe.api.render import Runs, render
+    from gpuprobe.api.render import RunList, render
 
-    render(Runs(runs()), "text", sys.stdout)
+    render(RunList(runs()), "text", sys.stdout)
     return exit_codes.OK
