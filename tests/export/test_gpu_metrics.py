@@ -14,8 +14,12 @@ from gpuprobe.api.devices import inventory
 from gpuprobe.model.machine.devices import Device, DeviceIdentity, Inventory
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.nvml.device import THROTTLE_REASONS
-from gpuprobe.reporters.metrics.gpu import GPU_METRICS, GpuNames, gpu_families
-from gpuprobe.reporters.metrics.gpu_table import THROTTLE_LABELS
+from gpuprobe.reporters.metrics.gpu import (
+    GPU_METRICS,
+    THROTTLE_LABELS,
+    GpuNames,
+    gpu_families,
+)
 from gpuprobe.reporters.metrics.metrics import MAX_LABEL, Family, Metric, Otel, Sample, family
 from gpuprobe.reporters.metrics.prometheus import render
 from gpuprobe.testing import fleets

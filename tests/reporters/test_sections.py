@@ -16,7 +16,6 @@ from gpuprobe.api.recordings import summary
 from gpuprobe.model.findings import Level
 from gpuprobe.reporters import markdown
 from gpuprobe.reporters.html.draw import Drawing
-from gpuprobe.reporters.metrics.table import read_table
 from gpuprobe.reporters.sections.parts import (
     Cell,
     Code,
@@ -141,11 +140,6 @@ def test_headings_are_set_apart_where_there_is_colour() -> None:
     assert stream.getvalue() == "Title\n  x\n"
     first, *_ = draw.lines([Section("Title")], Style(colour=True))
     assert first == "\x1b[1mTitle\x1b[0m"
-
-
-def test_a_table_of_metrics_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"gpu_table\.py: not an entry"):
-        read_table("gpu_table.py", "x_", (), {}, functions={}, lists={})
 
 
 def test_the_first_rows_have_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

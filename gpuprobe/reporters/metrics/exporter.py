@@ -8,40 +8,39 @@ from collections.abc import Sequence
 from gpuprobe._version import __version__
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Reading, Unavailable
-from gpuprobe.reporters.metrics.metrics import Family, Kind, Metric, Otel, family, otel_name
+from gpuprobe.reporters.metrics.metrics import Family, Metric, MetricGroup, family
 
+_SELF: MetricGroup[None] = MetricGroup("gpuprobe_")
+_SOURCE = "gpuprobe"
 
-def _metric(
-    name: str, unit: str, text: str, labels: tuple[str, ...] = (), *, kind: Kind = "gauge"
-) -> Metric:
-    return Metric(name, kind, unit, text, labels, "gpuprobe", Otel(otel_name(name, unit), kind))
-
-
-_BUILD = _metric("gpuprobe_build_info", "", "1, with gpuprobe's version.", ("version",))
-_UP = _metric("gpuprobe_source_up", "", "1 if the source of device readings responds.", ("source",))
-_DRIVER = _metric(
-    "gpuprobe_driver_info", "", "1, with the versions of the driver.", ("version", "cuda", "nvml")
+_BUILD = _SELF.metric("build_info", "1, with gpuprobe's version.", _SOURCE, labels=("version",))
+_UP = _SELF.metric(
+    "source_up", "1 if the source of device readings responds.", _SOURCE, labels=("source",)
 )
-_ERRORS = _metric(
-    "gpuprobe_read_errors",
-    "",
+_DRIVER = _SELF.metric(
+    "driver_info",
+    "1, with the versions of the driver.",
+    _SOURCE,
+    labels=("version", "cuda", "nvml"),
+)
+_ERRORS = _SELF.metric(
+    "read_errors",
     "Values that should have been readable in the last reading and were not.",
-    ("source", "status"),
+    _SOURCE,
+    labels=("source", "status"),
 )
-_TIMESTAMP = _metric(
-    "gpuprobe_reading_timestamp_seconds",
-    "seconds",
+_TIMESTAMP = _SELF.metric(
+    "reading_timestamp_seconds",
     "When the last reading was taken, in seconds since the Unix epoch.",
+    _SOURCE,
 )
-_DURATION = _metric(
-    "gpuprobe_reading_duration_seconds", "seconds", "How long the last reading took."
-)
-_RUNS = _metric("gpuprobe_runs", "", "Runs that are exported.")
-_LEFT_OUT = _metric(
-    "gpuprobe_runs_left_out",
-    "",
+_DURATION = _SELF.metric("reading_duration_seconds", "How long the last reading took.", _SOURCE)
+_RUNS = _SELF.metric("runs", "Runs that are exported.", _SOURCE)
+_LEFT_OUT = _SELF.metric(
+    "runs_left_out",
     "Runs that are not exported, because there are more than --max-runs or because they cannot "
     "be read yet.",
+    _SOURCE,
 )
 
 SELF_METRICS: tuple[Metric, ...] = (

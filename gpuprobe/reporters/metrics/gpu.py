@@ -14,61 +14,431 @@ from gpuprobe.model.machine.devices import (
     GpuProcess,
     Inventory,
     MemoryWaterfall,
+    MigInstance,
+    NvLink,
     WaterfallPart,
 )
-from gpuprobe.model.values import Reading, Unavailable
-from gpuprobe.reporters.metrics.gpu_table import GPU, HW_ATTRIBUTES, ROWS, up
-from gpuprobe.reporters.metrics.metrics import Family, Kind, Metric, Otel, Points, family, otel_name
-from gpuprobe.reporters.metrics.table import collected
+from gpuprobe.model.values import Reading, ReadStatus, Unavailable
+from gpuprobe.reporters.metrics.metrics import (
+    Family,
+    Metric,
+    MetricGroup,
+    MetricRow,
+    Points,
+    collected,
+    each,
+    family,
+)
 
 # Parts that only a process with a CUDA context of its own can have: an exporter never does.
 _OWN = (WaterfallPart.CONTEXT, WaterfallPart.CACHED, WaterfallPart.ALLOCATED)
 
 
-def _metric(
-    name: str, unit: str, text: str, labels: tuple[str, ...], source: str, kind: Kind = "gauge"
-) -> Metric:
-    return Metric(
-        name,
-        kind,
-        unit,
-        text,
-        GPU + labels,
-        source,
-        Otel(otel_name(name, unit), kind, HW_ATTRIBUTES),
+GPU = ("uuid", "index", "name")
+"""The labels that say which GPU."""
+
+HW_ATTRIBUTES = {"uuid": "hw.id", "name": "hw.model", "index": "gpuprobe.gpu.index"}
+
+# What `Device.throttling` says in words -> label, after the names in nvml.h
+# (nvmlClocksEventReason*). Reasons that this table does not know are counted as "unknown".
+THROTTLE_LABELS = {
+    "idle": "idle",
+    "application clocks setting": "applications_clocks_setting",
+    "power cap": "sw_power_cap",
+    "hardware slowdown": "hw_slowdown",
+    "sync boost": "sync_boost",
+    "thermal slowdown (software)": "sw_thermal_slowdown",
+    "thermal slowdown (hardware)": "hw_thermal_slowdown",
+    "power brake (hardware)": "hw_power_brake_slowdown",
+    "display clock setting": "display_clock_setting",
+    "board limit": "board_limit",
+    "reliability limit": "reliability_limit",
+}
+
+
+def up(device: Device) -> int | Unavailable:
+    """Whether the device answers. A lost one still has an index, or even its identity."""
+    asked = (device.name, device.memory.total, device.power.draw, device.throttling)
+    if any(reading.status is ReadStatus.OK for reading in asked):
+        return int(all(reading.status is not ReadStatus.LOST for reading in asked))
+    return 0 if any(reading.status is ReadStatus.LOST for reading in asked) else _NOT_KNOWN
+
+
+_NOT_KNOWN = Unavailable("the device did not respond, without reporting that it is lost")
+
+
+def _throttling(device: Device) -> Points:
+    """All reasons, in force (1) or not (0): a series that is there only while it is 1 cannot be
+    summed over time.
+    """
+    words = device.throttling.value
+    if isinstance(words, Unavailable):
+        return
+    now = {THROTTLE_LABELS.get(word, "unknown") for word in words}
+    for label in (*THROTTLE_LABELS.values(), "unknown"):
+        yield (label,), int(label in now)
+
+
+def _info(device: Device) -> Points:
+    if isinstance(device.name.value, Unavailable):
+        return ()
+    bus, capability = device.identity.pci_bus_id, device.compute_capability.value
+    architecture = device.architecture.value
+    labels = (
+        "" if isinstance(bus, Unavailable) else bus,
+        "" if isinstance(architecture, Unavailable) else architecture,
+        "" if isinstance(capability, Unavailable) else f"{capability[0]}.{capability[1]}",
     )
+    return ((labels, 1),)
 
 
-_PARTS = _metric(
-    "gpuprobe_gpu_memory_part_bytes",
-    "bytes",
+def _fans(device: Device) -> Points:
+    speeds = device.fans.value
+    if isinstance(speeds, Unavailable):
+        return ()
+    return [((str(fan),), speed) for fan, speed in enumerate(speeds)]
+
+
+def _nvlinks(device: Device) -> Reading[tuple[NvLink, ...]]:
+    return device.nvlinks
+
+
+def _link_labels(link: NvLink) -> tuple[str, ...]:
+    return (str(link.link),)
+
+
+def _mig_instances(device: Device) -> tuple[MigInstance, ...]:
+    return device.identity.mig_instances
+
+
+def _mig_labels(instance: MigInstance) -> tuple[str, ...]:
+    return instance.uuid, instance.name
+
+
+_METRICS: MetricGroup[Device] = MetricGroup(
+    "gpuprobe_gpu_", GPU, HW_ATTRIBUTES, {"hw.type": "gpu", "hw.vendor": "NVIDIA"}
+)
+
+ROWS: tuple[MetricRow[Device], ...] = (
+    _METRICS.row(
+        "up",
+        "1 if the GPU responds, 0 if it is lost (fallen off the bus, or needs a reset).",
+        "NVML's return codes",
+        value=up,
+    ),
+    _METRICS.row(
+        "info",
+        "1, with what is known of the GPU in its labels.",
+        "nvmlDeviceGetPciInfo, nvmlDeviceGetArchitecture, nvmlDeviceGetCudaComputeCapability",
+        points=_info,
+        labels=("pci", "architecture", "compute_capability"),
+    ),
+    _METRICS.row(
+        "utilization_ratio",
+        "Share of the driver's last sampling period in which the engine was busy.",
+        "nvmlDeviceGetUtilizationRates, nvmlDeviceGetEncoderUtilization and ...Decoder...",
+        values={
+            "general": lambda gpu: gpu.utilisation.gpu,
+            "encoder": lambda gpu: gpu.utilisation.encoder,
+            "decoder": lambda gpu: gpu.utilisation.decoder,
+        },
+        labels=("task",),
+        per=100,
+        otel="hw.gpu.utilization",
+        attributes={"task": "hw.gpu.task"},
+    ),
+    _METRICS.row(
+        "memory_controller_utilization_ratio",
+        "Share of the driver's last sampling period in which memory was read or written.",
+        "nvmlDeviceGetUtilizationRates",
+        value=lambda gpu: gpu.utilisation.memory,
+        per=100,
+    ),
+    _METRICS.row(
+        "memory_total_bytes",
+        "Memory of the GPU.",
+        "nvmlDeviceGetMemoryInfo_v2",
+        value=lambda gpu: gpu.memory.total,
+        otel="hw.gpu.memory.limit",
+        instrument="updowncounter",
+    ),
+    _METRICS.row(
+        "memory_used_bytes",
+        "Memory in use by processes; with an older driver also what it keeps for itself.",
+        "nvmlDeviceGetMemoryInfo_v2",
+        value=lambda gpu: gpu.memory.used,
+        otel="hw.gpu.memory.usage",
+        instrument="updowncounter",
+    ),
+    _METRICS.row(
+        "memory_free_bytes",
+        "Memory that can be allocated.",
+        "nvmlDeviceGetMemoryInfo_v2",
+        value=lambda gpu: gpu.memory.free,
+    ),
+    _METRICS.row(
+        "memory_reserved_bytes",
+        "Memory held by driver and firmware.",
+        "nvmlDeviceGetMemoryInfo_v2",
+        value=lambda gpu: gpu.memory.reserved,
+    ),
+    _METRICS.row(
+        "bar1_used_bytes",
+        "Used part of the window that CPU and other PCIe devices reach the memory through.",
+        "nvmlDeviceGetBAR1MemoryInfo",
+        value=lambda gpu: gpu.memory.bar1_used,
+    ),
+    _METRICS.row(
+        "temperature_celsius",
+        "Temperature of the chip and of its memory.",
+        "nvmlDeviceGetTemperature, field NVML_FI_DEV_MEMORY_TEMP",
+        values={
+            "gpu": lambda gpu: gpu.temperature.gpu,
+            "memory": lambda gpu: gpu.temperature.memory,
+        },
+        labels=("sensor",),
+        otel="hw.temperature",
+        attributes={"sensor": "hw.sensor_location"},
+    ),
+    _METRICS.row(
+        "temperature_limit_celsius",
+        "Temperatures at which the chip slows down and shuts down, and the highest at "
+        "which chip and memory still run at full speed.",
+        "nvmlDeviceGetTemperatureThreshold",
+        values={
+            "slowdown": lambda gpu: gpu.temperature.slowdown,
+            "shutdown": lambda gpu: gpu.temperature.shutdown,
+            "gpu_max": lambda gpu: gpu.temperature.gpu_max,
+            "memory_max": lambda gpu: gpu.temperature.memory_max,
+        },
+        labels=("limit",),
+        otel="hw.temperature.limit",
+        attributes={"limit": "hw.limit_type"},
+    ),
+    _METRICS.row(
+        "power_watts",
+        "Power that the board draws.",
+        "nvmlDeviceGetPowerUsage",
+        value=lambda gpu: gpu.power.draw,
+        per=1000,
+        otel="hw.power",
+    ),
+    _METRICS.row(
+        "power_limit_watts",
+        "The power limit in force.",
+        "nvmlDeviceGetEnforcedPowerLimit",
+        value=lambda gpu: gpu.power.limit,
+        per=1000,
+    ),
+    _METRICS.row(
+        "energy_joules_total",
+        "Energy used since the driver was loaded.",
+        "nvmlDeviceGetTotalEnergyConsumption",
+        value=lambda gpu: gpu.power.energy,
+        per=1000,
+        otel="hw.energy",
+    ),
+    _METRICS.row(
+        "clock_hertz",
+        "Clocks now.",
+        "nvmlDeviceGetClockInfo",
+        values={
+            "sm": lambda gpu: gpu.clocks.sm,
+            "memory": lambda gpu: gpu.clocks.memory,
+            "graphics": lambda gpu: gpu.clocks.graphics,
+            "video": lambda gpu: gpu.clocks.video,
+        },
+        labels=("clock",),
+        times=1_000_000,
+    ),
+    _METRICS.row(
+        "clock_max_hertz",
+        "The highest clocks.",
+        "nvmlDeviceGetMaxClockInfo",
+        values={
+            "sm": lambda gpu: gpu.clocks.max_sm,
+            "memory": lambda gpu: gpu.clocks.max_memory,
+            "graphics": lambda gpu: gpu.clocks.max_graphics,
+            "video": lambda gpu: gpu.clocks.max_video,
+        },
+        labels=("clock",),
+        times=1_000_000,
+    ),
+    _METRICS.row(
+        "clock_limited",
+        "1 if the reason currently limits the clocks; some reasons are harmless.",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        points=_throttling,
+        labels=("reason",),
+    ),
+    _METRICS.row(
+        "performance_state",
+        "P-state, 0 is the fastest.",
+        "nvmlDeviceGetPerformanceState",
+        value=lambda gpu: gpu.pstate,
+    ),
+    _METRICS.row(
+        "fan_speed_ratio",
+        "Speed of each fan of the board, of its full speed.",
+        "nvmlDeviceGetFanSpeed_v2",
+        points=_fans,
+        labels=("fan",),
+        per=100,
+    ),
+    _METRICS.row(
+        "pcie_link_generation",
+        "Generation of the PCIe link now; an idle link lowers it.",
+        "nvmlDeviceGetCurrPcieLinkGeneration",
+        value=lambda gpu: gpu.pcie.generation,
+    ),
+    _METRICS.row(
+        "pcie_link_max_generation",
+        "Highest generation that device and slot have in common.",
+        "nvmlDeviceGetMaxPcieLinkGeneration",
+        value=lambda gpu: gpu.pcie.max_generation,
+    ),
+    _METRICS.row(
+        "pcie_link_width",
+        "Lanes of the PCIe link now.",
+        "nvmlDeviceGetCurrPcieLinkWidth",
+        value=lambda gpu: gpu.pcie.width,
+    ),
+    _METRICS.row(
+        "pcie_link_max_width",
+        "Most lanes that device and slot have in common.",
+        "nvmlDeviceGetMaxPcieLinkWidth",
+        value=lambda gpu: gpu.pcie.max_width,
+    ),
+    _METRICS.row(
+        "pcie_bytes_per_second",
+        "PCIe throughput over 20 ms of the reading, from the GPU's side.",
+        "nvmlDeviceGetPcieThroughput",
+        values={"transmit": lambda gpu: gpu.pcie.tx, "receive": lambda gpu: gpu.pcie.rx},
+        labels=("direction",),
+        attributes={"direction": "hw.direction"},
+    ),
+    _METRICS.row(
+        "pcie_replays_total",
+        "Link errors that were retried.",
+        "nvmlDeviceGetPcieReplayCounter",
+        value=lambda gpu: gpu.pcie.replays,
+    ),
+    _METRICS.row(
+        "nvlink_up",
+        "1 if the NVLink is active.",
+        "nvmlDeviceGetNvLinkState",
+        points=each(_nvlinks, _link_labels, lambda one: one.active),
+        labels=("link",),
+    ),
+    _METRICS.row(
+        "nvlink_transmit_bytes_total",
+        "Data sent over the NVLink.",
+        "field NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX",
+        points=each(_nvlinks, _link_labels, lambda one: one.tx),
+        labels=("link",),
+    ),
+    _METRICS.row(
+        "nvlink_receive_bytes_total",
+        "Data received over the NVLink.",
+        "field NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX",
+        points=each(_nvlinks, _link_labels, lambda one: one.rx),
+        labels=("link",),
+    ),
+    _METRICS.row(
+        "ecc_errors_total",
+        "Memory errors found by ECC since the driver was loaded.",
+        "nvmlDeviceGetTotalEccErrors, NVML_VOLATILE_ECC",
+        values={
+            "corrected": lambda gpu: gpu.ecc.corrected_volatile,
+            "uncorrected": lambda gpu: gpu.ecc.uncorrected_volatile,
+        },
+        labels=("type",),
+        otel="hw.errors",
+        otel_unit="{error}",
+        attributes={"type": "error.type"},
+    ),
+    _METRICS.row(
+        "ecc_lifetime_errors_total",
+        "Memory errors found by ECC since the board was made.",
+        "nvmlDeviceGetTotalEccErrors, NVML_AGGREGATE_ECC",
+        values={
+            "corrected": lambda gpu: gpu.ecc.corrected_aggregate,
+            "uncorrected": lambda gpu: gpu.ecc.uncorrected_aggregate,
+        },
+        labels=("type",),
+        attributes={"type": "error.type"},
+    ),
+    _METRICS.row(
+        "retired_pages",
+        "Memory pages taken out of use (GPUs before Ampere), by what was wrong with them.",
+        "nvmlDeviceGetRetiredPages",
+        values={
+            "single_bit": lambda gpu: gpu.retired.pages_single_bit,
+            "double_bit": lambda gpu: gpu.retired.pages_double_bit,
+        },
+        labels=("cause",),
+    ),
+    _METRICS.row(
+        "remapped_rows",
+        "Memory rows replaced by spare ones (GPUs since Ampere), by what was wrong with them.",
+        "nvmlDeviceGetRemappedRows",
+        values={
+            "corrected": lambda gpu: gpu.retired.rows_corrected,
+            "uncorrected": lambda gpu: gpu.retired.rows_uncorrected,
+        },
+        labels=("cause",),
+    ),
+    _METRICS.row(
+        "row_remap_pending",
+        "1 if a row is replaced at the GPU's next reset.",
+        "nvmlDeviceGetRemappedRows",
+        value=lambda gpu: gpu.retired.rows_pending,
+    ),
+    _METRICS.row(
+        "row_remap_failed",
+        "1 if replacing a row failed: replace the board.",
+        "nvmlDeviceGetRemappedRows",
+        value=lambda gpu: gpu.retired.rows_failed,
+    ),
+    _METRICS.row(
+        "mig_memory_total_bytes",
+        "Memory of a MIG instance.",
+        "nvmlDeviceGetMemoryInfo",
+        points=each(_mig_instances, _mig_labels, lambda one: one.memory_total),
+        labels=("mig", "profile"),
+    ),
+    _METRICS.row(
+        "mig_memory_used_bytes",
+        "Memory of a MIG instance in use.",
+        "nvmlDeviceGetMemoryInfo",
+        points=each(_mig_instances, _mig_labels, lambda one: one.memory_used),
+        labels=("mig", "profile"),
+    ),
+)
+"""All metrics that have a value in a device."""
+
+_PROCESS_LISTS = "nvmlDeviceGetComputeRunningProcesses and ...Graphics..., ...MPS..."
+
+_PARTS = _METRICS.metric(
+    "memory_part_bytes",
     "Where the memory is; the parts sum to the total. Memory that could not be attributed is in "
     "'unexplained', which is negative if parts overlap.",
-    ("part",),
     "NVML's memory, and its lists of processes",
+    labels=("part",),
 )
-_PROCESSES = _metric(
-    "gpuprobe_gpu_processes",
-    "",
-    "Processes that hold memory on the GPU.",
-    (),
-    "nvmlDeviceGetComputeRunningProcesses and ...Graphics..., ...MPS...",
-)
-_XIDS = _metric(
-    "gpuprobe_gpu_xid_errors_total",
-    "",
+_PROCESSES = _METRICS.metric("processes", "Processes that hold memory on the GPU.", _PROCESS_LISTS)
+_XIDS = _METRICS.metric(
+    "xid_errors_total",
     "Xid messages of the driver about this GPU since boot, by number (docs.nvidia.com/deploy/"
     "xid-errors), as far back as the kernel log reached when the exporter started.",
-    ("xid",),
     "/dev/kmsg",
-    "counter",
+    labels=("xid",),
 )
-_PROCESS_MEMORY = _metric(
-    "gpuprobe_gpu_process_memory_bytes",
-    "bytes",
+_PROCESS_MEMORY = _METRICS.metric(
+    "process_memory_bytes",
     "Memory of a process on the GPU; only with --processes, for the largest ones.",
-    ("pid", "process", "user"),
-    "nvmlDeviceGetComputeRunningProcesses and ...Graphics..., ...MPS...",
+    _PROCESS_LISTS,
+    labels=("pid", "process", "user"),
 )
 
 GPU_METRICS: tuple[Metric, ...] = (

@@ -2,33 +2,39 @@
 
 Names follow Prometheus' conventions (prometheus.io/docs/practices/naming): prefix ``gpuprobe_``,
 base units (bytes, seconds, watts, celsius, ratios from 0 to 1), the unit at the end of the name,
-``_total`` for counters. Where OpenTelemetry's semantic conventions for hardware (``hw.*``,
-status "development") have a name, `Otel` holds it; every other metric gets the same words with
-dots, without unit and ``_total``, as its naming guide asks.
+``_total`` for counters. If OpenTelemetry's semantic conventions for hardware (``hw.*``, status
+"development") have a name, `Otel` holds it; every other metric gets the same words with dots,
+without unit and ``_total``, as its naming guide recommends.
 
 A value that could not be read has no sample: it is left out, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from gpuprobe.model.text import visible
-from gpuprobe.model.values import Reading, Unavailable
+from gpuprobe.model.values import Bytes, Peak, Reading, Unavailable
 
 Kind = Literal["gauge", "counter"]
+Instrument = Literal["gauge", "counter", "updowncounter"]
 
 MAX_LABEL = 128
 """Characters of a label's value. Longer text is cut: names come from elsewhere."""
 
 _MOST = 1 << 63  # what a signed 64-bit integer holds
 
-Points = Iterable[
-    tuple[tuple[str, ...], "Reading[int] | Reading[bool] | int | float | Unavailable"]
-]
-"""What a row of a table reads: the values of its labels, and the number or why there is none."""
+T = TypeVar("T")
+Item = TypeVar("Item")
+Known = TypeVar("Known")
+
+Number = Reading[int] | Reading[Bytes] | Reading[bool] | Peak | int | float | Unavailable
+"""A sample's value, or why there is none. The value of a peak between bounds is the lower one."""
+
+Points = Iterable[tuple[tuple[str, ...], Number]]
+"""Samples: the values of their labels, and the number."""
 
 # Prometheus' unit -> UCUM, which OpenTelemetry writes units in.
 _UCUM = {
@@ -44,6 +50,10 @@ _UCUM = {
 }
 
 
+# The longest first: a name ends with one of them.
+_UNITS = sorted(filter(None, _UCUM), key=len, reverse=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Otel:
     """A metric in OpenTelemetry's words. ``attributes``: label -> attribute, for the labels whose
@@ -51,7 +61,7 @@ class Otel:
     """
 
     name: str
-    instrument: Literal["gauge", "counter", "updowncounter"]
+    instrument: Instrument
     attributes: Mapping[str, str] = field(default_factory=dict)
     constant: Mapping[str, str] = field(default_factory=dict)
     unit: str = ""  # where it is not that of the Prometheus metric
@@ -75,6 +85,108 @@ class Metric:
     def ucum(self) -> str:
         """The unit as OpenTelemetry writes it."""
         return self.otel.unit or _UCUM[self.unit]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow(Generic[T]):
+    """A metric, and how its samples are read from a ``T``. ``factor`` converts to base units."""
+
+    metric: Metric
+    read: Callable[[T], Points]
+    factor: float = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MetricGroup(Generic[T]):
+    """Metrics that are read from a ``T``. ``prefix`` begins their names; ``labels`` are on all of
+    them, ``attributes`` are names of labels in OpenTelemetry; ``constant`` are attributes of those
+    that have a conventional name there (``hw.*``).
+    """
+
+    prefix: str
+    labels: tuple[str, ...] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    constant: Mapping[str, str] = field(default_factory=dict)
+
+    def metric(
+        self,
+        name: str,
+        help: str,
+        source: str,
+        *,
+        labels: tuple[str, ...] = (),
+        otel: str = "",
+        instrument: Instrument | None = None,
+        attributes: Mapping[str, str] | None = None,
+        otel_unit: str = "",
+    ) -> Metric:
+        """A metric. ``name`` ends with its unit, and with ``_total`` for a counter; ``labels`` are
+        added to those of the group. ``otel``, ``instrument`` (default: the metric's kind),
+        ``attributes`` and ``otel_unit``: as in `Otel`, where they differ.
+        """
+        whole = self.prefix + name
+        bare = whole.removesuffix("_total")
+        kind: Kind = "gauge" if bare == whole else "counter"
+        unit = next((unit for unit in _UNITS if bare.endswith(f"_{unit}")), "")
+        words = Otel(
+            otel or otel_name(whole, unit),
+            instrument or kind,
+            {**self.attributes, **(attributes or {})},
+            self.constant if otel.startswith("hw.") else {},
+            otel_unit,
+        )
+        return Metric(whole, kind, unit, help, self.labels + labels, source, words)
+
+    def row(
+        self,
+        name: str,
+        help: str,
+        source: str,
+        *,
+        value: Callable[[T], Number] | None = None,
+        values: Mapping[str, Callable[[T], Number]] | None = None,
+        points: Callable[[T], Points] | None = None,
+        per: int = 1,
+        times: int = 1,
+        **words: Any,
+    ) -> MetricRow[T]:
+        """A `metric` with its samples: one ``value``, ``values`` by the metric's own label, or
+        ``points``. They are multiplied by ``times`` or divided by ``per`` to get base units.
+        """
+        metric = self.metric(name, help, source, **words)
+        return MetricRow(
+            metric, points or _reader(value, values or {}), times if per == 1 else 1 / per
+        )
+
+
+def _reader(
+    value: Callable[[T], Number] | None, values: Mapping[str, Callable[[T], Number]]
+) -> Callable[[T], Points]:
+    if value is not None:
+        return lambda found: (((), value(found)),)
+    return lambda found: [((label,), read(found)) for label, read in values.items()]
+
+
+def each(
+    items: Callable[[T], Iterable[Item] | Reading[tuple[Item, ...]]],
+    labels: Callable[[Item], tuple[str, ...]],
+    value: Callable[[Item], Number],
+) -> Callable[[T], Points]:
+    """Reads a sample from each of the items of a ``T``; none if the items are unavailable."""
+
+    def points(found: T) -> Points:
+        given = items(found)
+        if isinstance(given, Reading):
+            known = given.value
+            given = () if isinstance(known, Unavailable) else known
+        return [(labels(one), value(one)) for one in given]
+
+    return points
+
+
+def known(value: Known | Unavailable, read: Callable[[Known], Number]) -> Number:
+    """What ``read`` returns for a value that may be unavailable."""
+    return value if isinstance(value, Unavailable) else read(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +226,8 @@ def label_text(value: str) -> str:
 
 
 def family(metric: Metric, points: Points, *, factor: float = 1) -> Family:
-    """The samples of ``points``, multiplied by ``factor``. What has no number is left out; of
-    two points with the same labels, the first stands.
+    """The samples of ``points``, multiplied by ``factor``. Points without a number are left out; of
+    two points with the same labels, the first counts.
     """
     seen: dict[tuple[str, ...], int | float] = {}
     for labels, value in _numbers(points):
@@ -126,9 +238,27 @@ def family(metric: Metric, points: Points, *, factor: float = 1) -> Family:
     return Family(metric, tuple(Sample(labels, value) for labels, value in seen.items()))
 
 
+def collected(
+    rows: Iterable[MetricRow[T]], found: Iterable[tuple[tuple[str, ...], T]]
+) -> list[Family]:
+    """The samples of each row, read from all objects in ``found``; each comes with the values of
+    the group's labels.
+    """
+    given = list(found)
+    return [
+        family(
+            row.metric,
+            (((*labels, *extra), value) for labels, one in given for extra, value in row.read(one)),
+            factor=row.factor,
+        )
+        for row in rows
+    ]
+
+
 def _numbers(points: Points) -> Iterator[tuple[tuple[str, ...], int | float]]:
     for labels, given in points:
         value = given.value if isinstance(given, Reading) else given
+        value = value.at_least if isinstance(value, Peak) else value
         # What no counter or size can be comes from a damaged recording; neither Prometheus nor
         # OTLP has a place for it.
         if not isinstance(value, Unavailable) and (isinstance(value, float) or abs(value) < _MOST):
