@@ -231,63 +231,10 @@ def estimate_program(
     from gpuprobe.engines.choice import prepare
 
     engine = prepare(engine, _endless(gpu, "real", conf, assume, torch))
-    from gpuprobe.api.recordings import scratch_recording
     from gpuprobe.planning.auto import Start, estimate_with
     from gpuprobe.planning.job import Job
-    from gpuprobe.planning.processes import needs
-    from gpuprobe.planning.processes.waiting import Stalled, not_forever
-    from gpuprobe.sampler.hooks.processes.children import following
-    from gpuprobe.sampler.hooks.step_limit import Enough, limit
-    from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
-    from gpuprobe.torch_support.error_places import of_host_memory, place_in
 
-    others: dict[int, Other] = {}
-    waits = False  # for a process of its own that was stopped
-
-    def run(measured: Measurement, recorder: Any) -> int:
-        nonlocal waits, others
-        measured.session.read_unknown_as_nan()
-        with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
-            folder = scratch.parent
-            try:
-                started = following(needs.Needs(folder, steps))
-                with not_forever(folder), started, signals_put_back():
-                    program.run()
-            except Enough as enough:
-                where = f"after step {count()} (--steps)"
-                waits = isinstance(enough, Stalled)
-                if waits:
-                    where = (
-                        "where the program waited for a process that it had started, which was "
-                        f"stopped after step {steps} (--steps)"
-                    )
-                measured.assume(
-                    f"stopped {where}: later code, such as an evaluation "
-                    "or a checkpoint, was not run and may need more"
-                )
-            except SystemExit as exit_:
-                if exit_.code not in (None, 0):
-                    text = f"the program ended with exit code {exit_.code}"
-                    raise _failed(measured, text) from None
-            except GpuprobeError as error:
-                raise measured.unwrapped(error) from None
-            except Exception as error:
-                if within and of_host_memory(error):
-                    raise TooLarge(
-                        "this machine does not have enough memory for its tensors"
-                    ) from None
-                known = measured.explained(error)
-                if known is not None:
-                    raise known from None
-                reason = str(error).strip().partition("\n")[0]
-                place = place_in(error)
-                text = f"the program failed at {place}: {type(error).__name__}: {reason}"
-                raise _failed(measured, text) from error
-            processes, others = needs.other_processes(folder, measured.models())
-            if processes:
-                measured.assume(needs.sentence(processes))
-        return count()
-
+    run = _ProgramRun(program, steps, bounded=bool(within))
     unused = (
         "the program ran on the CPU: move model and data to the GPU if "
         "torch.cuda.is_available(), or with an option of the script (after --)"
@@ -326,7 +273,7 @@ def estimate_program(
                 bool(within),
                 *links,
                 kept,
-                lambda: (others, waits),
+                lambda: (run.others, run.waits),
             )
 
     def again(why: str) -> Estimate:
@@ -334,6 +281,78 @@ def estimate_program(
         return start.again(why, **{**order, "output": kept}, compute="real", rank=rank)
 
     return estimate_with(compute, attempt, again)
+
+
+class _ProgramRun:
+    """Runs a program on the measured GPUs, until it ends or has made ``steps`` optimizer steps.
+
+    ``bounded``: raise `TooLarge` if this machine's memory is too small for its tensors. After the
+    run, ``others`` is the memory of processes that the program started, by the GPU's number in the
+    machine; ``waits``: the program was stopped while it waited for one of them.
+    """
+
+    def __init__(self, program: Program, steps: int, *, bounded: bool) -> None:
+        self._program = program
+        self._steps = steps
+        self._bounded = bounded
+        self.others: dict[int, Other] = {}
+        self.waits = False
+
+    def __call__(self, measured: Measurement, recorder: Any) -> int:
+        """Run the program; returns how many optimizer steps it made."""
+        from gpuprobe.api.recordings import scratch_recording
+        from gpuprobe.planning.processes import needs
+        from gpuprobe.planning.processes.waiting import Stalled, not_forever
+        from gpuprobe.sampler.hooks.processes.children import following
+        from gpuprobe.sampler.hooks.step_limit import Enough, limit
+        from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
+        from gpuprobe.torch_support.error_places import place_in
+
+        steps = self._steps
+        measured.session.read_unknown_as_nan()
+        with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
+            folder = scratch.parent
+            try:
+                started = following(needs.Needs(folder, steps))
+                with not_forever(folder), started, signals_put_back():
+                    self._program.run()
+            except Enough as enough:
+                where = f"after step {count()} (--steps)"
+                self.waits = isinstance(enough, Stalled)
+                if self.waits:
+                    where = (
+                        "where the program waited for a process that it had started, which was "
+                        f"stopped after step {steps} (--steps)"
+                    )
+                measured.assume(
+                    f"stopped {where}: later code, such as an evaluation "
+                    "or a checkpoint, was not run and may need more"
+                )
+            except SystemExit as exit_:
+                if exit_.code not in (None, 0):
+                    text = f"the program ended with exit code {exit_.code}"
+                    raise _failed(measured, text) from None
+            except GpuprobeError as error:
+                raise measured.unwrapped(error) from None
+            except Exception as error:
+                known = self._explained(measured, error)
+                if known is not None:
+                    raise known from None
+                reason = str(error).strip().partition("\n")[0]
+                text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
+                raise _failed(measured, text) from error
+            processes, self.others = needs.other_processes(folder, measured.models())
+            if processes:
+                measured.assume(needs.sentence(processes))
+        return count()
+
+    def _explained(self, measured: Measurement, error: Exception) -> GpuprobeError | None:
+        """gpuprobe's own error for one that the engine or this machine's memory caused."""
+        from gpuprobe.torch_support.error_places import of_host_memory
+
+        if self._bounded and of_host_memory(error):
+            return TooLarge("this machine does not have enough memory for its tensors")
+        return measured.explained(error)
 
 
 def _links(link: str, gpu: str, ranks: int, per_node: int) -> tuple[Links | None, int]:

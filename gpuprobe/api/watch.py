@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -238,11 +238,11 @@ def run(
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
-    torch is imported when the program imports it, and watching begins there. ``virtual`` names
-    the GPU that the program is to find (``"h100-80gb"``, ``"2xa100-40gb"``), ``compute`` and
-    ``engine`` what `virtual_gpu` does. ``hazards`` looks for races between streams too: there,
-    else on CUDA, else on a virtual H100. ``on_step``: as for `record`. Raises what `record` and
-    `virtual_gpu` raise; what the program raises is in the result.
+    torch is imported when the program imports it; recording starts there. ``virtual`` names the
+    GPU that the program finds (``"h100-80gb"``, ``"2xa100-40gb"``); ``compute`` and ``engine`` are
+    as for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA,
+    or on a virtual H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
+    raise; an exception of the program is in the result.
     """
     if virtual is not None:
         if find_spec("torch") is None:
@@ -269,57 +269,7 @@ def run(
     from gpuprobe.sampler.hooks.processes.started import following_started
     from gpuprobe.sampler.program import signals_put_back
 
-    notes: Path | None = None
-    where = output.absolute()  # the program may go to another directory
-    first_job = 0
-
-    def follow() -> None:
-        """Before the program starts a process, or uses torch."""
-        nonlocal notes, first_job
-        if first_job:
-            return
-        import tempfile  # 7 ms, which torch has imported
-
-        # They import multiprocessing, as torch does.
-        from gpuprobe.sampler.environment import ranks
-        from gpuprobe.sampler.hooks.processes import children, recorded
-
-        first_job = recorded.next_job(where)
-        try:
-            # No TemporaryDirectory: each forked child that comes to its end would remove it.
-            notes = Path(tempfile.mkdtemp(prefix="gpuprobe-"))
-        except OSError as failure:  # the program continues
-            recorder.not_seen(
-                BlindSpot(
-                    "processes that the program starts (multiprocessing, os.fork): "
-                    f"{failure.strerror or failure}",
-                    "whether they use the GPU is unknown; their memory is not included",
-                )
-            )
-            return
-        stack.callback(_remove, notes, os.getpid())
-        rank, _, count = ranks()
-        make = functools.partial(
-            _recorder,
-            level="trace" if trace_steps else level,
-            trace_steps=trace_steps,
-            argv=tuple(loaded.argv),
-            warn=_silent,
-        )
-        stack.enter_context(
-            children.following(
-                recorded.Children(where, first_job, rank, count, notes, _child_writer, make)
-            )
-        )
-
-    def start() -> None:
-        recorder.start_guarded()
-        follow()
-        from gpuprobe.sampler.hooks.processes.spawned import follow_spawns  # it imports torch
-
-        child = functools.partial(record, level=level, trace_steps=trace_steps)
-        stack.callback(follow_spawns(where, child))
-
+    children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
     error: BaseException | None = None
     code = 0
     found: Hazards | None = None
@@ -335,59 +285,128 @@ def run(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
         recorder.set_argv(loaded.argv)
-        stack.enter_context(following_started(follow))
-        when_imported("torch", start)
+        stack.enter_context(following_started(lambda: children.follow(recorder, stack)))
+        when_imported("torch", lambda: children.start(recorder, stack))
         try:
             with signals_put_back(until_exit=True):
                 loaded.run()
         except SystemExit as exit_:
             code, error = _exit_code(exit_)
-        except BaseException as raised:  # noqa: BLE001 - handed to the caller, not swallowed
+        except BaseException as raised:  # noqa: BLE001 - in the result, not swallowed
             code, error = 1, _explained(raised)
         if found is not None and (error is not None or code):
             from gpuprobe.hazards.findings.results import ending
 
             found.failed = ending(error, code)
         recorder.stop(error)
-        started = _notes(notes)
+        started = children.notes()
     for finding in found.findings if found is not None else ():
         recorder.found(finding)
-    for reason, count in Counter(text for text in started.values() if text).items():
-        processes = "1 process that uses" if count == 1 else f"{count} processes that use"
-        recorder.not_seen(
-            BlindSpot(
-                f"{processes} the GPU and that the program started: {reason}",
-                "their memory is not included",
-            )
-        )
+    children.report(recorder, started)
     recorder.finish()
-    jobs = tuple(_jobs(where, first_job))
-    return RunResult(code, error, found, spawned=jobs, children=len(started))
+    return RunResult(
+        code, error, found, spawned=tuple(children.recordings()), children=len(started)
+    )
+
+
+class _StartedProcesses:
+    """The processes that a recorded program starts: they are recorded next to it, at the same
+    level. ``output`` is absolute: the program may change the working directory.
+    """
+
+    def __init__(self, output: Path, level: str, trace_steps: str, argv: tuple[str, ...]) -> None:
+        self._output = output
+        self._level = level
+        self._trace_steps = trace_steps
+        self._argv = argv
+        self._first_job = 0
+        self._folder: Path | None = None  # of the notes that the processes leave
+
+    def start(self, recorder: Recorder, stack: ExitStack) -> None:
+        """Start recording, as the program imports torch."""
+        recorder.start_guarded()
+        self.follow(recorder, stack)
+        from gpuprobe.sampler.hooks.processes.spawned import follow_spawns  # it imports torch
+
+        child = functools.partial(record, level=self._level, trace_steps=self._trace_steps)
+        stack.callback(follow_spawns(self._output, child))
+
+    def follow(self, recorder: Recorder, stack: ExitStack) -> None:
+        """Follow the processes until ``stack`` closes. Called before the program starts the first
+        one, or uses torch.
+        """
+        if self._first_job:
+            return
+        import tempfile  # 7 ms, which torch has imported
+
+        # They import multiprocessing, as torch does.
+        from gpuprobe.sampler.environment import ranks
+        from gpuprobe.sampler.hooks.processes import children, recorded
+
+        self._first_job = recorded.next_job(self._output)
+        try:
+            # No TemporaryDirectory: each forked child that ends normally would remove it.
+            folder = Path(tempfile.mkdtemp(prefix="gpuprobe-"))
+        except OSError as failure:  # the program continues
+            recorder.not_seen(
+                BlindSpot(
+                    "processes that the program starts (multiprocessing, os.fork): "
+                    f"{failure.strerror or failure}",
+                    "whether they use the GPU is unknown; their memory is not included",
+                )
+            )
+            return
+        self._folder = folder
+        stack.callback(_remove, folder, os.getpid())
+        rank, _, count = ranks()
+        make = functools.partial(
+            _recorder,
+            level="trace" if self._trace_steps else self._level,
+            trace_steps=self._trace_steps,
+            argv=self._argv,
+            warn=_silent,
+        )
+        job = recorded.Children(
+            self._output, self._first_job, rank, count, folder, _child_writer, make
+        )
+        stack.enter_context(children.following(job))
+
+    def notes(self) -> dict[int, str]:
+        """Why each process that used a GPU is not recorded ("" if it is), by process id."""
+        if self._folder is None:
+            return {}
+        from gpuprobe.sampler.hooks.processes.recorded import read_notes
+
+        return read_notes(self._folder)
+
+    @staticmethod
+    def report(recorder: Recorder, notes: Mapping[int, str]) -> None:
+        """Record a blind spot for the processes that are not recorded."""
+        for reason, count in Counter(text for text in notes.values() if text).items():
+            processes = "1 process that uses" if count == 1 else f"{count} processes that use"
+            recorder.not_seen(
+                BlindSpot(
+                    f"{processes} the GPU and that the program started: {reason}",
+                    "their memory is not included",
+                )
+            )
+
+    def recordings(self) -> Iterator[Path]:
+        """The recordings of the jobs that the program has started."""
+        if not self._first_job:
+            return
+        from gpuprobe.sampler.hooks.processes.recorded import next_job, spawned_path
+
+        for number in range(self._first_job, next_job(self._output)):
+            yield spawned_path(self._output, number)
 
 
 def _remove(folder: Path, process: int) -> None:
+    """Remove a folder, in the process that created it only: forked children call this as well."""
     import shutil
 
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _notes(folder: Path | None) -> dict[int, str]:
-    if folder is None:
-        return {}
-    from gpuprobe.sampler.hooks.processes.recorded import read_notes
-
-    return read_notes(folder)
-
-
-def _jobs(output: Path, first: int) -> Iterator[Path]:
-    """The recordings of the jobs that the program has started."""
-    if not first:
-        return
-    from gpuprobe.sampler.hooks.processes.recorded import next_job, spawned_path
-
-    for number in range(first, next_job(output)):
-        yield spawned_path(output, number)
 
 
 def _with_findings(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuprobe.api.hazards import Hazards, KnownFinding
+    from gpuprobe.api.watch import RunResult
 
 _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_baseline")
 
@@ -97,19 +98,8 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.api import watch
 
     target = program_of(args, "gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
-    hazards = args.hazards or any(
-        (
-            args.hazards_sarif,
-            args.hazards_junit,
-            args.hazards_json,
-            args.hazards_baseline,
-            args.hazards_annotations,
-        )
-    )
-    if args.compute == "shapes" and args.gpu is None:
-        raise UsageError("--compute shapes needs --gpu GPU", hint="--gpu h100-80gb")
-    if args.engine != "auto" and args.gpu is None:
-        raise UsageError(f"--engine {args.engine} needs --gpu GPU", hint="--gpu h100-80gb")
+    _require_gpu(args)
+    hazards = args.hazards or any(getattr(args, name) for name in (*_FILES, "hazards_annotations"))
     if hazards:
         _fix_files(args)
     known = _known(args)
@@ -136,19 +126,9 @@ def run(args: argparse.Namespace) -> int:
         on_step=None if silent else StatusLine().step,
     )
 
-    if isinstance(result.error, KeyboardInterrupt):
-        code = exit_codes.INTERRUPTED
-    elif result.error is not None:
-        code = exit_codes.PROGRAM_FAILED
-    else:
-        code = result.exit_code
-    if not flush_stdout() and code == exit_codes.OK:
-        code = 120  # as Python's own, where what was printed could not be written
+    code = _exit_code(result)
     if result.error is not None:
-        if not watch.show_error(result.error):
-            stderr.write(watch.own_traceback(result.error))
-        if isinstance(result.error, GpuprobeError) and result.error.hint:
-            stderr.print_line(f"  hint: {visible(result.error.hint)}")
+        _show_error(result.error)
     if not args.quiet:
         _summarize(where)
         for path in result.spawned:
@@ -159,6 +139,38 @@ def run(args: argparse.Namespace) -> int:
     if result.hazards is not None:
         code = _report_and_compare(args, result.hazards, known, code)
     return code
+
+
+def _require_gpu(args: argparse.Namespace) -> None:
+    """Raises UsageError for options that only a simulated GPU has."""
+    if args.gpu is not None:
+        return
+    if args.compute == "shapes":
+        raise UsageError("--compute shapes needs --gpu GPU", hint="--gpu h100-80gb")
+    if args.engine != "auto":
+        raise UsageError(f"--engine {args.engine} needs --gpu GPU", hint="--gpu h100-80gb")
+
+
+def _exit_code(result: RunResult) -> int:
+    """The exit code of the program, before its hazards are compared."""
+    code = result.exit_code
+    if isinstance(result.error, KeyboardInterrupt):
+        code = exit_codes.INTERRUPTED
+    elif result.error is not None:
+        code = exit_codes.PROGRAM_FAILED
+    if not flush_stdout() and code == exit_codes.OK:
+        return 120  # Python's own exit code when it cannot flush stdout
+    return code
+
+
+def _show_error(error: BaseException) -> None:
+    """Show the program's error as Python does."""
+    from gpuprobe.api import watch
+
+    if not watch.show_error(error):
+        stderr.write(watch.own_traceback(error))
+    if isinstance(error, GpuprobeError) and error.hint:
+        stderr.print_line(f"  hint: {visible(error.hint)}")
 
 
 def _report_and_compare(

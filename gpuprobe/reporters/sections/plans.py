@@ -34,11 +34,49 @@ _ENGINES: Final = {
 
 def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     """The estimate; ``top`` bounds each table, the rest of which is summed."""
-    several = f"{estimate.devices} x " if estimate.devices > 1 else ""
-    if len({row.gpu for row in estimate.by_device}) > 1:
-        several = ""
+    at = "at the peak"
+    if estimate.attributed != estimate.peak_allocated:
+        below = human_bytes(estimate.peak_allocated - estimate.attributed)
+        at = f"at the highest traced instant, {below} below the peak"
+    tables = [
+        Section(f"{title} {at}", (_shares(title, shares, estimate.attributed, top),))
+        for title, shares in (
+            ("Categories", estimate.by_category),
+            ("Lines", estimate.by_line),
+            ("Modules", estimate.by_module),
+        )
+    ]
+    if estimate.by_device:
+        tables.insert(0, _devices(estimate))
+    if estimate.by_rank:
+        tables.insert(0, _ranks(estimate))
+    if estimate.communication:
+        tables.append(
+            communication_section("Communication in the last step", estimate.communication, top)
+        )
+    if estimate.communication_time:
+        tables.append(_times(estimate))
+    listed = (
+        ("Compiled", estimate.compiled),
+        ("Assumed", estimate.assumed),
+        ("Not modelled", estimate.not_modelled),
+    )
+    lists = (Section(name, bulleted(texts)) for name, texts in listed if texts)
+    return [_estimate_summary(estimate), *tables, *lists]
+
+
+def _estimate_summary(estimate: Estimate) -> Section:
+    """The verdict, the table of memory that is needed, and how it was estimated."""
+    same = len({row.gpu for row in estimate.by_device}) <= 1
+    several = f"{estimate.devices} x " if estimate.devices > 1 and same else ""
     total = _span(estimate.total_low, estimate.total_high)
-    title = f"{several}{estimate.gpu}: {estimate.verdict} ({total} of"
+    of = f"{total} of {human_bytes(estimate.capacity)}"
+    title = f"{several}{estimate.gpu}: {estimate.verdict} ({of})"
+    return Section(title, (_needed(estimate), *_estimate_notes(estimate)))
+
+
+def _needed(estimate: Estimate) -> Table:
+    """The memory that the run needs, by who holds it."""
     nccl = (
         "NCCL's buffers",
         _span(estimate.nccl_low, estimate.nccl_high),
@@ -71,7 +109,11 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         Column("", AUTO, gap=1, number=True),
         Column("", 0, gap=2, cut=False),
     )
-    needed = Table("what it needs", columns, tuple(map(Row, rows)))
+    return Table("what it needs", columns, tuple(map(Row, rows)))
+
+
+def _estimate_notes(estimate: Estimate) -> list[Line]:
+    """How the estimate was made."""
     notes = [plural(estimate.steps, "training step")]
     if estimate.ranks > 1:
         worst = ", which needs most" if estimate.by_rank else ""
@@ -93,35 +135,7 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         lines.append(Line(f"computed: {computed} ({estimate.compute_why})"))
         if any("values are NaN" in text for text in estimate.assumed):
             lines.append(Line("nan in the script's output: a value that was not computed"))
-    head = Section(f"{title} {human_bytes(estimate.capacity)})", (needed, *lines))
-    at = "at the peak"
-    if estimate.attributed != estimate.peak_allocated:
-        below = human_bytes(estimate.peak_allocated - estimate.attributed)
-        at = f"at the highest traced instant, {below} below the peak"
-    tables = [
-        Section(f"{title} {at}", (_shares(title, shares, estimate.attributed, top),))
-        for title, shares in (
-            ("Categories", estimate.by_category),
-            ("Lines", estimate.by_line),
-            ("Modules", estimate.by_module),
-        )
-    ]
-    if estimate.by_device:
-        tables.insert(0, _devices(estimate))
-    if estimate.by_rank:
-        tables.insert(0, _ranks(estimate))
-    if estimate.communication:
-        tables.append(
-            communication_section("Communication in the last step", estimate.communication, top)
-        )
-    if estimate.communication_time:
-        tables.append(_times(estimate))
-    listed = (
-        ("Compiled", estimate.compiled),
-        ("Assumed", estimate.assumed),
-        ("Not modelled", estimate.not_modelled),
-    )
-    return [head, *tables, *(Section(name, bulleted(texts)) for name, texts in listed if texts)]
+    return lines
 
 
 def _devices(estimate: Estimate) -> Section:
