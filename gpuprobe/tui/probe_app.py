@@ -1,4 +1,4 @@
-"""What all screens share: keys, colours, files, and leaving the terminal as it was."""
+"""Base of the applications: keys, colours, files, text over a screen, and a restored terminal."""
 
 from __future__ import annotations
 
@@ -11,18 +11,74 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from textual.app import App, SystemCommand
-from textual.binding import BindingType
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
 from textual.command import CommandList, CommandPalette
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.theme import Theme
 from textual.worker import WorkerFailed
 
-from gpuprobe.tui.text_screen import TextScreen
-from gpuprobe.tui.widgets.keymap import Key, bindings, help_lines
+from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings, help_lines
 from gpuprobe.tui.widgets.palette import PALETTES, Palette, default_palette
-from gpuprobe.tui.widgets.styled_text import Line
-from gpuprobe.tui.widgets.text_pane import Painter
+from gpuprobe.tui.widgets.styled_text import Line, fit
+from gpuprobe.tui.widgets.table import ItemTable
+from gpuprobe.tui.widgets.text_pane import Painter, TextPane
+
+
+class TextScreen(ModalScreen[None]):
+    """Lines to read, with a title. Any of the keys that open one closes it."""
+
+    CSS = """
+    TextScreen { align: center middle; background: transparent; }
+    TextScreen ItemTable { width: 90%; max-width: 100; height: 90%; border: round $primary; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,n", "dismiss", "close", show=False),
+    ]
+
+    def __init__(self, title: str, lines: Sequence[Line]) -> None:
+        super().__init__()
+        self._title = title
+        self._body = list(lines)
+        self._table = ItemTable()
+
+    def compose(self) -> ComposeResult:
+        yield self._table
+
+    def on_mount(self) -> None:
+        height = min(len(self._body) + 4, self.size.height)  # with the border and the title
+        self._table.styles.height = height
+        self._table.focus()
+        heading: Line = ((f" {self._title}", "title"), ("   Esc closes", "dim"))
+        self._table.fill([heading, ()], len(self._body), self._line)
+
+    def _line(self, at: int) -> list[Line]:
+        return [fit(((" ", ""), *self._body[at]), self._table.size.width - 1)]
+
+
+class ListScreen(Screen[None]):
+    """Lines that one moves through and searches, with a title above and ``keys`` below them."""
+
+    def __init__(self, name: str, table: str, keys: Sequence[Key]) -> None:
+        """The id of the title begins with ``name``; that of the lines is ``table``."""
+        super().__init__()
+        self._bar = KeyBar(keys)
+        self._title = TextPane(id=f"{name}-title")
+        self._table = ItemTable(id=table)
+
+    def compose(self) -> ComposeResult:
+        yield self._title
+        yield self._table
+        yield self._bar
+
+    def on_mount(self) -> None:
+        self._table.focus()
+
+    def show_lines(self, title: Line, lines: Sequence[Line], columns: int) -> None:
+        """Show these, in as many columns."""
+        self._title.show([fit(title, columns)])
+        self._table.fill([], len(lines), lambda at: [lines[at]])
+
 
 APP_KEYS = (
     Key("?", "this help", {"question_mark": "help"}, footer="help"),

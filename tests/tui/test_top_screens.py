@@ -30,15 +30,13 @@ from gpuprobe.probes.host.live import parse_stat
 from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp
-from gpuprobe.tui.monitor.doctor import DoctorScreen
-from gpuprobe.tui.monitor.end_process import EndProcess
 from gpuprobe.tui.monitor.keys import KEYS
-from gpuprobe.tui.monitor.pane_heights import divide
+from gpuprobe.tui.monitor.model import divide
+from gpuprobe.tui.monitor.processes import SORTS
 from gpuprobe.tui.monitor.reader_thread import Done, Ended, Failed, MachineReader, Taken
+from gpuprobe.tui.monitor.screens import DoctorScreen, EndProcess
 from gpuprobe.tui.monitor.settings import Settings
-from gpuprobe.tui.monitor.tables.process_rows import SORTS
-from gpuprobe.tui.probe_app import APP_KEYS
-from gpuprobe.tui.text_screen import TextScreen
+from gpuprobe.tui.probe_app import APP_KEYS, TextScreen
 from gpuprobe.tui.widgets.prompt import Prompt
 
 SIZES = [(60, 16), (100, 30), (200, 60)]

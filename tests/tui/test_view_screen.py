@@ -19,12 +19,12 @@ from gpuprobe.api.live import Followed
 from gpuprobe.api.recordings import load, report
 from gpuprobe.model.run.session import Placed
 from gpuprobe.model.values import Bytes
-from gpuprobe.tui.text_screen import TextScreen
+from gpuprobe.tui.probe_app import TextScreen
 from gpuprobe.tui.viewer.app import ViewApp
+from gpuprobe.tui.viewer.block import BlockScreen
 from gpuprobe.tui.viewer.keys import PANES
 from gpuprobe.tui.viewer.screen import ViewScreen
-from gpuprobe.tui.viewer.trace.block import BlockScreen
-from gpuprobe.tui.viewer.trace.pane import TracePane
+from gpuprobe.tui.viewer.trace import TracePane
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 

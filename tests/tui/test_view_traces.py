@@ -16,7 +16,7 @@ from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
-from gpuprobe.tui.viewer.trace.open_traces import MOST, OpenTraces
+from gpuprobe.tui.viewer.reading import MOST, OpenTraces
 
 
 @pytest.fixture

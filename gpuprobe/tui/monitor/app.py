@@ -6,10 +6,11 @@ A thread reads (`gpuprobe.tui.monitor.reader_thread`), a model makes the lines
 
 from __future__ import annotations
 
+import argparse
 import gc
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +22,14 @@ from textual.message import Message
 
 from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.model.machine.process import ProcessDetails
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import visible, wrapped
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.tui.monitor import settings as remembered
+from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.keys import INTERVALS, KEYS
-from gpuprobe.tui.monitor.model import TopModel
-from gpuprobe.tui.monitor.pane_heights import PaneHeights, divide
-from gpuprobe.tui.monitor.process_screen import ProcessScreen
+from gpuprobe.tui.monitor.model import PaneHeights, TopModel, divide
 from gpuprobe.tui.monitor.reader_thread import (
     Crashed,
     Done,
@@ -39,6 +39,7 @@ from gpuprobe.tui.monitor.reader_thread import (
     ReaderThread,
     Taken,
 )
+from gpuprobe.tui.monitor.screens import ProcessScreen
 from gpuprobe.tui.probe_app import APP_KEYS, ProbeApp
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, actions_of, bindings
 from gpuprobe.tui.widgets.palette import DEFAULT, default_palette
@@ -49,8 +50,10 @@ from gpuprobe.tui.widgets.text_pane import TextPane
 if TYPE_CHECKING:
     from textual import events
 
+    from gpuprobe.api.monitor import MomentLog
     from gpuprobe.model.machine.diagnosis import Diagnosis
-    from gpuprobe.tui.monitor.tables.process_rows import ProcessRow
+    from gpuprobe.tui.monitor.processes import ProcessRow
+
 
 _RUNS_EVERY = 5.0
 """Seconds between searches for recordings that are being written: each goes through the open
@@ -95,7 +98,7 @@ class TopApp(ProbeApp):
             interval=interval, replayed=replayed, selection=selection or Selection()
         )
         self._settings_file = settings_file
-        self._settings, self._complaint = remembered.load(settings_file)
+        self._settings, self._complaint = settings.load(settings_file)
         # NO_COLOR counts more than what was remembered from another day.
         wanted = default_palette()
         super().__init__(
@@ -289,7 +292,7 @@ class TopApp(ProbeApp):
                 if isinstance(self.screen, ProcessScreen):
                     self.screen.show_page()
         elif done.name == "doctor":
-            from gpuprobe.tui.monitor.doctor import DoctorScreen
+            from gpuprobe.tui.monitor.screens import DoctorScreen
 
             if isinstance(self.screen, DoctorScreen):
                 self.screen.show_result(done.result)
@@ -452,7 +455,7 @@ class TopApp(ProbeApp):
         self.show_text("Notes", lines)
 
     def action_runs(self) -> None:
-        from gpuprobe.tui.runs import RunsScreen  # 60 ms, with the screens it opens
+        from gpuprobe.tui.viewer.app import RunsScreen  # 60 ms, with the screens it opens
 
         self.push_screen(RunsScreen(demo=self.demo))
 
@@ -477,7 +480,7 @@ class TopApp(ProbeApp):
             if run is None:
                 self.notify("this process is not recorded", markup=False)
             else:
-                from gpuprobe.tui.runs import open_run
+                from gpuprobe.tui.viewer.app import open_run
 
                 open_run(self, run.path, self.demo)
 
@@ -485,7 +488,7 @@ class TopApp(ProbeApp):
         self.push_screen(ProcessScreen(title, lines, open_its_run, partial(self._end, [row])))
 
     def action_doctor(self) -> None:
-        from gpuprobe.tui.monitor.doctor import DoctorScreen
+        from gpuprobe.tui.monitor.screens import DoctorScreen
 
         if self.model.replayed:
             self.notify("a replayed log cannot be diagnosed", severity="warning", markup=False)
@@ -520,7 +523,7 @@ class TopApp(ProbeApp):
             self._end(rows)
 
     def _end(self, rows: Sequence[ProcessRow]) -> None:
-        from gpuprobe.tui.monitor.end_process import ask_to_end
+        from gpuprobe.tui.monitor.screens import ask_to_end
 
         refusal = ""
         unseen = [str(row.pid) for row in rows if row.hidden or not row.ticks]
@@ -540,7 +543,64 @@ class TopApp(ProbeApp):
         if self.readonly:
             return
         try:
-            remembered.save(self._settings_file, self._settings)
+            settings.save(self._settings_file, self._settings)
         except OSError as error:
             reason = f"settings are not saved: {error.strerror or error}"
             self.notify(reason, severity="warning", markup=False)
+
+
+class Logged:
+    """Readings of ``reader``, each of which is written to ``log`` as well."""
+
+    def __init__(self, reader: MachineReader, log: MomentLog) -> None:
+        self._reader = reader
+        self._log = log
+
+    def read(self) -> Moment | None:
+        moment = self._reader.read()
+        if moment is not None:
+            self._log.write(moment)
+        return moment
+
+
+def show(args: argparse.Namespace, selection: Selection) -> int:
+    """Run the dashboard of what is selected until it is left; returns its exit code.
+
+    Raises UsageError and DataError before a screen is opened, where the log cannot be written or
+    the file to replay is none; and a fault of gpuprobe's own that ended the screen.
+    """
+    with ExitStack() as stack:
+        source: Callable[[], AbstractContextManager[MachineReader]]
+        if args.replay is not None:
+            from gpuprobe.api.monitor import ReplayedLog  # 5 ms, as `MomentLog`
+
+            opened = nullcontext(stack.enter_context(ReplayedLog(args.replay)))
+            source = partial(_same, opened)  # it is not opened again after a failure
+        else:
+            log = None
+            if args.log is not None:
+                from gpuprobe.api.monitor import MomentLog
+
+                log = MomentLog(args.log)
+                stack.callback(log.close)
+            source = partial(_machine, args.demo, args.interval, log)
+        app = TopApp(
+            args.demo,
+            args.interval,
+            source=source,
+            replayed="" if args.replay is None else Path(args.replay).name,
+            readonly=args.readonly,
+            settings_file=settings.settings_path(),
+            selection=selection,
+        )
+        return app.show()
+
+
+def _same(opened: AbstractContextManager[MachineReader]) -> AbstractContextManager[MachineReader]:
+    return opened
+
+
+@contextmanager
+def _machine(demo: str | None, interval: float, log: MomentLog | None) -> Iterator[MachineReader]:
+    with Monitor(demo, interval=interval, moving=True) as monitor:
+        yield monitor if log is None else Logged(monitor, log)

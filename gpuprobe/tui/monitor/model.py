@@ -1,6 +1,6 @@
-"""All that the dashboard knows and how it is worded. Knows nothing of Textual.
+"""The state of the dashboard and its wording. Independent of Textual.
 
-A `TopModel` takes moments in and hands lines out; the screen adds keys, colours and places.
+A `TopModel` takes readings in and returns lines; the screen adds keys, colours and places.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuprobe.api.monitor import errors_of, headline, missing
 from gpuprobe.model.io.document import header
@@ -17,26 +17,76 @@ from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
-from gpuprobe.tui.monitor.tables.device_detail import PLOTS, detail
-from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, device_rows
-from gpuprobe.tui.monitor.tables.device_table import Panel, table
-from gpuprobe.tui.monitor.tables.history import DeviceHistory, ProcessHistory
-from gpuprobe.tui.monitor.tables.no_gpu import no_gpu
-from gpuprobe.tui.monitor.tables.process_page import process_page
-from gpuprobe.tui.monitor.tables.process_rows import (
-    SORTS,
-    Key,
-    ListOptions,
-    ProcessRow,
-    process_rows,
+from gpuprobe.tui.monitor.device_panes import PLOTS, Panel, device_detail, device_table, no_gpu
+from gpuprobe.tui.monitor.devices import DeviceRow, device_rows
+from gpuprobe.tui.monitor.history import DeviceHistory, ProcessHistory
+from gpuprobe.tui.monitor.process_panes import (
+    ProcessColumns,
+    process_heading,
+    process_layout,
+    process_line,
+    process_page,
 )
-from gpuprobe.tui.monitor.tables.process_table import Columns, heading, layout, process_line
+from gpuprobe.tui.monitor.processes import SORTS, Key, ListOptions, ProcessRow, process_rows
 from gpuprobe.tui.widgets.plot import spark
 from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, level, line_width, right
 
 if TYPE_CHECKING:
     from gpuprobe.model.machine.process import ProcessDetails
     from gpuprobe.model.run.summary import Run
+
+
+class PaneHeights(NamedTuple):
+    """Lines for each pane, from the top; they sum to the height."""
+
+    title: int
+    host: int
+    devices: int
+    detail: int
+    processes: int
+    note: int
+    footer: int
+
+
+_DETAIL_LEAST = 7  # a heading, the memory, its legend, and a plot worth reading
+_DETAIL_MOST = 20
+_DETAIL_SPACIOUS = 44  # where the processes leave lines unused
+_PROCESSES_LEAST = 5  # two lines of heading and three processes
+_PROCESSES_STEP = 5  # or the panes would move with every process that comes and goes
+
+
+def divide(
+    height: int, devices: int, *, noted: bool, detail: bool = True, processes: int | None = None
+) -> PaneHeights:
+    """Divide ``height`` lines. ``noted``: there is something for the line of notes. If the
+    table of GPUs gets ``2 * devices + 2`` lines, each GPU's second line has its memory in parts,
+    and the last line explains their colours. ``processes``: how many there are; the lines that
+    they leave unused go to the plots.
+    """
+    footer = min(1, max(0, height - 1))
+    title = min(1, height)
+    host = 1 if height >= 12 else 0
+    note = 1 if noted and height >= 10 else 0
+    rest = max(0, height - title - footer - host - note)
+    wanted = devices + 1  # with the heading
+    table = min(wanted, max(4, rest // 2))
+    table = min(table, max(0, rest - _PROCESSES_LEAST))
+    rest -= table
+    shown = 0
+    if detail and devices and rest >= _DETAIL_LEAST + _PROCESSES_LEAST:
+        shown = min(_DETAIL_MOST, max(_DETAIL_LEAST, rest // 2))
+    rest -= shown
+    if devices and table == wanted and rest >= devices + 1 + 2 * _PROCESSES_LEAST:
+        table += devices + 1
+        rest -= devices + 1
+    if shown and processes is not None:
+        full = -(-(processes + 1) // _PROCESSES_STEP) * _PROCESSES_STEP
+        more = min(_DETAIL_SPACIOUS - shown, rest - max(_PROCESSES_LEAST, 2 + full))
+        if more > 0:
+            shown += more
+            rest -= more
+    return PaneHeights(title, host, table, shown, rest, note, footer)
+
 
 EXPORT_SCHEMA = "gpuprobe.top"
 
@@ -211,7 +261,7 @@ class TopModel:
 
     def panel(self, columns: int, two_lines: bool) -> Panel:
         """The table of GPUs."""
-        return table(
+        return device_table(
             self.devices,
             self.history,
             columns,
@@ -254,7 +304,7 @@ class TopModel:
         row = self.chosen_row
         if row is None:
             return [fit((), columns) for _ in range(height)]
-        return detail(
+        return device_detail(
             row,
             self.history,
             columns,
@@ -269,9 +319,9 @@ class TopModel:
         self.plot = (self.plot + 1) % len(PLOTS)
         return PLOTS[self.plot][1]
 
-    def process_headings(self, columns: int) -> tuple[Columns, list[Line]]:
+    def process_headings(self, columns: int) -> tuple[ProcessColumns, list[Line]]:
         """How many processes are shown and why, and the names of the columns."""
-        chosen = layout(columns)
+        chosen = process_layout(columns)
         everything = 0 if self.moment is None else len(self.moment.inventory.processes)
         shown = sum(1 for row in self.processes if row.device)
         count = f" {shown} of {everything}" if shown != everything else f" {everything}"
@@ -292,9 +342,9 @@ class TopModel:
         free = columns - line_width(line)
         if free > len(words) + 2:
             line += ((right(words, free), "dim"),)
-        return chosen, [fit(line, columns), heading(chosen, self.options)]
+        return chosen, [fit(line, columns), process_heading(chosen, self.options)]
 
-    def process_line(self, row: ProcessRow, columns: Columns) -> Line:
+    def process_line(self, row: ProcessRow, columns: ProcessColumns) -> Line:
         """One process."""
         recorded = self.run_of(row) is not None
         return process_line(row, columns, recorded=recorded, tagged=row.key in self.tagged)

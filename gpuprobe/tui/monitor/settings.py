@@ -15,7 +15,7 @@ from pathlib import Path
 from gpuprobe.errors import DataError
 from gpuprobe.model.io.files import atomic_write, read_text
 from gpuprobe.model.record import record
-from gpuprobe.tui.monitor.tables.process_rows import SORTS
+from gpuprobe.tui.monitor.processes import SORTS
 from gpuprobe.tui.widgets.palette import PALETTES
 
 

@@ -14,7 +14,7 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.tui.widgets.legend import chip, words
+from gpuprobe.tui.widgets.palette import chip
 from gpuprobe.tui.widgets.styled_text import Line, bar
 
 _BAR = 10
@@ -272,7 +272,7 @@ def _whole(row: StepLine, peak: StepPeak | Unavailable | None) -> int:
 def _bar(category: Category | None, size: int, whole: int, plain: bool) -> Line:
     """A category (None: all that has none), its size, and its share of ``whole``."""
     kind = Category.OTHER if category is None else category
-    name = "everything else" if category is None else words(category)
+    name = "everything else" if category is None else category.words
     drawn = bar(size / whole, _BAR, "" if plain else kind.value)
     return ((f"{human_bytes(size):>10}  ", ""), chip(kind, plain), (f" {name:<18.18} ", ""), *drawn)
 

@@ -36,10 +36,11 @@ from gpuprobe.tui.viewer.export import (
     of_step,
     texts_of,
 )
-from gpuprobe.tui.viewer.findings import FindingsPane
 from gpuprobe.tui.viewer.keys import PANES, STEPS_KEYS, TRACE_KEYS, VIEW_KEYS
+from gpuprobe.tui.viewer.panes import FindingsPane, StepsPane
 from gpuprobe.tui.viewer.reading import (
     Around,
+    OpenTraces,
     PeakFound,
     Polled,
     ReadFailed,
@@ -48,9 +49,7 @@ from gpuprobe.tui.viewer.reading import (
     look_around,
 )
 from gpuprobe.tui.viewer.run_model import RunModel, model_of
-from gpuprobe.tui.viewer.steps import StepsPane
-from gpuprobe.tui.viewer.trace.open_traces import OpenTraces
-from gpuprobe.tui.viewer.trace.pane import TracePane
+from gpuprobe.tui.viewer.trace import TracePane
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings
 from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable

@@ -9,10 +9,12 @@ and reverse tell roles apart, and bars and maps use a different character for ea
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gpuprobe.model.memory import Category
 from gpuprobe.model.record import record
+from gpuprobe.model.text import human_bytes
+from gpuprobe.tui.widgets.styled_text import Line, Span
 
 DEFAULT = "dark"
 
@@ -160,3 +162,18 @@ PALETTES: dict[str, Palette] = {name: _palette(at) for at, name in enumerate(_NA
 def default_palette(environ: Mapping[str, str] = os.environ) -> str:
     """``no colour`` where ``NO_COLOR`` is set to anything (no-color.org), else `DEFAULT`."""
     return "no colour" if environ.get("NO_COLOR") else DEFAULT
+
+
+def chip(category: Category, plain: bool) -> Span:
+    """A mark of the category's colour, or its letter."""
+    return (LETTERS[category], "") if plain else ("■", category.value)
+
+
+def legend(sizes: Iterable[tuple[Category, int]], plain: bool) -> Line:
+    """``■ parameter 1.2 GiB  ■ activation …`` in one line."""
+    line: Line = ()
+    for category, size in sizes:
+        if size:
+            named = (f" {category.words} ", "")
+            line += (chip(category, plain), named, (f"{human_bytes(size)}   ", "dim"))
+    return line

@@ -1,9 +1,10 @@
-"""Time travel: bands of memory along a trace, and what was allocated at the cursor."""
+"""The trace pane: bands of memory along a trace, and what was allocated at the cursor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -17,20 +18,127 @@ from gpuprobe.api.live import GROUPINGS, Group, TraceInspector, TraceRef, TraceS
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Unavailable
+from gpuprobe.tui.viewer.block import BlockScreen
 from gpuprobe.tui.viewer.keys import TRACE_KEYS
+from gpuprobe.tui.viewer.memory_maps import ORDERS, Bar, MemoryTreemap, bars, map_line, same_memory
+from gpuprobe.tui.viewer.reading import OpenTraces
 from gpuprobe.tui.viewer.run_model import short_line
-from gpuprobe.tui.viewer.trace.block import BlockScreen
-from gpuprobe.tui.viewer.trace.memory_treemap import MemoryTreemap, same_memory
-from gpuprobe.tui.viewer.trace.open_traces import OpenTraces
-from gpuprobe.tui.viewer.trace.segment_map import ORDERS, Bar, bars, map_line
-from gpuprobe.tui.viewer.trace.timeline_pane import TimelinePane
 from gpuprobe.tui.widgets.keymap import bindings
-from gpuprobe.tui.widgets.legend import chip, legend, words
-from gpuprobe.tui.widgets.styled_text import Line
+from gpuprobe.tui.widgets.palette import chip, legend
+from gpuprobe.tui.widgets.plot import LABEL, axis, draw_bands
+from gpuprobe.tui.widgets.styled_text import Line, Span, left
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
+
+_SHORTEST = 8
+"""Positions that a plot shows at least, however far it is zoomed in."""
+
+
+class TimelinePane(TextPane):
+    """Positions from ``first`` up to ``end`` of one trace."""
+
+    DEFAULT_CSS = "TimelinePane { height: 30%; min-height: 8; max-height: 24; padding: 0 1; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._inspector: TraceInspector | None = None
+        self._columns: list[int] = []  # the position that each column stands for
+        self.first, self.end = 0, 1
+        self.position = 0
+
+    def open(self, inspector: TraceInspector) -> None:
+        """Show the whole of a trace, with the cursor on its peak."""
+        self._inspector, self._columns = inspector, []
+        self.first, self.end = 0, len(inspector)
+        self.position = inspector.peak
+
+    def close(self, reason: str) -> None:
+        """Show no trace, and why."""
+        self._inspector, self._columns = None, []
+        self.show([((reason, ""),)])
+
+    def move(self, position: int) -> None:
+        """Put the cursor on a position, and bring it into view."""
+        self.position = position
+        if not self.first <= position < self.end:
+            self._frame(self.end - self.first)
+
+    def zoom(self, factor: float) -> None:
+        """Show ``factor`` times as much, around the cursor."""
+        self._frame(round((self.end - self.first) * factor))
+        self.paint()
+
+    def _frame(self, span: int) -> None:
+        if self._inspector is not None:
+            count = len(self._inspector)
+            span = max(min(_SHORTEST, count), min(span, count))
+            self.first = max(0, min(self.position - span // 2, count - span))
+            self.end = self.first + span
+
+    def along(self, by: int) -> int:
+        """The position that is ``by`` columns from the cursor's."""
+        count, span = len(self._columns), self.end - self.first
+        if not count:
+            return self.position
+        column = self._column() + by
+        if 0 <= column < count < span:
+            return self._columns[column]
+        return self.position + by * max(1, span // count)
+
+    def at(self, x: int) -> int | None:
+        """The position that is shown at a column of the widget, its padding included."""
+        wide = max(1, (self.size.width - LABEL) // max(1, len(self._columns)))
+        column = (x - LABEL - self.styles.padding.left) // wide
+        return self._columns[column] if 0 <= column < len(self._columns) else None
+
+    def _column(self) -> int:
+        """The column that the cursor is in."""
+        count, span = len(self._columns), self.end - self.first
+        return min(count - 1, (self.position - self.first) * count // max(1, span))
+
+    def paint(self) -> None:
+        """Draw the trace that is open, if there is one and there is space for it."""
+        inspector, width = self._inspector, self.size.width
+        if inspector is None or width < LABEL + 4:
+            return
+        self._columns = inspector.positions.plot(self.first, self.end, width - LABEL)
+        count = len(self._columns)
+        wide = max(1, (width - LABEL) // count)
+        bands = {
+            category: [value for value in band for _ in range(wide)]
+            for category, band in inspector.positions.bands(self._columns).items()
+        }
+        reserved = inspector.reserved
+        levels = None
+        if not isinstance(reserved, Unavailable):
+            levels = [reserved[at] for at in self._columns for _ in range(wide)]
+        cursor, columns = self._column() * wide + wide // 2, count * wide
+        marks = self._marks(inspector, wide) if self.size.height > 6 else []
+        height, plain = max(2, self.size.height - 1 - len(marks)), self.painter.palette.plain
+        lines = draw_bands(bands, levels, columns, height, cursor=cursor, plain=plain)
+        first, last = f"event {self.first:,}", f"{self.end - 1:,}"
+        began, ended = inspector.time_at(self.first), inspector.time_at(self.end - 1)
+        if began is not None and ended is not None:
+            last = f"{last} · {human_ns(ended)}"
+            if began:  # the whole trace begins at 0
+                first = f"{first} · {human_ns(began)}"
+        self.show([*lines, *marks, axis(cursor, columns, first, last)])
+
+    def _marks(self, inspector: TraceInspector, wide: int) -> list[Line]:
+        """The phases below the columns; no line if none is known."""
+        phases = [name for at in self._columns for name in [inspector.phase_at(at)] * wide]
+        if not any(phases):
+            return []
+        spans: list[Span] = [(f"{'phase':>{LABEL - 1}} ", "dim")]
+        for number, (name, run) in enumerate(groupby(phases)):
+            room = len(list(run))
+            text = visible(name).partition("/")[0] if name else ""
+            # A mark where each begins; alternating, so that neighbours are told apart.
+            cell = left(f"▏{text}", room)
+            spans.append((cell, "head" if number % 2 else "accent"))
+        return [tuple(spans)]
 
 
 class TracePane(Vertical):
@@ -363,7 +471,7 @@ class TracePane(Vertical):
         if inspector is not None and (self._within is not None or self._grouping == "block"):
             block = inspector.block(group.rows[0])
             line = self._short(block.line, max(10, columns - len(group.key) - 2))
-            return f"{group.key}  {words(block.category) if self._within is not None else line}"
+            return f"{group.key}  {block.category.words if self._within is not None else line}"
         count = len(group.rows)
         blocks = f"  ×{count:,}" if count > 1 else ""
         return self._short(group.key, max(10, columns - len(blocks))) + blocks

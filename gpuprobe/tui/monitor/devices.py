@@ -1,4 +1,4 @@
-"""One GPU as the dashboard shows it: words, shares and badges. Knows nothing of Textual."""
+"""One GPU as the dashboard shows it: words, shares and badges. Independent of Textual."""
 
 from __future__ import annotations
 

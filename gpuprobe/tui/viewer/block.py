@@ -18,7 +18,6 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.viewer.keys import BLOCK_KEYS
 from gpuprobe.tui.viewer.run_model import short_line
 from gpuprobe.tui.widgets.keymap import bindings
-from gpuprobe.tui.widgets.legend import words
 from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
@@ -127,7 +126,7 @@ def block_lines(block: BlockInfo) -> list[str]:
     size = f"{human_bytes(block.bytes)} at {block.address:#x}"
     if block.requested != block.bytes:
         size += f" ({human_bytes(block.requested)} requested)"
-    parts = [size, words(block.category)]
+    parts = [size, block.category.words]
     if block.stream:
         parts.append(f"stream {block.stream:#x}")
     life = f"event {block.allocated_at:,}" if block.allocated_at else "before the trace"

@@ -1,11 +1,11 @@
-"""The processes on the GPUs: sorted, filtered, pinned, as a list or as a tree.
+"""The processes on the GPUs: sorted, filtered and pinned, as a list or a tree.
 
-Plain data from plain data; knows nothing of Textual.
+Independent of Textual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,10 +113,11 @@ def process_rows(moment: Moment, options: ListOptions) -> tuple[ProcessRow, ...]
         )
         for process in moment.inventory.processes
     ]
+    matches = matcher(options)
+    rows = [row for row in rows if matches(row)]
     if options.tree:
-        return tuple(_tree(rows, loads, options))
-    matching = matcher(options)
-    return tuple(_sorted([row for row in rows if matching(row)], options))
+        return tuple(_Tree(rows, loads, options).rows())
+    return tuple(_sorted(rows, options))
 
 
 def _row(
@@ -279,68 +280,80 @@ def _numbers(gpu: str) -> tuple[int, ...] | None:
 # -- the tree
 
 
-def _tree(
-    rows: Sequence[ProcessRow], loads: Mapping[int, ProcessLoad], options: ListOptions
-) -> list[ProcessRow]:
-    """Rows under the row of their parent process. A parent that is on no GPU gets a row of its
-    own, with what its children hold; a process on several GPUs is one family.
+class _Tree:
+    """Rows under the row of their parent process. A parent that is on no GPU gets a row too, with
+    the memory of its children. A process on several GPUs is one family: several rows of one PID.
     """
-    matching = matcher(replace(options, tree=False))
+
+    def __init__(
+        self, rows: Iterable[ProcessRow], loads: Mapping[int, ProcessLoad], options: ListOptions
+    ) -> None:
+        self._options = options
+        self._families = _families(rows, loads, options.pinned)
+        self._children: dict[int, list[int]] = {}
+        self._roots: list[int] = []
+        self._totals: dict[int, ProcessRow] = {}
+        for pid, family in self._families.items():
+            parent = family[0].parent
+            # PID namespaces and reused PIDs can form a cycle: its processes become roots.
+            if parent in self._families and not _in_cycle(pid, self._families):
+                self._children.setdefault(parent, []).append(pid)
+            else:
+                self._roots.append(pid)
+
+    def _total(self, pid: int) -> ProcessRow:
+        """A row with the sums of the whole branch, by which branches are sorted."""
+        if pid not in self._totals:
+            family = self._families[pid]
+            branches = (self._total(child) for child in self._children.get(pid, ()))
+            self._totals[pid] = _summed(family[0], [*family, *branches])
+        return self._totals[pid]
+
+    def rows(self) -> Iterator[ProcessRow]:
+        """All rows from the top, each with the lines of its branch."""
+        return self._walk(self._roots, "", top=True)
+
+    def _walk(self, pids: Iterable[int], indent: str, *, top: bool = False) -> Iterator[ProcessRow]:
+        ordered = [row.pid for row in _sorted(map(self._total, pids), self._options)]
+        for pid in ordered:
+            last = pid == ordered[-1]
+            mark = "" if top else ("└─ " if last else "├─ ")
+            below = "" if top else ("   " if last else "│  ")
+            family = _sorted(self._families[pid], replace(self._options, pinned=frozenset()))
+            for number, row in enumerate(family):
+                branch = indent + (below if number else mark)
+                if row.device:
+                    yield replace(row, branch=branch)
+                else:
+                    total = self._total(pid)
+                    row = replace(row, memory=total.memory, memory_text=total.memory_text)
+                    yield replace(row, branch=branch)
+            yield from self._walk(self._children.get(pid, ()), indent + below)
+
+
+def _families(
+    rows: Iterable[ProcessRow], loads: Mapping[int, ProcessLoad], pinned: frozenset[Key]
+) -> dict[int, list[ProcessRow]]:
+    """The rows of each PID, with one for each parent process that is on no GPU."""
     families: dict[int, list[ProcessRow]] = {}
     for row in rows:
-        if matching(row):
-            families.setdefault(row.pid, []).append(row)
+        families.setdefault(row.pid, []).append(row)
     for pid in list(families):
         parent = families[pid][0].parent
         if parent > 1 and parent not in families and parent in loads:
-            families[parent] = [_parent_row(loads[parent], options.pinned)]
-    children: dict[int, list[int]] = {}
-    roots: list[int] = []
-    for pid, family in families.items():
-        parent = family[0].parent
-        # A PID namespace, or PIDs used again, could make a circle: that one has no parent.
-        if parent in families and not _leads_back(pid, families):
-            children.setdefault(parent, []).append(pid)
-        else:
-            roots.append(pid)
-    totals: dict[int, ProcessRow] = {}
-
-    def total(pid: int) -> ProcessRow:
-        """A row with what the whole branch holds: what it is sorted by."""
-        if pid not in totals:
-            whole = [*families[pid], *(total(child) for child in children.get(pid, ()))]
-            totals[pid] = _summed(families[pid][0], whole)
-        return totals[pid]
-
-    result: list[ProcessRow] = []
-
-    def walk(pids: Iterable[int], indent: str, top: bool) -> None:
-        ordered = [row.pid for row in _sorted([total(pid) for pid in pids], options)]
-        for at, pid in enumerate(ordered):
-            last = at == len(ordered) - 1
-            mark = "" if top else ("└─ " if last else "├─ ")
-            below = "" if top else ("   " if last else "│  ")
-            family = _sorted(families[pid], replace(options, pinned=frozenset()))
-            for number, row in enumerate(family):
-                if not row.device:
-                    held = total(pid)
-                    row = replace(row, memory=held.memory, memory_text=held.memory_text)
-                branch = indent + (mark if number == 0 else below)
-                result.append(replace(row, branch=branch))
-            walk(children.get(pid, ()), indent + below, False)
-
-    walk(roots, "", True)
-    return result
+            families[parent] = [_parent_row(loads[parent], pinned)]
+    return families
 
 
-def _leads_back(pid: int, families: Mapping[int, Sequence[ProcessRow]]) -> bool:
-    seen = {pid}
-    at = families[pid][0].parent
-    while at in families:
-        if at in seen:
-            return at == pid
-        seen.add(at)
-        at = families[at][0].parent
+def _in_cycle(pid: int, families: Mapping[int, Sequence[ProcessRow]]) -> bool:
+    """Whether a process is its own ancestor."""
+    visited = {pid}
+    ancestor = families[pid][0].parent
+    while ancestor in families:
+        if ancestor in visited:
+            return ancestor == pid
+        visited.add(ancestor)
+        ancestor = families[ancestor][0].parent
     return False
 
 
