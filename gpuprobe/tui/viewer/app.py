@@ -18,37 +18,43 @@ from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.run.summary import Run
 from gpuprobe.model.text import visible
 from gpuprobe.tui.probe_app import APP_KEYS, ListScreen, ProbeApp
-from gpuprobe.tui.viewer.keys import RUNS_KEYS
 from gpuprobe.tui.viewer.reading import ReadFailed
 from gpuprobe.tui.viewer.screen import ViewScreen
-from gpuprobe.tui.widgets.keymap import bindings
-from gpuprobe.tui.widgets.table import ItemTable
+from gpuprobe.tui.widgets.keymap import Key, bindings
+from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, ItemTable
 
 
 def open_run(app: App[Any], path: str, demo: str | None) -> None:
-    """Show a recording over what is there."""
+    """Open a recording over the current screen."""
     try:
         followed = Followed(path)
-    except GpuprobeError as error:  # it ended, and was deleted, meanwhile
+    except GpuprobeError as error:  # it has ended and was deleted since
         app.notify(visible(str(error)), severity="error", markup=False)
     else:
         app.push_screen(ViewScreen(followed, demo=demo))
 
 
 class RunsScreen(ListScreen):
-    """A list that is made anew every ``interval`` seconds, in a thread."""
+    """The runs that are being recorded on this machine, searched for every ``interval`` seconds in
+    a thread. Enter opens one.
+    """
 
-    KEYS = RUNS_KEYS
+    KEYS = (
+        *MOVE_KEYS,
+        *FIND_KEYS,
+        Key("Enter", "open the run"),
+        Key("Esc", "back", {"escape": "back"}),
+    )
     BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
     @dataclass
     class Found(Message):
-        """The runs at this time."""
+        """The result of a search."""
 
         runs: list[Run]
 
     def __init__(self, interval: float = 2.0, *, demo: str | None = None) -> None:
-        super().__init__("runs", "runs", (*APP_KEYS, *RUNS_KEYS))
+        super().__init__("runs", "runs", (*APP_KEYS, *self.KEYS))
         self.interval = interval
         self.demo = demo
         self.found: list[Run] = []
@@ -70,7 +76,7 @@ class RunsScreen(ListScreen):
 
     def on_runs_screen_found(self, message: Found) -> None:
         at = self._table.cursor
-        chosen = self.found[at].path if at < len(self.found) else ""
+        selected = self.found[at].path if at < len(self.found) else ""
         found = self.found = message.runs
         count = len(found)
         self._show_title(
@@ -84,10 +90,11 @@ class RunsScreen(ListScreen):
             [(("", "section"), (RUNS_HEADING, "head"))],
             count,
             lambda index: [((lines[index], ""),)],
-            cursor=paths.index(chosen) if chosen in paths else None,
+            cursor=paths.index(selected) if selected in paths else None,
         )
 
     def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
+        message.stop()
         if message.index < len(self.found):  # it may have ended since
             open_run(self.app, self.found[message.index].path, self.demo)
 
@@ -97,10 +104,10 @@ class RunsScreen(ListScreen):
 
 
 class ViewApp(ProbeApp):
-    """Shows a recording; or, without one, those that are being written on this machine.
+    """One recording or, without one, the runs that are being recorded on this machine.
 
-    ``failure`` is why nothing could be shown at all; the app has ended then. ``demo`` names a
-    fake fleet to ask for a GPU's other processes.
+    ``failure``: the error that ended the app before anything was shown. ``demo`` names a fake fleet
+    whose processes are shown as those of the GPU.
     """
 
     def __init__(
