@@ -21,14 +21,11 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gpuprobe.api.monitor import Monitor
-from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.machine.monitor import Moment
-from gpuprobe.model.machine.process import ProcessDetails
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import visible, wrapped
-from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.tui.monitor import settings
-from gpuprobe.tui.monitor.keys import INTERVALS, KEYS
+from gpuprobe.tui.monitor.keys import INTERVALS, KEYS, SCREENS
 from gpuprobe.tui.monitor.model import PaneHeights, TopModel, divide
 from gpuprobe.tui.monitor.reader_thread import (
     Crashed,
@@ -39,7 +36,7 @@ from gpuprobe.tui.monitor.reader_thread import (
     ReaderThread,
     Taken,
 )
-from gpuprobe.tui.monitor.screens import ProcessScreen
+from gpuprobe.tui.monitor.screens import DashboardScreen, ProcessScreen, confirm_ending
 from gpuprobe.tui.probe_app import APP_KEYS, ProbeApp
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, actions_of, bindings
 from gpuprobe.tui.widgets.palette import DEFAULT, default_palette
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
     from textual import events
 
     from gpuprobe.api.monitor import MomentLog
-    from gpuprobe.model.machine.diagnosis import Diagnosis
     from gpuprobe.tui.monitor.processes import ProcessRow
 
 
@@ -112,7 +108,6 @@ class TopApp(ProbeApp):
         self._heights: PaneHeights | None = None
         self._rows: tuple[ProcessRow, ...] = ()
         self._runs_due = 0.0
-        self._details: ProcessDetails | None = None  # of the process whose page is open
         self.first_paint: float | None = None  # time.monotonic() of the first reading shown
         open_source = source or (lambda: Monitor(demo, interval=interval, moving=moving))
         self.reader = ReaderThread(open_source, self._arrived, interval)
@@ -208,7 +203,7 @@ class TopApp(ProbeApp):
             self._detail.show(model.detail(columns, heights.detail))
         self._show_processes()
         stack = self.screen_stack  # empty while the screen is being taken down
-        if stack and isinstance(stack[-1], ProcessScreen):
+        if stack and isinstance(stack[-1], DashboardScreen):
             stack[-1].show_page()
 
     def _show_processes(self) -> None:
@@ -259,7 +254,7 @@ class TopApp(ProbeApp):
                 self.model.ended = True
                 self._arrange()
         elif isinstance(payload, Done):
-            self._job_done(payload)
+            payload.then(payload.result)
         self.reader.taken()
 
     def _ask_for_runs(self) -> None:
@@ -271,31 +266,19 @@ class TopApp(ProbeApp):
         self._runs_due = now + _RUNS_EVERY
         from gpuprobe.api.monitor import runs
 
-        self.reader.run_job("runs", lambda: tuple(runs()))
+        self.reader.run_job(runs, self._show_runs)
 
     def _painted(self) -> None:
         self.first_paint = time.monotonic()
         gc.enable()  # the command put it off until now
         self.reader.hurry()  # the first reading was the quick one; the next has everything
 
-    def _job_done(self, done: Done) -> None:
-        if done.name == "runs":
-            if isinstance(done.result, Exception):
-                self.notify(visible(str(done.result)), severity="warning", markup=False)
-            else:
-                self.model.runs = done.result  # type: ignore[assignment]
-                self._show()
-        elif done.name == "process":
-            details = done.result
-            if isinstance(details, ProcessDetails):
-                self._details = details
-                if isinstance(self.screen, ProcessScreen):
-                    self.screen.show_page()
-        elif done.name == "doctor":
-            from gpuprobe.tui.monitor.screens import DoctorScreen
-
-            if isinstance(self.screen, DoctorScreen):
-                self.screen.show_result(done.result)
+    def _show_runs(self, result: object) -> None:
+        if isinstance(result, Exception):
+            self.notify(visible(str(result)), severity="warning", markup=False)
+        elif isinstance(result, list):
+            self.model.runs = tuple(result)
+            self._show()
 
     # -- colours
 
@@ -329,12 +312,11 @@ class TopApp(ProbeApp):
             self._show()
 
     def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
+        row = self._row()
         if message.table is self._devices:
             self.action_follow()
-            return
-        row = self._row()
-        if row is not None:
-            self._open_process(row)
+        elif message.table is self._processes and row is not None:
+            self.push_screen(ProcessScreen(self, row))
 
     def on_text_pane_clicked(self, message: TextPane.Clicked) -> None:
         if message.pane is self._processes and message.y == 1:
@@ -454,65 +436,9 @@ class TopApp(ProbeApp):
             lines.extend(((text, ""),) for text in wrapped(note, "• ", columns))
         self.show_text("Notes", lines)
 
-    def action_runs(self) -> None:
-        from gpuprobe.tui.viewer.app import RunsScreen  # 60 ms, with the screens it opens
-
-        self.push_screen(RunsScreen(demo=self.demo))
-
-    def _open_process(self, row: ProcessRow) -> None:
-        """The page of one process. What is too much for each row is read once, by the reader."""
-        self._details = None
-        if self.model.replayed:
-            away = Unavailable("a replayed log does not contain it", ReadStatus.NOT_COLLECTED)
-            self._details = ProcessDetails(row.pid, away, away, away)
-        else:
-            from gpuprobe.api.monitor import process_details
-
-            self.reader.run_job("process", partial(process_details, row.pid, row.ticks))
-
-        def lines(columns: int) -> list[Line]:
-            found = self._details
-            mine = found if found is not None and found.pid == row.pid else None
-            return self.model.process_page(row, mine, columns)
-
-        def open_its_run() -> None:
-            run = self.model.run_of(row)
-            if run is None:
-                self.notify("this process is not recorded", markup=False)
-            else:
-                from gpuprobe.tui.viewer.app import open_run
-
-                open_run(self, run.path, self.demo)
-
-        title = f"process {row.pid}"
-        self.push_screen(ProcessScreen(title, lines, open_its_run, partial(self._end, [row])))
-
-    def action_doctor(self) -> None:
-        from gpuprobe.tui.monitor.screens import DoctorScreen
-
-        if self.model.replayed:
-            self.notify("a replayed log cannot be diagnosed", severity="warning", markup=False)
-            return
-        self.push_screen(DoctorScreen(self.examine))
-
-    def examine(self) -> None:
-        """Ask for a diagnosis; the result comes to the doctor's screen."""
-        from gpuprobe.api.doctor import diagnose
-
-        if self.demo:
-            # In the thread that reads: a fake fleet is no place for two threads.
-            self.reader.run_job("doctor", partial(diagnose, self.demo))
-        else:
-            # Some seconds, in a thread of its own: readings go on meanwhile.
-            self.run_worker(partial(self._diagnose, diagnose), thread=True, exit_on_error=True)
-
-    def _diagnose(self, diagnose: Callable[[], Diagnosis]) -> None:
-        result: object
-        try:
-            result = diagnose()
-        except (GpuprobeError, OSError) as error:
-            result = error
-        self._arrived(Done("doctor", result))
+    def action_open_screen(self, at: int) -> None:
+        """Open a screen of the registry."""
+        SCREENS[at].open(self)
 
     def action_end_process(self) -> None:
         rows = self.model.tagged_rows
@@ -520,23 +446,7 @@ class TopApp(ProbeApp):
             row = self._row()
             rows = [] if row is None else [row]
         if rows:
-            self._end(rows)
-
-    def _end(self, rows: Sequence[ProcessRow]) -> None:
-        from gpuprobe.tui.monitor.screens import ask_to_end
-
-        refusal = ""
-        unseen = [str(row.pid) for row in rows if row.hidden or not row.ticks]
-        if self.readonly:
-            refusal = "read-only: processes cannot be ended"
-        elif self.demo or self.model.replayed:
-            refusal = "these processes are not on this machine"
-        elif unseen:
-            refusal = f"process {', '.join(unseen)} is not visible from here"
-        if refusal:
-            self.notify(refusal, severity="warning", markup=False)
-        else:
-            ask_to_end(self, rows, self.reader.hurry)
+            confirm_ending(self, rows)
 
     def _remember(self, **changes: Any) -> None:
         self._settings = replace(self._settings, **changes)

@@ -53,9 +53,9 @@ class Ended:
 
 @record(frozen=True, slots=True)
 class Done:
-    """A job that was asked for is done: its result, or the error that ended it."""
+    """A job has ended. ``result``: what it returned or the error it raised, for ``then``."""
 
-    name: str
+    then: Callable[[object], None]
     result: object
 
 
@@ -86,7 +86,7 @@ class ReaderThread:
         self._hurried = False
         self._step = 0
         self._waiting = False  # for the last message to be taken
-        self._jobs: deque[tuple[str, Callable[[], object]]] = deque()
+        self._jobs: deque[tuple[Callable[[], object], Callable[[object], None]]] = deque()
         self._thread = threading.Thread(target=self._run, name="gpuprobe-reader", daemon=True)
 
     # -- from the screen's thread
@@ -126,10 +126,12 @@ class ReaderThread:
             self._waiting = False
             self._state.notify_all()
 
-    def run_job(self, name: str, job: Callable[[], object]) -> None:
-        """Run ``job`` in this thread, between two readings; its result comes as `Done`."""
+    def run_job(self, job: Callable[[], object], then: Callable[[object], None]) -> None:
+        """Run ``job`` in this thread, between two readings. `Done` brings its result to the thread
+        of the screen, for ``then``.
+        """
         with self._state:
-            self._jobs.append((name, job))
+            self._jobs.append((job, then))
             self._state.notify_all()
 
     @property
@@ -192,9 +194,9 @@ class ReaderThread:
                         return
                     self._state.wait(None if self._paused else left)
                     continue
-                name, job = self._jobs.popleft()
+                job, then = self._jobs.popleft()
             try:
                 result = job()
             except (GpuprobeError, OSError) as error:
                 result = error
-            self._send(Done(name, result))
+            self._send(Done(then, result))

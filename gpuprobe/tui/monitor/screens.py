@@ -1,22 +1,28 @@
-"""The screens over the dashboard: one process, ending processes, and the doctor."""
+"""The screens over the dashboard: one process, the doctor, and the confirmation before a process is
+ended. `gpuprobe.tui.monitor.keys.SCREENS` registers those that have a key.
+"""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.events import Resize
+from textual.message import Message
 from textual.screen import ModalScreen
 
-from gpuprobe.api.doctor import diagnosis_lines
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.findings import Level
 from gpuprobe.model.machine.diagnosis import Diagnosis
+from gpuprobe.model.machine.process import ProcessDetails
 from gpuprobe.model.text import visible
+from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.tui.monitor.processes import ProcessRow
 from gpuprobe.tui.probe_app import ListScreen
 from gpuprobe.tui.widgets.keymap import Key, bindings
@@ -24,11 +30,31 @@ from gpuprobe.tui.widgets.styled_text import Line, fit, left, right
 from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
+if TYPE_CHECKING:
+    from gpuprobe.tui.monitor.app import TopApp
 
-class ProcessScreen(ListScreen):
-    """``lines`` makes the page for a number of columns; ``open_run`` and ``end`` are what Enter
-    and K do.
-    """
+
+class DashboardScreen(ListScreen):
+    """Base of the screens over the dashboard ``top``."""
+
+    KEYS: ClassVar[tuple[Key, ...]]
+
+    def __init__(self, top: TopApp, name: str, table: str) -> None:
+        super().__init__(name, table, self.KEYS)
+        self.top = top
+
+    def on_mount(self) -> None:
+        self.show_page()
+
+    def on_resize(self, event: Resize) -> None:
+        self.call_after_refresh(self.show_page)
+
+    def show_page(self) -> None:
+        """Show what is known now. Called after each reading, too."""
+
+
+class ProcessScreen(DashboardScreen):
+    """The page of one process, updated with each reading."""
 
     KEYS = (
         *MOVE_KEYS,
@@ -39,49 +65,154 @@ class ProcessScreen(ListScreen):
     )
     BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
-    def __init__(
-        self,
-        title: str,
-        lines: Callable[[int], Sequence[Line]],
-        open_run: Callable[[], None],
-        end: Callable[[], None],
-    ) -> None:
-        super().__init__("process", "process-page", self.KEYS)
-        self._heading = title
-        self._lines = lines
-        self._open_run = open_run
-        self._end = end
+    def __init__(self, top: TopApp, row: ProcessRow) -> None:
+        super().__init__(top, "process", "process-page")
+        self._row = row
+        self._details: ProcessDetails | None = None
 
     def on_mount(self) -> None:
-        self.show_page()
+        row = self._row
+        if self.top.model.replayed:
+            reason = "a replayed log does not contain it"
+            missing = Unavailable(reason, ReadStatus.NOT_COLLECTED)
+            self._details = ProcessDetails(row.pid, missing, missing, missing)
+        else:
+            from gpuprobe.api.monitor import process_details
 
-    def on_resize(self, event: Resize) -> None:
-        self.call_after_refresh(self.show_page)
+            # Once, in the thread that reads: too expensive to repeat for every process.
+            read = partial(process_details, row.pid, row.ticks)
+            self.top.reader.run_job(read, self._show_details)
+        super().on_mount()
+
+    def _show_details(self, result: object) -> None:
+        if isinstance(result, ProcessDetails) and self.is_running:
+            self._details = result
+            self.show_page()
 
     def show_page(self) -> None:
-        """Show what is known now."""
         columns = self.size.width
         if columns < 2 or not self._table.is_mounted:
             return
-        title: Line = (("", "section"), (f" {self._heading}", "title"))
-        self.show_lines(title, self._lines(columns - 1), columns)
+        title: Line = (("", "section"), (f" process {self._row.pid}", "title"))
+        lines = self.top.model.process_page(self._row, self._details, columns - 1)
+        self.show_lines(title, lines, columns)
 
     def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
-        message.stop()  # the dashboard below would open a page
-        self._open_run()
+        message.stop()
+        self.action_open_run()
 
     def action_open_run(self) -> None:
-        self._open_run()
+        run = self.top.model.run_of(self._row)
+        if run is None:
+            self.notify("this process is not recorded", markup=False)
+        else:
+            from gpuprobe.tui.viewer.app import open_run  # 60 ms, with the screen it opens
+
+            open_run(self.top, run.path, self.top.demo)
 
     def action_end(self) -> None:
-        self._end()
+        confirm_ending(self.top, [self._row])
 
 
-_LISTED = 8
+_LEVEL_ROLES = {Level.ERROR: "bad", Level.WARNING: "warning", None: "title"}
+
+
+class DoctorScreen(DashboardScreen):
+    """What is wrong with this machine. ``r`` checks again."""
+
+    KEYS = (
+        *MOVE_KEYS,
+        *FIND_KEYS,
+        Key("r", "run the checks again", {"r": "again"}, footer="examine again"),
+        Key("Esc", "back", {"escape,q,D": "dismiss"}, footer="back"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
+
+    @dataclass
+    class Checked(Message):
+        """The checks of this machine have ended."""
+
+        result: object
+
+    def __init__(self, top: TopApp) -> None:
+        super().__init__(top, "doctor", "doctor-findings")
+        self._result: Diagnosis | None = None
+        self._failure = ""
+        self._checking = False
+        self._columns = 80
+
+    def on_mount(self) -> None:
+        self.action_again()
+
+    def on_resize(self, event: Resize) -> None:
+        self._columns = event.size.width
+        self._show()
+
+    def action_again(self) -> None:
+        if not self._checking:
+            self._checking = True
+            self._show()
+            self._check()
+
+    def _check(self) -> None:
+        from gpuprobe.api.doctor import diagnose  # 5 ms, with what only the doctor needs
+
+        if self.top.demo:
+            # In the thread that reads: a fake fleet is not safe for two threads.
+            self.top.reader.run_job(partial(diagnose, self.top.demo), self.show_result)
+        else:
+            # Takes seconds, in a separate thread: readings continue meanwhile.
+            self.run_worker(self._diagnose, thread=True, exit_on_error=True)
+
+    def _diagnose(self) -> None:
+        from gpuprobe.api.doctor import diagnose
+
+        result: object
+        try:
+            result = diagnose()
+        except (GpuprobeError, OSError) as error:
+            result = error
+        self.post_message(self.Checked(result))
+
+    def on_doctor_screen_checked(self, message: Checked) -> None:
+        self.show_result(message.result)
+
+    def show_result(self, result: object) -> None:
+        """Show a diagnosis, or the error that prevented it."""
+        if not self.is_running:
+            return
+        self._checking = False
+        if isinstance(result, Diagnosis):
+            self._result, self._failure = result, ""
+        else:
+            self._failure = visible(str(result))
+        self._show()
+
+    def _show(self) -> None:
+        columns, diagnosis = self._columns, self._result
+        title: Line = (("", "section"), (" doctor", "title"))
+        lines: list[Line] = []
+        if diagnosis is not None:
+            from gpuprobe.api.doctor import diagnosis_lines
+
+            at = time.strftime("%H:%M:%S", time.localtime(diagnosis.taken_at))
+            title += ((f"  at {at}", "dim"),)
+            lines = [
+                ((f" {line.text}", _LEVEL_ROLES.get(line.level, "bold") if line.heading else ""),)
+                for line in diagnosis_lines(diagnosis, max(20, columns - 3))
+            ]
+        if self._checking:
+            title += (("  checking … (this takes a few seconds)", "accent"),)
+        if self._failure:
+            title += ((f"  {self._failure}", "bad"),)
+        self.show_lines(title, lines, columns)
+
+
+_LISTED = 8  # processes that the confirmation lists
 
 
 class EndProcess(ModalScreen[int]):
-    """Asks whether processes should get a signal; the result is its number, 0 for none."""
+    """A confirmation: which signal to send to processes. The result is its number, 0 for none."""
 
     CSS = """
     EndProcess { align: center middle; background: transparent; }
@@ -112,11 +243,11 @@ class EndProcess(ModalScreen[int]):
 
     def _show(self) -> None:
         columns = self._pane.size.width
-        answers: Line = ()
+        keys: Line = ()
         for key in self.KEYS:
-            shown = f"{key.shown} " if answers else f" {key.shown} "
-            answers += (("   " if answers else "", ""), (shown, "key"), (key.does, ""))
-        self._pane.show([fit(line, columns) for line in (*self._about(), (), answers)])
+            shown = f"{key.shown} " if keys else f" {key.shown} "
+            keys += (("   " if keys else "", ""), (shown, "key"), (key.does, ""))
+        self._pane.show([fit(line, columns) for line in (*self._about(), (), keys)])
 
     def _about(self) -> list[Line]:
         return self._one() if len(self._rows) == 1 else self._several()
@@ -150,92 +281,41 @@ class EndProcess(ModalScreen[int]):
         self.dismiss(number)
 
 
-def ask_to_end(app: App[None], rows: Sequence[ProcessRow], then: Callable[[], object]) -> None:
-    """Ask which signal the processes should get, and send it; ``then`` is called if one got it."""
+def confirm_ending(top: TopApp, rows: Sequence[ProcessRow]) -> None:
+    """End processes of this machine by a signal, after confirmation."""
+    refusal = ""
+    hidden = [str(row.pid) for row in rows if row.hidden or not row.ticks]
+    if top.readonly:
+        refusal = "read-only: processes cannot be ended"
+    elif top.demo or top.model.replayed:
+        refusal = "these processes are not on this machine"
+    elif hidden:
+        refusal = f"process {', '.join(hidden)} is not visible from here"
+    if refusal:
+        top.notify(refusal, severity="warning", markup=False)
+        return
 
-    def answered(number: int | None) -> None:
-        if number:
-            sent = [row.pid for row in rows if _signal(app, row, number)]
-            if sent:
-                who = f"process {sent[0]}" if len(sent) == 1 else f"{len(sent)} processes"
-                app.notify(f"sent signal {number} to {who}", markup=False)
-                then()
+    def send(number: int | None) -> None:
+        sent = [row.pid for row in rows if number and _signal(top, row, number)]
+        if sent:
+            to = f"process {sent[0]}" if len(sent) == 1 else f"{len(sent)} processes"
+            top.notify(f"sent signal {number} to {to}", markup=False)
+            top.reader.hurry()
 
-    app.push_screen(EndProcess(rows), answered)
+    top.push_screen(EndProcess(rows), send)
 
 
-def _signal(app: App[None], row: ProcessRow, number: int) -> bool:
+def _signal(top: TopApp, row: ProcessRow, number: int) -> bool:
+    """Send a signal; False, and a message, if that failed."""
     from gpuprobe.api.monitor import end_process
 
     try:
         end_process(row.pid, row.ticks, number)
     except GpuprobeError as error:
-        app.notify(str(error), severity="error", markup=False)
+        top.notify(str(error), severity="error", markup=False)
     except PermissionError:
         reason = f"no permission: process {row.pid} is {row.user}'s"
-        app.notify(reason, severity="error", markup=False)
+        top.notify(reason, severity="error", markup=False)
     else:
         return True
     return False
-
-
-_ROLES = {Level.ERROR: "bad", Level.WARNING: "warning", None: "title"}
-
-
-class DoctorScreen(ListScreen):
-    """``examine`` asks for a diagnosis; it comes back by `show_result`."""
-
-    KEYS = (
-        *MOVE_KEYS,
-        *FIND_KEYS,
-        Key("r", "run the checks again", {"r": "again"}, footer="examine again"),
-        Key("Esc", "back", {"escape,q,D": "dismiss"}, footer="back"),
-    )
-    BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
-
-    def __init__(self, examine: Callable[[], None]) -> None:
-        super().__init__("doctor", "doctor-findings", self.KEYS)
-        self._examine = examine
-        self._result: Diagnosis | None = None
-        self._failure = ""
-        self._examining = False
-        self._columns = 80
-
-    def on_mount(self) -> None:
-        self.action_again()
-
-    def on_resize(self, event: Resize) -> None:
-        self._columns = event.size.width
-        self._show()
-
-    def action_again(self) -> None:
-        if not self._examining:
-            self._examining = True
-            self._show()
-            self._examine()
-
-    def show_result(self, result: object) -> None:
-        """A diagnosis, or the error that kept it from being made."""
-        self._examining = False
-        if isinstance(result, Diagnosis):
-            self._result, self._failure = result, ""
-        else:
-            self._failure = visible(str(result))
-        self._show()
-
-    def _show(self) -> None:
-        columns, found = self._columns, self._result
-        title: Line = (("", "section"), (" doctor", "title"))
-        if found is not None:
-            at = time.strftime("%H:%M:%S", time.localtime(found.taken_at))
-            title += ((f"  at {at}", "dim"),)
-        if self._examining:
-            title += (("  checking … (this takes a few seconds)", "accent"),)
-        if self._failure:
-            title += ((f"  {self._failure}", "bad"),)
-        drawn = [] if found is None else diagnosis_lines(found, max(20, columns - 3))
-        lines: list[Line] = [
-            ((f" {line.text}", _ROLES.get(line.level, "bold") if line.heading else ""),)
-            for line in drawn
-        ]
-        self.show_lines(title, lines, columns)
