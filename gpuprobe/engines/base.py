@@ -95,7 +95,7 @@ class EngineSession(Protocol):
         """Remove the GPUs, as far as the engine can."""
 
     def keep_stacks(self) -> None:
-        """Record the stack of each allocation from now on, including those before the first step."""
+        """Record the stack of each allocation from now on, also before the first step."""
 
     def read_unknown_as_nan(self) -> None:
         """From now on, return NaN for numbers that were not computed when the program reads them,

@@ -26,7 +26,7 @@ from gpuprobe.tui.widgets.styled_text import (
     right,
 )
 
-_FILLS = {  # without colour, parts are told apart by these
+_FILLS = {  # the parts in a display without colour
     "driver_reserved": "▒",
     "other_users": "o",
     "own_other_processes": "y",
@@ -39,9 +39,9 @@ _FILLS = {  # without colour, parts are told apart by these
 
 
 def waterfall_bar(row: DeviceRow, columns: int, plain: bool = False) -> Line:
-    """The parts of the memory to scale, from the bottom up, in ``columns`` columns.
+    """The parts of the memory to scale, in ``columns`` columns.
 
-    Every part that has bytes gets at least one column where there are enough.
+    Every part that has bytes gets at least one column, if there are enough.
     """
     shown = [part for part in row.parts if part.size > 0]
     if not shown or row.total <= 0 or columns < len(shown):
@@ -72,7 +72,7 @@ def _shared(columns: int, sizes: Sequence[int]) -> list[int]:
 
 
 def waterfall_legend(row: DeviceRow, columns: int, plain: bool = False) -> list[Line]:
-    """The parts by name and size, in lines of at most ``columns``."""
+    """The names and sizes of the parts, in lines of at most ``columns``."""
     return _legend(
         [
             (part, f"{part.name} {'?' if part.why else human_bytes(part.size)}")
@@ -85,9 +85,9 @@ def waterfall_legend(row: DeviceRow, columns: int, plain: bool = False) -> list[
 
 
 def bars_legend(rows: Sequence[DeviceRow], columns: int, plain: bool = False) -> Line:
-    """What the colours of all GPUs' bars mean, in one line of at most ``columns``."""
-    seen = {part.part: part for row in rows for part in row.parts if part.size}
-    names = [(seen[part], PART_NAMES[part]) for part in PART_NAMES if part in seen]
+    """The colours of the parts of all GPUs, in one line of at most ``columns``."""
+    shown = {part.part: part for row in rows for part in row.parts if part.size}
+    names = [(shown[part], PART_NAMES[part]) for part in PART_NAMES if part in shown]
     lines = _legend(names, columns, plain)
     return lines[0] if lines else ()
 
@@ -113,9 +113,7 @@ def _legend(parts: Sequence[tuple[Part, str]], columns: int, plain: bool) -> lis
 
 @record(frozen=True, slots=True)
 class Panel:
-    """The table: its heading, its lines, and what the colours of the bars mean (empty without
-    bars).
-    """
+    """The table of GPUs: its heading, its lines, and the legend of the bars, empty without bars."""
 
     heading: Line
     lines: tuple[Line, ...]
@@ -137,7 +135,7 @@ _COLUMNS = (
 )
 
 
-_INDENT = 6  # columns before a bar in parts
+_INDENT = 6  # columns before a bar of memory parts
 
 
 _BADGES_LEAST = 7
@@ -147,11 +145,12 @@ _BADGES_MOST = 40
 
 
 def _layout(rows: Sequence[DeviceRow], columns: int) -> list[tuple[TableColumn, int]]:
-    """Which columns fit, and how wide each is.
+    """The columns that fit, and their widths.
 
-    Badges get up to a quarter of what more important columns leave; what no GPU has gets none.
+    Badges get up to a quarter of the space that more important columns leave. Columns without a
+    value on any GPU are left out.
     """
-    available = columns - 2  # the mark of the chosen GPU
+    available = columns - 2  # for the mark of the selected GPU
     badges = min(_BADGES_MOST, max((_badges_width(row) for row in rows), default=0))
     offered = []
     for column in _COLUMNS:
@@ -178,8 +177,8 @@ def device_table(
     two_lines: bool = False,
     plain: bool = False,
 ) -> Panel:
-    """The table of GPUs, each line ``columns`` wide. ``chosen`` is the key of the marked one;
-    with ``two_lines``, each GPU's memory is shown in its parts as well.
+    """The table of GPUs, each line ``columns`` wide. ``chosen``: the key of the selected GPU;
+    ``two_lines``: a second line per GPU for the parts of its memory.
     """
     layout = _layout(rows, columns)
     names = [((_aligned(c, w), "head"),) for c, w in layout]
@@ -204,7 +203,7 @@ def _aligned(column: TableColumn, wide: int) -> str:
 
 def _cell(name: str, row: DeviceRow, wide: int, history: DeviceHistory) -> Line:
     if name == "busy":
-        # A GPU that is busy is no trouble: its bar does not turn red.
+        # Not in warning colours: a busy GPU is not a problem.
         return _gauge(row.busy, row.busy_text, wide, 5, "calm")
     if name == "memory":
         return _gauge(row.memory, row.memory_text, wide, 15, level(row.memory))
@@ -241,7 +240,7 @@ def _badge_cells(row: DeviceRow, wide: int) -> Line:
         rest = len(row.badges) - at - 1
         more = f" +{rest + 1}" if rest else ""
         if taken + width(text) + (len(f" +{rest}") if rest else 0) > wide:
-            if taken == 0:  # at least the worst one, cut
+            if taken == 0:  # at least the most severe one, cut
                 text = text[: max(0, wide - len(more))]
                 line += ((text, badge.role),)
                 taken += width(text)
@@ -264,8 +263,9 @@ _WIDEST = 76
 def no_gpu(
     inventory: Inventory, selection: Selection, runs: int, columns: int, height: int
 ) -> list[Line]:
-    """An explanation in the middle of ``columns`` × ``height`` cells. ``inventory`` is all of this
-    machine, before the ``selection``; ``runs``: recordings that are being written on it.
+    """An explanation in the middle of ``columns`` × ``height`` cells why no GPU is shown.
+    ``inventory``: all of this machine, before the ``selection``; ``runs``: number of runs being
+    recorded on it.
     """
     wide = min(_WIDEST, columns - 4)
     body = _body(inventory, selection, runs, wide)
@@ -288,10 +288,10 @@ def _body(inventory: Inventory, selection: Selection, runs: int, wide: int) -> l
             if isinstance(index := device.identity.nvml_index, int)
         ]
         has = f"It has {', '.join(names)}." if names else "It has none."
-        wanted = ",".join(map(visible, selection.gpus))
+        requested = ",".join(map(visible, selection.gpus))
         return _head(
             "No GPU is selected",
-            f"No GPU of this machine matches --only {wanted}. {has} "
+            f"No GPU of this machine matches --only {requested}. {has} "
             "--only takes the numbers of this list, UUIDs and PCI addresses.",
             wide,
         )
@@ -365,7 +365,7 @@ PLOTS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("nvlink_tx", "NVLink out", rate_text),
     ("sm_clock", "SM clock", "{:.0f} MHz".format),
 )
-"""What is plotted: the series, its name, and how a value is worded."""
+"""The plots: series, name, and format of a value."""
 
 
 def device_detail(
@@ -378,9 +378,11 @@ def device_detail(
     interval: float = 1.0,
     plain: bool = False,
 ) -> list[Line]:
-    """One GPU in exactly ``height`` lines: what it is, its memory in parts, and its history.
+    """The selected GPU in exactly ``height`` lines: its facts, the parts of its memory, its
+    history.
 
-    ``first`` is the plot to begin with; ``interval`` in seconds words the time axis.
+    ``first``: the index of the first plot; ``interval``: seconds between readings, for the time
+    axis.
     """
     head: list[Line] = [
         (
@@ -414,7 +416,7 @@ def _plots(
     across = max(1, min(4, columns // 36))
     down = max(1, min(2 if height < 30 else 3, height // 5))
     order = [PLOTS[(first + i) % len(PLOTS)] for i in range(len(PLOTS))]
-    # What this GPU does not have leaves its place to what it has.
+    # Plots without values come last.
     order.sort(key=lambda plot: all(map(math.isnan, history.of(row.key, plot[0]) or [0.0])))
     lines: list[Line] = []
     for band in range(down):
@@ -437,14 +439,14 @@ def _plot(
     rows: int,
     interval: float,
 ) -> list[Line]:
-    """A heading with the latest value and the scale, then ``rows - 1`` lines of blocks."""
+    """One plot: a heading with the latest value, then ``rows - 1`` lines."""
     series, name, word = plot
     values = history.of(row.key, series)
     highest = {
         "utilisation": 100.0,
         "memory": float(row.total),
         "temperature": 100.0,
-        # The limit, from the share of it that is drawn now.
+        # The limit, computed from the current share of the limit.
         "power": values[-1] / row.power if values and row.power > 0 else 0.0,
     }.get(series, 0.0)
     return curve(values, name, word, columns, rows, interval, highest)

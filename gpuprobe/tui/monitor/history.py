@@ -1,20 +1,21 @@
-"""What was read of each device over the last minutes. Bounded, whatever comes and goes."""
+"""The readings of the last minutes, by device and by process, in bounded memory."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from gpuprobe.model.machine.devices import Device
 from gpuprobe.model.machine.monitor import LinkRate, Moment
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 
 KEPT = 600
-"""Readings kept of each device: ten minutes at one a second."""
+"""Readings kept of each device: ten minutes at one per second."""
 
 GONE_AFTER = 600
-"""Readings after which a device that is no longer there is forgotten."""
+"""Readings after which a device that has disappeared is forgotten."""
 
 SERIES = (
     "utilisation",
@@ -30,7 +31,7 @@ SERIES = (
 
 
 def numbers(device: Device, rate: LinkRate | None) -> dict[str, float]:
-    """What is drawn over time of one device; NaN for what could not be read.
+    """The plotted values of one device; NaN if a value could not be read.
 
     Percent, bytes, watts, degrees Celsius, MHz and bytes per second.
     """
@@ -57,7 +58,7 @@ def _number(reading: Reading[int] | Reading[float] | Reading[Bytes]) -> float:
 
 
 PROCESS_GONE_AFTER = 60
-"""Readings after which a process that ended is forgotten: there may be thousands in a day."""
+"""Readings after which an ended process is forgotten: there may be thousands in a day."""
 
 PROCESS_SERIES = ("memory", "sm", "cpu", "resident")
 
@@ -65,20 +66,56 @@ ProcessKey = tuple[int, int, str]
 """PID, start in clock ticks, and the key of the GPU."""
 
 
-class ProcessHistory:
-    """The last `KEPT` values of each process on each GPU: bytes of its memory, percent of the GPU's
-    multiprocessors, percent of one CPU, and resident bytes.
+K = TypeVar("K")
+
+
+class _History(Generic[K]):
+    """The last ``kept`` values of several series for each key. A key that is absent from more than
+    ``gone_after`` readings is forgotten.
+    """
+
+    def __init__(self, series: Sequence[str], gone_after: int, kept: int) -> None:
+        self._names = series
+        self._gone_after = gone_after
+        self._kept = kept
+        self._series: dict[K, dict[str, deque[float]]] = {}
+        self._last_reading: dict[K, int] = {}
+        self._readings = 0
+
+    def _add(self, reading: Mapping[K, Mapping[str, float]]) -> None:
+        self._readings += 1
+        for key, values in reading.items():
+            series = self._series.get(key)
+            if series is None:
+                series = {name: deque(maxlen=self._kept) for name in self._names}
+                self._series[key] = series
+            for name, value in values.items():
+                series[name].append(value)
+            self._last_reading[key] = self._readings
+        limit = self._readings - self._gone_after
+        for key in [key for key, last in self._last_reading.items() if last < limit]:
+            del self._series[key], self._last_reading[key]
+
+    def of(self, key: K, name: str) -> list[float]:
+        """The values of one series, the oldest first; empty without readings."""
+        series = self._series.get(key)
+        return list(series[name]) if series else []
+
+    def keys(self) -> Iterable[K]:
+        """The keys of the history."""
+        return self._series.keys()
+
+
+class ProcessHistory(_History[ProcessKey]):
+    """Each process on each GPU: bytes of GPU memory, percent of the GPU's multiprocessors, percent
+    of one CPU, and resident bytes.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
-        self._series: dict[ProcessKey, dict[str, deque[float]]] = {}
-        self._seen: dict[ProcessKey, int] = {}
-        self._readings = 0
+        super().__init__(PROCESS_SERIES, PROCESS_GONE_AFTER, kept)
 
     def add(self, moment: Moment) -> None:
-        """Take in a reading."""
-        self._readings += 1
+        """Add a reading."""
         loads = {load.pid: load for load in moment.processes}
         work = {
             (one.device, process.pid): float(process.sm)
@@ -91,71 +128,40 @@ class ProcessHistory:
         for process in moment.inventory.processes:
             load = loads.get(process.pid)
             key = (process.pid, 0 if load is None else load.ticks, process.device)
-            held = _number(process.memory)  # one process may be on several instances of a GPU
+            held = _number(process.memory)  # a process may be on several instances of a GPU
             memory[key] = held + memory.get(key, 0.0)
+        reading = {}
         for key, held in memory.items():
-            series = self._series.get(key)
-            if series is None:
-                series = self._series[key] = {
-                    name: deque(maxlen=self._kept) for name in PROCESS_SERIES
-                }
-            load = loads.get(key[0])
-            idle = 0.0 if key[2] in reported else math.nan
-            series["memory"].append(held)
-            series["sm"].append(work.get((key[2], key[0]), idle))
-            series["cpu"].append(math.nan if load is None else _number(load.cpu))
-            series["resident"].append(math.nan if load is None else _number(load.memory))
-            self._seen[key] = self._readings
-        limit = self._readings - PROCESS_GONE_AFTER
-        for key in [key for key, seen in self._seen.items() if seen < limit]:
-            del self._series[key], self._seen[key]
-
-    def of(self, key: ProcessKey, name: str) -> list[float]:
-        """The values of one series, the oldest first; empty if nothing was read."""
-        series = self._series.get(key)
-        return list(series[name]) if series else []
-
-    def keys(self) -> Iterable[ProcessKey]:
-        """The processes that are remembered."""
-        return self._series.keys()
+            pid, _, device = key
+            load = loads.get(pid)
+            idle = 0.0 if device in reported else math.nan
+            reading[key] = {
+                "memory": held,
+                "sm": work.get((device, pid), idle),
+                "cpu": math.nan if load is None else _number(load.cpu),
+                "resident": math.nan if load is None else _number(load.memory),
+            }
+        self._add(reading)
 
 
-class DeviceHistory:
-    """The last `KEPT` values of each series of each device."""
+class DeviceHistory(_History[str]):
+    """Each series of each device, and the CPU load of the machine."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
-        self._series: dict[str, dict[str, deque[float]]] = {}
-        self._seen: dict[str, int] = {}
+        super().__init__(SERIES, GONE_AFTER, kept)
         self._host: deque[float] = deque(maxlen=kept)
-        self._readings = 0
 
     def add(self, moment: Moment) -> None:
-        """Take in a reading."""
-        self._readings += 1
+        """Add a reading."""
         rates = {rate.device: rate for rate in moment.links}
-        for device in moment.inventory.devices:
-            series = self._series.get(device.key)
-            if series is None:
-                series = self._series[device.key] = {
-                    name: deque(maxlen=self._kept) for name in SERIES
-                }
-            for name, value in numbers(device, rates.get(device.key)).items():
-                series[name].append(value)
-            self._seen[device.key] = self._readings
-        for key in [k for k, seen in self._seen.items() if self._readings - seen > GONE_AFTER]:
-            del self._series[key], self._seen[key]
+        self._add(
+            {
+                device.key: numbers(device, rates.get(device.key))
+                for device in moment.inventory.devices
+            }
+        )
         self._host.append(_number(moment.host.cpu))
-
-    def of(self, key: str, name: str) -> list[float]:
-        """The values of one series, the oldest first; empty where nothing was read."""
-        series = self._series.get(key)
-        return list(series[name]) if series else []
 
     def host_cpu(self) -> list[float]:
         """Percent of all CPUs that were busy, the oldest first."""
         return list(self._host)
-
-    def keys(self) -> Iterable[str]:
-        """The devices that are remembered."""
-        return self._series.keys()

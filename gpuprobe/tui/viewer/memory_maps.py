@@ -15,7 +15,7 @@ from gpuprobe.tui.widgets.text_pane import TextPane
 
 @dataclass(frozen=True, slots=True)
 class Rect:
-    """A part of the area: ``item`` is its index in the sizes. Cells; (0, 0) is at the top left."""
+    """A rectangle in cells; (0, 0) is at the top left. ``item``: the index of its size."""
 
     item: int
     x: int
@@ -25,28 +25,28 @@ class Rect:
 
 
 def tile(sizes: Sequence[int], width: int, height: int) -> list[Rect]:
-    """Divide ``width`` × ``height`` cells by ``sizes`` (the largest first), as squarely as cells
-    twice as high as wide allow. The rectangles cover every cell once. Items for which no cell is
-    left, and sizes of 0, get none; the largest one always has its own.
+    """Divide ``width`` × ``height`` cells in proportion to ``sizes`` (largest first), into
+    rectangles that are nearly square with cells twice as high as wide. They cover each cell once.
+    Sizes of 0, and items for which no cell is left, get none; the largest item always gets one.
     """
     items = [(index, size) for index, size in enumerate(sizes) if size > 0]
     if not items or width < 1 or height < 1:
         return []
-    found: list[Rect] = []
-    _divide(items, 0, 0, width, height, found)
-    return found
+    rects: list[Rect] = []
+    _divide(items, 0, 0, width, height, rects)
+    return rects
 
 
 def _divide(
-    items: list[tuple[int, int]], x: int, y: int, width: int, height: int, found: list[Rect]
+    items: list[tuple[int, int]], x: int, y: int, width: int, height: int, rects: list[Rect]
 ) -> None:
     while True:
         if len(items) == 1 or width * height == 1:
-            found.append(Rect(items[0][0], x, y, width, height))
+            rects.append(Rect(items[0][0], x, y, width, height))
             return
         across = width >= 2 * height if height > 1 else True
         length = width if across else height
-        if length == 1:  # one cell that way: cut the other
+        if length == 1:  # one cell wide: divide the other side
             across, length = not across, max(width, height)
         total = sum(size for _, size in items)
         half, count = items[0][1], 1
@@ -57,10 +57,10 @@ def _divide(
             count += 1
         cut = min(length - 1, max(1, round(length * half / total)))
         if across:
-            _divide(items[:count], x, y, cut, height, found)
+            _divide(items[:count], x, y, cut, height, rects)
             x, width = x + cut, width - cut
         else:
-            _divide(items[:count], x, y, width, cut, found)
+            _divide(items[:count], x, y, width, cut, rects)
             y, height = y + cut, height - cut
         items = items[count:]
 
@@ -74,8 +74,8 @@ def treemap_lines(
     chosen: int = -1,
     plain: bool = False,
 ) -> list[Line]:
-    """Rectangles as lines of text. ``faces``: category, name and size of each item; ``chosen``
-    is the item under the cursor. ``plain``: letters in place of colours.
+    """Rectangles as lines of text. ``faces``: category, name and size of each item; ``chosen``: the
+    item under the cursor. ``plain``: letters instead of colours.
     """
     grid: list[list[Span]] = [[(" ", "")] * width for _ in range(height)]
     numbers: dict[Category, int] = {}
@@ -86,7 +86,7 @@ def treemap_lines(
         role = f"{'chosen' if marked else 'tile'} {number} {category.value}"
         texts = [name, size] if rect.height > 1 else [f"{name} {size}"]
         for dy in range(rect.height):
-            # The left edge sets a rectangle apart from its neighbour of the same colour.
+            # The left edge separates neighbours of the same colour.
             text = texts[dy] if dy < len(texts) and rect.width > 3 else ""
             fill = LETTERS[category] if plain and not text else " "
             row = "▏" + text[: rect.width - 1].ljust(rect.width - 1, fill)
@@ -98,7 +98,7 @@ def treemap_lines(
 
 
 def _framed(row: str, dy: int, rect: Rect) -> str:
-    """A row of the marked rectangle, with its part of a heavy frame."""
+    """A row of the rectangle under the cursor, with its part of a heavy frame."""
     if rect.height < 3 or rect.width < 6:
         return "▌" + row[1:]
     if dy == 0:
@@ -109,11 +109,13 @@ def _framed(row: str, dy: int, rect: Rect) -> str:
 
 
 _CELLS = 12
-"""Cells that a rectangle has on average, at least: three by four hold a name."""
+"""Least average number of cells per rectangle: three by four hold a name."""
 
 
 class MemoryTreemap(TextPane):
-    """``rects`` and ``groups``: what is where, in the same order."""
+    """The memory at one position as rectangles, by category, then group. ``rects`` and ``groups``
+    have the same order.
+    """
 
     DEFAULT_CSS = "MemoryTreemap { height: 1fr; padding: 0 1; }"
 
@@ -125,7 +127,7 @@ class MemoryTreemap(TextPane):
     def paint(
         self, state: TraceState | None, cursor: Group | None, name: Callable[[str, int], str]
     ) -> None:
-        """Draw a state. ``cursor``: the group to be marked; ``name`` shortens a group's key."""
+        """Draw a state. ``cursor``: the group under the cursor; ``name`` shortens a group's key."""
         width, height = self.size.width, self.size.height
         self.rects, self.groups = [], []
         if state is None or width < 4 or height < 2:
@@ -151,7 +153,7 @@ class MemoryTreemap(TextPane):
         self.show(treemap_lines(self.rects, faces, width, height, chosen=chosen, plain=plain))
 
     def at(self, x: int, y: int) -> Group | None:
-        """The group that is shown at a place of the widget, its padding included."""
+        """The group at a position of the widget, counted with its padding."""
         x -= self.styles.padding.left
         for rect, group in zip(self.rects, self.groups, strict=True):
             if 0 <= x - rect.x < rect.width and 0 <= y - rect.y < rect.height:
@@ -160,7 +162,7 @@ class MemoryTreemap(TextPane):
 
 
 def _with_rest(groups: tuple[Group, ...], most: int) -> tuple[Group, ...]:
-    """At most ``most`` groups, the last of which stands for all that are left out."""
+    """At most ``most`` groups; the last one sums up those that are left out."""
     if len(groups) <= most:
         return groups
     rest = groups[most - 1 :]
@@ -170,7 +172,7 @@ def _with_rest(groups: tuple[Group, ...], most: int) -> tuple[Group, ...]:
 
 
 def same_memory(one: Group, other: Group) -> bool:
-    """Whether a row of the list and a rectangle stand for the same, or the one holds the other."""
+    """Whether two groups are the same, or one contains the other."""
     return one.key == other.key or other.rows[0] in one.rows or one.rows[0] in other.rows
 
 
@@ -180,7 +182,7 @@ PENDING = -2
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A segment: its ``label``, and its runs of bytes from its start to its end.
+    """A segment: its ``label``, and runs of bytes of one kind, from its start to its end.
 
     ``runs`` are (kind, bytes): a `Category.code`, `FREE` or `PENDING`. They sum to ``total``.
     """
@@ -234,8 +236,8 @@ def bars(
 
 
 def cells(bar: Bar, width: int) -> list[tuple[str, int]]:
-    """The bar in ``width`` cells: (character, kind). A cell is as full as its bytes are used, and
-    shows the kind that most of the used ones are; any free byte leaves a cell less than full.
+    """The bar in ``width`` cells: (character, kind). A cell shows the used share of its bytes, and
+    the most frequent kind of those; a free byte leaves a cell less than full.
     """
     found = []
     runs = iter(bar.runs)
@@ -244,7 +246,7 @@ def cells(bar: Bar, width: int) -> list[tuple[str, int]]:
     for column in range(width):
         end = (column + 1) * bar.total // width
         held: dict[int, int] = {}
-        if end == at and left:  # fewer bytes than cells: the run goes on
+        if end == at and left:  # fewer bytes than cells: the run continues
             held[kind] = 1
         while at < end and left:
             part = min(left, end - at)
@@ -264,7 +266,7 @@ def cells(bar: Bar, width: int) -> list[tuple[str, int]]:
 
 
 def map_line(bar: Bar, width: int, plain: bool) -> Line:
-    """A segment: its bar, then its label."""
+    """A segment as a line: its bar, then its label."""
     label = f" {bar.label}"
     shown = cells(bar, max(8, width - max(34, len(label)) - 1))
     return (*merged(_span(char, kind, plain) for char, kind in shown), (visible(label), "dim"))

@@ -21,7 +21,7 @@ _PARTS = " ▏▎▍▌▋▊▉█"
 
 
 def line_width(line: Line) -> int:
-    """Columns that the line takes."""
+    """The width of the line in columns."""
     return sum(width(text) for text, _ in line)
 
 
@@ -64,7 +64,7 @@ def fit(line: Line, columns: int, role: str = "") -> Line:
 
 
 def joined(parts: Iterable[Line], gap: str = " ") -> Line:
-    """The parts one after the other, with a gap between them."""
+    """Join the parts, with a gap between them."""
     spans: list[Span] = []
     for part in parts:
         if spans:
@@ -74,12 +74,12 @@ def joined(parts: Iterable[Line], gap: str = " ") -> Line:
 
 
 def level(share: float) -> str:
-    """The role of a gauge that is filled to ``share`` (0 to 1): calm, warm or hot."""
+    """The role of a gauge at ``share`` (0 to 1): calm, warm or hot."""
     return "hot" if share >= 0.9 else "warm" if share >= 0.6 else "calm"
 
 
 def bar(share: float, columns: int, role: str) -> Line:
-    """A bar of ``columns`` columns filled to ``share``, exact to an eighth of a column."""
+    """A bar of ``columns`` columns filled to ``share``, in steps of an eighth of a column."""
     filled = max(0, min(columns * 8, round(share * columns * 8)))
     whole, rest = divmod(filled, 8)
     text = "█" * whole + (_PARTS[rest] if rest else "")
@@ -87,7 +87,7 @@ def bar(share: float, columns: int, role: str) -> Line:
 
 
 def merged(spans: Iterable[Span]) -> Line:
-    """Spans that follow each other in one role, as one: a span for each cell costs time."""
+    """Join adjacent spans of one role: a span for each cell is slow."""
     return tuple(
         ("".join(text for text, _ in run), role) for role, run in groupby(spans, itemgetter(1))
     )
@@ -95,8 +95,9 @@ def merged(spans: Iterable[Span]) -> Line:
 
 @record(frozen=True, slots=True)
 class TableColumn:
-    """``least`` and ``most``: how wide it may be. ``rank``: the lower, the sooner it gets a place,
-    and it leaves ``spare`` columns free. ``sort``: what a click on its heading sorts by.
+    """A column of a table, ``least`` to ``most`` columns wide. Columns with a low ``rank`` are
+    placed first; this one is placed if ``spare`` columns remain free. ``sort``: the sort order that
+    a click on its heading selects.
     """
 
     name: str
@@ -110,8 +111,8 @@ class TableColumn:
 
 
 def lay_out(columns: Sequence[TableColumn], available: int) -> list[tuple[TableColumn, int]]:
-    """The columns that fit, by rank, in their own order, and how wide each is. A
-    gap of one column follows each.
+    """The columns that fit, chosen by rank and in their given order, with their widths. A gap of
+    one column follows each.
     """
     widths: dict[str, int] = {}
     for column in sorted(columns, key=lambda column: column.rank):
