@@ -1,7 +1,7 @@
-"""``gpuprobe top``: GPUs, host and processes, again and again.
+"""``gpuprobe top``: GPUs, host and processes, updated continuously.
 
-A thread reads (`gpuprobe.tui.monitor.reader_thread`), a model makes the lines
-(`gpuprobe.tui.monitor.model`), this module has the keys and the places.
+A thread reads the machine (`gpuprobe.tui.monitor.reader_thread`), a model makes the lines
+(`gpuprobe.tui.monitor.model`), and this module handles keys and lays out the panes.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ if TYPE_CHECKING:
 
 
 _RUNS_EVERY = 5.0
-"""Seconds between searches for recordings that are being written: each goes through the open
-files of all processes, some milliseconds of work."""
+"""Seconds between searches for recordings that are being written. A search reads the open files of
+all processes, which takes a few milliseconds."""
 
 _OWN_ACTIONS = actions_of(KEYS)
 
 
 class LiveTable(ItemTable):
-    """A table of the dashboard: the GPUs mark the chosen one themselves, and ``/`` filters."""
+    """A table of the dashboard, where ``/`` filters and a mark shows the selected GPU."""
 
     idle_cursor = False
     searchable = False
 
 
 class TopApp(ProbeApp):
-    """The dashboard. ``source`` makes what is read; by default the machine, or the fake fleet
-    that ``demo`` names. ``readonly``: no process can be ended and nothing is written.
+    """The dashboard. ``source`` opens the source of readings; by default the machine, or the fake
+    fleet that ``demo`` names. ``readonly``: no process can be ended and nothing is written.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
     @dataclass
     class Arrived(Message):
-        """Something from the thread that reads."""
+        """A message from the thread that reads."""
 
         payload: object
 
@@ -95,16 +95,16 @@ class TopApp(ProbeApp):
         )
         self._settings_file = settings_file
         self._settings, self._complaint = settings.load(settings_file)
-        # NO_COLOR counts more than what was remembered from another day.
-        wanted = default_palette()
+        # NO_COLOR takes precedence over the stored theme.
+        theme = default_palette()
         super().__init__(
-            readonly=readonly, theme=self._settings.theme if wanted == DEFAULT else wanted
+            readonly=readonly, theme=self._settings.theme if theme == DEFAULT else theme
         )
         self.demo = demo
         self.model.change(
             sort=self._settings.sort, reverse=self._settings.reverse, tree=self._settings.tree
         )
-        self._detail_wanted = self._settings.detail
+        self._show_detail_pane = self._settings.detail
         self._heights: PaneHeights | None = None
         self._rows: tuple[ProcessRow, ...] = ()
         self._runs_due = 0.0
@@ -112,10 +112,10 @@ class TopApp(ProbeApp):
         open_source = source or (lambda: Monitor(demo, interval=interval, moving=moving))
         self.reader = ReaderThread(open_source, self._arrived, interval)
 
-    # -- what is where
+    # -- layout
 
     def compose(self) -> ComposeResult:
-        # Kept, not queried: a message may still come while the screen is being taken down.
+        # Kept, not queried: messages can arrive while the screen is being removed.
         self._title = TextPane(id="title")
         self._host = TextPane(id="host")
         self._devices = LiveTable(id="devices")
@@ -154,25 +154,25 @@ class TopApp(ProbeApp):
         self.call_after_refresh(self._arrange)
 
     def _arrange(self) -> None:
-        """Give every pane its lines, then show what belongs there."""
-        wanted = divide(
+        """Set the heights of the panes, then show their lines."""
+        heights = divide(
             self.size.height,
             len(self.model.devices),
             noted=bool(self.model.notes()) and self.model.has_gpus,
-            detail=self._detail_wanted,
+            detail=self._show_detail_pane,
             processes=len(self.model.processes),
         )
         without = not self.model.has_gpus
         if without:  # the tables leave their lines to the explanation
-            lines = wanted.devices + wanted.detail + wanted.processes
+            lines = heights.devices + heights.detail + heights.processes
             self._no_gpu.styles.height = lines
-            wanted = wanted._replace(devices=0, detail=0, processes=0)
+            heights = heights._replace(devices=0, detail=0, processes=0)
         self._no_gpu.display = without
-        if wanted == self._heights:
+        if heights == self._heights:
             self._show()
             return
-        self._heights = wanted
-        for pane, lines in zip(self._panes, wanted, strict=True):
+        self._heights = heights
+        for pane, lines in zip(self._panes, heights, strict=True):
             pane.styles.height = lines
             pane.display = lines > 0
         if self._processes.display and self.focused is None and len(self.screen_stack) <= 1:
@@ -180,7 +180,7 @@ class TopApp(ProbeApp):
         self.call_after_refresh(self._show)
 
     def _show(self) -> None:
-        """Hand every pane its lines."""
+        """Show the lines of every pane."""
         columns, model, heights = self.size.width, self.model, self._heights
         if heights is None or not columns:
             return
@@ -202,12 +202,12 @@ class TopApp(ProbeApp):
         if heights.detail:
             self._detail.show(model.detail(columns, heights.detail))
         self._show_processes()
-        stack = self.screen_stack  # empty while the screen is being taken down
+        stack = self.screen_stack  # empty while the screen is being removed
         if stack and isinstance(stack[-1], DashboardScreen):
             stack[-1].show_page()
 
     def _show_processes(self) -> None:
-        # The cursor stays on its process, wherever that is sorted to now.
+        # The cursor stays on its process when the order changes.
         chosen = self._row()
         rows = self._rows = self.model.processes
         cursor = None
@@ -227,7 +227,7 @@ class TopApp(ProbeApp):
         """The width of a table's lines: the last column is for the scroll bar."""
         return self.size.width - 1
 
-    # -- what was read
+    # -- readings
 
     def _arrived(self, payload: object) -> None:
         self.post_message(self.Arrived(payload))
@@ -236,13 +236,13 @@ class TopApp(ProbeApp):
         payload = message.payload
         if isinstance(payload, Crashed):
             self.crash = payload.error
-            self.exit(return_code=70)  # whoever ran the screen raises it, on a terminal given back
+            self.exit(return_code=70)  # `show` raises it, after the terminal is restored
         elif not self.screen_stack:
-            pass  # the app ends: its screens are gone, and what was being read arrives
+            pass  # the app is ending
         elif isinstance(payload, Taken):
             self.model.ended = False
             self.model.add(payload.moment)
-            self._ask_for_runs()
+            self._search_runs()
             self._arrange()
             if self.first_paint is None:
                 self.call_after_refresh(self._painted)
@@ -257,8 +257,8 @@ class TopApp(ProbeApp):
             payload.then(payload.result)
         self.reader.taken()
 
-    def _ask_for_runs(self) -> None:
-        """Search for recordings that are being written here, now and then."""
+    def _search_runs(self) -> None:
+        """Search for recordings that are being written here, every few seconds."""
         now = time.monotonic()
         elsewhere = self.demo or self.model.replayed
         if self.first_paint is None or elsewhere or now < self._runs_due:
@@ -270,8 +270,8 @@ class TopApp(ProbeApp):
 
     def _painted(self) -> None:
         self.first_paint = time.monotonic()
-        gc.enable()  # the command put it off until now
-        self.reader.hurry()  # the first reading was the quick one; the next has everything
+        gc.enable()  # the command had disabled it, for a fast start
+        self.reader.hurry()  # the first reading is a quick one; the next is complete
 
     def _show_runs(self, result: object) -> None:
         if isinstance(result, Exception):
@@ -298,7 +298,7 @@ class TopApp(ProbeApp):
         return (*KEYS, *APP_KEYS) if len(self.screen_stack) <= 1 else super().help_keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of this screen mean nothing, or something else, on the screens over it."""
+        """Disable the keys of the dashboard on the screens over it."""
         return len(self.screen_stack) <= 1 or action not in _OWN_ACTIONS
 
     def action_other_pane(self) -> None:
@@ -333,7 +333,7 @@ class TopApp(ProbeApp):
         self._show()
 
     def action_step(self, by: int) -> None:
-        """One reading on; in a log, also one back."""
+        """Show the next reading; in a log, also the previous one."""
         if not self.model.paused:
             self.action_pause()
         if self.model.replayed:
@@ -344,10 +344,10 @@ class TopApp(ProbeApp):
     def action_interval(self, by: int) -> None:
         now = self.reader.interval
         if by > 0:
-            wanted = next((i for i in INTERVALS if i > now), INTERVALS[-1])
+            seconds = next((i for i in INTERVALS if i > now), INTERVALS[-1])
         else:
-            wanted = next((i for i in reversed(INTERVALS) if i < now), INTERVALS[0])
-        self.reader.interval = self.model.interval = wanted
+            seconds = next((i for i in reversed(INTERVALS) if i < now), INTERVALS[0])
+        self.reader.interval = self.model.interval = seconds
         self._show()
 
     def action_filter(self) -> None:
@@ -415,8 +415,8 @@ class TopApp(ProbeApp):
         self._show()
 
     def action_detail(self) -> None:
-        self._detail_wanted = not self._detail_wanted
-        self._remember(detail=self._detail_wanted)
+        self._show_detail_pane = not self._show_detail_pane
+        self._remember(detail=self._show_detail_pane)
         self._arrange()
 
     def _row(self) -> ProcessRow | None:
@@ -460,7 +460,7 @@ class TopApp(ProbeApp):
 
 
 class Logged:
-    """Readings of ``reader``, each of which is written to ``log`` as well."""
+    """A reader that writes each reading of ``reader`` to ``log``."""
 
     def __init__(self, reader: MachineReader, log: MomentLog) -> None:
         self._reader = reader
@@ -474,10 +474,10 @@ class Logged:
 
 
 def show(args: argparse.Namespace, selection: Selection) -> int:
-    """Run the dashboard of what is selected until it is left; returns its exit code.
+    """Run the dashboard until the user quits; returns its exit code.
 
-    Raises UsageError and DataError before a screen is opened, where the log cannot be written or
-    the file to replay is none; and a fault of gpuprobe's own that ended the screen.
+    Raises UsageError and DataError before a screen is opened, if the log cannot be written or the
+    replayed file is not a log; and the internal error that ended the screen, if any.
     """
     with ExitStack() as stack:
         source: Callable[[], AbstractContextManager[MachineReader]]
@@ -485,7 +485,7 @@ def show(args: argparse.Namespace, selection: Selection) -> int:
             from gpuprobe.api.monitor import ReplayedLog  # 5 ms, as `MomentLog`
 
             opened = nullcontext(stack.enter_context(ReplayedLog(args.replay)))
-            source = partial(_same, opened)  # it is not opened again after a failure
+            source = lambda: opened  # noqa: E731 (not opened again after a failure)
         else:
             log = None
             if args.log is not None:
@@ -504,10 +504,6 @@ def show(args: argparse.Namespace, selection: Selection) -> int:
             selection=selection,
         )
         return app.show()
-
-
-def _same(opened: AbstractContextManager[MachineReader]) -> AbstractContextManager[MachineReader]:
-    return opened
 
 
 @contextmanager

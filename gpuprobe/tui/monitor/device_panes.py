@@ -349,7 +349,7 @@ def _table(
         if len(name) <= first and room >= 24:
             for at, text in enumerate(wrapped(does, "", room)):
                 lines.append(((f" {left('' if at else name, first)} ", role), (text, "")))
-        else:  # the explanation gets lines of its own
+        else:  # the explanation gets separate lines
             lines += [((f" {name}", role),), *(((t, "dim"),) for t in wrapped(does, "   ", wide))]
     return [*lines, ()]
 

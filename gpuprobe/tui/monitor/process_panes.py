@@ -40,19 +40,19 @@ _COLUMNS = (
 )
 
 
-_COMMAND = 16  # columns that the command has at least
+_COMMAND = 16  # least columns of the command
 
 
 @record(frozen=True, slots=True)
 class ProcessColumns:
-    """Which columns are shown, and where: (column, first, width). The command has the rest."""
+    """The layout of the table: (column, first, width). The command has the rest of the line."""
 
     shown: tuple[tuple[TableColumn, int, int], ...]
     command: int
     total: int
 
     def sort_at(self, x: int) -> str:
-        """What a click on the heading at column ``x`` sorts by; empty for nothing."""
+        """The sort order that a click on the heading at column ``x`` selects; empty for none."""
         for column, first, wide in self.shown:
             if first <= x < first + wide:
                 return column.sort
@@ -60,7 +60,7 @@ class ProcessColumns:
 
 
 def process_layout(columns: int) -> ProcessColumns:
-    """The columns that fit, and where each is."""
+    """The columns that fit in a line, with their positions."""
     at = 2
     shown = []
     for column, wide in lay_out(_COLUMNS, columns - at - _COMMAND):
@@ -70,7 +70,7 @@ def process_layout(columns: int) -> ProcessColumns:
 
 
 def process_heading(columns: ProcessColumns, options: ListOptions) -> Line:
-    """The names of the columns; an arrow on the one that they are sorted by."""
+    """The names of the columns, with an arrow at the sorted one."""
     parts: list[Line] = []
     for column, _, wide in columns.shown:
         parts.append(_name(column.heading, wide, column.sort, column.numbers, options))
@@ -89,7 +89,7 @@ def _name(text: str, wide: int, sort: str, numbers: bool, options: ListOptions) 
 def process_line(
     row: ProcessRow, columns: ProcessColumns, *, recorded: bool = False, tagged: bool = False
 ) -> Line:
-    """One process, exactly as wide as ``columns``. ``recorded``: it writes a recording."""
+    """One process in a line as wide as ``columns``. ``recorded``: it writes a recording."""
     quiet = "dim" if row.hidden or not row.device else ""
     parts: list[Line] = []
     for column, _, wide in columns.shown:
@@ -131,7 +131,7 @@ _FIRST = (
     "OMP_",
     "SLURM_",
 )
-"""Beginnings of the variables that GPU programs are usually debugged by; the others follow."""
+"""Prefixes of the variables that matter most for GPU programs; they are listed first."""
 
 _PLOT_ROWS = 9
 
@@ -155,9 +155,8 @@ def process_page(
     totals: dict[str, int] | None = None,
     ended: bool = False,
 ) -> list[Line]:
-    """What there is to know of one process. ``rows``: one for each GPU that it is on; ``details``
-    is None until it was read. ``totals``: the memory of each GPU in bytes. No line is wider than
-    ``columns``.
+    """The page of one process. ``rows``: one for each of its GPUs; ``details``: None until they are
+    read; ``totals``: the memory of each GPU in bytes. No line is wider than ``columns``.
     """
     first = rows[0]
     lines: list[Line] = [*_facts(rows, details, ended), ()]
@@ -209,7 +208,7 @@ def _curves(
         ("sm", f"SM of GPU {row.gpu}", _percent, 100.0),
         ("cpu", "CPU", _percent, 100.0),
     ]
-    # What this GPU does not report of its processes takes no room.
+    # Without the series that this GPU does not report.
     known = [p for p in plots if not all(map(math.isnan, history.of(key, p[0])))]
     across = max(1, min(len(known), columns // 44))
     lines: list[Line] = []
@@ -228,7 +227,7 @@ def _curves(
 def _command(row: ProcessRow, details: ProcessDetails | None, columns: int) -> list[Line]:
     text = row.command
     if details is not None and isinstance(details.arguments, tuple) and any(details.arguments):
-        # Masked words stay as they are: they are not to be pasted.
+        # Masked words are not quoted: they cannot be pasted anyway.
         words = (a if a == "<secret>" else shlex.quote(a) for a in details.arguments)
         text = visible(" ".join(words))
     head: Line = ((" Command", "title"),)

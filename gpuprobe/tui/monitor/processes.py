@@ -17,15 +17,16 @@ from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Reading, Unavailable
 
 Key = tuple[int, int]
-"""PID and start in clock ticks since boot: one process for good, though PIDs are used again."""
+"""PID and start in clock ticks since boot: unique, although PIDs are reused."""
 
 SORTS: tuple[str, ...] = ("memory", "gpu", "pid", "user", "sm", "cpu", "resident", "age", "command")
 
 
 @record(frozen=True, slots=True)
 class ListOptions:
-    """What is listed, and how. ``needle``: words that must all occur; one after ``user:``,
-    ``pid:``, ``gpu:`` or ``job:`` must occur there. ``device``: one device's key, or empty.
+    """The filter and the order of the list. ``needle``: words that must all match; one after
+    ``user:``, ``pid:``, ``gpu:`` or ``job:`` must match there. ``device``: the key of the only
+    listed device, or empty.
     """
 
     sort: str = "memory"
@@ -38,16 +39,16 @@ class ListOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process on one GPU; or, with an empty ``device``, the parent of some, in a tree.
+    """One process on one GPU; or, with an empty ``device``, a parent process in the tree.
 
     ``memory`` and ``resident`` in bytes, ``cpu`` in percent of one CPU, ``age`` in seconds, ``sm``
-    in percent of the time that the GPU's multiprocessors were busy with the process;
-    None where the text next to it gives the reason there is none. All text is safe to print.
+    in percent of the time that the GPU's multiprocessors were busy with the process. None: missing;
+    the text is then the reason. All text is safe to print.
     """
 
     pid: int
     command: str
-    ticks: int = 0  # 0 where the process cannot be seen from here
+    ticks: int = 0  # 0: the process is not visible from here
     device: str = ""
     gpu: str = ""
     user: str = ""
@@ -71,11 +72,12 @@ class ProcessRow:
 
     @property
     def key(self) -> Key:
+        """The process."""
         return (self.pid, self.ticks)
 
     @property
     def identity(self) -> tuple[int, int, str, str]:
-        """Tells this row from every other one of the same reading."""
+        """A key that is unique among the rows of a reading."""
         return (self.pid, self.ticks, self.device, self.gpu)
 
 
@@ -93,7 +95,7 @@ def age_text(seconds: float) -> str:
 
 
 def process_rows(moment: Moment, options: ListOptions) -> tuple[ProcessRow, ...]:
-    """The rows in the order they are shown: pinned ones first, then as sorted."""
+    """The rows in the order of the screen: pinned ones first."""
     loads = {load.pid: load for load in moment.processes}
     names = {}
     for device in moment.inventory.devices:
@@ -165,13 +167,13 @@ def _busy(process: GpuProcess, work: GpuWork | None) -> tuple[int | None, str]:
 
 
 def _worded(reading: Reading[Any], text: Callable[[Any], str]) -> tuple[Any, str]:
-    """The value and its text; None, and one word for why there is none."""
+    """The value and its text; None and the reason in one word if it is missing."""
     value = reading.value
     return (None, missing(value)) if isinstance(value, Unavailable) else (value, text(value))
 
 
 def _load(load: ProcessLoad | None) -> dict[str, Any]:
-    """What the host knows of a process, as fields of `ProcessRow`."""
+    """The host's values of a process, as fields of `ProcessRow`."""
     if load is None:
         return {}
     cpu, cpu_text = _worded(load.cpu, "{:.0f}%".format)
@@ -197,7 +199,7 @@ def _command(process: GpuProcess) -> str:
 
 
 def _place(process: GpuProcess) -> str:
-    """Rank first: it is short and what people search for."""
+    """Rank, job, pod and container. Rank first: it is short, and what users search for."""
     parts = []
     if not isinstance(process.rank.value, Unavailable):
         parts.append(f"rank {process.rank.value}")
@@ -216,7 +218,7 @@ def _place(process: GpuProcess) -> str:
 
 
 def matcher(options: ListOptions) -> Callable[[ProcessRow], bool]:
-    """Whether a row is wanted."""
+    """A function that returns whether a row matches the filter."""
     terms = [_term(word) for word in options.needle.lower().split()]
 
     def matches(row: ProcessRow) -> bool:
@@ -246,15 +248,14 @@ def _term(word: str) -> tuple[str, Callable[[ProcessRow], Sequence[str]]]:
 
 
 def _sorted(rows: Iterable[ProcessRow], options: ListOptions) -> list[ProcessRow]:
-    """Numbers from the largest, names from A; what has no value comes last either way."""
-    ordered = sorted(rows, key=lambda row: (row.gpu, row.pid))  # ties stay where they were
+    """Numbers from the largest, names from A; rows without a value last in both directions."""
+    ordered = sorted(rows, key=lambda row: (row.gpu, row.pid))  # stable order of ties
     value = _VALUES[options.sort]
-    downwards = (options.sort in _LARGEST_FIRST) is not options.reverse
+    descending = (options.sort in _LARGEST_FIRST) is not options.reverse
     known = [row for row in ordered if value(row) is not None]
-    known.sort(key=value, reverse=downwards)  # type: ignore[arg-type]
+    known.sort(key=value, reverse=descending)  # type: ignore[arg-type]
     unknown = [row for row in ordered if value(row) is None]
-    result = known + unknown
-    return [r for r in result if r.pinned] + [r for r in result if not r.pinned]
+    return sorted(known + unknown, key=lambda row: not row.pinned)
 
 
 _LARGEST_FIRST = ("memory", "sm", "cpu", "resident", "age")
@@ -272,7 +273,7 @@ _VALUES: dict[str, Callable[[ProcessRow], float | int | str | tuple[int, ...] | 
 
 
 def _numbers(gpu: str) -> tuple[int, ...] | None:
-    """``10.2`` comes after ``9``."""
+    """The numbers of a GPU and its instance: ``10.2`` sorts after ``9``."""
     parts = gpu.split(".")
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
 
@@ -363,7 +364,7 @@ def _summed(row: ProcessRow, rows: Sequence[ProcessRow]) -> ProcessRow:
         return sum(known) if known else None
 
     memory, busy = add([r.memory for r in rows]), add([r.sm for r in rows])
-    # One process on two GPUs is listed twice, and has its CPU time and memory once.
+    # A process on two GPUs has two rows, but one CPU time and one resident memory.
     once = list({r.pid: r for r in rows}.values())
     return replace(
         row,

@@ -183,7 +183,7 @@ class StepsPane(Pane, Vertical):
             self._show_step()
 
     def _show_step(self) -> None:
-        """Show the selected step; its peak is read if it is not known yet."""
+        """Show the selected step. Its peak is read first if it is unknown."""
         self._show_plot()
         self._show_detail()
         key, view = self._key(), self.view

@@ -50,7 +50,7 @@ class ItemTable(TextPane, can_focus=True):
     """Whether the cursor is visible without the focus."""
 
     searchable: ClassVar[bool] = True
-    """Whether ``/`` searches: False if the screen filters with it."""
+    """Whether ``/`` searches: False if it filters on this screen."""
 
     DEFAULT_CSS = "ItemTable { width: 1fr; height: 1fr; }"
     BINDINGS: ClassVar[list[BindingType]] = bindings(
