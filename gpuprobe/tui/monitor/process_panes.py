@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _SPARE = 12
-"""ProcessColumns that the command still gets before what is less important gets a place."""
+"""Columns reserved for the command before less important columns are placed."""
 
 
 _COLUMNS = (
