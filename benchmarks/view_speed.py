@@ -38,7 +38,7 @@ from gpuprobe.model.run.session import DeviceWindow, Environment, Phase, Session
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.tui.viewer.app import ViewApp
-from gpuprobe.tui.viewer.trace.pane import TracePane
+from gpuprobe.tui.viewer.trace import TracePane
 from gpuprobe.tui.widgets.table import ItemTable
 
 STEPS = 5_000

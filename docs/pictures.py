@@ -104,7 +104,7 @@ del os.environ["NO_COLOR"]  # set for the other commands of a page
 
 from gpuprobe.api.live import Followed
 from gpuprobe.tui.viewer.app import ViewApp
-from gpuprobe.tui.viewer.trace.pane import TracePane
+from gpuprobe.tui.viewer.trace import TracePane
 
 
 async def main():

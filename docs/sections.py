@@ -551,9 +551,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "random-programs": lambda: operator_page.programs(table),
     "hazard-rules": hazard_rules,
     "keys-top": lambda: key_table("gpuprobe.tui.monitor.keys", "KEYS"),
-    "keys-view": lambda: key_table(
-        "gpuprobe.tui.viewer.keys", "STEPS_KEYS", "TRACE_KEYS", "VIEW_KEYS"
-    ),
+    "keys-view": lambda: key_table("gpuprobe.tui.viewer.screen", "PANE_KEYS", "VIEW_KEYS"),
     "lowering-table": lowering_table,
     "metrics": metrics,
     "placement-rules": placement_rules,

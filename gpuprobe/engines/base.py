@@ -1,11 +1,11 @@
-"""What every engine provides."""
+"""The interface of the engines: options, a session, and the results of an estimated run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpuprobe.allocator.replays.requests import Request
 from gpuprobe.catalogue.gpu_model import GpuModel
@@ -14,9 +14,13 @@ from gpuprobe.model.plans.estimate import Margin
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import Bytes
 
+if TYPE_CHECKING:
+    from gpuprobe.model.run.recording import Recording
+    from gpuprobe.torch_support.jobs.traffic import Traffic
+
 
 class EvidenceGrade(Enum):
-    """What figures rest on, as every report states it."""
+    """The evidence for figures, as every report states it."""
 
     HARDWARE = "measured on a GPU"
     NATIVE = (
@@ -27,7 +31,7 @@ class EvidenceGrade(Enum):
 
 
 ENGINES: Final = ("auto", "native", "virtual")
-"""What ``--engine`` accepts: a GPU of this machine is used where no other is named."""
+"""The values of ``--engine``. Without it, and without ``--gpu``, this machine's GPUs are used."""
 
 
 _NOTHING: Final = Bytes(0)
@@ -35,12 +39,12 @@ _NOTHING: Final = Bytes(0)
 
 @dataclass(frozen=True)
 class Order:
-    """The GPUs that a program is to find, and how it runs there.
+    """The simulated GPUs that a program finds, and the options of the simulation.
 
     ``gpu`` names entries of the catalogue: ``"2xa100-40gb"``. ``compute``: ``"real"`` computes all
     values on the CPU, ``"shapes"`` those of integers, masks and tensors of up to 1 MiB. ``conf``:
     allocator settings in place of ``PYTORCH_CUDA_ALLOC_CONF``. ``assume``: values for lines that
-    read one that was not computed, as ``FILE:LINE=VALUE``. ``torch``: the version to simulate,
+    read a value that was not computed, as ``FILE:LINE=VALUE``. ``torch``: the version to simulate,
     ``""`` for the installed one. ``random``: ``"cuda"`` draws the numbers that the GPU would draw.
     ``endless``: devices never run out of memory.
     """
@@ -55,23 +59,23 @@ class Order:
 
 
 class SimulatedRank(Protocol):
-    """The job that an estimated run is one rank of: `gpuprobe.planning.job.Job`."""
+    """The distributed job of an estimated run: `gpuprobe.planning.job.Job`."""
 
     @property
     def rank(self) -> int:
-        """From 0."""
+        """The rank of the run, from 0."""
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     @property
     def peers(self) -> Any:
-        """How the others are reached; None where they are not simulated."""
+        """The connection to the other ranks; None if they are not simulated."""
 
 
 class EngineSession(Protocol):
-    """A process that has the GPUs of an `Order`."""
+    """The simulated GPUs of an `Order` in this process."""
 
     @property
     def engine(self) -> str:
@@ -79,34 +83,34 @@ class EngineSession(Protocol):
 
     @property
     def assumed(self) -> Sequence[str]:
-        """What the figures take for granted, a sentence each."""
+        """The assumptions behind the figures, one sentence each."""
 
     def start(self) -> None:
         """Give the process its GPUs."""
 
     def pause(self) -> None:
-        """Take them away for now: `start` continues with the tensors on them."""
+        """Remove the GPUs until `start`; their tensors stay."""
 
     def stop(self) -> None:
-        """Take them away, as far as the engine can."""
+        """Remove the GPUs, as far as the engine can."""
 
     def keep_stacks(self) -> None:
-        """Record the stack of every allocation from now on, before the first step too."""
+        """Record the stack of each allocation from now on, also before the first step."""
 
     def read_unknown_as_nan(self) -> None:
-        """Numbers that the program reads and that were not computed are NaN from now on; the
-        session notes it.
+        """From now on, return NaN for numbers that were not computed when the program reads them,
+        and note it.
         """
 
     def peaks(self) -> Mapping[int, tuple[int, int]]:
-        """Peaks allocated and reserved of each GPU in use, by its number in the machine. Bytes."""
+        """Peaks of allocated and reserved bytes of each used GPU, by its number in the machine."""
 
 
 @dataclass
 class DeviceRun:
-    """What a whole run did on one GPU. ``number``: its number in the machine, ``index`` the
-    program's. ``requests``: workspaces that libraries may have requested besides. ``margin``: by
-    how much a model may be off.
+    """The result of a whole run on one GPU. ``number``: its number in the machine; ``index``: its
+    index in the program. ``requests``: workspaces that libraries may have requested in addition.
+    ``margin``: the error bounds of a model.
     """
 
     index: int
@@ -121,12 +125,11 @@ class DeviceRun:
 
 @dataclass
 class EngineRun:
-    """What a whole run did, for the figures of an estimate.
+    """The result of a whole run, from which the figures of an estimate are made.
 
-    ``settings`` are those of the allocator, ``rank`` is one of ``ranks``. ``traffic`` is what was
-    sent to other ranks, None for a single process; ``nccl_low`` to ``nccl_high`` the memory of the
-    buffers for it. ``simulated``: the (major, minor) of the torch that was simulated, if it is not
-    the installed one.
+    ``settings`` of the allocator; ``rank`` of ``ranks``. ``traffic``: the transfers to other ranks,
+    None for a single process; its buffers take ``nccl_low`` to ``nccl_high`` bytes. ``simulated``:
+    the (major, minor) version of the simulated torch, None for the installed one.
     """
 
     engine: str
@@ -140,47 +143,47 @@ class EngineRun:
     assumed: list[str] = field(default_factory=list)
     unused_assumptions: Sequence[str] = ()
     compiled: tuple[str, ...] = ()
-    traffic: Any = None
+    traffic: Traffic | None = None
     nccl_low: Bytes = _NOTHING
     nccl_high: Bytes = _NOTHING
     simulated: tuple[int, int] | None = None
 
     def assume(self, text: str) -> None:
-        """Note what the figures take for granted, once."""
+        """Note an assumption behind the figures, once."""
         if text not in self.assumed:
             self.assumed.append(text)
 
 
 class Measurement(Protocol):
-    """One estimated run on an engine. ``session`` is what the program finds."""
+    """One estimated run on an engine."""
 
     @property
     def session(self) -> EngineSession:
-        """The session that the run is made in."""
+        """The session of the run."""
 
     def models(self) -> Mapping[int, GpuModel]:
-        """The GPUs, by their number in the machine."""
+        """The GPUs by their number in the machine."""
 
     def assume(self, text: str) -> None:
-        """Note what the figures take for granted, once."""
+        """Note an assumption behind the figures, once."""
 
     def recorded(self, now_ns: Callable[[], int]) -> None:
-        """A recorder was made, whose clock is ``now_ns``: collectives are timed by it."""
+        """Use the clock ``now_ns`` of the recorder, which was created, for collectives."""
 
     @property
     def count(self) -> int:
-        """GPUs of one process."""
+        """The number of GPUs of one process."""
 
     def explained(self, error: Exception) -> GpuprobeError | None:
-        """The error in gpuprobe's words, where the engine is its reason."""
+        """The error as a gpuprobe error if the engine caused it, else None."""
 
     def unwrapped(self, error: GpuprobeError) -> GpuprobeError:
-        """An error as it was raised in a worker of a ``DataLoader``, which sends it as text."""
+        """The original of an error that a worker of a ``DataLoader`` has sent as text."""
 
     def unknown_read(self) -> tuple[str, str]:
-        """The first line that was given NaN for a value that was not computed, and the first whose
-        size is the largest possible one; ``""`` for none.
+        """The first line that got NaN for a value that was not computed, and the first whose size
+        is the largest possible one; ``""`` for none.
         """
 
-    def run(self, recording: Any) -> EngineRun:
-        """What the run did, after `EngineSession.stop`, and by its ``recording``."""
+    def run(self, recording: Recording) -> EngineRun:
+        """The result of the run, from its ``recording``, after `EngineSession.stop`."""

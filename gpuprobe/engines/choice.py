@@ -1,20 +1,19 @@
-"""Which engine a program runs on."""
+"""The choice of the engine that a program runs on."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
-from typing import Any
 
 from gpuprobe.engines.base import ENGINES, EngineSession, Measurement, Order, SimulatedRank
 from gpuprobe.errors import EnvironmentUnavailable, GpuprobeError, UsageError
 
 
 def choose(engine: str, order: Order) -> str:
-    """``"native"`` or ``"virtual"``, for what ``--engine`` names.
+    """The engine for a value of ``--engine``: ``"native"`` or ``"virtual"``.
 
-    ``auto`` is native where torch is a build with CUDA that is not imported yet, and the order has
-    nothing that only the virtual GPU does. Raises UsageError for an unknown engine.
+    ``auto`` is native if torch is a build with CUDA that is not imported yet, and the order has no
+    option that needs the virtual GPU. Raises UsageError for an unknown engine.
     """
     if engine not in ENGINES:
         raise UsageError(f"unknown engine {engine!r}", hint=f"one of: {', '.join(ENGINES)}")
@@ -24,7 +23,7 @@ def choose(engine: str, order: Order) -> str:
 
 
 def why_not_native(order: Order) -> str:
-    """Why ``auto`` takes the virtual GPU; ``""`` where it takes the native engine."""
+    """The reason why ``auto`` selects the virtual GPU; ``""`` if it selects the native engine."""
     from gpuprobe.native import process
     from gpuprobe.native.libraries import SUPPORTED_MAJORS, core, torch_build
 
@@ -47,7 +46,7 @@ def why_not_native(order: Order) -> str:
 
 
 def current() -> EngineSession | None:
-    """The session that this process is in, None outside."""
+    """The session of this process; None outside a session."""
     virtual = sys.modules.get("gpuprobe.virtual.session")
     found: EngineSession | None = None if virtual is None else virtual.current()
     if found is None:
@@ -60,8 +59,8 @@ def current() -> EngineSession | None:
     return found
 
 
-def session(engine: str, order: Order) -> AbstractContextManager[Any]:
-    """A process that has the GPUs of ``order``, as a context manager; see the engines' modules."""
+def session(engine: str, order: Order) -> AbstractContextManager[EngineSession]:
+    """A context manager that gives this process the GPUs of ``order``; see the engines' modules."""
     if choose(engine, order) == "native":
         from gpuprobe.engines import native
 
@@ -72,7 +71,7 @@ def session(engine: str, order: Order) -> AbstractContextManager[Any]:
 
 
 def prepare(engine: str, order: Order) -> str:
-    """`choose`, and make this process ready before anything imports torch."""
+    """`choose`, and prepare this process before torch is imported."""
     chosen = choose(engine, order)
     if chosen == "native":
         from gpuprobe.catalogue.gpus import parse_spec
@@ -87,7 +86,7 @@ def prepare(engine: str, order: Order) -> str:
 def measurement(
     engine: str, order: Order, job: SimulatedRank, *, bounded: bool = False
 ) -> Measurement:
-    """An estimated run, on the engine that `prepare` returned."""
+    """An estimated run on the engine that `prepare` returned."""
     if engine == "native":
         from gpuprobe.engines.native import NativeMeasurement
 
@@ -98,10 +97,10 @@ def measurement(
 
 
 def explained(error: BaseException) -> GpuprobeError | None:
-    """The error in gpuprobe's words where the engine of this process is its reason, else None."""
+    """The error as a gpuprobe error if the engine of this process caused it, else None."""
     virtual = sys.modules.get("gpuprobe.virtual.session")
     if virtual is None or virtual.current() is None:
         return None
-    from gpuprobe.engines.virtual import explained as of_virtual
+    from gpuprobe.virtual.boundary import explained as of_virtual
 
     return of_virtual(error)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
@@ -24,6 +24,12 @@ from gpuprobe.torch_support import launches
 from gpuprobe.torch_support.jobs.nccl import buffers
 from gpuprobe.torch_support.visible_devices import NAME, visible
 
+if TYPE_CHECKING:
+    from gpuprobe.model.run.recording import Recording
+    from gpuprobe.native.values import Values
+    from gpuprobe.native.values.reads import Reads
+    from gpuprobe.torch_support.jobs.traffic import Traffic
+
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 WORKSPACES: Final = (
@@ -32,7 +38,7 @@ WORKSPACES: Final = (
 )
 
 _MOST_KERNELS: Final = 3
-"""Kernels that are named in what was assumed."""
+"""Kernels that are named in the assumptions."""
 
 _SMALL: Final = 2**20
 _ALL: Final = 2**63
@@ -42,8 +48,8 @@ _session: NativeSession | None = None
 
 
 def current() -> NativeSession | None:
-    """The session of this process, None outside. A child of a process on the native engine is in
-    one from its start.
+    """The session of this process; None outside a session. A child of a process on the native
+    engine has a session from its start.
     """
     global _session
     if _session is None and process.loaded() is not None:
@@ -53,8 +59,8 @@ def current() -> NativeSession | None:
 
 
 class NativeSession:
-    """GPUs of the native engine in this process. It keeps them to its end: `stop` ends only the
-    computing of values.
+    """GPUs of the native engine in this process, which keeps them to its end: `stop` ends only the
+    computation of values.
     """
 
     engine = "native"
@@ -67,20 +73,20 @@ class NativeSession:
         *,
         bounded: bool = False,
     ) -> None:
-        """``job``: the one that this process is a rank of, in an estimate. ``bounded``: raise
-        TooLarge beyond what ``--compute auto`` may compute.
+        """``job``: the distributed job of an estimated run. ``bounded``: raise TooLarge above the
+        limits of ``--compute auto``.
         """
         self._order = order
         self._job = job if job is not None and job.ranks > 1 else None
-        self.traffic: Any = None  # a `Traffic` of that job, once its clock is known
+        self.traffic: Traffic | None = None  # once the recorder's clock is known
         self._patches: Patches | None = None
         self.gpus = tuple(gpus)
         self._assumed: list[str] = []
-        self._values: Any = None  # a `gpuprobe.native.values.Values`, while values are computed
+        self._values: Values | None = None  # while values are computed
         self._ended = False
         self._unknown_as_nan = False
         self._bounded = bounded
-        self._reads: Any = None  # a `gpuprobe.native.values.reads.Reads`, once values are computed
+        self._reads: Reads | None = None  # once values are computed
         self.runtime: process.Runtime | None = None
         self._launches: NativeLaunches | None = None
         self._end_counting: Callable[[], None] = lambda: None
@@ -106,7 +112,7 @@ class NativeSession:
         )
 
     def assume(self, text: str) -> None:
-        """Note what the figures take for granted, once."""
+        """Note an assumption behind the figures, once."""
         if text not in self._assumed:
             self._assumed.append(text)
 
@@ -129,13 +135,13 @@ class NativeSession:
             self._launches = NativeLaunches(self.runtime)
             self._end_counting = launches.counted_by(self._launches)
         if self._job is not None:
-            # Its thread would read the store, which is Python, after the interpreter's end.
+            # Its thread would read the store, which is Python, after the interpreter has ended.
             os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         when_imported("torch", self._join)
         when_imported("torch", self._compute)
 
     def _join(self) -> None:
-        """Be a rank of the job from now on. torch was imported."""
+        """Become a rank of the job. Called when torch has been imported."""
         if self._ended or self._patches is not None:
             return
         from gpuprobe.native.jobs import groups
@@ -143,10 +149,11 @@ class NativeSession:
         self._patches = Patches()
         groups.without_splits(self._patches)
         if self._job is not None:
+            assert self.traffic is not None  # `NativeMeasurement.recorded` comes before `start`
             groups.install(self._job, len(self.gpus), self._patches, self.traffic, self.assume)
 
     def _compute(self) -> None:
-        """Compute values from now on. torch was imported."""
+        """Compute values from now on. Called when torch has been imported."""
         if self._ended or self._values is not None or not self.gpus:
             return
         from gpuprobe.native.values import Values
@@ -167,7 +174,7 @@ class NativeSession:
             self._launches.follow(self._values.computing)
 
     def pause(self) -> None:
-        """Nothing: the GPUs stay."""
+        """Do nothing: the GPUs stay."""
 
     def stop(self) -> None:
         """End the session. The GPUs stay to the end of the process."""
@@ -189,10 +196,12 @@ class NativeSession:
             _session = None
 
     def keep_stacks(self) -> None:
-        """Nothing: recordings at level ``trace`` begin with the first use of a GPU."""
+        """Do nothing: recordings at level ``trace`` begin with the first use of a GPU."""
 
     def read_unknown_as_nan(self) -> None:
-        """Numbers that were not computed are NaN. Before `start`, or before torch is imported."""
+        """Return NaN for numbers that were not computed. Call it before `start`, or before torch is
+        imported.
+        """
         self._unknown_as_nan = True
         if self._reads is not None:
             self._reads.unknown_as_nan = True
@@ -225,19 +234,19 @@ _before: Final = {name: os.environ.get(name) for name in _CONF}
 
 
 def _set_conf(conf: str | None) -> None:
-    """Have torch's allocator start with settings, or with the user's own for None. Raises
-    UsageError where it has started with others.
+    """Make torch's allocator start with these settings, or with the user's for None. Raises
+    UsageError if it has started with others.
     """
-    wanted = dict(_before) if conf is None else dict.fromkeys(_CONF, conf)
+    settings = dict(_before) if conf is None else dict.fromkeys(_CONF, conf)
     now = {name: os.environ.get(name) for name in _CONF}
     torch = sys.modules.get("torch")
-    if wanted != now and torch is not None and torch.cuda.is_initialized():
+    if settings != now and torch is not None and torch.cuda.is_initialized():
         raise UsageError(
             "this process has other settings of the allocator already: with the native engine it "
             "keeps those that it started with",
             hint="use one process for each conf",
         )
-    for name, text in wanted.items():
+    for name, text in settings.items():
         if text is None:
             os.environ.pop(name, None)
         else:
@@ -245,9 +254,9 @@ def _set_conf(conf: str | None) -> None:
 
 
 def _empty_allocator() -> int:
-    """Free what earlier sessions of this process have left in torch's allocator, and begin its
-    peaks again, so that equal programs have equal figures. Returns the bytes of tensors that are
-    still there.
+    """Free the cache that earlier sessions of this process have left in torch's allocator, and
+    reset its peaks, so that equal programs have equal figures. Returns the bytes of remaining
+    tensors.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -265,20 +274,20 @@ def _empty_allocator() -> int:
 
 @contextmanager
 def session(order: Order) -> Iterator[NativeSession]:
-    """A process with GPUs of the native engine. Raises ConfigError for an unknown GPU, UsageError
-    for what only the virtual GPU does, and what `gpuprobe.native.process.load` raises.
+    """GPUs of the native engine in this process. Raises ConfigError for an unknown GPU, UsageError
+    for options that need the virtual GPU, and what `gpuprobe.native.process.load` raises.
     """
     refuse(order)
-    found = NativeSession(order, parse_spec(order.gpu))
-    found.start()
+    made = NativeSession(order, parse_spec(order.gpu))
+    made.start()
     try:
-        yield found
+        yield made
     finally:
-        found.stop()
+        made.stop()
 
 
 def refuse(order: Order) -> None:
-    """Raise UsageError for what only the virtual GPU does."""
+    """Raise UsageError for options that need the virtual GPU."""
     if order.torch:
         raise UsageError(
             "the native engine runs the torch that is installed",
@@ -306,11 +315,11 @@ class NativeMeasurement:
 
     @property
     def count(self) -> int:
-        """GPUs of one process."""
+        """The number of GPUs of one process."""
         return len(self.models())
 
     def models(self) -> Mapping[int, GpuModel]:
-        # Not from the runtime: from then on it would ignore what the program selects.
+        # Not from the runtime: once queried, it would ignore the devices that the program selects.
         return dict(visible(os.environ.get(NAME), tuple(enumerate(self._gpus))))
 
     def assume(self, text: str) -> None:
@@ -331,7 +340,7 @@ class NativeMeasurement:
     def unknown_read(self) -> tuple[str, str]:
         return self._session.unknown_read()
 
-    def run(self, recording: Any) -> EngineRun:
+    def run(self, recording: Recording) -> EngineRun:
         peaks = self._session.peaks()
         runtime = self._session.runtime
         assert runtime is not None
@@ -342,7 +351,7 @@ class NativeMeasurement:
                 earlier = traces.get(trace.device)
                 traces[trace.device] = trace if earlier is None else joined(earlier, trace)
         faults = [text for rank in recording.ranks if rank.end for text in rank.end.gpuprobe_faults]
-        if faults:  # the traces end where it stopped
+        if faults:  # the traces end there
             raise RuntimeError(f"the recording stopped: {faults[0]}")
         self.assume(WORKSPACES)
         traffic = self._session.traffic
@@ -377,8 +386,8 @@ class NativeMeasurement:
 
 
 def joined(first: MemoryTrace, second: MemoryTrace) -> MemoryTrace:
-    """Two traces of one device, of which the second begins where the first ends: their events, and
-    the layout at the end. What only attribution needs is left out.
+    """Join two traces of one device, of which the second begins where the first ends: all events,
+    and the final layout. What only attribution needs is left out.
     """
     pools = [*first.pools, *(pool for pool in second.pools if pool not in first.pools)]
     number = {index: pools.index(pool) for index, pool in enumerate(second.pools)}

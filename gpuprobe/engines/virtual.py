@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
-from gpuprobe.errors import GpuprobeError
 from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.jobs.nccl import buffers
 from gpuprobe.torch_support.jobs.traffic import Traffic
@@ -22,14 +21,14 @@ from gpuprobe.virtual.session import VirtualSession, current, machine_of, virtua
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["VirtualMeasurement", "current", "explained", "session"]
+    from gpuprobe.model.run.recording import Recording
 
-explained = boundary.explained
+__all__ = ["VirtualMeasurement", "current", "session"]
 
 
 @contextmanager
 def session(order: Order) -> Iterator[VirtualSession]:
-    """A process with virtual GPUs. Raises what `gpuprobe.virtual.session.virtual_gpu` raises."""
+    """Virtual GPUs in this process. Raises what `gpuprobe.virtual.session.virtual_gpu` raises."""
     with virtual_gpu(
         order.gpu,
         order.compute,
@@ -37,14 +36,17 @@ def session(order: Order) -> Iterator[VirtualSession]:
         assume=order.assume,
         torch_version=order.torch,
         random=order.random,
-    ) as found:
-        yield found
+    ) as session:
+        yield session
 
 
 class VirtualMeasurement:
-    """An estimated run on virtual GPUs. ``bounded``: raise TooLarge beyond what ``--compute auto``
-    may compute.
+    """An estimated run on virtual GPUs. ``bounded``: raise TooLarge above the limits of ``--compute
+    auto``.
     """
+
+    explained = staticmethod(boundary.explained)
+    unwrapped = staticmethod(boundary.unwrapped)
 
     def __init__(self, order: Order, job: SimulatedRank, *, bounded: bool = False) -> None:
         self._machine: Machine = machine_of(
@@ -74,7 +76,7 @@ class VirtualMeasurement:
 
     @property
     def count(self) -> int:
-        """GPUs of one process."""
+        """The number of GPUs of one process."""
         return len(self._machine.devices)
 
     def models(self) -> Mapping[int, GpuModel]:
@@ -88,16 +90,10 @@ class VirtualMeasurement:
         if self._machine.ranks > 1:
             self._machine.traffic = Traffic(now_ns)
 
-    def explained(self, error: Exception) -> GpuprobeError | None:
-        return explained(error)
-
-    def unwrapped(self, error: GpuprobeError) -> GpuprobeError:
-        return boundary.unwrapped(error)
-
     def unknown_read(self) -> tuple[str, str]:
         return self._machine.given_nan, self._machine.bounded
 
-    def run(self, recording: Any) -> EngineRun:
+    def run(self, recording: Recording) -> EngineRun:
         machine = self._machine
         if self._peers is not None and machine.traffic is not None:
             self._peers.post_differences(machine.traffic.differences.document())

@@ -12,28 +12,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.exporter.readings import ExportSettings, MachineMetrics, families_of
 from gpuprobe.model.io.files import is_special, new_file
 
 if TYPE_CHECKING:
-    from gpuprobe.exporter.thread import ReadingThread
+    from gpuprobe.exporter.readings import ReadingThread
     from gpuprobe.reporters.metrics.metrics import Family
     from gpuprobe.reporters.metrics.otlp import OtlpPusher
 
 __all__ = ["ExportSettings", "Once", "export", "export_once", "write_textfile"]
 
 
-class Once:
-    """What one export came to. ``anything``: there was a source of device readings, or a run;
-    ``messages``: what was wrong, a line each.
+class Once(NamedTuple):
+    """The result of one export. ``anything``: whether there was a source of device readings, or a
+    run; ``messages``: one line per problem.
     """
 
-    def __init__(self, anything: bool, messages: tuple[str, ...]) -> None:
-        self.anything = anything
-        self.messages = messages
+    anything: bool
+    messages: tuple[str, ...]
 
 
 def export_once(
@@ -43,13 +42,13 @@ def export_once(
     textfile: str | None = None,
     otlp: str | None = None,
 ) -> Once:
-    """Read once, and write the metrics as Prometheus' text to ``stream`` and into ``textfile``,
+    """Read once, write the metrics in Prometheus' text format to ``stream`` and into ``textfile``,
     and push them to the endpoint ``otlp`` (``http://localhost:4318``).
 
-    Raises UsageError for an unknown fleet, for a run that is a file, for a malformed endpoint
-    and where ``textfile`` cannot be written; MissingExtra where ``otlp`` needs what is not
-    installed, EnvironmentUnavailable where the endpoint does not take them. A machine without a
-    driver is no error: the metrics say so.
+    Raises UsageError for an unknown fleet, for a run that is a file, for a malformed endpoint and
+    if ``textfile`` cannot be written; MissingExtra if a package that ``otlp`` needs is not
+    installed, EnvironmentUnavailable if the endpoint rejects the metrics. A machine without a
+    driver is not an error: the metrics report it.
     """
     from gpuprobe.reporters.metrics import prometheus
 
@@ -76,20 +75,20 @@ def export(
     notify: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Serve the metrics on ``listen`` (``127.0.0.1:9400``); write them into ``textfile`` and push
-    them to the endpoint ``otlp`` every ``settings.interval`` seconds. Until SIGTERM; then
-    ``textfile`` is removed, so that nobody takes its values for today's. To be called in the main
-    thread.
+    """Serve the metrics on ``listen`` (``127.0.0.1:9400``) until SIGTERM; every
+    ``settings.interval`` seconds, write them into ``textfile`` and push them to the endpoint
+    ``otlp``. At the end ``textfile`` is removed, so that its values are not mistaken for current
+    ones. Call it in the main thread.
 
-    ``notify`` gets a line about what is served where, ``warn`` what goes wrong; nothing that
-    goes wrong with a device, the driver, a run or the endpoint ends this. Raises UsageError and
-    MissingExtra as `export_once` does, UsageError for a malformed address,
-    EnvironmentUnavailable where the address cannot be listened on.
+    ``notify`` gets a line for each way in which metrics are exported, ``warn`` a line for each
+    problem; no problem of a device, the driver, a run or the endpoint ends the export. Raises
+    UsageError and MissingExtra as `export_once` does, UsageError for a malformed address,
+    EnvironmentUnavailable if it cannot listen there.
     """
     from gpuprobe.exporter.http import MetricsServer, parse_listen
-    from gpuprobe.exporter.thread import ReadingThread
+    from gpuprobe.exporter.readings import ReadingThread
 
-    # Threads report here; this one, which alone may be interrupted, prints them.
+    # Messages of the threads. The main thread prints them: it alone receives signals.
     reports: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
     with _until_terminated(), ExitStack() as stack:
         meter = MachineMetrics(settings)
@@ -104,13 +103,13 @@ def export(
             write_textfile(textfile, reader.families())
             if not is_special(Path(textfile)):
                 stack.callback(Path(textfile).unlink, missing_ok=True)
-            every = _Every(
+            writes = _Every(
                 f"writing {textfile}",
                 settings.interval,
                 lambda: write_textfile(textfile, reader.families()),
                 reports.put,
             )
-            stack.callback(every.close)
+            stack.callback(writes.close)
             notify(f"writing {textfile} every {settings.interval:g} s")
         if pusher is not None:
             push = partial(_push, pusher, reader)
@@ -118,7 +117,7 @@ def export(
                 f"the push to {pusher.url}", settings.interval, push, reports.put, at_once=True
             )
             stack.callback(pushes.close)
-            stack.callback(pusher.close)  # first: it breaks off a push that is tried again
+            stack.callback(pusher.close)  # runs first: it stops a push that is being retried
             notify(f"pushing to {pusher.url} every {settings.interval:g} s")
         if server is not None:
             server.start(reader.families, reports.put)
@@ -149,9 +148,8 @@ def _push(pusher: OtlpPusher, reader: ReadingThread) -> None:
 
 
 class _Every:
-    """Does something every ``interval`` seconds in a thread, the first time after an interval or
-    ``at_once``; a failure is reported when it begins, and when it has ended. ``what`` is done is
-    said there.
+    """A thread that calls ``act`` every ``interval`` seconds, first after an interval or, with
+    ``at_once``, immediately. Reports when it starts to fail, and when ``what`` works again.
     """
 
     def __init__(
@@ -197,18 +195,18 @@ class _Every:
 
 
 class _Terminated(BaseException):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 @contextmanager
 def _until_terminated() -> Iterator[None]:
-    """Inside, SIGTERM ends the block, once, as Ctrl-C would; then it is over without an error."""
-    came = False
+    """End the block at the first SIGTERM, without an error."""
+    received = False
 
     def on_signal(*_: object) -> None:
-        nonlocal came
-        if not came:  # a second one must not break off the tidying up
-            came = True
+        nonlocal received
+        if not received:  # a second one must not interrupt the cleanup
+            received = True
             raise _Terminated
 
     before = signal.signal(signal.SIGTERM, on_signal)
@@ -221,13 +219,13 @@ def _until_terminated() -> Iterator[None]:
 
 
 def write_textfile(path: str | os.PathLike[str], families: Sequence[Family]) -> None:
-    """Write a file for node_exporter's textfile collector: it appears whole or not at all.
+    """Write a file for node_exporter's textfile collector, atomically.
 
-    Raises UsageError where it cannot be written.
+    Raises UsageError if it cannot be written.
     """
     from gpuprobe.reporters.metrics import prometheus
 
-    # The collector reads *.prom: the unfinished file is not called so.
+    # The collector reads *.prom: the unfinished file has another name.
     with new_file(path, force=True) as stream:
         text = io.TextIOWrapper(stream, "utf-8", newline="\n", write_through=True)
         prometheus.write(families, text)

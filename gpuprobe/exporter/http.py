@@ -8,16 +8,18 @@ import socketserver
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuprobe._version import __version__
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
-from gpuprobe.exporter.thread import READ_TIMEOUT
+from gpuprobe.exporter.readings import READ_TIMEOUT
 
 if TYPE_CHECKING:
     from gpuprobe.reporters.metrics.metrics import Family
 
-_MOST = 32  # connections at a time; more are closed at once
+Request = socket.socket | tuple[bytes, socket.socket]
+
+_MOST = 32  # simultaneous connections; further ones are closed
 _IDLE = 5.0  # seconds after which a connection that sends nothing is closed
 
 _INDEX = """<!doctype html><html lang="en"><meta charset="utf-8"><title>gpuprobe</title>
@@ -28,7 +30,7 @@ _INDEX = """<!doctype html><html lang="en"><meta charset="utf-8"><title>gpuprobe
 def parse_listen(text: str) -> tuple[str, int]:
     """``HOST:PORT``, ``[IPv6]:PORT``, ``PORT`` (loopback) or ``:PORT`` (every address).
 
-    Raises UsageError for anything else. Port 0 is any free one.
+    Raises UsageError for anything else. Port 0: any free port.
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -44,8 +46,8 @@ def parse_listen(text: str) -> tuple[str, int]:
 class MetricsServer:
     """Serves ``/metrics`` on ``host`` and ``port`` from `start` to `close`.
 
-    The address is taken at once: raises EnvironmentUnavailable where it is in use, is none of
-    this machine's, or needs more rights.
+    The constructor binds the address. Raises EnvironmentUnavailable if it is in use, if it does not
+    belong to this machine or without the permission.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -54,7 +56,7 @@ class MetricsServer:
             (family, _, _, _, address), *_ = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            self._server = _Server(address[:2], family)
+            self._server = _Server((str(address[0]), int(address[1])), family)
         except OSError as error:
             raise EnvironmentUnavailable(
                 f"cannot listen on {shown}: {error.strerror or error}",
@@ -66,12 +68,12 @@ class MetricsServer:
 
     @property
     def host(self) -> str:
-        """The address that it listens on, as a number."""
+        """The numeric address that it listens on."""
         return str(self._server.server_address[0])
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether it is reachable from this machine only."""
         return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
 
     @property
@@ -82,15 +84,15 @@ class MetricsServer:
     def start(
         self, families: Callable[[float], list[Family]], report: Callable[[str], None]
     ) -> None:
-        """Answer requests with what ``families`` gives; its argument is the seconds it may
-        take, and it is called from several threads. ``report`` gets a line about a failed request.
+        """Respond to requests with the result of ``families``, which is called from several
+        threads, with its time limit in seconds. ``report`` gets a line about each failed request.
         """
         self._server.families = families
         self._server.report = report
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening. Requests under way are not waited for."""
+        """Stop listening, without waiting for requests in progress."""
         if self._thread.is_alive():
             self._server.shutdown()
         self._server.server_close()
@@ -99,37 +101,37 @@ class MetricsServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 4 * _MOST
-    block_on_close = False  # a scrape that waits for the driver must not hold up the end
+    block_on_close = False  # a scrape that waits for the driver must not delay the end
     families: Callable[[float], list[Family]]
     report: Callable[[str], None]
 
-    def __init__(self, address: Any, family: socket.AddressFamily) -> None:
+    def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
         self.address_family = family
         self._free = threading.BoundedSemaphore(_MOST)
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer's own asks the name service who we are, which may take seconds.
+        # That of HTTPServer resolves this machine's name, which may take seconds.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "gpuprobe", int(self.server_address[1])
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Request, client_address: object) -> None:
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: Request, client_address: object) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Request, client_address: object) -> None:
         import sys
 
         error = sys.exc_info()[1]
-        if not isinstance(error, (ConnectionError, TimeoutError)):  # the client went away
+        if not isinstance(error, (ConnectionError, TimeoutError)):  # the client has disconnected
             self.report(f"a request failed: {type(error).__name__}: {error}")
 
 
@@ -144,24 +146,24 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/metrics":
             from gpuprobe.reporters.metrics.prometheus import CONTENT_TYPE, render
 
-            families = self.server.families(self._patience())
-            self._answer(200, CONTENT_TYPE, render(families))
+            families = self.server.families(self._timeout())
+            self._respond(200, CONTENT_TYPE, render(families))
         elif path == "/":
-            self._answer(200, "text/html; charset=utf-8", _INDEX)
+            self._respond(200, "text/html; charset=utf-8", _INDEX)
         else:
-            self._answer(404, "text/plain; charset=utf-8", "not found; see /metrics\n")
+            self._respond(404, "text/plain; charset=utf-8", "not found; see /metrics\n")
 
     do_HEAD = do_GET
 
-    def _patience(self) -> float:
-        """Seconds that this scrape may wait: less than Prometheus says it will."""
-        given = self.headers.get("X-Prometheus-Scrape-Timeout-Seconds", "")
+    def _timeout(self) -> float:
+        """Seconds that this scrape may wait: less than Prometheus' own timeout."""
+        timeout = self.headers.get("X-Prometheus-Scrape-Timeout-Seconds", "")
         try:
-            return min(READ_TIMEOUT, max(0.1, 0.8 * float(given)))
+            return min(READ_TIMEOUT, max(0.1, 0.8 * float(timeout)))
         except ValueError:
             return READ_TIMEOUT
 
-    def _answer(self, code: int, kind: str, text: str) -> None:
+    def _respond(self, code: int, kind: str, text: str) -> None:
         body = text.encode("utf-8")
         self.send_response(code)
         self.send_header("Content-Type", kind)
@@ -170,5 +172,5 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line for every scrape helps nobody."""
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: a line for each scrape has no use."""

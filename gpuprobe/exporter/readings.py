@@ -1,9 +1,13 @@
-"""Reading this machine's GPUs and runs, again and again, as metrics."""
+"""Readings of this machine's GPUs and runs, as metrics, and the thread that makes them.
+
+The thread keeps scrapes from waiting for a driver that hangs.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,15 +21,16 @@ if TYPE_CHECKING:
     from gpuprobe.probes.inventory import DeviceWatch
     from gpuprobe.reporters.metrics.metrics import Family
 
+
 SOURCES = ("nvml",)
-"""What is asked of the devices. NVML alone: asking it creates no CUDA context."""
+"""The sources that are read. NVML alone: it creates no CUDA context."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """What to export. ``runs`` are recordings or directories of recordings; ``discover``: those
-    that are being recorded on this machine, too (not with ``demo``). ``processes``: of how many
-    processes per GPU the memory is exported. ``interval``: seconds between readings, at least;
+    """What to export. ``runs`` are recordings or directories of recordings; ``discover``: also the
+    runs that are being recorded on this machine (not with ``demo``). ``processes``: number of
+    processes per GPU whose memory is exported. ``interval``: least seconds between readings;
     ``demo`` names a fake fleet to read instead of the hardware.
     """
 
@@ -40,13 +45,13 @@ class ExportSettings:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One reading. ``taken_at`` in seconds since the Unix epoch, ``duration`` in seconds; ``gpus``
-    and ``runs`` are ready to be written; ``messages``: what changed for the worse or the better
-    since the reading before, a line each.
+    and ``runs`` are metrics; ``messages``: a line for each problem that has appeared or ended since
+    the last reading.
     """
 
     taken_at: float
     duration: float
-    found: Inventory
+    inventory: Inventory
     gpus: tuple[Family, ...]
     runs: tuple[Family, ...]
     run_count: int
@@ -56,14 +61,14 @@ class Measured:
     @property
     def anything(self) -> bool:
         """Whether there is a source of device readings, or a run."""
-        return bool(self.run_count) or any(source.available for source in self.found.sources)
+        return bool(self.run_count) or any(source.available for source in self.inventory.sources)
 
 
 class MachineMetrics:
-    """Reads devices and runs, again and again. A context manager, for one thread at a time.
+    """Reads devices and runs repeatedly. A context manager, for one thread at a time.
 
-    Raises UsageError for an unknown fleet and for a run that is a file; nothing that happens
-    later is an exception: a source that does not answer is asked anew at the next reading.
+    Raises UsageError for an unknown fleet and for a run that is a file. Later problems are not
+    exceptions: a source that does not respond is opened again at the next reading.
     """
 
     def __init__(self, settings: ExportSettings) -> None:
@@ -90,47 +95,47 @@ class MachineMetrics:
         self.close()
 
     def close(self) -> None:
-        """Let the sources go; a further `read` opens them anew."""
+        """Close the sources. A further `read` opens them again."""
         self._watch = None
         self._stack.close()
 
     def read(self) -> Measured:
-        """Ask everything now."""
+        """Read all devices and runs."""
         from gpuprobe.reporters.metrics.gpu import gpu_families
         from gpuprobe.reporters.metrics.run import run_families
 
         began = time.monotonic()
-        found = self._devices()
+        inventory = self._devices()
         xids: dict[str, dict[int, int]] | Unavailable
         if self._settings.demo is None:
-            xids = self._xids.read({self._names.of(d)[0]: d for d in found.devices})
+            xids = self._xids.read({self._names.of(d)[0]: d for d in inventory.devices})
         else:
             xids = Unavailable("of a demo fleet, only the devices", ReadStatus.NOT_COLLECTED)
-        gpus = gpu_families(found, self._names, xids=xids, processes=self._settings.processes)
+        gpus = gpu_families(inventory, self._names, xids=xids, processes=self._settings.processes)
         runs = self._runs.read()
         families = run_families(list(runs.readings))
         return Measured(
-            taken_at=found.taken_at,
+            taken_at=inventory.taken_at,
             duration=time.monotonic() - began,
-            found=found,
+            inventory=inventory,
             gpus=tuple(gpus),
             runs=tuple(families),
             run_count=runs.runs,
             runs_left_out=runs.left_out,
-            messages=tuple(self._news(found, runs)),
+            messages=tuple(self._news(inventory, runs)),
         )
 
     def _devices(self) -> Inventory:
         opened = self._watch is not None
-        found = self._open().read()
-        if opened and not found.devices and any(not error.device for error in found.errors):
-            # The driver went away under an open connection. Ask anew: either it is back by now,
-            # or the source says why it is not.
+        inventory = self._open().read()
+        if opened and not inventory.devices and any(not e.device for e in inventory.errors):
+            # The driver was unloaded below an open connection. A new connection works again, or
+            # fails with the reason.
             self.close()
-            found = self._open().read()
-        if not any(source.available for source in found.sources):
+            inventory = self._open().read()
+        if not any(source.available for source in inventory.sources):
             self.close()
-        return found
+        return inventory
 
     def _open(self) -> DeviceWatch:
         from gpuprobe.probes.inventory import DeviceWatch
@@ -140,8 +145,8 @@ class MachineMetrics:
             self._watch = self._stack.enter_context(watch)
         return self._watch
 
-    def _news(self, found: Inventory, runs: RunsReading) -> Iterator[str]:
-        now = {s.name: f"{s.name}: {s.reason}" for s in found.sources if not s.available}
+    def _news(self, inventory: Inventory, runs: RunsReading) -> Iterator[str]:
+        now = {s.name: f"{s.name}: {s.reason}" for s in inventory.sources if not s.available}
         now |= runs.problems
         for key, text in now.items():
             if self._troubles.get(key) != text:
@@ -152,17 +157,17 @@ class MachineMetrics:
 
 
 class _XidCount:
-    """Counts Xid messages by device. The kernel's log is a ring, and a lost GPU does not report its
-    bus id: what was counted and which GPU was where is remembered.
+    """Counts Xid messages by device. Counts and bus ids are kept between readings: the kernel's log
+    is a ring buffer, and a lost GPU does not report its bus id.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[int, int]] = {}
         self._buses: dict[str, str] = {}
-        self._seen = -1.0  # seconds since boot of the newest line that was counted
+        self._counted_to = -1.0  # seconds since boot of the newest counted message
 
     def read(self, devices: dict[str, Device]) -> dict[str, dict[int, int]] | Unavailable:
-        """How often each Xid was there, by the name that the device has in ``devices``."""
+        """The number of messages of each Xid, by the device's name in ``devices``."""
         from gpuprobe.probes.health.facts import read_kernel_log
         from gpuprobe.probes.health.xid import parse_xids
 
@@ -173,29 +178,131 @@ class _XidCount:
             if not isinstance(device.identity.pci_bus_id, Unavailable):
                 self._buses[name] = device.identity.pci_bus_id
         for event in parse_xids(log):
-            if event.seconds > self._seen:
+            if event.seconds > self._counted_to:
                 for name, bus in self._buses.items():
                     if event.is_of(bus):
                         counts = self._counts.setdefault(name, {})
                         counts[event.code] = counts.get(event.code, 0) + 1
-        self._seen = max([self._seen, *(message.seconds for message in log)])
+        self._counted_to = max([self._counted_to, *(message.seconds for message in log)])
         return self._counts
 
 
 def families_of(measured: Measured | None, *, stale: bool = False) -> list[Family]:
-    """Everything to export of a reading: of none, or of one that is too old, only that."""
+    """Metrics of a reading; if it is missing or stale, only the exporter's status."""
     from gpuprobe.reporters.metrics.exporter import self_families
 
-    none = Unavailable("nothing has been read yet", ReadStatus.NOT_COLLECTED)
+    missing = Unavailable("nothing has been read yet", ReadStatus.NOT_COLLECTED)
     own = self_families(
-        None if measured is None else measured.found,
+        None if measured is None else measured.inventory,
         sources=SOURCES,
         stale=stale,
-        taken_at=none if measured is None else measured.taken_at,
-        duration=none if measured is None else measured.duration,
-        runs=none if measured is None or stale else measured.run_count,
-        left_out=none if measured is None or stale else measured.runs_left_out,
+        taken_at=missing if measured is None else measured.taken_at,
+        duration=missing if measured is None else measured.duration,
+        runs=missing if measured is None or stale else measured.run_count,
+        left_out=missing if measured is None or stale else measured.runs_left_out,
     )
     if measured is None or stale:
         return own
     return [*own, *measured.gpus, *measured.runs]
+
+
+READ_TIMEOUT = 8.0
+"""Most seconds that a scrape waits for a reading: less than Prometheus' default timeout of 10 s."""
+
+STALE = 60.0
+"""Seconds, in addition to the interval, after which a reading is no longer exported because the
+driver hangs: a frozen value would look like an idle GPU."""
+
+
+@dataclass(slots=True)
+class _State:
+    """The state that the reading thread and its callers share, under ``ReadingThread._changed``."""
+
+    measured: Measured | None = None
+    started: int = 0  # readings
+    done: int = 0
+    started_at: float = 0.0  # start of the newest reading
+    measured_at: float = 0.0  # start of the reading ``measured``
+    requested: bool = False
+    closed: bool = False
+
+
+class ReadingThread:
+    """Reads in a separate thread, on request.
+
+    A reading is returned to all callers for ``interval`` seconds. ``report`` is called in the
+    thread, with each message of a reading, and with the exception that ended the thread, if any.
+    """
+
+    def __init__(
+        self,
+        meter: MachineMetrics,
+        *,
+        interval: float,
+        report: Callable[[str | BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._meter = meter
+        self._interval = interval
+        self._report = report
+        self._clock = clock
+        self._state = _State()
+        self._changed = threading.Condition()
+        # A daemon: a thread that hangs in the driver must not keep the process alive.
+        self._thread = threading.Thread(target=self._work, name="gpuprobe-reader", daemon=True)
+        self._thread.start()
+
+    def families(self, timeout: float = READ_TIMEOUT) -> list[Family]:
+        """The metrics to export now, after at most ``timeout`` seconds."""
+        measured = self.measured(timeout)
+        with self._changed:
+            age = self._clock() - self._state.measured_at
+        return families_of(measured, stale=measured is not None and age > STALE + self._interval)
+
+    def measured(self, timeout: float = READ_TIMEOUT) -> Measured | None:
+        """The last reading if it is recent, else a new one, unless that exceeds ``timeout``."""
+        state = self._state
+        with self._changed:
+            age = self._clock() - state.measured_at
+            if (state.measured is None or age >= self._interval) and not state.closed:
+                busy = state.started > state.done
+                if busy and self._clock() - state.started_at > timeout:
+                    return state.measured  # it hangs: earlier callers have timed out
+                # A reading in progress is as good as one that starts now.
+                awaited = state.started if busy else state.started + 1
+                state.requested = not busy
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: state.done >= awaited or state.closed, timeout)
+            return state.measured
+
+    def close(self) -> None:
+        """End the thread. If it hangs in the driver, it is left running."""
+        with self._changed:
+            self._state.closed = True
+            self._changed.notify_all()
+        self._thread.join(1.0)
+
+    def _work(self) -> None:
+        state = self._state
+        try:
+            with self._meter:
+                while True:
+                    with self._changed:
+                        self._changed.wait_for(lambda: state.requested or state.closed)
+                        if state.closed:
+                            return
+                        state.requested = False
+                        state.started += 1
+                        state.started_at = self._clock()
+                    measured = self._meter.read()
+                    with self._changed:
+                        state.measured, state.measured_at = measured, state.started_at
+                        state.done += 1
+                        self._changed.notify_all()
+                    for message in measured.messages:
+                        self._report(message)
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            with self._changed:
+                state.closed = True
+                self._changed.notify_all()
+            self._report(error)

@@ -1,4 +1,4 @@
-"""The runs that are exported: those being recorded here, and recordings that are named."""
+"""The exported runs: those being recorded on this machine, and given recordings."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from gpuprobe.reporters.metrics.run import RunReading
 
 LINGER = 600.0
-"""Seconds for which a run that was found, and not named, is still exported after its end: long
-enough that its last values are fetched."""
+"""Seconds for which a discovered run is still exported after its end, so that its last values are
+scraped."""
 
 MAX_RANKS = 64
-"""Ranks of one run that are exported at most."""
+"""Most exported ranks of one run."""
 
 _BUDGET = 32 << 20
-"""Bytes of recordings that one reading parses at most, three quarters of a second's worth; a
-longer recording is exported once all of it was read."""
+"""Most bytes of recordings that one reading parses, in about 0.75 s. A longer recording is exported
+once all of it has been read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunsReading:
-    """The runs at one moment. ``runs`` counts those in ``readings``, ``left_out`` the others;
-    ``problems``: path -> why it cannot be read.
+    """The runs at one time. ``runs`` counts those in ``readings``, ``left_out`` the others;
+    ``problems``: path -> the reason why it cannot be read.
     """
 
     readings: tuple[RunReading, ...]
@@ -42,12 +42,12 @@ class RunsReading:
 
 
 class RunWatch:
-    """Follows the runs in ``paths``; not for several threads at a time.
+    """Follows the runs in ``paths``; for one thread at a time.
 
-    A path is a recording (which may not be there yet), or a directory: then the recordings in it
+    A path is a recording (which may not exist yet), or a directory, of which those recordings
     (``*.gpuprobe``) are followed that are being written, or ended less than `LINGER` seconds ago.
-    With ``discover``, so are all that a process of this user (for root: of any) is writing. Of
-    more than ``most`` runs, running ones come first, then the newest. Raises UsageError for a
+    ``discover`` adds all recordings that a process of this user (for root: of any user) is writing.
+    Of more than ``most`` runs, running ones come first, then the newest. Raises UsageError for a
     path that is a file.
     """
 
@@ -71,16 +71,16 @@ class RunWatch:
         self._discover = discover
         self._now = now
         self._tails: dict[Path, TotalsTail] = {}
-        self._over: dict[Path, float] = {}  # ended long ago -> when its files last changed
+        self._over: dict[Path, float] = {}  # ended long ago -> last change of its files
 
     def read(self) -> RunsReading:
-        """What is new of all runs. What is wrong with one is in ``problems``."""
+        """Read what the runs have written since. Errors are in ``problems``, by run."""
         from gpuprobe.recording.totals import TotalsTail
         from gpuprobe.reporters.metrics.run import RunReading, run_name
 
         found, problems = self._found()
         open_now = self._open_now()
-        # One that was found stays for a while after nobody has it open any more.
+        # A discovered run stays for a while after its last process has closed it.
         for path in open_now | self._tails.keys():
             if path not in found:
                 try:
@@ -101,7 +101,7 @@ class RunWatch:
                 totals, read = tail.poll(budget)
             except NotARecording:
                 self._tails.pop(path)
-                if named:  # else it was removed meanwhile
+                if named:  # else it has been removed since
                     problems[str(path)] = f"no recording yet: {path}"
                 continue
             except DataError as error:
@@ -137,8 +137,8 @@ class RunWatch:
         return {Path(recording.path) for recording in open_recordings()}
 
     def _found(self) -> tuple[dict[Path, tuple[float, bool]], dict[str, str]]:
-        """Recordings -> when their streams last changed, and whether they were named; and
-        the paths that cannot be read, with the reason.
+        """The last change of each recording's streams and whether it was given by path; and the
+        paths that cannot be read, with the reason.
         """
         found: dict[Path, tuple[float, bool]] = {}
         problems: dict[str, str] = {}
@@ -159,8 +159,8 @@ class RunWatch:
 
 
 def _changed(path: Path) -> float | None:
-    """When a stream of the recording was last written to, in seconds since the Unix epoch; None
-    where this is no recording. Raises OSError where it may not be read.
+    """The last change of a recording's streams, in seconds since the Unix epoch; None if it is not
+    a recording. Raises OSError without the permission to read it.
     """
     from gpuprobe.recording.files import STREAM_NAME
 
@@ -170,14 +170,14 @@ def _changed(path: Path) -> float | None:
             for entry in entries:
                 if STREAM_NAME.fullmatch(entry.name):
                     newest = max(newest or 0.0, entry.stat().st_mtime)
-    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
+    except (FileNotFoundError, NotADirectoryError):  # removed since
         return None
     return newest
 
 
 def _local(ranks: Sequence[RankTotals]) -> Sequence[RankTotals]:
-    """The ranks of this machine, where any is: those of other machines, on a shared file system,
-    are for the exporters there.
+    """The ranks of this machine, or all if none is. On a shared file system, the exporters of other
+    machines export theirs.
     """
     here = socket.gethostname()
     local = [rank for rank in ranks if rank.environment.hostname == here]
@@ -187,9 +187,9 @@ def _local(ranks: Sequence[RankTotals]) -> Sequence[RankTotals]:
 def _state(totals: RankTotals, written: bool, alone: bool) -> str:
     """One of `gpuprobe.reporters.metrics.run.STATES`.
 
-    ``written``: a process of this machine has the recording open. That tells where its session
-    does not, as a container has its own names for machine and process; but not which rank it is,
-    unless there is one ``alone``.
+    ``written``: a process of this machine has the recording open. This detects runs whose session
+    does not identify their process, since a container has its own hostname and PIDs; but not which
+    rank it is, unless the rank is ``alone``.
     """
     from gpuprobe.model.run.recording import RankRecording
     from gpuprobe.recording.running import is_alive

@@ -5,27 +5,37 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Protocol
 
 from gpuprobe.errors import MissingExtra
-from gpuprobe.integrations.session import WatchedRun
+from gpuprobe.integrations.steps import TrainingRecording
 
 __all__ = ["MemoryCallback"]
 
 
-def _callback_class() -> Any:
+def _callback_class() -> type:
     if find_spec("transformers") is None:
         why = "its Trainer calls this callback"
         raise MissingExtra("transformers", "huggingface", why=why)
-    return import_module("transformers").TrainerCallback
+    callback: type = import_module("transformers").TrainerCallback
+    return callback
+
+
+class _Arguments(Protocol):
+    """The part of ``TrainingArguments`` that is read."""
+
+    process_index: int
+    local_process_index: int
+    world_size: int
 
 
 class MemoryCallback(_callback_class()):  # type: ignore[misc]
-    """Record what each optimizer step of ``Trainer.train`` does to memory.
+    """Record the memory of each optimizer step of ``Trainer.train``.
 
-    ``path`` None: a free name beginning with ``trainer``. The rest is as in `gpuprobe.record`;
-    what that raises is raised when the training starts. The Trainer does not tell its callbacks
-    of an exception: such a recording ends with the next training, or with the process.
+    ``path`` None: a new name that begins with ``trainer``. The other arguments are those of
+    `gpuprobe.record`, whose errors are raised when the training starts. The Trainer does not notify
+    its callbacks of exceptions: the recording of a failed training ends with the next training, or
+    with the process.
     """
 
     def __init__(
@@ -37,12 +47,18 @@ class MemoryCallback(_callback_class()):  # type: ignore[misc]
         force: bool = False,
     ) -> None:
         super().__init__()
-        self._run = WatchedRun(path, "trainer", level=level, trace_steps=trace_steps, force=force)
+        self._recording = TrainingRecording(
+            path, "trainer", level=level, trace_steps=trace_steps, force=force
+        )
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: _Arguments, state: object, control: object, **kwargs: object
+    ) -> None:
         ranks = (args.process_index, args.local_process_index, args.world_size)
-        # No optimizer: it may be wrapped by now, and is found at its first step either way.
-        self._run.start(kwargs.get("model"), ranks=ranks)
+        # Without the optimizer: it may be wrapped already, and is found at its first step anyway.
+        self._recording.start(kwargs.get("model"), ranks=ranks)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._run.finish()
+    def on_train_end(
+        self, args: _Arguments, state: object, control: object, **kwargs: object
+    ) -> None:
+        self._recording.finish()

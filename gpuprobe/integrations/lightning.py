@@ -1,39 +1,50 @@
 """A callback for Lightning: ``Trainer(callbacks=[MemoryCallback("run.gpuprobe")])``.
 
-Works with the package ``lightning`` and, where only that is there or it is the one in use, with
-``pytorch_lightning``.
+Works with the package ``lightning``, and with ``pytorch_lightning`` if that is imported or if only
+that is installed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Protocol
 
 from gpuprobe.errors import MissingExtra
-from gpuprobe.integrations.session import WatchedRun
+from gpuprobe.integrations.steps import TrainingRecording
 
 __all__ = ["MemoryCallback"]
 
 
-def _callback_class() -> Any:
+def _callback_class() -> type:
     names = ("lightning.pytorch", "pytorch_lightning")
     for name in (*(name for name in names if name in sys.modules), *names):
         if find_spec(name.partition(".")[0]) is not None:
-            return import_module(f"{name}.callbacks").Callback
+            callback: type = import_module(f"{name}.callbacks").Callback
+            return callback
     raise MissingExtra("lightning", "lightning", why="its Trainer calls this callback")
 
 
-class MemoryCallback(_callback_class()):  # type: ignore[misc]
-    """Record what each training step of ``Trainer.fit`` does to memory.
+class _Trainer(Protocol):
+    """The part of Lightning's ``Trainer`` that is read."""
 
-    A step ends where the optimizer steps, so that accumulated gradients are one step. With
-    Lightning's automatic optimization the forward and the backward pass run inside the
-    optimizer's step, as its closure, and are shown there (``optimizer/forward``). ``path`` None:
-    a free name beginning with ``lightning``. The rest is as in `gpuprobe.record`; what that
-    raises is raised when the training starts.
+    global_rank: int
+    local_rank: int
+    world_size: int
+    optimizers: Sequence[object]
+
+
+class MemoryCallback(_callback_class()):  # type: ignore[misc]
+    """Record the memory of each training step of ``Trainer.fit``.
+
+    A step ends with the optimizer's step, so that accumulated gradients are one step. With
+    Lightning's automatic optimization the forward and the backward pass run inside the optimizer's
+    step, as its closure, and are shown there (``optimizer/forward``). ``path`` None: a new name
+    that begins with ``lightning``. The other arguments are those of `gpuprobe.record`, whose errors
+    are raised when the training starts.
     """
 
     def __init__(
@@ -45,19 +56,21 @@ class MemoryCallback(_callback_class()):  # type: ignore[misc]
         force: bool = False,
     ) -> None:
         super().__init__()
-        self._run = WatchedRun(path, "lightning", level=level, trace_steps=trace_steps, force=force)
+        self._recording = TrainingRecording(
+            path, "lightning", level=level, trace_steps=trace_steps, force=force
+        )
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The optimizers exist by now, and the model is where it is going to be."""
+    def on_train_start(self, trainer: _Trainer, pl_module: object) -> None:
+        """Start to record. The optimizers exist by now, and the model is on its device."""
         ranks = (trainer.global_rank, trainer.local_rank, trainer.world_size)
-        # No model: a LightningModule is not itself called, what it calls is what to look at.
-        self._run.start(None, list(trainer.optimizers), ranks=ranks)
+        # Without the model: a LightningModule is not called itself, only the modules in it are.
+        self._recording.start(None, list(trainer.optimizers), ranks=ranks)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._run.finish()
+    def on_train_end(self, trainer: _Trainer, pl_module: object) -> None:
+        self._recording.finish()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._run.finish(exception)
+    def on_exception(self, trainer: _Trainer, pl_module: object, exception: BaseException) -> None:
+        self._recording.finish(exception)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._run.finish()
+    def teardown(self, trainer: _Trainer, pl_module: object, stage: str) -> None:
+        self._recording.finish()

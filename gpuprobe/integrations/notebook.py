@@ -1,4 +1,4 @@
-"""``%%gpuprobe``: a notebook's cell recorded, estimated, or watched for hazards.
+"""``%%gpuprobe``: record a notebook's cell, estimate its memory, or detect its hazards.
 
 ::
 
@@ -17,111 +17,140 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from gpuprobe.code_origin import name_of
 from gpuprobe.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.api.hazards import Hazards
+    from gpuprobe.model.plans.estimate import Estimate
+    from gpuprobe.model.run.recording import Recording
 
 __all__ = ["load_ipython_extension"]
 
 DEFAULT_GPU: Final = "h100-80gb"
 
 
-def load_ipython_extension(shell: Any) -> None:
-    """Register ``%%gpuprobe``. IPython calls it for ``%load_ext gpuprobe``."""
+class _Compiler(Protocol):
+    """IPython's compiler."""
 
-    def gpuprobe(line: str, cell: str) -> Any:
+    def cache(self, transformed_code: str, number: int, raw_code: str) -> str:
+        """Register the source of a cell; returns its file name."""
+
+
+class _Shell(Protocol):
+    """The part of IPython's ``InteractiveShell`` that is used."""
+
+    user_ns: dict[str, object]
+    compile: _Compiler
+    execution_count: int
+
+    def transform_cell(self, raw_cell: str) -> str:
+        """The cell as Python: magics and shell commands become calls."""
+
+    def register_magic_function(
+        self, func: Callable[[str, str], object], magic_kind: str, magic_name: str
+    ) -> None:
+        """Register a magic."""
+
+
+def load_ipython_extension(shell: _Shell) -> None:
+    """Register ``%%gpuprobe``. IPython calls this for ``%load_ext gpuprobe``."""
+
+    def gpuprobe(line: str, cell: str) -> Recording | Estimate | Hazards:
         return run_cell(shell, line, cell)
 
     gpuprobe.__doc__ = _parser().format_help()
     shell.register_magic_function(gpuprobe, magic_kind="cell", magic_name="gpuprobe")
 
 
-def run_cell(shell: Any, line: str, cell: str) -> Any:
-    """Run a cell as ``line`` asks, and return the `Recording`, `Estimate` or `Hazards`.
+def run_cell(shell: _Shell, line: str, cell: str) -> Recording | Estimate | Hazards:
+    """Run a cell with the options of ``line``.
 
-    On a GPU that exists the cell's names stay defined. On a virtual one it runs in a copy of the
-    namespace: its tensors are gone afterwards, as the GPU is. Raises UsageError for a bad ``line``,
-    and what the cell raises.
+    On a real GPU the cell's names stay defined. On a virtual one the cell runs in a copy of the
+    namespace, because its tensors end with the GPU. Raises UsageError for an invalid ``line``, and
+    what the cell raises.
     """
-    asked = _parser().parse_args(shlex.split(line))
-    return _ACTIONS[asked.action](_Cell(shell, cell), asked)
+    options = _parser().parse_args(shlex.split(line))
+    return _ACTIONS[options.action](_Cell(shell, cell), options)
 
 
 class _Cell:
-    """A cell's code, compiled as IPython compiles it: under a name that it knows the number of,
-    and with the lines that the cell has on screen, where the first one is the magic's.
+    """A cell's code, compiled as IPython compiles it: under a file name that IPython maps to the
+    cell's number, with the line numbers on screen, of which the first belongs to the magic.
     """
 
-    def __init__(self, shell: Any, text: str) -> None:
+    def __init__(self, shell: _Shell, text: str) -> None:
         self._shell = shell
         source = "\n" + shell.transform_cell(text)
         name = shell.compile.cache(source, _number_of_cell(shell), raw_code=source)
         self._code = compile(source, name, "exec", dont_inherit=True)
 
-    def __call__(self, *, apart: bool = False, **names: Any) -> None:
-        """Run it; ``apart`` in a copy of the namespace. ``names`` are defined in it."""
+    def __call__(self, *, isolated: bool = False, **names: object) -> None:
+        """Run the cell, with ``names`` defined; ``isolated``: in a copy of the namespace."""
         namespace = self._shell.user_ns
-        if apart:
+        if isolated:
             namespace = dict(namespace)
         namespace.update(names)
         exec(self._code, namespace)
 
 
-def _number_of_cell(shell: Any) -> int:
-    """The number of the cell that runs. ``execution_count`` is that or, since IPython 9, the next
-    one's, so it is what the cell's own frame is named by.
+def _number_of_cell(shell: _Shell) -> int:
+    """The number of the running cell, from the file name of its frame: since IPython 9,
+    ``execution_count`` is the next cell's number.
     """
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = name_of(frame.f_code.co_filename)
         if name.startswith("In ["):
             return int(name[4:-1])
         frame = frame.f_back
-    return int(shell.execution_count)
+    return shell.execution_count
 
 
-def _record(cell: _Cell, asked: argparse.Namespace) -> Any:
+def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
     from gpuprobe.api.recordings import load, scratch_recording
     from gpuprobe.api.virtual import virtual_gpu
     from gpuprobe.api.watch import record
 
     with ExitStack() as stack:
-        if asked.output is None:  # read when it is looked at, so it has to last
+        if options.output is None:  # kept to the end of the process: it is read on demand
             scratch = ExitStack()
             output = scratch.enter_context(scratch_recording())
             atexit.register(scratch.close)
         else:
-            output = Path(asked.output)
-        if asked.gpu is not None:
-            stack.enter_context(virtual_gpu(asked.gpu, engine=asked.engine))
-        recorder = record(output, level=asked.level, force=asked.force)
+            output = Path(options.output)
+        if options.gpu is not None:
+            stack.enter_context(virtual_gpu(options.gpu, engine=options.engine))
+        recorder = record(output, level=options.level, force=options.force)
         with recorder as rec:
-            cell(apart=asked.gpu is not None, rec=rec)
+            cell(isolated=options.gpu is not None, rec=rec)
     return load(output)
 
 
-def _estimate(cell: _Cell, asked: argparse.Namespace) -> Any:
+def _estimate(cell: _Cell, options: argparse.Namespace) -> Estimate:
     from gpuprobe.api.virtual import estimate
 
     def step() -> None:
-        cell(apart=True)
+        cell(isolated=True)
 
-    return estimate(step, asked.gpu or DEFAULT_GPU, steps=1, engine=asked.engine)
+    return estimate(step, options.gpu or DEFAULT_GPU, steps=1, engine=options.engine)
 
 
-def _hazards(cell: _Cell, asked: argparse.Namespace) -> Any:
+def _hazards(cell: _Cell, options: argparse.Namespace) -> Hazards:
     import torch
 
     from gpuprobe.api.hazards import detect_hazards
 
-    apart = asked.gpu is not None or not torch.cuda.is_available()
-    with detect_hazards(asked.gpu) as found:
-        cell(apart=apart)
-    return found
+    isolated = options.gpu is not None or not torch.cuda.is_available()
+    with detect_hazards(options.gpu) as hazards:
+        cell(isolated=isolated)
+    return hazards
 
 
-_ACTIONS: dict[str, Callable[[_Cell, argparse.Namespace], Any]] = {
+_ACTIONS: dict[str, Callable[[_Cell, argparse.Namespace], Recording | Estimate | Hazards]] = {
     "record": _record,
     "estimate": _estimate,
     "hazards": _hazards,

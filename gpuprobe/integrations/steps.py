@@ -1,24 +1,80 @@
-"""A decorator for a training step of your own."""
+"""``gpuprobe.watch_steps``, and the recording that it and the callbacks share."""
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuprobe.api.watch import in_context
-from gpuprobe.integrations.session import WatchedRun
+from gpuprobe.api.watch import as_rank, default_output, in_context, record
 
-__all__ = ["watch_steps"]
+if TYPE_CHECKING:
+    from gpuprobe.api.watch import Recorder
+
+
+__all__ = ["TrainingRecording", "watch_steps"]
+
+
+class TrainingRecording:
+    """A recording that a callback starts, and that ends with `finish` or with the process.
+
+    ``path`` None: a new name in the current directory that begins with ``name``. The other
+    arguments are those of `gpuprobe.record`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        name: str,
+        *,
+        level: str = "counters",
+        trace_steps: str = "",
+        force: bool = False,
+    ) -> None:
+        self._path = path
+        self._name = name
+        self._record = partial(record, level=level, trace_steps=trace_steps, force=force)
+        self.recorder: Recorder | None = None
+
+    def start(
+        self,
+        model: object = None,
+        optimizer: object = None,
+        *,
+        ranks: tuple[int, int, int] | None = None,
+    ) -> Recorder:
+        """Start to record; an earlier recording ends first. ``ranks``: (rank, local rank, world
+        size), used unless the environment has them. Raises what `record` raises.
+        """
+        self.finish()
+        by_torchrun = "RANK" in os.environ
+        with as_rank(*(ranks if ranks is not None and not by_torchrun else (0, 0, 1))):
+            path = default_output(self._name) if self._path is None else self._path
+            recorder = self._record(path, model, optimizer)
+            recorder.__enter__()
+        self.recorder = recorder
+        # The recording of a failed training that no callback ends would look killed.
+        atexit.register(self.finish)
+        return recorder
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the recording, if any. ``error``: the exception that ended the training."""
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            atexit.unregister(self.finish)
+            recorder.finish(error)
+
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def watch_steps(
     path: str | os.PathLike[str],
-    model: Any = None,
-    optimizer: Any = None,
+    model: object = None,
+    optimizer: object = None,
     level: str = "counters",
     *,
     trace_steps: str = "",
@@ -36,7 +92,7 @@ def watch_steps(
     gpuprobe.record(...) as rec``, use ``rec.wrap`` instead. Arguments are those of `record`, whose
     errors are raised at the first call.
     """
-    run = WatchedRun(path, "steps", level=level, trace_steps=trace_steps, force=force)
+    run = TrainingRecording(path, "steps", level=level, trace_steps=trace_steps, force=force)
 
     def decorate(step_fn: _F) -> _F:
         def step() -> AbstractContextManager[None]:

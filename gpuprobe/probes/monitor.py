@@ -18,8 +18,8 @@ from gpuprobe.probes.joining.devices import join_drivers
 
 if TYPE_CHECKING:
     from gpuprobe.probes.health.xid import XidEvent
+    from gpuprobe.testing.fake_machine import Motion
     from gpuprobe.testing.fleet import Fleet
-    from gpuprobe.testing.motion import Motion
 
 XID_EVERY = 15.0
 """Seconds between two readings of the kernel log."""
@@ -58,7 +58,7 @@ class Monitor:
         with ExitStack() as stack:
             if self._demo:
                 from gpuprobe.testing import fake_fleet
-                from gpuprobe.testing.motion import Motion
+                from gpuprobe.testing.fake_machine import Motion
 
                 self._fleet = stack.enter_context(fake_fleet(self._demo))
                 if self._moving:

@@ -6,14 +6,13 @@
     def test_training_step():
         ...
 
-Loaded by an entry point. Where no test is marked nothing but this module is imported, and no
-hook of it is called per test: those of `gpuprobe.pytest_plugin.hooks` are registered once the
-tests are known.
+Loaded by an entry point. Without marked tests only this module is imported and none of its hooks
+is called per test: those of `gpuprobe.pytest_plugin.hooks` are registered after the collection.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,7 +28,7 @@ _MARKER = (
 
 
 def _seconds(text: str) -> float:
-    """Raises UsageError for anything but a number from 0."""
+    """A finite number from 0. Raises UsageError for anything else."""
     try:
         number = float(text)
     except ValueError:
@@ -113,11 +112,11 @@ def pytest_configure(config: pytest.Config) -> None:
         load_engine(config)
 
 
-def _wanted(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests that are marked, or ask for the fixture. Most suites have none of them: parents
-    are asked once, not once for each of their tests.
+def _measured(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests that are marked or use the fixture. Most suites have none: the marks of a parent
+    are read once, not once for each of its tests.
     """
-    marked: dict[Any, bool] = {}
+    marked: dict[pytest.Collector | None, bool] = {}
     found = []
     for item in items:
         parent = item.parent
@@ -133,18 +132,18 @@ def _wanted(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    wanted = _wanted(session.items)
-    if wanted:
+    measured = _measured(session.items)
+    if measured:
         from gpuprobe.pytest_plugin import hooks
 
-        hooks.prepare(session.config, wanted)
+        hooks.prepare(session.config, measured)
 
 
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> Meter:
-    """The measurement of this test, in bytes: ``peak_allocated``, ``peak_reserved`` and
-    ``allocated``, each up to now. What other tests and fixtures of a wider scope hold is reserved,
-    and not counted as allocated.
+    """The measurement of this test so far, in bytes: ``peak_allocated``, ``peak_reserved`` and
+    ``allocated``. Memory of other tests and of fixtures with a wider scope counts as reserved, not
+    as allocated.
     """
     from gpuprobe.pytest_plugin.hooks import METER
 
@@ -154,7 +153,7 @@ def gpu_memory(request: pytest.FixtureRequest) -> Meter:
     return meter
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     found = [
         (report.nodeid, dict(value))
         for reports in terminalreporter.stats.values()

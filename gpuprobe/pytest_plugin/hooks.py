@@ -1,29 +1,28 @@
-"""The hooks around tests that are measured: registered where there are some."""
+"""The hooks around measured tests, registered if any test is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
 from gpuprobe.api.trials import OVER_LIMITS
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.pytest_plugin.limits import limits_of
-from gpuprobe.pytest_plugin.meter import Devices, Meter
+from gpuprobe.pytest_plugin.meter import Devices, Meter, VirtualGpu
 
 __all__ = ["METER", "load_engine", "prepare"]
 
 METER: pytest.StashKey[Meter] = pytest.StashKey()
-"""Of each test that is measured."""
+"""The meter of a measured test."""
 
 
 def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Give each of the tests its meter. Raises pytest.UsageError for a mark, an option or a
-    setting that cannot mean anything, before any test has run.
+    """Attach a meter to each of the tests. Raises pytest.UsageError for an invalid mark, option or
+    setting, before the first test runs.
 
-    In a worker of pytest-xdist, which knows no such end, all of the tests fail with it instead.
+    A worker of pytest-xdist cannot end that way: there, all of the tests fail with the error.
     """
     try:
         native = config.getoption("--gpuprobe-engine") == "native"
@@ -40,27 +39,26 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 def load_engine(config: pytest.Config) -> None:
     """Load the native engine, which computes all values, for all tests. Raises pytest.UsageError
-    where it cannot be loaded.
+    if it cannot be loaded.
     """
     from gpuprobe.api.virtual import virtual_gpu
 
     session = ExitStack()
     try:
-        session.enter_context(virtual_gpu(_gpu(config)[1], engine="native"))
+        session.enter_context(virtual_gpu(_gpu(config).default, engine="native"))
     except GpuprobeError as error:
         raise pytest.UsageError(_worded(error)) from None
     config.add_cleanup(session.close)
 
 
-def _gpu(config: pytest.Config) -> tuple[str, str]:
-    """The virtual GPU that is asked for, "" where none is, and the one to take without CUDA."""
+def _gpu(config: pytest.Config) -> VirtualGpu:
     from gpuprobe.api.check import read_project
     from gpuprobe.api.virtual import check_gpu
 
-    asked = config.getoption("--gpuprobe-virtual")
-    otherwise = asked or read_project(config.rootpath).gpu or "h100-80gb"
-    check_gpu(otherwise)  # before anything runs
-    return asked, otherwise
+    requested: str = config.getoption("--gpuprobe-virtual")
+    default = requested or read_project(config.rootpath).gpu or "h100-80gb"
+    check_gpu(default)  # before anything runs
+    return VirtualGpu(requested, default)
 
 
 def _worded(error: GpuprobeError) -> str:
@@ -68,6 +66,8 @@ def _worded(error: GpuprobeError) -> str:
 
 
 class _Refusal:
+    """Makes tests fail with a message."""
+
     def __init__(self, items: Sequence[pytest.Item], text: str) -> None:
         self._items = frozenset(items)
         self._text = text
@@ -79,14 +79,20 @@ class _Refusal:
 
 
 class _Hooks:
+    """Measures each test that has a meter."""
+
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
-        self._meter: Meter | None = None  # of the test that is being set up
+        self._meter: Meter | None = None  # while its test is set up
         self._depth = 0
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
-        """What a fixture of a wider scope makes is no test's own, whichever needs it first."""
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object]
+    ) -> Generator[None, object, object]:
+        """Exclude the memory of a fixture with a wider scope from the test that is the first to use
+        it.
+        """
         meter = self._meter
         if meter is None or fixturedef.scope == "function" or self._depth:
             return (yield)
@@ -97,9 +103,9 @@ class _Hooks:
         finally:
             self._depth -= 1
 
-    # Inside the wrappers of other plugins: what they take back in teardown they have to have begun.
+    # Inside the wrappers of other plugins, so that their teardown finds what their setup began.
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
         meter = item.stash.get(METER, None)
         reason = ""
         if meter is not None:
@@ -116,7 +122,7 @@ class _Hooks:
             self._meter = None
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         meter = item.stash.get(METER, None)
         if meter is None:
             return (yield)
@@ -139,7 +145,7 @@ class _Hooks:
         return result
 
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
         try:
             return (yield)
         finally:

@@ -1,11 +1,11 @@
-"""What a test's marks allow."""
+"""The limits of a test, from its marks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuprobe.errors import ConfigError
 
@@ -21,9 +21,9 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in bytes; None where there is no limit. ``regression``: what is accepted above the
-    baseline, by metric, and ``regression_text`` the same as it was written. ``group``: where the
-    summary shows the test.
+    """Sizes in bytes; None: no limit. ``regression``: the accepted increase over the baseline, by
+    metric; ``regression_text``: the same as it was written. ``group``: the test's heading in the
+    summary.
     """
 
     max_peak: int | None = None
@@ -39,7 +39,7 @@ class Limits:
 _NAMES = tuple(field.name for field in fields(Limits) if field.name != "regression_text")
 
 
-def size_of(value: int | str) -> int:
+def size_of(value: object) -> int:
     """``"2 GiB"``, ``"512MB"`` or a number of bytes. Raises ConfigError for anything else."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
@@ -54,11 +54,12 @@ def size_of(value: int | str) -> int:
 
 
 def limits_of(item: pytest.Item) -> Limits:
-    """All of a test's marks together: the module's and the class's too, the nearest goes first.
+    """The limits of all of a test's marks, including those of its class and module. The nearest
+    mark takes precedence.
 
-    Raises ConfigError, naming the test, for a limit that is unknown or cannot mean anything.
+    Raises ConfigError, naming the test, for an unknown or invalid limit.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     try:
         for mark in item.iter_markers("gpu_memory"):  # the nearest is first
             unknown = set(mark.kwargs) - set(_NAMES)
@@ -82,12 +83,12 @@ def limits_of(item: pytest.Item) -> Limits:
         raise ConfigError(f"{item.nodeid}: gpu_memory: {error}", hint=error.hint) from None
 
 
-def _size(given: Mapping[str, Any], name: str) -> int | None:
+def _size(given: Mapping[str, object], name: str) -> int | None:
     value = given.get(name)
     return None if value is None else size_of(value)
 
 
-def _regression(amount: Any) -> dict[str, Tolerance] | None:
+def _regression(amount: object) -> dict[str, Tolerance] | None:
     if amount is None:
         return None
     from dataclasses import replace
@@ -95,27 +96,27 @@ def _regression(amount: Any) -> dict[str, Tolerance] | None:
     from gpuprobe.api.check import METRICS, tolerances
 
     found = tolerances([f"{name}={amount}" for name in ("peak_allocated", "peak_reserved")])
-    # Reserved memory moves in whole segments: a small share of a small test is less than one.
+    # Reserved memory changes in whole segments: a small share of a small test is less than one.
     segment = METRICS["peak_reserved"][1].absolute
     reserved = found["peak_reserved"]
     found["peak_reserved"] = replace(reserved, absolute=max(reserved.absolute, segment))
     return found
 
 
-def _count(value: Any) -> int | None:
+def _count(value: object) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
     raise ConfigError(f"max_syncs must be a whole number from 0, found {value!r}")
 
 
-def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
+def _flag(given: Mapping[str, object], name: str, default: bool) -> bool:
     value = given.get(name, default)
     if isinstance(value, bool):
         return value
     raise ConfigError(f"{name} must be True or False, found {value!r}")
 
 
-def _group(value: Any) -> str:
+def _group(value: object) -> str:
     if isinstance(value, str):
         return value
     raise ConfigError(f"group must be text, found {value!r}")

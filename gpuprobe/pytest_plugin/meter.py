@@ -1,4 +1,4 @@
-"""What one marked test does to GPU memory, and whether that is allowed."""
+"""The measurement of a marked test, and the limits that it exceeds."""
 
 from __future__ import annotations
 
@@ -7,50 +7,76 @@ import hashlib
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.pytest_plugin.limits import Limits
 
 if TYPE_CHECKING:
     import pytest
+    from torch import Tensor
 
     from gpuprobe.api.blame import BlameOptions
     from gpuprobe.api.check import Baseline, CheckPlan
+    from gpuprobe.api.hazards import Hazards
 
-__all__ = ["Devices", "Meter"]
+__all__ = ["Devices", "Meter", "VirtualGpu"]
 
-_MOST_LINES = 5
+_MOST_LINES = 5  # of a failed test's largest allocations
 
-_LONGEST = 120  # of a file's name, in characters: file systems take 255 bytes
+_LONGEST = 120  # characters of a file name: file systems allow 255 bytes
+
+
+class VirtualSession(Protocol):
+    """The session of `gpuprobe.virtual_gpu` that tests run in."""
+
+    def start(self) -> None:
+        """Give the process its GPUs again."""
+
+    def pause(self) -> None:
+        """Take them away, with the tensors on them."""
+
+    def keep_stacks(self) -> None:
+        """Record the stack of every allocation from now on."""
+
+
+class VirtualGpu(NamedTuple):
+    """The virtual GPU to measure on. ``requested``: by an option, "" for none; ``default``: that,
+    or the one for machines without CUDA.
+    """
+
+    requested: str
+    default: str
 
 
 class Devices:
-    """What tests are measured on: the machine's own GPUs, those of the native engine, which all
+    """The GPUs that tests are measured on: the machine's own, those of the native engine, which all
     tests have, or virtual ones.
 
-    A virtual machine is left after each test, so that tests that are not marked see none. It is
-    kept for the next one only while something still lies on it, such as a model that a fixture
-    of a wider scope made; else each test gets a fresh one.
+    The virtual machine is removed after each test, so that unmarked tests find no GPU. Each test
+    gets a new one, unless memory is still allocated on it, such as a model of a fixture with a
+    wider scope.
     """
 
-    def __init__(self, gpu: tuple[str, str], *, native: bool = False) -> None:
-        self._asked, self._otherwise = gpu
+    def __init__(self, gpu: VirtualGpu, *, native: bool = False) -> None:
+        self._gpu = gpu
         self._native = native
         self._stack = ExitStack()
-        self._session: Any = None
+        self._session: VirtualSession | None = None
         self._active = False
-        self.label = f"native {gpu[1]}" if native else ""
-        """What baselines name: "" for the machine's own GPUs."""
+        self.label = f"native {gpu.default}" if native else ""
+        """The device in baselines: "" for the machine's own GPUs."""
 
-        self._spent = 0.0
+        self._spent = 0.0  # seconds of the time for causes
 
     @contextmanager
     def time_left(self, config: pytest.Config) -> Iterator[BlameOptions]:
-        """What is left of the time for causes, of all tests; the time inside is taken off."""
+        """The rest of the time to find causes, which all tests share. The block's duration is
+        deducted.
+        """
         from gpuprobe.api.blame import BlameOptions
 
         began = time.monotonic()
@@ -61,24 +87,28 @@ class Devices:
             self._spent += time.monotonic() - began
 
     def enter(self) -> None:
-        """Raises MissingExtra without torch, ConfigError for bad allocator settings."""
+        """Give the process its GPUs. Raises MissingExtra without torch, ConfigError for invalid
+        allocator settings.
+        """
         from gpuprobe.api.virtual import virtual_gpu
 
         if self._session is None:
             with ExitStack() as stack:
-                if self._native or (not self._asked and _has_cuda()):
+                if self._native or (not self._gpu.requested and _has_cuda()):
                     return
-                self._session = stack.enter_context(virtual_gpu(self._otherwise, engine="virtual"))
+                self._session = stack.enter_context(
+                    virtual_gpu(self._gpu.default, engine="virtual")
+                )
                 self._stack = stack.pop_all()
             self._session.keep_stacks()
-            self.label = f"virtual {self._otherwise}"
+            self.label = f"virtual {self._gpu.default}"
         else:
             self._session.start()
         self._active = True
 
     def leave(self) -> None:
-        """Give torch back."""
-        if not self._active:
+        """Remove the virtual machine, or pause it while memory is allocated on it."""
+        if not self._active or self._session is None:
             return
         self._active = False
         if any(_settled()):
@@ -87,18 +117,18 @@ class Devices:
             self.close()
 
     def close(self) -> None:
-        """Also forget what lies on a virtual machine."""
+        """Remove the virtual machine with everything that is allocated on it."""
         self._active = False
         self._session = None
         self._stack.close()
 
 
 class Meter:
-    """One test's measurement. Sizes in bytes; peaks are those of the device that has most.
+    """One test's measurement. Sizes in bytes; peaks are those of the device with the highest.
 
-    Counted is what the test and its own fixtures take: what lay on the device before them, and
-    what fixtures of a wider scope make, is not. Where there is such memory, what is reserved is
-    what the test's own requests would have reserved on a device without it.
+    Counts the memory of the test and of its function-scoped fixtures, without what was allocated
+    before or by fixtures with a wider scope. If there is such memory, reserved memory is that which
+    the test's requests would have reserved on an empty device.
     """
 
     def __init__(self, item: pytest.Item, limits: Limits, devices: Devices) -> None:
@@ -106,17 +136,17 @@ class Meter:
         self._limits = limits
         self._devices = devices
         self._before: list[int] = []  # allocated on each device before the test's fixtures
-        self._shared: list[int] = []  # made by fixtures of a wider scope
+        self._shared: list[int] = []  # allocated by fixtures with a wider scope
         self._others: dict[str, set[int]] = {}  # the addresses of both, by device
         self._scratch = ExitStack()  # the recording, until the test's report is made
         self._path: Path | None = None
-        self._start: list[int] = []  # ... and before its own code
-        self._hazards: Any = None
-        self._baseline: Any = None
+        self._start: list[int] = []  # allocated on each device before the test's own code
+        self._hazards: Hazards | None = None
+        self._baseline: Baseline | None = None
         self._peaks: tuple[int, int] | None = None
         self._left = 0
 
-    # -- what a test may ask for
+    # -- for the test
 
     @property
     def allocated(self) -> int:
@@ -125,17 +155,18 @@ class Meter:
 
     @property
     def peak_allocated(self) -> int:
-        """The most that was allocated since the test began, up to now."""
+        """The peak of allocated bytes since the test's start."""
         return self._own_peaks()[0]
 
     @property
     def peak_reserved(self) -> int:
-        """The most that was reserved since the test began, up to now, by whomever. What the
-        limits and the summary have is the test's own."""
+        """The peak of reserved bytes since the test's start, including other tests' memory. Limits
+        and summary use the test's own.
+        """
         return self._own_peaks()[1]
 
     def _bytes_of_others(self) -> list[int]:
-        """What is not this test's own, of each device."""
+        """Bytes on each device that do not belong to this test."""
         return [a + b for a, b in zip(self._before, self._shared, strict=True)]
 
     def _own_peaks(self) -> tuple[int, int]:
@@ -154,11 +185,11 @@ class Meter:
     # -- around the test
 
     def enter(self) -> None:
-        """Give the test a device, with nothing cached on it."""
+        """Give the test a device with an empty cache."""
         self._devices.enter()
         import torch
 
-        torch.cuda.init()  # before it, torch refuses to reset its peaks
+        torch.cuda.init()  # otherwise torch refuses to reset its peaks
         self._before = _settled()
         torch.cuda.empty_cache()
         self._shared = [0] * len(self._before)
@@ -172,7 +203,7 @@ class Meter:
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """A fixture is set up that other tests have, too."""
+        """Exclude what the block allocates: it sets up a fixture that other tests share."""
         if not self._before:  # the test has no device
             yield
             return
@@ -180,17 +211,17 @@ class Meter:
         try:
             yield
         finally:
-            _clear_workspaces()  # each test makes them anew, whichever needed the fixture first
+            _clear_workspaces()  # each test allocates its own, whichever used the fixture first
             now = _blocks()
             for index, (one, two) in enumerate(zip(allocated, _allocated(), strict=True)):
                 self._shared[index] += two - one
             for device, addresses in now.items():
-                made = addresses - blocks.get(device, set())
-                self._others.setdefault(device, set()).update(made)
+                new = addresses - blocks.get(device, set())
+                self._others.setdefault(device, set()).update(new)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """The test's own run."""
+        """Measure the block, which runs the test."""
         import torch
 
         from gpuprobe.api.hazards import detect_hazards
@@ -221,27 +252,29 @@ class Meter:
         now = _settled(self._start)
         self._left = sum(max(0, b - a) for a, b in zip(self._start, now, strict=True))
         if self._left and not limits.leaks:
-            self._left = max(0, self._left - _of_fixtures(self._item))
+            self._left = max(0, self._left - _fixture_bytes(self._item))
 
     def _count_own(self, path: Path) -> None:
-        """What the test is compared by, and its figures where others had something, too."""
+        """Read what the test is compared by from its recording, and its own peaks if other memory
+        was allocated.
+        """
         others = any(self._others.values())
         if self._peaks is None or not self._peaks[0]:
             return
         if others or self._limits.regression is not None:
             self._baseline = self._recorded(path)
-        if others:
+        if others and self._baseline is not None:
             metrics = self._baseline.metrics
             self._peaks = metrics["peak_allocated"], metrics.get("peak_reserved", self._peaks[1])
 
     def _keep(self, path: Path) -> None:
-        """Put the recording where it was asked for."""
+        """Copy the recording to the folder of ``--gpuprobe-keep``."""
         folder = self._item.config.getoption("--gpuprobe-keep")
         if folder and path.exists():
-            kept = Path(folder, f"{self._file().stem}.gpuprobe")
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(path, kept)
+            copy = Path(folder, f"{self._file().stem}.gpuprobe")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(path, copy)
 
     def _recorded(self, path: Path) -> Baseline:
         from gpuprobe.api.check import recorded
@@ -250,7 +283,7 @@ class Meter:
         return recorded(path, device=self._devices.label, root=root, others=self._others)
 
     def notify_allocators(self) -> None:
-        """Of a test that fails: the lines that had most at its peak, in the report."""
+        """Add the largest allocations at the peak to the report of a failed test."""
         if self._path is None or not self.peak_allocated:
             return
         peak = self._recorded(self._path).accounts.get("peak")
@@ -262,7 +295,7 @@ class Meter:
             self._item.add_report_section("call", "gpuprobe: largest allocations at the peak", text)
 
     def note(self) -> None:
-        """The figures for the summary, of a test that failed too."""
+        """Store the figures for the summary, also those of a failed test."""
         self._item.user_properties.append(
             (
                 "gpuprobe",
@@ -278,7 +311,7 @@ class Meter:
     # -- afterwards
 
     def problems(self) -> Iterator[str]:
-        """Each limit that is passed, in words. Raises what reading and writing a baseline do."""
+        """A message for each exceeded limit. Raises what reading and writing a baseline raises."""
         limits = self._limits
         found: dict[str, tuple[int, int | None]] = {
             "max_peak": (self.peak_allocated, limits.max_peak),
@@ -294,16 +327,16 @@ class Meter:
         if not limits.leaks and self._left:
             yield f"{human_bytes(self._left)} are still allocated after the test (leaks=False)"
         if self._hazards is not None:
-            yield from self._of_hazards()
+            yield from self._hazard_problems(self._hazards)
         if limits.regression is not None:
             yield from self._regression()
 
-    def _of_hazards(self) -> Iterator[str]:
+    def _hazard_problems(self, hazards: Hazards) -> Iterator[str]:
         if self._limits.no_hazards:
-            for finding in self._hazards.races:
+            for finding in hazards.races:
                 yield f"{finding.rule} {finding.kind} at {finding.location}: {finding.message}"
         most = self._limits.max_syncs
-        rows = [row for row in self._hazards.syncs if not row.allowed]
+        rows = [row for row in hazards.syncs if not row.allowed]
         count = sum(row.count for row in rows)
         if most is not None and count > most:
             places = "; ".join(f"{row.reason} at {row.location}" for row in rows[:5])
@@ -326,7 +359,7 @@ class Meter:
             return
         if config.getoption("--gpuprobe-update-baseline"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Digests alone: each test has a baseline, and many import the same files.
+            # With digests only: each test has a baseline, and many import the same files.
             root = str(config.rootpath)
             write_baseline(without_texts(with_modules(self._baseline, root)), path)
             return
@@ -359,7 +392,7 @@ class Meter:
             yield result.trials
 
     def _trial(self) -> CheckPlan:
-        """How this test is run alone, in a copy of the project."""
+        """The command that runs this test alone, in a copy of the project."""
         from gpuprobe.api.check import CheckPlan
 
         config = self._item.config
@@ -388,12 +421,12 @@ class Meter:
         )
 
     def _file(self) -> Path:
-        """One file per test, so that workers of pytest-xdist never share one."""
+        """The test's baseline: a file per test, so that workers of pytest-xdist never share one."""
         config = self._item.config
         nodeid = self._item.nodeid
         plain = nodeid.replace("/", "-").replace("::", "-")
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plain).strip("-")[:_LONGEST]
-        if name != plain:  # something is lost: two tests may differ in just that
+        if name != plain:  # lossy: other tests may have the same name
             name += "-" + hashlib.sha256(nodeid.encode("utf-8", "replace")).hexdigest()[:8]
         return Path(config.rootpath, config.getoption("--gpuprobe-baselines"), f"{name}.json")
 
@@ -406,23 +439,23 @@ def _has_cuda() -> bool:
     try:
         import torch
     except ImportError:
-        return False  # said by what needs it
+        return False  # reported by the engine, which needs it
     return bool(torch.cuda.is_available())
 
 
 def _allocated() -> list[int]:
-    """Bytes, of each device."""
+    """Allocated bytes of each device."""
     import torch
 
     return [torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count())]
 
 
 def _blocks() -> dict[str, set[int]]:
-    """The addresses of the blocks that are allocated, by device."""
+    """The addresses of the allocated blocks, by device."""
     import torch
 
     found: dict[str, set[int]] = {}
-    # Not memory_snapshot(), which in torch 2.13 takes a reference to True that is not its own.
+    # Not memory_snapshot(), which in torch 2.13 releases a reference to True that it does not own.
     for segment in torch.cuda.memory._snapshot()["segments"]:
         addresses = {
             block["address"] for block in segment["blocks"] if block["state"] != "inactive"
@@ -432,15 +465,15 @@ def _blocks() -> dict[str, set[int]]:
 
 
 def _clear_workspaces() -> None:
-    """Those of cuBLAS, which are made at the first product of matrices and kept."""
+    """Free cuBLAS' workspaces, which the first matrix product allocates permanently."""
     import torch
 
     torch._C._cuda_clearCublasWorkspaces()
 
 
 def _settled(expected: Sequence[int] | None = None) -> list[int]:
-    """`_allocated` without what only garbage holds. Nothing is collected (70 ms, with torch loaded)
-    where no device has more than ``expected``, default nothing.
+    """`_allocated` after a garbage collection, which is skipped (70 ms, with torch loaded) unless a
+    device has more than ``expected`` bytes, by default 0.
     """
     found = _allocated()
     if any(size > limit for size, limit in zip(found, expected or [0] * len(found), strict=True)):
@@ -449,13 +482,14 @@ def _settled(expected: Sequence[int] | None = None) -> list[int]:
     return found
 
 
-def _of_fixtures(item: pytest.Item) -> int:
-    """The gradients and the optimizer state of what fixtures gave the test: they go with the
-    fixtures, and are no leak. In bytes, as the allocator rounds them (512)."""
+def _fixture_bytes(item: pytest.Item) -> int:
+    """Bytes of the gradients and of the optimizer state of the test's fixtures, rounded to 512 like
+    by the allocator. They end with the fixtures and are not a leak.
+    """
     import torch
 
-    parameters: dict[int, Any] = {}
-    tensors: dict[int, Any] = {}
+    parameters: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for value in _values(getattr(item, "funcargs", {})):
         if isinstance(value, torch.nn.Module):
             parameters.update((id(p), p) for p in value.parameters())
@@ -471,9 +505,9 @@ def _of_fixtures(item: pytest.Item) -> int:
     return sum(-(-t.untyped_storage().nbytes() // 512) * 512 for t in tensors.values() if t.is_cuda)
 
 
-def _values(found: Any, depth: int = 3) -> Iterator[Any]:
-    """What fixtures gave, also in tuples, lists and dicts."""
-    items = found.values() if isinstance(found, dict) else found
+def _values(fixtures: Iterable[object], depth: int = 3) -> Iterator[object]:
+    """The values of fixtures, also those in tuples, lists and dicts."""
+    items = fixtures.values() if isinstance(fixtures, dict) else fixtures
     for item in items:
         if isinstance(item, (dict, list, tuple)) and depth:
             yield from _values(item, depth - 1)

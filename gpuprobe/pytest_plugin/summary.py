@@ -1,4 +1,4 @@
-"""What the measured tests took: shown at the end of the run, saved, and compared with another."""
+"""The memory of measured tests: shown after the run, saved, and compared with a saved run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from gpuprobe.errors import DataError
 from gpuprobe.model.bounds import MOST_BYTES, Bounds
 from gpuprobe.model.text import human_bytes, human_delta, visible
+
+if TYPE_CHECKING:
+    import pytest
 
 SCHEMA: Final = "gpuprobe.tests"
 VERSION: Final = (1, 0)
@@ -22,11 +25,11 @@ History:
 """
 
 Figures = Mapping[str, Any]
-"""Of one test: ``peak_allocated``, ``peak_reserved`` and ``left`` in bytes, and its ``group``."""
+"""A test's ``peak_allocated``, ``peak_reserved`` and ``left`` in bytes, and its ``group``."""
 
 
-def write(terminal: Any, found: Sequence[tuple[str, Figures]]) -> None:
-    """The section of the terminal's summary, and the file of ``--gpuprobe-save``."""
+def write(terminal: pytest.TerminalReporter, found: Sequence[tuple[str, Figures]]) -> None:
+    """Write the section of the terminal's summary, and the file of ``--gpuprobe-save``."""
     config = terminal.config
     before = saved(terminal, config.getoption("--gpuprobe-compare"))
     most = config.getoption("--gpuprobe-most")
@@ -48,7 +51,8 @@ def lines(
     before: Mapping[str, Figures] | None = None,
 ) -> list[str]:
     """One line per test, by group and name, or the ``most`` highest peaks first. ``before``: the
-    figures of another run, by test."""
+    figures of another run, by test.
+    """
     rows = sorted(found, key=lambda row: (row[1]["group"], row[0]))
     if most is not None:
         rows = sorted(rows, key=lambda row: (-row[1]["peak_allocated"], row[0]))[:most]
@@ -85,7 +89,7 @@ def dumps(found: Sequence[tuple[str, Figures]]) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """What is compared of a test."""
+    """The figures of a test that are compared."""
 
     peak_allocated: Annotated[int, Bounds(0, MOST_BYTES)]
 
@@ -95,12 +99,13 @@ class _Saved:
     tests: dict[str, _Row]
 
 
-def saved(terminal: Any, path: str) -> dict[str, Figures] | None:
-    """The peaks of a saved file's tests; None where none is named, or it cannot be read: that is
-    told."""
+def saved(terminal: pytest.TerminalReporter, path: str) -> dict[str, Figures] | None:
+    """The peaks of a saved file's tests; None without a ``path``, and, after a message, if the file
+    cannot be read.
+    """
     if not path:
         return None
-    from gpuprobe.model.io.codec import from_plain  # 4 ms, where results are compared
+    from gpuprobe.model.io.codec import from_plain  # 4 ms, if results are compared
     from gpuprobe.model.io.document import check_version
     from gpuprobe.model.io.files import read_text
 

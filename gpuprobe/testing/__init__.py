@@ -1,16 +1,16 @@
-"""Fakes that users may use in their own tests.
+"""Fakes for the tests of users.
 
-``fake_fleet("8xh100")`` is a context manager inside which NVML and the CUDA driver library are
-those of a machine that does not exist. It plugs in below ``nvidia-ml-py``, at the boundary to
-the C library: the real ``pynvml`` code runs, and so does any tool that uses it. ``fleets()``
-lists the machines there are; a path to a JSON file of the same form works as well.
+``fake_fleet("8xh100")`` is a context manager that replaces NVML and the CUDA driver library by
+those of a simulated machine. It plugs in below ``nvidia-ml-py``, at the boundary to the C library:
+the real ``pynvml`` code runs, and so does any tool that uses it. ``fleets()`` lists the available
+machines; the path of a JSON file in the same format works as well.
 
-Outside such a context nothing is changed, and importing this package imports nothing.
+Outside such a context nothing changes, and importing this package imports nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpuprobe.testing.fake_machine import fake_fleet
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fleet", "UnexpectedCall", "fake_fleet", "fleets", "load_fleet"]
 
-_HOMES = {
+_MODULES = {
     "Fleet": "gpuprobe.testing.fleet",
     "UnexpectedCall": "gpuprobe.testing.fake_nvml",
     "fake_fleet": "gpuprobe.testing.fake_machine",
@@ -28,11 +28,12 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+def __getattr__(name: str) -> object:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(home), name)
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
     return value

@@ -4,17 +4,16 @@ A fleet is a JSON object:
 
 * ``about``: one line. ``driver``: ``version``, ``nvml``, ``cuda`` (12080 is 12.8).
 * ``devices``: in NVML order. Each is its ``chip`` from ``chips.json`` with the fields it
-  overrides; nested objects are merged. Wherever a value stands, ``{"error": "no_permission"}``
-  may stand instead: NVML then answers so. ``handle`` takes such an error for a GPU that NVML
-  gives no handle for; ``lost: true`` is one that fell off the bus after that.
+  overrides; nested objects are merged. ``{"error": "no_permission"}`` in place of any value makes
+  NVML return that error. ``handle`` takes such an error for a GPU without a handle; ``lost: true``
+  is a GPU that fell off the bus later.
 * ``links``: named lists of NVLinks, for devices whose ``nvlinks`` is such a name.
 * ``cuda_order``: NVML indices in the order of the CUDA driver (``FASTEST_FIRST``).
-* ``missing_functions``: C functions that the (older) driver does not have.
-* ``init``: the NVML error that ``nvmlInit`` ends with.
-* ``host``: ``hostname``, number of ``cpus``, ``uptime`` in seconds. The machine was started that
-  long before the fleet is opened.
-* ``proc``: PID to what ``/proc`` shows of it (``started``: seconds after the machine, ``cpu``:
-  percent of one CPU, ``resident``: bytes, ``folder``: where it runs); ``users``: uid to name;
+* ``missing_functions``: C functions that the (older) driver lacks.
+* ``init``: the NVML error that ``nvmlInit`` returns.
+* ``host``: ``hostname``, number of ``cpus``, ``uptime`` in seconds when the fleet is opened.
+* ``proc``: PID to its entry in ``/proc`` (``started``: seconds after the boot, ``cpu``: percent of
+  one CPU, ``resident``: bytes, ``folder``: its working directory); ``users``: uid to name;
   ``namespace``: ``first`` or ``container``; ``environ``: variables that are set unless the caller
   sets them.
 * ``kernel_log``: the driver's lines of the kernel log.
@@ -30,7 +29,7 @@ from typing import Any
 
 from gpuprobe.errors import DataError, UsageError
 
-__all__ = ["NVML_ERRORS", "Fleet", "NvmlFailure", "described", "fleets", "load_fleet"]
+__all__ = ["NVML_ERRORS", "Facts", "Fleet", "NvmlFailure", "described", "fleets", "load_fleet"]
 
 _FOLDER = Path(__file__).parent / "fleets"
 
@@ -49,11 +48,14 @@ NVML_ERRORS = {
     "unknown": 999,
 }
 
+Facts = Mapping[str, Any]
+"""A JSON object of a fleet's description: of a device, a process, a link."""
+
 _MISSING = object()
 
 
 class NvmlFailure(Exception):
-    """The described answer is an NVML error. ``code`` is its number."""
+    """The fleet describes an NVML error in place of a value. ``code`` is its number."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"NVML error {code}")
@@ -62,25 +64,25 @@ class NvmlFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """One machine, described."""
+    """The description of one machine."""
 
     name: str
     about: str
-    driver: dict[str, Any]
+    driver: Facts
     devices: tuple[dict[str, Any], ...]
     cuda_order: tuple[int, ...]
     missing_functions: frozenset[str] = frozenset()
     init: str = ""
-    host: dict[str, Any] = field(default_factory=dict)
-    proc: dict[str, dict[str, Any]] = field(default_factory=dict)
+    host: Facts = field(default_factory=dict)
+    proc: dict[str, Facts] = field(default_factory=dict)
     users: dict[str, str] = field(default_factory=dict)
     namespace: str = "first"
     environ: dict[str, str] = field(default_factory=dict)
     kernel_log: tuple[str, ...] = ()
 
     def fact(self, index: int, *path: str) -> Any:
-        """What device ``index`` answers. Raises NvmlFailure where it answers with an error;
-        a fact that is not described is "not supported".
+        """The value at ``path`` in the description of device ``index``. Raises NvmlFailure for an
+        error in its place; a missing value is "not supported".
         """
         device = self.devices[index]
         if device.get("lost"):
@@ -89,8 +91,8 @@ class Fleet:
 
     def work(self, index: int) -> list[tuple[int, int]]:
         """(PID, percent of the time that the SMs of device ``index`` are busy with it): the
-        device's utilisation, shared as the memory is. Raises NvmlFailure as `fact` does; a
-        device in MIG mode does not tell.
+        device's utilisation, in proportion to the memory of each process. Raises NvmlFailure as
+        `fact` does, and for a device in MIG mode.
         """
         mode = self.devices[index].get("mig", {}).get("mode")
         if isinstance(mode, list) and mode[0]:
@@ -101,7 +103,7 @@ class Fleet:
         return [(pid, busy * memory // total) for pid, memory in held.items() if memory]
 
 
-def described(facts: Mapping[str, Any], *path: str) -> Any:
+def described(facts: Facts, *path: str) -> Any:
     """The value at ``path``. Raises NvmlFailure as `Fleet.fact` does."""
     value: Any = facts
     for name in path:
@@ -114,7 +116,7 @@ def described(facts: Mapping[str, Any], *path: str) -> Any:
 
 
 def fleets() -> dict[str, str]:
-    """The fleets of this package: name to one line about each."""
+    """The names of the fleets of this package, with a line about each."""
     found = {}
     for path in sorted(_FOLDER.glob("*.json")):
         if path.stem != "chips":
@@ -125,7 +127,7 @@ def fleets() -> dict[str, str]:
 def load_fleet(name: str) -> Fleet:
     """A fleet by name, or from the path of a JSON file.
 
-    Raises UsageError where there is no such fleet, DataError where the file is not a fleet.
+    Raises UsageError for an unknown fleet, DataError for a file in another format.
     """
     path = Path(name) if name.endswith(".json") else _FOLDER / f"{name}.json"
     if name == "chips" or not path.is_file():
@@ -160,8 +162,8 @@ def load_fleet(name: str) -> Fleet:
     return fleet
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``base``; objects are merged, but an error replaces what it hits."""
+def _merged(base: Facts, over: Facts) -> dict[str, Any]:
+    """``base`` updated by ``over``; nested objects are merged, but an error replaces an object."""
     result = dict(base)
     for key, value in over.items():
         known = result.get(key)

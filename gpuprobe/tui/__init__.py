@@ -1,1 +1,1 @@
-"""The Textual screens."""
+"""The screens of `gpuprobe top` and `gpuprobe view`, made with Textual."""

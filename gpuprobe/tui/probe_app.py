@@ -1,4 +1,4 @@
-"""What all screens share: keys, colours, files, and leaving the terminal as it was."""
+"""Base of the applications: keys, colours, files, text over a screen, and a restored terminal."""
 
 from __future__ import annotations
 
@@ -11,18 +11,76 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from textual.app import App, SystemCommand
-from textual.binding import BindingType
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
 from textual.command import CommandList, CommandPalette
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.theme import Theme
 from textual.worker import WorkerFailed
 
-from gpuprobe.tui.text_screen import TextScreen
-from gpuprobe.tui.widgets.keymap import Key, bindings, help_lines
+from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings, help_lines
 from gpuprobe.tui.widgets.palette import PALETTES, Palette, default_palette
-from gpuprobe.tui.widgets.styled_text import Line
-from gpuprobe.tui.widgets.text_pane import Painter
+from gpuprobe.tui.widgets.styled_text import Line, fit
+from gpuprobe.tui.widgets.table import ItemTable
+from gpuprobe.tui.widgets.text_pane import Painter, TextPane
+
+
+class TextScreen(ModalScreen[None]):
+    """Lines to read over a screen, with a title: help and notes. The keys that open it close it,
+    too.
+    """
+
+    CSS = """
+    TextScreen { align: center middle; background: transparent; }
+    TextScreen ItemTable { width: 90%; max-width: 100; height: 90%; border: round $primary; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,n", "dismiss", "close", show=False),
+    ]
+
+    def __init__(self, title: str, lines: Sequence[Line]) -> None:
+        super().__init__()
+        self._title = title
+        self._body = list(lines)
+        self._table = ItemTable()
+
+    def compose(self) -> ComposeResult:
+        yield self._table
+
+    def on_mount(self) -> None:
+        height = min(len(self._body) + 4, self.size.height)  # with the border and the title
+        self._table.styles.height = height
+        self._table.focus()
+        heading: Line = ((f" {self._title}", "title"), ("   Esc closes", "dim"))
+        self._table.fill([heading, ()], len(self._body), self._line)
+
+    def _line(self, at: int) -> list[Line]:
+        return [fit(((" ", ""), *self._body[at]), self._table.size.width - 1)]
+
+
+class ListScreen(Screen[None]):
+    """Base of list screens: a title, lines to scroll and search, and ``keys``."""
+
+    def __init__(self, name: str, table: str, keys: Sequence[Key]) -> None:
+        """The title's id is ``name`` and ``-title``; the id of the lines is ``table``."""
+        super().__init__()
+        self._bar = KeyBar(keys)
+        self._title = TextPane(id=f"{name}-title")
+        self._table = ItemTable(id=table)
+
+    def compose(self) -> ComposeResult:
+        yield self._title
+        yield self._table
+        yield self._bar
+
+    def on_mount(self) -> None:
+        self._table.focus()
+
+    def show_lines(self, title: Line, lines: Sequence[Line], columns: int) -> None:
+        """Show a title, cut to ``columns``, and the lines."""
+        self._title.show([fit(title, columns)])
+        self._table.fill([], len(lines), lambda at: [lines[at]])
+
 
 APP_KEYS = (
     Key("?", "this help", {"question_mark": "help"}, footer="help"),
@@ -34,9 +92,9 @@ APP_KEYS = (
 
 
 class Commands(CommandPalette):
-    """Textual's palette, whose list fails where a small terminal leaves it no columns to wrap its
-    lines in (`OptionList._update_lines`, 8.2): it keeps some, and what does not fit is not shown.
-    Where it has no lines, no page of it can be turned (`OptionList._move_page`).
+    """Textual's command palette, made safe for small terminals: its list fails without columns to
+    wrap its lines in (`OptionList._update_lines`, 8.2), and without lines when a page is turned
+    (`OptionList._move_page`). A least width prevents the first; the second key is ignored.
     """
 
     DEFAULT_CSS = """
@@ -51,10 +109,10 @@ class Commands(CommandPalette):
 
 
 class ProbeApp(App[None]):
-    """Base of the screens. A signal that ends the process ends the screen first, so that the
-    terminal is given back; ``return_code`` is then 128 + the signal, as shells report it.
+    """Base of the applications. A signal that ends the process ends the screen first, so that the
+    terminal is restored; ``return_code`` is then 128 + the signal, as in shells.
 
-    ``readonly``: nothing is written. ``crash`` is a fault of gpuprobe's own that ended the screen.
+    ``readonly``: nothing is written. ``crash``: the internal error that ended the screen, if any.
     """
 
     ENABLE_COMMAND_PALETTE = True
@@ -67,8 +125,8 @@ class ProbeApp(App[None]):
         self.crash: Exception | None = None
         for palette in PALETTES.values():
             self.register_theme(_theme(palette))
-        # Chosen before the screen is there: a change of theme later has every style sheet read
-        # again (40 ms).
+        # Before the screen exists: a later change of the theme reads every style sheet again
+        # (40 ms).
         self.use_palette(theme or default_palette())
 
     def on_mount(self) -> None:
@@ -76,7 +134,7 @@ class ProbeApp(App[None]):
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
             if number is not None:
-                # Not the main thread (a test, an embedding): then the signals are not ours.
+                # Outside the main thread (tests, embedding) signals belong to the caller.
                 with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                     loop.add_signal_handler(number, self._ended_by, int(number))
 
@@ -84,8 +142,8 @@ class ProbeApp(App[None]):
         self.exit(return_code=128 + number)
 
     def show(self) -> int:
-        """Run until the screen is left; its exit code. Raises what ended it, where that is a fault
-        of gpuprobe's own: then the terminal is given back already.
+        """Run until the user quits; returns the exit code. Raises the internal error that ended the
+        screen, if any, after the terminal is restored.
         """
         self.run()
         if self.crash is not None:
@@ -94,19 +152,19 @@ class ProbeApp(App[None]):
 
     def _handle_exception(self, error: Exception) -> None:
         if self.crash is None:
-            found = error.error if isinstance(error, WorkerFailed) else error
-            self.crash = found if isinstance(found, Exception) else error
+            cause = error.error if isinstance(error, WorkerFailed) else error
+            self.crash = cause if isinstance(cause, Exception) else error
         super()._handle_exception(error)
 
     def _fatal_error(self) -> None:
-        # Textual prints a traceback with the values of all variables here: data that nobody meant
-        # to show. `show` raises the fault instead.
+        # Textual prints a traceback with the values of all variables here, which may be private.
+        # `show` raises the error instead.
         self._close_messages_no_wait()
 
     # -- colours
 
     def use_palette(self, name: str) -> None:
-        """Show everything in the colours of one of `PALETTES`."""
+        """Show all screens in the colours of one of `PALETTES`."""
         self.palette = PALETTES[name]
         self.painter = Painter(self.palette)
         self.theme = _theme_name(name)
@@ -116,7 +174,7 @@ class ProbeApp(App[None]):
         self.choose_palette(names[(names.index(self.palette.name) + 1) % len(names)])
 
     def choose_palette(self, name: str) -> None:
-        """Change the colours because the user wants it."""
+        """Change the colours on the user's request."""
         self.use_palette(name)
         self.notify(f"theme: {name}", markup=False, timeout=2)
 
@@ -124,7 +182,7 @@ class ProbeApp(App[None]):
 
     @property
     def help_keys(self) -> Sequence[Key]:
-        """The keys of the screen that is on top; a screen names its own in ``KEYS``."""
+        """The keys of the current screen, from its ``KEYS``, and those of all screens."""
         return (*getattr(self.screen, "KEYS", ()), *APP_KEYS)
 
     def action_command_palette(self) -> None:
@@ -135,7 +193,7 @@ class ProbeApp(App[None]):
         self.push_screen(TextScreen("Keys", help_lines(self.help_keys)))
 
     def show_text(self, title: str, lines: Sequence[Line]) -> None:
-        """Show lines to read over the screen."""
+        """Show lines to read over the current screen."""
         self.push_screen(TextScreen(title, lines))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
@@ -158,8 +216,8 @@ class ProbeApp(App[None]):
         if self.may_write():
             self.report_saved(self.save_screenshot)
 
-    def save_json(self, kind: str, document: Any) -> None:
-        """Write a new file in this folder, named by kind and time."""
+    def save_json(self, kind: str, document: object) -> None:
+        """Write a new file in the current folder, named after kind and time."""
 
         def write() -> str:
             path = Path(f"gpuprobe-{kind}-{time.strftime('%Y%m%d-%H%M%S')}.json")
@@ -172,13 +230,13 @@ class ProbeApp(App[None]):
             self.report_saved(write)
 
     def may_write(self) -> bool:
-        """Whether a file may be written; reports where it may not."""
+        """Whether files may be written; shows a message if not."""
         if self.readonly:
             self.notify("read-only: nothing is written", severity="warning", markup=False)
         return not self.readonly
 
     def report_saved(self, save: Callable[[], str]) -> None:
-        """Run what saves a file, and report the file or the failure."""
+        """Call ``save``, and show the name of the file that it has written, or the error."""
         try:
             path = save()
         except OSError as error:

@@ -14,9 +14,15 @@ import pynvml
 import pytest
 
 from gpuprobe.errors import UsageError
-from gpuprobe.exporter.readings import ExportSettings, MachineMetrics, Measured, families_of
+from gpuprobe.exporter.readings import (
+    STALE,
+    ExportSettings,
+    MachineMetrics,
+    Measured,
+    ReadingThread,
+    families_of,
+)
 from gpuprobe.exporter.runs import LINGER, MAX_RANKS, RunWatch
-from gpuprobe.exporter.thread import STALE, ReadingThread
 from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.values import Unavailable
 from gpuprobe.probes.health import facts

@@ -12,7 +12,7 @@ import torch
 
 import gpuprobe
 from gpuprobe.errors import MissingExtra, UsageError
-from gpuprobe.integrations.session import WatchedRun
+from gpuprobe.integrations.steps import TrainingRecording
 
 
 def test_every_call_is_a_step(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_the_process_ends_the_recording(tmp_path: Path) -> None:
 def test_ranks_that_only_a_library_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    run = WatchedRun(tmp_path / "run.gpuprobe", "run")
+    run = TrainingRecording(tmp_path / "run.gpuprobe", "run")
     run.start(ranks=(1, 1, 2))
     assert "RANK" not in os.environ
     run.finish()

@@ -16,7 +16,7 @@ from quick_pilot import QuickPilot
 from textual.app import App
 
 from gpuprobe.tui.probe_app import ProbeApp
-from gpuprobe.tui.runs import open_run
+from gpuprobe.tui.viewer.app import open_run
 from gpuprobe.tui.widgets.table import ItemTable
 
 

@@ -24,8 +24,8 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.reporters.html.report import asset
+from gpuprobe.tui.viewer.block import source_lines, stack_rows
 from gpuprobe.tui.viewer.run_model import detail_lines, model_of
-from gpuprobe.tui.viewer.trace.block import source_lines, stack_rows
 from gpuprobe.tui.widgets import plot
 from gpuprobe.tui.widgets.palette import LETTERS, PALETTES
 from gpuprobe.tui.widgets.plot import LABEL, draw

@@ -20,7 +20,7 @@ from gpuprobe.model.run.session import DeviceWindow, Environment, Phase, Session
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import describe
-from gpuprobe.tui.text_screen import TextScreen
+from gpuprobe.tui.probe_app import TextScreen
 from gpuprobe.tui.viewer.app import ViewApp
 from gpuprobe.tui.widgets.table import ItemTable
 

@@ -92,7 +92,7 @@ def test_a_slow_screen_gets_fewer_readings_and_no_queue() -> None:
     feed.start()
     box.wait(1)
     # Not taken yet: one reading may be made meanwhile, but none is posted.
-    feed.run_job("never posted before the reading is taken", lambda: None)
+    feed.run_job(lambda: None, print)  # never posted before the reading is taken
     assert box.messages == [Taken(MOMENT)]
     for expected in range(2, 6):
         feed.taken()
@@ -112,7 +112,7 @@ def test_paused_it_reads_when_asked_only() -> None:
     box.wait(1)
     feed.taken()
     done = threading.Event()
-    feed.run_job("marker", lambda: done.set())
+    feed.run_job(done.set, print)
     assert done.wait(20)  # jobs are done while it is paused
     box.wait(2)
     feed.taken()
@@ -161,7 +161,7 @@ def test_a_fault_is_handed_over_and_a_failed_job_as_well() -> None:
         Counting(lambda n: MOMENT).open, lambda m: (other.put(m), feed.taken()), 3600
     )
     feed.start()
-    feed.run_job("job", job)
+    feed.run_job(job, print)
     done = other.wait(2)[1]
     assert isinstance(done, Done)
     assert isinstance(done.result, DataError)

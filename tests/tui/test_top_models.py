@@ -22,12 +22,17 @@ from gpuprobe.model.machine.devices import (
 from gpuprobe.model.machine.monitor import Moment, ProcessLoad, XidNote
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.testing import fleets
-from gpuprobe.tui.monitor.tables.device_detail import PLOTS, detail, waterfall_bar, waterfall_legend
-from gpuprobe.tui.monitor.tables.device_rows import device_rows
-from gpuprobe.tui.monitor.tables.device_table import table
-from gpuprobe.tui.monitor.tables.history import GONE_AFTER, DeviceHistory, numbers
-from gpuprobe.tui.monitor.tables.process_rows import SORTS, ListOptions, age_text, process_rows
-from gpuprobe.tui.monitor.tables.process_table import heading, layout, process_line
+from gpuprobe.tui.monitor.device_panes import (
+    PLOTS,
+    device_detail,
+    device_table,
+    waterfall_bar,
+    waterfall_legend,
+)
+from gpuprobe.tui.monitor.devices import device_rows
+from gpuprobe.tui.monitor.history import GONE_AFTER, DeviceHistory, numbers
+from gpuprobe.tui.monitor.process_panes import process_heading, process_layout, process_line
+from gpuprobe.tui.monitor.processes import SORTS, ListOptions, age_text, process_rows
 from gpuprobe.tui.widgets.palette import PALETTES, default_palette
 from gpuprobe.tui.widgets.plot import spark
 from gpuprobe.tui.widgets.styled_text import bar, fit, left, line_width, right, text_of
@@ -112,13 +117,15 @@ def test_every_fleet_can_be_drawn_at_every_size(fleet: str) -> None:
     rows = device_rows(seen[-1])
     assert len(rows) == len(seen[-1].inventory.devices)
     for columns in (40, 60, 80, 100, 131, 200, 300):
-        panel = table(rows, history, columns, chosen=rows[0].key if rows else "", two_lines=True)
+        panel = device_table(
+            rows, history, columns, chosen=rows[0].key if rows else "", two_lines=True
+        )
         for line in (panel.heading, *panel.lines):
             assert line_width(line) == columns
             assert text_of(line).isprintable()
         for row in rows:
             for height in (1, 3, 8, 20):
-                lines = detail(row, history, columns, height)
+                lines = device_detail(row, history, columns, height)
                 assert [line_width(line) for line in lines] == [columns] * height
 
 
@@ -157,7 +164,7 @@ def test_the_instances_of_a_divided_gpu_are_listed() -> None:
     rows = device_rows(moments("8xh100")[-1])
     assert rows[7].instances
     assert rows[7].instances[0].startswith("7.0 3g.40gb ")
-    lines = detail(rows[7], DeviceHistory(), 100, 10)
+    lines = device_detail(rows[7], DeviceHistory(), 100, 10)
     assert any("7.0 3g.40gb" in text_of(line) for line in lines)
 
 
@@ -331,17 +338,17 @@ def test_filters(needle: str, pids: set[int]) -> None:
 def test_the_table_of_processes_fits_every_width(fleet: str) -> None:
     now = moments(fleet)[-1]
     for columns in (40, 60, 80, 120, 300):
-        chosen = layout(columns)
+        chosen = process_layout(columns)
         for tree in (False, True):
             wish = ListOptions(tree=tree)
             for row in process_rows(now, wish):
                 line = process_line(row, chosen)
                 assert line_width(line) == columns
                 assert text_of(line).isprintable()
-            assert line_width(heading(chosen, wish)) == columns
+            assert line_width(process_heading(chosen, wish)) == columns
         for column, first, wide in chosen.shown:
             assert chosen.sort_at(first) == column.sort
-            assert text_of(heading(chosen, ListOptions()))[first : first + wide].strip("▼ ")
+            assert text_of(process_heading(chosen, ListOptions()))[first : first + wide].strip("▼ ")
         assert chosen.sort_at(columns - 1) == "command"
 
 

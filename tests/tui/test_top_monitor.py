@@ -29,7 +29,7 @@ from gpuprobe.recording.monitor_log import (
     read_moments,
 )
 from gpuprobe.testing import fleets
-from gpuprobe.tui.monitor.tables.process_rows import ListOptions, process_rows
+from gpuprobe.tui.monitor.processes import ListOptions, process_rows
 
 
 class Clock:

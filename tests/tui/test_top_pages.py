@@ -23,12 +23,10 @@ from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.tui.monitor.app import TopApp
-from gpuprobe.tui.monitor.end_process import EndProcess
-from gpuprobe.tui.monitor.model import TopModel
-from gpuprobe.tui.monitor.pane_heights import divide
-from gpuprobe.tui.monitor.process_screen import ProcessScreen
-from gpuprobe.tui.monitor.tables.history import PROCESS_GONE_AFTER, ProcessHistory
-from gpuprobe.tui.widgets.area import area, area_plot, stretched
+from gpuprobe.tui.monitor.history import PROCESS_GONE_AFTER, ProcessHistory
+from gpuprobe.tui.monitor.model import TopModel, divide
+from gpuprobe.tui.monitor.screens import EndProcess, ProcessScreen
+from gpuprobe.tui.widgets.plot import area, area_plot, stretched
 from gpuprobe.tui.widgets.styled_text import line_width, text_of
 
 # -- curves

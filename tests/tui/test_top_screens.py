@@ -30,15 +30,13 @@ from gpuprobe.probes.host.live import parse_stat
 from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp
-from gpuprobe.tui.monitor.doctor import DoctorScreen
-from gpuprobe.tui.monitor.end_process import EndProcess
 from gpuprobe.tui.monitor.keys import KEYS
-from gpuprobe.tui.monitor.pane_heights import divide
+from gpuprobe.tui.monitor.model import divide
+from gpuprobe.tui.monitor.processes import SORTS
 from gpuprobe.tui.monitor.reader_thread import Done, Ended, Failed, MachineReader, Taken
+from gpuprobe.tui.monitor.screens import DoctorScreen, EndProcess
 from gpuprobe.tui.monitor.settings import Settings
-from gpuprobe.tui.monitor.tables.process_rows import SORTS
-from gpuprobe.tui.probe_app import APP_KEYS
-from gpuprobe.tui.text_screen import TextScreen
+from gpuprobe.tui.probe_app import APP_KEYS, TextScreen
 from gpuprobe.tui.widgets.prompt import Prompt
 
 SIZES = [(60, 16), (100, 30), (200, 60)]
@@ -256,7 +254,7 @@ async def test_help_notes_doctor_and_the_palette_open_and_close() -> None:
         await until(pilot, lambda: shows(app, "GP122"))
         assert isinstance(app.screen, DoctorScreen)
         await pilot.press("r")
-        await until(pilot, lambda: not app.screen._examining)  # type: ignore[attr-defined]
+        await until(pilot, lambda: not app.screen._checking)  # type: ignore[attr-defined]
         await pilot.press("escape")
         assert len(app.screen_stack) == 1
         await pilot.press("ctrl+p")
@@ -267,6 +265,17 @@ async def test_help_notes_doctor_and_the_palette_open_and_close() -> None:
         await until(pilot, lambda: app.palette.name == "colour-blind")
         await pilot.press("q")
     assert app.return_code == 0
+
+
+async def test_enter_on_a_screen_over_the_dashboard_opens_no_process() -> None:
+    app = app_of(*moments("8xh100"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot, app)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen))
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, TextScreen)
 
 
 async def test_pause_and_interval() -> None:
@@ -419,7 +428,7 @@ async def test_what_arrives_after_the_last_screen_is_gone_is_left_alone() -> Non
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot, app)
     assert not app.screen_stack
-    for payload in (Taken(moment), Failed("no"), Ended(), Done("doctor", None)):
+    for payload in (Taken(moment), Failed("no"), Ended(), Done(print, None)):
         app.on_top_app_arrived(TopApp.Arrived(payload))
     assert app.crash is None
 
@@ -652,7 +661,7 @@ async def test_pictures(
     app.reader.pause(True)  # reads once, and once more when that is on the screen; then no more
     for one in script[:-1]:
         app.model.history.add(one)
-    monkeypatch.setattr(app, "examine", lambda: None)
+    monkeypatch.setattr(DoctorScreen, "_check", lambda screen: None)
     monkeypatch.setattr(app, "notify", lambda *args, **kwargs: None)
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: len(app.model.history.host_cpu()) == len(script) + 1)

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
-from gpuprobe.tui.viewer.trace.segment_map import FREE, ORDERS, PENDING, bars, cells
-from gpuprobe.tui.widgets.treemap import tile
+from gpuprobe.tui.viewer.memory_maps import FREE, ORDERS, PENDING, bars, cells, tile
 
 SIZES = st.lists(st.integers(0, 1 << 40), max_size=60)
 

@@ -22,7 +22,7 @@ from gpuprobe.api.live import (
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Collective, SessionEnd
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.tui.viewer.export import texts_of
+from gpuprobe.tui.viewer.panes import texts_of
 
 GIB = 1 << 30
 SHARED = Neighbours("H100", 80 * GIB, 20 * GIB, 2 * GIB, 58 * GIB, 3)

@@ -16,9 +16,8 @@ from gpuprobe.api.live import Followed
 from gpuprobe.model.run.session import Environment, HostWindow, Session, Step
 from gpuprobe.model.run.summary import Run, RunSummary
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.tui.runs import RunsScreen
-from gpuprobe.tui.viewer.app import ViewApp
-from gpuprobe.tui.viewer.trace.block import BlockScreen
+from gpuprobe.tui.viewer.app import RunsScreen, ViewApp
+from gpuprobe.tui.viewer.block import BlockScreen
 
 GOLDEN = Path(__file__).parent / "screens"
 

@@ -21,8 +21,7 @@ from gpuprobe.recording.running import summarize_run
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.text.runs import line
 from gpuprobe.sampler.environment import describe
-from gpuprobe.tui.runs import RunsScreen
-from gpuprobe.tui.viewer.app import ViewApp
+from gpuprobe.tui.viewer.app import RunsScreen, ViewApp
 from gpuprobe.tui.viewer.screen import ViewScreen
 from gpuprobe.tui.widgets.table import ItemTable
 

@@ -19,12 +19,11 @@ from gpuprobe.api.live import Followed
 from gpuprobe.api.recordings import load, report
 from gpuprobe.model.run.session import Placed
 from gpuprobe.model.values import Bytes
-from gpuprobe.tui.text_screen import TextScreen
+from gpuprobe.tui.probe_app import TextScreen
 from gpuprobe.tui.viewer.app import ViewApp
-from gpuprobe.tui.viewer.keys import PANES
-from gpuprobe.tui.viewer.screen import ViewScreen
-from gpuprobe.tui.viewer.trace.block import BlockScreen
-from gpuprobe.tui.viewer.trace.pane import TracePane
+from gpuprobe.tui.viewer.block import BlockScreen
+from gpuprobe.tui.viewer.screen import PANES, ViewScreen
+from gpuprobe.tui.viewer.trace import TracePane
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
@@ -107,7 +106,7 @@ async def test_every_pane_shows_a_finished_run(run: Run) -> None:
         assert "side.wait_stream(main)" in text(app, "#findings-detail")
         await pilot.press("tab")
         assert isinstance(app.screen, ViewScreen)
-        assert app.screen._pane == PANES[0]
+        assert isinstance(app.screen._pane, PANES[0])
 
 
 async def test_a_step_s_peak_and_its_lines(run: Run) -> None:
@@ -343,15 +342,15 @@ async def test_what_is_shown_is_saved_as_json(
         screen = app.screen
         assert isinstance(screen, ViewScreen)
         await pilot.press("g")
-        await until(pilot, lambda: "peak" in screen.shown())
-        assert screen.shown()["step"]["index"] == 0
-        assert screen.shown()["peak"]["device"] == "cuda:0"
+        await until(pilot, lambda: "peak" in screen.document())
+        assert screen.document()["step"]["index"] == 0
+        assert screen.document()["peak"]["device"] == "cuda:0"
         await pilot.press("2")
-        assert any("steps/s" in line for line in screen.shown()["lines"]["pace"])
+        assert any("steps/s" in line for line in screen.document()["lines"]["pace"])
         await pilot.press("4")
-        assert screen.shown()["ranks"][0]["steps"] == 6
+        assert screen.document()["ranks"][0]["steps"] == 6
         await pilot.press("5")
-        assert [finding["rule"] for finding in screen.shown()["findings"]] == ["GP201", "GP206"]
+        assert [finding["rule"] for finding in screen.document()["findings"]] == ["GP201", "GP206"]
         await pilot.press("3")
         await until(pilot, lambda: pane(app).ready)
         await pilot.press("e")
@@ -383,7 +382,7 @@ async def test_the_findings_are_those_of_the_report(run: Run) -> None:
         await pilot.press("5")
         screen = app.screen
         assert isinstance(screen, ViewScreen)
-        shown = screen.shown()["findings"]
+        shown = screen.document()["findings"]
         assert [finding["rule"] for finding in shown] == ["GP201", "GP206", "GP303"]
         in_report = report(load(run.path))["findings"]
         assert [finding["message"] for finding in in_report] == [f["message"] for f in shown]

@@ -16,7 +16,7 @@ from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
-from gpuprobe.tui.viewer.trace.open_traces import MOST, OpenTraces
+from gpuprobe.tui.viewer.reading import MOST_OPEN, OpenTraces
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_trace_is_opened_once_by_many_threads(rank: RankRecording) -> None:
         thread.join()
     assert len(found) == 4
     assert all(looks is found[0] for looks in found)
-    for name in names[1 : MOST + 1]:  # so many that the first is closed
+    for name in names[1 : MOST_OPEN + 1]:  # so many that the first is closed
         traces.of(rank, name)
     assert traces.of(rank, names[0]) is not found[0]
 

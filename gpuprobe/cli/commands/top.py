@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     # not looking for any. The screen turns the collector on again when it has painted.
     gc.disable()
     try:
-        from gpuprobe.tui.monitor.start import show  # 150 ms: Textual
+        from gpuprobe.tui.monitor.app import show  # 150 ms: Textual
 
         return show(args, selection) or exit_codes.OK
     finally:

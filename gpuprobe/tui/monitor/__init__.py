@@ -1,1 +1,1 @@
-"""`gpuprobe top`."""
+"""`gpuprobe top`: the dashboard of GPUs and processes."""

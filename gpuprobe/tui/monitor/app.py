@@ -1,15 +1,16 @@
-"""``gpuprobe top``: GPUs, host and processes, again and again.
+"""``gpuprobe top``: GPUs, host and processes, updated continuously.
 
-A thread reads (`gpuprobe.tui.monitor.reader_thread`), a model makes the lines
-(`gpuprobe.tui.monitor.model`), this module has the keys and the places.
+A thread reads the machine (`gpuprobe.tui.monitor.reader_thread`), a model makes the lines
+(`gpuprobe.tui.monitor.model`), and this module handles keys and lays out the panes.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,16 +21,12 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gpuprobe.api.monitor import Monitor
-from gpuprobe.errors import GpuprobeError
-from gpuprobe.model.machine.process import ProcessDetails
+from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import visible, wrapped
-from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.tui.monitor import settings as remembered
-from gpuprobe.tui.monitor.keys import INTERVALS, KEYS
-from gpuprobe.tui.monitor.model import TopModel
-from gpuprobe.tui.monitor.pane_heights import PaneHeights, divide
-from gpuprobe.tui.monitor.process_screen import ProcessScreen
+from gpuprobe.tui.monitor import settings
+from gpuprobe.tui.monitor.keys import INTERVALS, KEYS, SCREENS
+from gpuprobe.tui.monitor.model import PaneHeights, TopModel, divide
 from gpuprobe.tui.monitor.reader_thread import (
     Crashed,
     Done,
@@ -39,6 +36,7 @@ from gpuprobe.tui.monitor.reader_thread import (
     ReaderThread,
     Taken,
 )
+from gpuprobe.tui.monitor.screens import DashboardScreen, ProcessScreen, confirm_ending
 from gpuprobe.tui.probe_app import APP_KEYS, ProbeApp
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, actions_of, bindings
 from gpuprobe.tui.widgets.palette import DEFAULT, default_palette
@@ -49,33 +47,34 @@ from gpuprobe.tui.widgets.text_pane import TextPane
 if TYPE_CHECKING:
     from textual import events
 
-    from gpuprobe.model.machine.diagnosis import Diagnosis
-    from gpuprobe.tui.monitor.tables.process_rows import ProcessRow
+    from gpuprobe.api.monitor import MomentLog
+    from gpuprobe.tui.monitor.processes import ProcessRow
+
 
 _RUNS_EVERY = 5.0
-"""Seconds between searches for recordings that are being written: each goes through the open
-files of all processes, some milliseconds of work."""
+"""Seconds between searches for recordings that are being written. A search reads the open files of
+all processes, which takes a few milliseconds."""
 
 _OWN_ACTIONS = actions_of(KEYS)
 
 
 class LiveTable(ItemTable):
-    """A table of the dashboard: the GPUs mark the chosen one themselves, and ``/`` filters."""
+    """A table of the dashboard, where ``/`` filters and a mark shows the selected GPU."""
 
     idle_cursor = False
     searchable = False
 
 
 class TopApp(ProbeApp):
-    """The dashboard. ``source`` makes what is read; by default the machine, or the fake fleet
-    that ``demo`` names. ``readonly``: no process can be ended and nothing is written.
+    """The dashboard. ``source`` opens the source of readings; by default the machine, or the fake
+    fleet that ``demo`` names. ``readonly``: no process can be ended and nothing is written.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
     @dataclass
     class Arrived(Message):
-        """Something from the thread that reads."""
+        """A message from the thread that reads."""
 
         payload: object
 
@@ -95,29 +94,28 @@ class TopApp(ProbeApp):
             interval=interval, replayed=replayed, selection=selection or Selection()
         )
         self._settings_file = settings_file
-        self._settings, self._complaint = remembered.load(settings_file)
-        # NO_COLOR counts more than what was remembered from another day.
-        wanted = default_palette()
+        self._settings, self._complaint = settings.load(settings_file)
+        # NO_COLOR takes precedence over the stored theme.
+        theme = default_palette()
         super().__init__(
-            readonly=readonly, theme=self._settings.theme if wanted == DEFAULT else wanted
+            readonly=readonly, theme=self._settings.theme if theme == DEFAULT else theme
         )
         self.demo = demo
         self.model.change(
             sort=self._settings.sort, reverse=self._settings.reverse, tree=self._settings.tree
         )
-        self._detail_wanted = self._settings.detail
+        self._show_detail_pane = self._settings.detail
         self._heights: PaneHeights | None = None
         self._rows: tuple[ProcessRow, ...] = ()
         self._runs_due = 0.0
-        self._details: ProcessDetails | None = None  # of the process whose page is open
         self.first_paint: float | None = None  # time.monotonic() of the first reading shown
         open_source = source or (lambda: Monitor(demo, interval=interval, moving=moving))
         self.reader = ReaderThread(open_source, self._arrived, interval)
 
-    # -- what is where
+    # -- layout
 
     def compose(self) -> ComposeResult:
-        # Kept, not queried: a message may still come while the screen is being taken down.
+        # Kept, not queried: messages can arrive while the screen is being removed.
         self._title = TextPane(id="title")
         self._host = TextPane(id="host")
         self._devices = LiveTable(id="devices")
@@ -156,25 +154,25 @@ class TopApp(ProbeApp):
         self.call_after_refresh(self._arrange)
 
     def _arrange(self) -> None:
-        """Give every pane its lines, then show what belongs there."""
-        wanted = divide(
+        """Set the heights of the panes, then show their lines."""
+        heights = divide(
             self.size.height,
             len(self.model.devices),
             noted=bool(self.model.notes()) and self.model.has_gpus,
-            detail=self._detail_wanted,
+            detail=self._show_detail_pane,
             processes=len(self.model.processes),
         )
         without = not self.model.has_gpus
         if without:  # the tables leave their lines to the explanation
-            lines = wanted.devices + wanted.detail + wanted.processes
+            lines = heights.devices + heights.detail + heights.processes
             self._no_gpu.styles.height = lines
-            wanted = wanted._replace(devices=0, detail=0, processes=0)
+            heights = heights._replace(devices=0, detail=0, processes=0)
         self._no_gpu.display = without
-        if wanted == self._heights:
+        if heights == self._heights:
             self._show()
             return
-        self._heights = wanted
-        for pane, lines in zip(self._panes, wanted, strict=True):
+        self._heights = heights
+        for pane, lines in zip(self._panes, heights, strict=True):
             pane.styles.height = lines
             pane.display = lines > 0
         if self._processes.display and self.focused is None and len(self.screen_stack) <= 1:
@@ -182,7 +180,7 @@ class TopApp(ProbeApp):
         self.call_after_refresh(self._show)
 
     def _show(self) -> None:
-        """Hand every pane its lines."""
+        """Show the lines of every pane."""
         columns, model, heights = self.size.width, self.model, self._heights
         if heights is None or not columns:
             return
@@ -204,12 +202,12 @@ class TopApp(ProbeApp):
         if heights.detail:
             self._detail.show(model.detail(columns, heights.detail))
         self._show_processes()
-        stack = self.screen_stack  # empty while the screen is being taken down
-        if stack and isinstance(stack[-1], ProcessScreen):
+        stack = self.screen_stack  # empty while the screen is being removed
+        if stack and isinstance(stack[-1], DashboardScreen):
             stack[-1].show_page()
 
     def _show_processes(self) -> None:
-        # The cursor stays on its process, wherever that is sorted to now.
+        # The cursor stays on its process when the order changes.
         chosen = self._row()
         rows = self._rows = self.model.processes
         cursor = None
@@ -229,7 +227,7 @@ class TopApp(ProbeApp):
         """The width of a table's lines: the last column is for the scroll bar."""
         return self.size.width - 1
 
-    # -- what was read
+    # -- readings
 
     def _arrived(self, payload: object) -> None:
         self.post_message(self.Arrived(payload))
@@ -238,13 +236,13 @@ class TopApp(ProbeApp):
         payload = message.payload
         if isinstance(payload, Crashed):
             self.crash = payload.error
-            self.exit(return_code=70)  # whoever ran the screen raises it, on a terminal given back
+            self.exit(return_code=70)  # `show` raises it, after the terminal is restored
         elif not self.screen_stack:
-            pass  # the app ends: its screens are gone, and what was being read arrives
+            pass  # the app is ending
         elif isinstance(payload, Taken):
             self.model.ended = False
             self.model.add(payload.moment)
-            self._ask_for_runs()
+            self._search_runs()
             self._arrange()
             if self.first_paint is None:
                 self.call_after_refresh(self._painted)
@@ -256,11 +254,11 @@ class TopApp(ProbeApp):
                 self.model.ended = True
                 self._arrange()
         elif isinstance(payload, Done):
-            self._job_done(payload)
+            payload.then(payload.result)
         self.reader.taken()
 
-    def _ask_for_runs(self) -> None:
-        """Search for recordings that are being written here, now and then."""
+    def _search_runs(self) -> None:
+        """Search for recordings that are being written here, every few seconds."""
         now = time.monotonic()
         elsewhere = self.demo or self.model.replayed
         if self.first_paint is None or elsewhere or now < self._runs_due:
@@ -268,31 +266,19 @@ class TopApp(ProbeApp):
         self._runs_due = now + _RUNS_EVERY
         from gpuprobe.api.monitor import runs
 
-        self.reader.run_job("runs", lambda: tuple(runs()))
+        self.reader.run_job(runs, self._show_runs)
 
     def _painted(self) -> None:
         self.first_paint = time.monotonic()
-        gc.enable()  # the command put it off until now
-        self.reader.hurry()  # the first reading was the quick one; the next has everything
+        gc.enable()  # the command had disabled it, for a fast start
+        self.reader.hurry()  # the first reading is a quick one; the next is complete
 
-    def _job_done(self, done: Done) -> None:
-        if done.name == "runs":
-            if isinstance(done.result, Exception):
-                self.notify(visible(str(done.result)), severity="warning", markup=False)
-            else:
-                self.model.runs = done.result  # type: ignore[assignment]
-                self._show()
-        elif done.name == "process":
-            details = done.result
-            if isinstance(details, ProcessDetails):
-                self._details = details
-                if isinstance(self.screen, ProcessScreen):
-                    self.screen.show_page()
-        elif done.name == "doctor":
-            from gpuprobe.tui.monitor.doctor import DoctorScreen
-
-            if isinstance(self.screen, DoctorScreen):
-                self.screen.show_result(done.result)
+    def _show_runs(self, result: object) -> None:
+        if isinstance(result, Exception):
+            self.notify(visible(str(result)), severity="warning", markup=False)
+        elif isinstance(result, list):
+            self.model.runs = tuple(result)
+            self._show()
 
     # -- colours
 
@@ -312,7 +298,7 @@ class TopApp(ProbeApp):
         return (*KEYS, *APP_KEYS) if len(self.screen_stack) <= 1 else super().help_keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of this screen mean nothing, or something else, on the screens over it."""
+        """Disable the keys of the dashboard on the screens over it."""
         return len(self.screen_stack) <= 1 or action not in _OWN_ACTIONS
 
     def action_other_pane(self) -> None:
@@ -326,12 +312,11 @@ class TopApp(ProbeApp):
             self._show()
 
     def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
+        row = self._row()
         if message.table is self._devices:
             self.action_follow()
-            return
-        row = self._row()
-        if row is not None:
-            self._open_process(row)
+        elif message.table is self._processes and row is not None:
+            self.push_screen(ProcessScreen(self, row))
 
     def on_text_pane_clicked(self, message: TextPane.Clicked) -> None:
         if message.pane is self._processes and message.y == 1:
@@ -348,7 +333,7 @@ class TopApp(ProbeApp):
         self._show()
 
     def action_step(self, by: int) -> None:
-        """One reading on; in a log, also one back."""
+        """Show the next reading; in a log, also the previous one."""
         if not self.model.paused:
             self.action_pause()
         if self.model.replayed:
@@ -359,10 +344,10 @@ class TopApp(ProbeApp):
     def action_interval(self, by: int) -> None:
         now = self.reader.interval
         if by > 0:
-            wanted = next((i for i in INTERVALS if i > now), INTERVALS[-1])
+            seconds = next((i for i in INTERVALS if i > now), INTERVALS[-1])
         else:
-            wanted = next((i for i in reversed(INTERVALS) if i < now), INTERVALS[0])
-        self.reader.interval = self.model.interval = wanted
+            seconds = next((i for i in reversed(INTERVALS) if i < now), INTERVALS[0])
+        self.reader.interval = self.model.interval = seconds
         self._show()
 
     def action_filter(self) -> None:
@@ -430,8 +415,8 @@ class TopApp(ProbeApp):
         self._show()
 
     def action_detail(self) -> None:
-        self._detail_wanted = not self._detail_wanted
-        self._remember(detail=self._detail_wanted)
+        self._show_detail_pane = not self._show_detail_pane
+        self._remember(detail=self._show_detail_pane)
         self._arrange()
 
     def _row(self) -> ProcessRow | None:
@@ -451,65 +436,9 @@ class TopApp(ProbeApp):
             lines.extend(((text, ""),) for text in wrapped(note, "• ", columns))
         self.show_text("Notes", lines)
 
-    def action_runs(self) -> None:
-        from gpuprobe.tui.runs import RunsScreen  # 60 ms, with the screens it opens
-
-        self.push_screen(RunsScreen(demo=self.demo))
-
-    def _open_process(self, row: ProcessRow) -> None:
-        """The page of one process. What is too much for each row is read once, by the reader."""
-        self._details = None
-        if self.model.replayed:
-            away = Unavailable("a replayed log does not contain it", ReadStatus.NOT_COLLECTED)
-            self._details = ProcessDetails(row.pid, away, away, away)
-        else:
-            from gpuprobe.api.monitor import process_details
-
-            self.reader.run_job("process", partial(process_details, row.pid, row.ticks))
-
-        def lines(columns: int) -> list[Line]:
-            found = self._details
-            mine = found if found is not None and found.pid == row.pid else None
-            return self.model.process_page(row, mine, columns)
-
-        def open_its_run() -> None:
-            run = self.model.run_of(row)
-            if run is None:
-                self.notify("this process is not recorded", markup=False)
-            else:
-                from gpuprobe.tui.runs import open_run
-
-                open_run(self, run.path, self.demo)
-
-        title = f"process {row.pid}"
-        self.push_screen(ProcessScreen(title, lines, open_its_run, partial(self._end, [row])))
-
-    def action_doctor(self) -> None:
-        from gpuprobe.tui.monitor.doctor import DoctorScreen
-
-        if self.model.replayed:
-            self.notify("a replayed log cannot be diagnosed", severity="warning", markup=False)
-            return
-        self.push_screen(DoctorScreen(self.examine))
-
-    def examine(self) -> None:
-        """Ask for a diagnosis; the result comes to the doctor's screen."""
-        from gpuprobe.api.doctor import diagnose
-
-        if self.demo:
-            # In the thread that reads: a fake fleet is no place for two threads.
-            self.reader.run_job("doctor", partial(diagnose, self.demo))
-        else:
-            # Some seconds, in a thread of its own: readings go on meanwhile.
-            self.run_worker(partial(self._diagnose, diagnose), thread=True, exit_on_error=True)
-
-    def _diagnose(self, diagnose: Callable[[], Diagnosis]) -> None:
-        result: object
-        try:
-            result = diagnose()
-        except (GpuprobeError, OSError) as error:
-            result = error
-        self._arrived(Done("doctor", result))
+    def action_open_screen(self, at: int) -> None:
+        """Open a screen of the registry."""
+        SCREENS[at].open(self)
 
     def action_end_process(self) -> None:
         rows = self.model.tagged_rows
@@ -517,30 +446,67 @@ class TopApp(ProbeApp):
             row = self._row()
             rows = [] if row is None else [row]
         if rows:
-            self._end(rows)
-
-    def _end(self, rows: Sequence[ProcessRow]) -> None:
-        from gpuprobe.tui.monitor.end_process import ask_to_end
-
-        refusal = ""
-        unseen = [str(row.pid) for row in rows if row.hidden or not row.ticks]
-        if self.readonly:
-            refusal = "read-only: processes cannot be ended"
-        elif self.demo or self.model.replayed:
-            refusal = "these processes are not on this machine"
-        elif unseen:
-            refusal = f"process {', '.join(unseen)} is not visible from here"
-        if refusal:
-            self.notify(refusal, severity="warning", markup=False)
-        else:
-            ask_to_end(self, rows, self.reader.hurry)
+            confirm_ending(self, rows)
 
     def _remember(self, **changes: Any) -> None:
         self._settings = replace(self._settings, **changes)
         if self.readonly:
             return
         try:
-            remembered.save(self._settings_file, self._settings)
+            settings.save(self._settings_file, self._settings)
         except OSError as error:
             reason = f"settings are not saved: {error.strerror or error}"
             self.notify(reason, severity="warning", markup=False)
+
+
+class Logged:
+    """A reader that writes each reading of ``reader`` to ``log``."""
+
+    def __init__(self, reader: MachineReader, log: MomentLog) -> None:
+        self._reader = reader
+        self._log = log
+
+    def read(self) -> Moment | None:
+        moment = self._reader.read()
+        if moment is not None:
+            self._log.write(moment)
+        return moment
+
+
+def show(args: argparse.Namespace, selection: Selection) -> int:
+    """Run the dashboard until the user quits; returns its exit code.
+
+    Raises UsageError and DataError before a screen is opened, if the log cannot be written or the
+    replayed file is not a log; and the internal error that ended the screen, if any.
+    """
+    with ExitStack() as stack:
+        source: Callable[[], AbstractContextManager[MachineReader]]
+        if args.replay is not None:
+            from gpuprobe.api.monitor import ReplayedLog  # 5 ms, as `MomentLog`
+
+            opened = nullcontext(stack.enter_context(ReplayedLog(args.replay)))
+            source = lambda: opened  # noqa: E731 (not opened again after a failure)
+        else:
+            log = None
+            if args.log is not None:
+                from gpuprobe.api.monitor import MomentLog
+
+                log = MomentLog(args.log)
+                stack.callback(log.close)
+            source = partial(_machine, args.demo, args.interval, log)
+        app = TopApp(
+            args.demo,
+            args.interval,
+            source=source,
+            replayed="" if args.replay is None else Path(args.replay).name,
+            readonly=args.readonly,
+            settings_file=settings.settings_path(),
+            selection=selection,
+        )
+        return app.show()
+
+
+@contextmanager
+def _machine(demo: str | None, interval: float, log: MomentLog | None) -> Iterator[MachineReader]:
+    with Monitor(demo, interval=interval, moving=True) as monitor:
+        yield monitor if log is None else Logged(monitor, log)

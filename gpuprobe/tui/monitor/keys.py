@@ -1,12 +1,54 @@
-"""The keys of the dashboard."""
+"""The keys of the dashboard, and the screens that they open.
+
+`SCREENS` is the registry of those: a new screen is a module like `gpuprobe.tui.monitor.screens` and
+an entry there. Its key, help, documentation and entry in the command palette follow.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuprobe.tui.widgets.keymap import Key
 from gpuprobe.tui.widgets.table import MOVE_KEYS
 
+if TYPE_CHECKING:
+    from gpuprobe.tui.monitor.app import TopApp
+
 INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Seconds between readings that + and - lead through."""
+"""Seconds between readings, as + and - select them."""
+
+
+class OverlayScreen(NamedTuple):
+    """A screen over the dashboard. ``key`` opens it; ``does`` and ``footer`` are as in `Key`."""
+
+    key: str
+    does: str
+    footer: str
+    open: Callable[[TopApp], None]
+
+
+def _open_runs(top: TopApp) -> None:
+    from gpuprobe.tui.viewer.app import RunsScreen  # 60 ms, with the screens it opens
+
+    top.push_screen(RunsScreen(demo=top.demo))
+
+
+def _open_doctor(top: TopApp) -> None:
+    from gpuprobe.tui.monitor.screens import DoctorScreen
+
+    if top.model.replayed:
+        top.notify("a replayed log cannot be diagnosed", severity="warning", markup=False)
+    else:
+        top.push_screen(DoctorScreen(top))
+
+
+SCREENS = (
+    OverlayScreen(
+        "R", "training runs being recorded on this machine; Enter opens one", "runs", _open_runs
+    ),
+    OverlayScreen("D", "doctor: diagnose this machine", "doctor", _open_doctor),
+)
 
 KEYS = (
     *MOVE_KEYS,
@@ -76,19 +118,15 @@ KEYS = (
         footer="end",
         command=True,
     ),
-    Key(
-        "R",
-        "training runs being recorded on this machine; Enter opens one",
-        {"R": "runs"},
-        footer="runs",
-        command=True,
-    ),
-    Key(
-        "D",
-        "doctor: diagnose this machine",
-        {"D": "doctor"},
-        footer="doctor",
-        command=True,
+    *(
+        Key(
+            screen.key,
+            screen.does,
+            {screen.key: f"open_screen({at})"},
+            footer=screen.footer,
+            command=True,
+        )
+        for at, screen in enumerate(SCREENS)
     ),
     Key(
         "space",

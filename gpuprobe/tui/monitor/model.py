@@ -1,14 +1,13 @@
-"""All that the dashboard knows and how it is worded. Knows nothing of Textual.
+"""The state of the dashboard and its wording. Independent of Textual.
 
-A `TopModel` takes moments in and hands lines out; the screen adds keys, colours and places.
+A `TopModel` takes readings in and returns lines; the screen adds keys, colours and places.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuprobe.api.monitor import errors_of, headline, missing
 from gpuprobe.model.io.document import header
@@ -17,26 +16,76 @@ from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
-from gpuprobe.tui.monitor.tables.device_detail import PLOTS, detail
-from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, device_rows
-from gpuprobe.tui.monitor.tables.device_table import Panel, table
-from gpuprobe.tui.monitor.tables.history import DeviceHistory, ProcessHistory
-from gpuprobe.tui.monitor.tables.no_gpu import no_gpu
-from gpuprobe.tui.monitor.tables.process_page import process_page
-from gpuprobe.tui.monitor.tables.process_rows import (
-    SORTS,
-    Key,
-    ListOptions,
-    ProcessRow,
-    process_rows,
+from gpuprobe.tui.monitor.device_panes import PLOTS, Panel, device_detail, device_table, no_gpu
+from gpuprobe.tui.monitor.devices import DeviceRow, device_rows
+from gpuprobe.tui.monitor.history import DeviceHistory, ProcessHistory
+from gpuprobe.tui.monitor.process_panes import (
+    ProcessColumns,
+    process_heading,
+    process_layout,
+    process_line,
+    process_page,
 )
-from gpuprobe.tui.monitor.tables.process_table import Columns, heading, layout, process_line
+from gpuprobe.tui.monitor.processes import SORTS, Key, ListOptions, ProcessRow, process_rows
 from gpuprobe.tui.widgets.plot import spark
 from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, level, line_width, right
 
 if TYPE_CHECKING:
     from gpuprobe.model.machine.process import ProcessDetails
     from gpuprobe.model.run.summary import Run
+
+
+class PaneHeights(NamedTuple):
+    """The lines of each pane, from the top; they sum to the height of the screen."""
+
+    title: int
+    host: int
+    devices: int
+    detail: int
+    processes: int
+    note: int
+    footer: int
+
+
+_DETAIL_LEAST = 7  # a heading, the memory, its legend, and a plot worth reading
+_DETAIL_MOST = 20
+_DETAIL_SPACIOUS = 44  # if the processes leave lines unused
+_PROCESSES_LEAST = 5  # two lines of heading and three processes
+_PROCESSES_STEP = 5  # so that the panes do not move with every new or ended process
+
+
+def divide(
+    height: int, devices: int, *, noted: bool, detail: bool = True, processes: int | None = None
+) -> PaneHeights:
+    """Divide ``height`` lines, from 60×16 to 300×100 terminals. ``noted``: there is a note to show.
+    If the table of GPUs gets ``2 * devices + 2`` lines, each GPU's second line shows the parts of
+    its memory, and the last line is the legend. ``processes``: their number; the lines that they
+    leave unused go to the plots.
+    """
+    footer = min(1, max(0, height - 1))
+    title = min(1, height)
+    host = 1 if height >= 12 else 0
+    note = 1 if noted and height >= 10 else 0
+    rest = max(0, height - title - footer - host - note)
+    full_table = devices + 1  # with the heading
+    table = min(full_table, max(4, rest // 2))
+    table = min(table, max(0, rest - _PROCESSES_LEAST))
+    rest -= table
+    shown = 0
+    if detail and devices and rest >= _DETAIL_LEAST + _PROCESSES_LEAST:
+        shown = min(_DETAIL_MOST, max(_DETAIL_LEAST, rest // 2))
+    rest -= shown
+    if devices and table == full_table and rest >= devices + 1 + 2 * _PROCESSES_LEAST:
+        table += devices + 1
+        rest -= devices + 1
+    if shown and processes is not None:
+        full = -(-(processes + 1) // _PROCESSES_STEP) * _PROCESSES_STEP
+        more = min(_DETAIL_SPACIOUS - shown, rest - max(_PROCESSES_LEAST, 2 + full))
+        if more > 0:
+            shown += more
+            rest -= more
+    return PaneHeights(title, host, table, shown, rest, note, footer)
+
 
 EXPORT_SCHEMA = "gpuprobe.top"
 
@@ -52,7 +101,7 @@ History:
 
 @dataclass(slots=True)
 class TopModel:
-    """What is shown. ``interval`` in seconds; ``plain`` where colour cannot tell parts apart."""
+    """The state of the dashboard. ``interval`` in seconds; ``plain``: a display without colour."""
 
     interval: float = 1.0
     plain: bool = False
@@ -60,23 +109,23 @@ class TopModel:
     moment: Moment | None = None
     devices: tuple[DeviceRow, ...] = ()
     processes: tuple[ProcessRow, ...] = ()
-    chosen: str = ""  # the key of the chosen GPU
+    chosen: str = ""  # the key of the selected GPU
     plot: int = 0
     paused: bool = False
     ended: bool = False
-    replayed: str = ""  # the name of the log that is played
+    replayed: str = ""  # the name of the replayed log
     failure: str = ""
-    runs: tuple[Run, ...] = ()  # recordings that are being written on this machine
+    runs: tuple[Run, ...] = ()  # runs that are being recorded on this machine
     history: DeviceHistory = field(default_factory=DeviceHistory)
     process_history: ProcessHistory = field(default_factory=ProcessHistory)
     selection: Selection = field(default_factory=Selection)
-    machine: Inventory | None = None  # all of it, before the selection
+    machine: Inventory | None = None  # the whole machine, before the selection
     tagged: frozenset[Key] = frozenset()
 
-    # -- taking in
+    # -- readings
 
     def add(self, moment: Moment) -> None:
-        """Take in a reading."""
+        """Show a reading."""
         self.machine = moment.inventory
         if self.selection:
             moment = replace(moment, inventory=self.selection.of(moment.inventory))
@@ -84,7 +133,7 @@ class TopModel:
         self.failure = _failure(moment.inventory)
         self.history.add(moment)
         self.process_history.add(moment)
-        # A driver that is gone lists no device: those that were there stay on the screen.
+        # A driver that has been unloaded lists no device: the last ones stay on the screen.
         if moment.inventory.devices or not self.failure:
             self.devices = device_rows(moment)
         if self.chosen not in {row.key for row in self.devices}:
@@ -93,68 +142,70 @@ class TopModel:
         self.arrange()
 
     def arrange(self) -> None:
-        """Sort and filter again."""
+        """Sort and filter the processes again."""
         if self.moment is not None:
             self.processes = process_rows(self.moment, self.options)
 
     def _forget_pins(self, moment: Moment) -> None:
-        """Pins and tags of processes that ended; or the sets would grow without end."""
-        here: set[Key] = {(load.pid, load.ticks) for load in moment.processes}
-        here |= {(process.pid, 0) for process in moment.inventory.processes}
-        if not self.options.pinned <= here:
-            self.options = replace(self.options, pinned=self.options.pinned & here)
-        self.tagged &= here
+        """Drop the pins and tags of ended processes, so that the sets stay bounded."""
+        running: set[Key] = {(load.pid, load.ticks) for load in moment.processes}
+        running |= {(process.pid, 0) for process in moment.inventory.processes}
+        if not self.options.pinned <= running:
+            self.options = replace(self.options, pinned=self.options.pinned & running)
+        self.tagged &= running
 
-    # -- what the reader asks for
+    # -- the user's choices
 
     def sort_by(self, name: str) -> None:
-        """Sort by a column; asked for again, the other way round."""
+        """Sort by a column; if that is the sort order already, reverse it."""
         again = name == self.options.sort
         self.options = replace(self.options, sort=name, reverse=again and not self.options.reverse)
         self.arrange()
 
     def sort_next(self, by: int) -> None:
+        """Sort by the column that is ``by`` places further in `SORTS`."""
         at = (SORTS.index(self.options.sort) + by) % len(SORTS)
         self.options = replace(self.options, sort=SORTS[at], reverse=False)
         self.arrange()
 
     def change(self, **options: Any) -> None:
-        """Change the filter, the tree, or what is pinned."""
+        """Change options of the list: the filter, the order, the tree, pins."""
         self.options = replace(self.options, **options)
         self.arrange()
 
     def pin(self, row: ProcessRow) -> None:
-        """Pin a process to the top, or let it go."""
+        """Pin a process to the top, or unpin it."""
         self.change(pinned=self.options.pinned ^ {row.key})
 
     def tag(self, row: ProcessRow) -> None:
-        """Tag a process, or take its tag away."""
+        """Tag a process, or untag it."""
         self.tagged ^= {row.key}
 
     @property
     def tagged_rows(self) -> list[ProcessRow]:
-        """One row of each tagged process that is listed: a filter hides some."""
-        found = {row.key: row for row in self.processes if row.key in self.tagged}
-        return list(found.values())
+        """One row for each tagged process, unless a filter hides it."""
+        rows = {row.key: row for row in self.processes if row.key in self.tagged}
+        return list(rows.values())
 
     def choose(self, position: int) -> None:
-        """Choose the GPU in this row of the table."""
+        """Select the GPU in this row of the table."""
         if 0 <= position < len(self.devices):
             self.chosen = self.devices[position].key
 
     @property
     def chosen_row(self) -> DeviceRow | None:
+        """The selected GPU."""
         return next((row for row in self.devices if row.key == self.chosen), None)
 
     @property
     def chosen_at(self) -> int:
-        """The row of the chosen GPU."""
+        """The row number of the selected GPU."""
         return next((i for i, row in enumerate(self.devices) if row.key == self.chosen), 0)
 
     # -- lines
 
     def title(self, columns: int) -> Line:
-        """What machine, and what state the screen is in."""
+        """The machine, and the state of the screen."""
         if self.moment is None:
             return fit(((" gpuprobe", "title"), ("  asking …", "dim")), columns)
         inventory = self.moment.inventory
@@ -211,7 +262,7 @@ class TopModel:
 
     def panel(self, columns: int, two_lines: bool) -> Panel:
         """The table of GPUs."""
-        return table(
+        return device_table(
             self.devices,
             self.history,
             columns,
@@ -222,18 +273,18 @@ class TopModel:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether there is a GPU or a process to show, or nothing was read yet."""
+        """Whether there are GPUs or processes to show, or no reading yet."""
         return bool(self.devices or self.processes) or self.machine is None
 
     def no_gpu(self, columns: int, height: int) -> list[Line]:
-        """What is shown in place of the tables if there is no GPU."""
+        """The explanation instead of the tables on a machine without a GPU."""
         assert self.machine is not None
         return no_gpu(self.machine, self.selection, len(self.runs), columns, height)
 
     def process_page(
         self, row: ProcessRow, details: ProcessDetails | None, columns: int
     ) -> list[Line]:
-        """One process in depth, with its newest readings; its last ones if it has ended."""
+        """The page of one process, with its newest readings, or its last ones if it has ended."""
         rows: list[ProcessRow] = []
         if self.moment is not None:
             options = ListOptions(sort="gpu")
@@ -250,11 +301,11 @@ class TopModel:
         )
 
     def detail(self, columns: int, height: int) -> list[Line]:
-        """The chosen GPU in depth."""
+        """The selected GPU in detail."""
         row = self.chosen_row
         if row is None:
             return [fit((), columns) for _ in range(height)]
-        return detail(
+        return device_detail(
             row,
             self.history,
             columns,
@@ -265,13 +316,13 @@ class TopModel:
         )
 
     def next_plot(self) -> str:
-        """Begin with the next plot; returns its name."""
+        """Show the next plot first; returns its name."""
         self.plot = (self.plot + 1) % len(PLOTS)
         return PLOTS[self.plot][1]
 
-    def process_headings(self, columns: int) -> tuple[Columns, list[Line]]:
-        """How many processes are shown and why, and the names of the columns."""
-        chosen = layout(columns)
+    def process_headings(self, columns: int) -> tuple[ProcessColumns, list[Line]]:
+        """The number of processes with the active options, and the names of the columns."""
+        chosen = process_layout(columns)
         everything = 0 if self.moment is None else len(self.moment.inventory.processes)
         shown = sum(1 for row in self.processes if row.device)
         count = f" {shown} of {everything}" if shown != everything else f" {everything}"
@@ -292,33 +343,30 @@ class TopModel:
         free = columns - line_width(line)
         if free > len(words) + 2:
             line += ((right(words, free), "dim"),)
-        return chosen, [fit(line, columns), heading(chosen, self.options)]
+        return chosen, [fit(line, columns), process_heading(chosen, self.options)]
 
-    def process_line(self, row: ProcessRow, columns: Columns) -> Line:
+    def process_line(self, row: ProcessRow, columns: ProcessColumns) -> Line:
         """One process."""
         recorded = self.run_of(row) is not None
         return process_line(row, columns, recorded=recorded, tagged=row.key in self.tagged)
 
     def notes(self) -> list[str]:
-        """What is unusual, in sentences, the worst first."""
+        """Errors and unusual values, in sentences, the most severe first."""
         if self.moment is None:
             return [self.failure] if self.failure else []
         inventory = self.moment.inventory
-        found = [self.failure] if self.failure else []
-        if not self.failure:
-            # An error of a device comes before what is merely refused.
-            found += errors_of(inventory)
+        notes = [self.failure] if self.failure else errors_of(inventory)
         for one in inventory.disagreements:
             if not one.expected:
-                found.append(visible(one.message))
+                notes.append(visible(one.message))
         if isinstance(self.moment.xids, Unavailable) and (
             self.moment.xids.status is not ReadStatus.NOT_COLLECTED
         ):
-            found.append(f"Xid messages are unavailable: {visible(self.moment.xids.reason)}")
-        return found
+            notes.append(f"Xid messages are unavailable: {visible(self.moment.xids.reason)}")
+        return notes
 
     def note(self, columns: int) -> Line:
-        """The first of the notes, and how many more there are."""
+        """The first note, and the number of further ones."""
         found = self.notes()
         if not found:
             return fit((), columns)
@@ -327,20 +375,19 @@ class TopModel:
         text = fit(((f" {found[0]}", role),), columns - len(more), role if self.failure else "")
         return (*text, (more, "dim"))
 
-    # -- handing out
+    # -- export
 
-    def export(self, shown: Sequence[ProcessRow] | None = None) -> dict[str, Any]:
-        """What is on the screen, as JSON: devices, processes in their order, host, filter."""
+    def export(self) -> dict[str, object]:
+        """The screen as JSON-ready data: devices, processes in their order, host, options."""
         if self.moment is None:
             return header(EXPORT_SCHEMA, EXPORT_VERSION)
-        from gpuprobe.model.io.codec import to_plain  # 4 ms, when something is exported
+        from gpuprobe.model.io.codec import to_plain  # 4 ms, for exports only
 
         inventory = self.moment.inventory
-        rows = self.processes if shown is None else shown
         by_place = {(p.pid, p.device, p.mig): p for p in inventory.processes}
         listed = []
         used: set[tuple[int, str, str]] = set()
-        for row in rows:
+        for row in self.processes:
             for place, process in by_place.items():
                 if place[:2] == (row.pid, row.device) and place not in used:
                     used.add(place)
@@ -374,7 +421,7 @@ class TopModel:
 
 
 def _failure(inventory: Inventory) -> str:
-    """Why no GPU can be asked, or an empty text."""
+    """The reason why no GPU can be queried, or \"\"."""
     if any(source.available for source in inventory.sources):
         return ""
     reasons = "; ".join(source.reason for source in inventory.sources if not source.available)

@@ -1,6 +1,6 @@
-"""A thread that reads the machine again and again and hands over immutable messages.
+"""A thread that reads the machine repeatedly and posts immutable messages.
 
-Knows nothing of Textual: whoever starts it passes in how a message is posted.
+Independent of Textual: the caller passes the function that posts a message.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from gpuprobe.model.record import record
 
 
 class MachineReader(Protocol):
-    """What is read: `gpuprobe.api.monitor.Monitor`, or a log of one."""
+    """The source of readings: `gpuprobe.api.monitor.Monitor`, or a log."""
 
     def read(self) -> Moment | None:
-        """The next moment, or None where there will be no more."""
+        """The next reading, or None after the last one."""
 
 
 @runtime_checkable
 class Seekable(Protocol):
-    """A reader that can go back."""
+    """A reader that can seek."""
 
     def step(self, by: int) -> None:
-        """Have the next ``read`` return the moment ``by`` after the one that was read last."""
+        """Make the next ``read`` return the reading ``by`` after the last one."""
 
 
 @record(frozen=True, slots=True)
 class Taken:
-    """A reading."""
+    """A successful reading."""
 
     moment: Moment
 
 
 @record(frozen=True, slots=True)
 class Failed:
-    """A reading that failed as a whole; it is tried again."""
+    """A failed reading. The thread tries again."""
 
     text: str
 
 
 @record(frozen=True, slots=True)
 class Ended:
-    """There is nothing more to read."""
+    """The source has no more readings."""
 
 
 @record(frozen=True, slots=True)
 class Done:
-    """A job that was asked for is done: its result, or the error that ended it."""
+    """A job has ended. ``result``: what it returned or the error it raised, for ``then``."""
 
-    name: str
+    then: Callable[[object], None]
     result: object
 
 
 @record(frozen=True, slots=True)
 class Crashed:
-    """A fault in gpuprobe itself ended the thread."""
+    """An internal error ended the thread."""
 
     error: Exception
 
 
 class ReaderThread:
-    """Reads every ``interval`` seconds, until `stop`. A message is posted only after the last
-    one was `taken`: a slow screen gets fewer readings, not a queue of them.
+    """Reads every ``interval`` seconds, until `stop`. A message is posted only after the last one
+    was `taken`: a slow screen gets fewer readings, not a queue of them.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class ReaderThread:
         self._paused = False
         self._hurried = False
         self._step = 0
-        self._waiting = False  # for the last message to be taken
-        self._jobs: deque[tuple[str, Callable[[], object]]] = deque()
+        self._waiting = False  # until the last message is taken
+        self._jobs: deque[tuple[Callable[[], object], Callable[[object], None]]] = deque()
         self._thread = threading.Thread(target=self._run, name="gpuprobe-reader", daemon=True)
 
     # -- from the screen's thread
@@ -95,7 +95,7 @@ class ReaderThread:
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """End the thread; a driver that hangs is left behind after ``timeout`` seconds."""
+        """End the thread. If the driver hangs, it is left running after ``timeout`` seconds."""
         with self._state:
             self._stopping = True
             self._state.notify_all()
@@ -114,22 +114,24 @@ class ReaderThread:
             self._state.notify_all()
 
     def step(self, by: int) -> None:
-        """Read the moment ``by`` after the last one now: for what can be replayed."""
+        """Read the reading ``by`` after the last one now, if the source can seek."""
         with self._state:
             self._step += by
             self._hurried = True
             self._state.notify_all()
 
     def taken(self) -> None:
-        """The last message was shown: the next may come."""
+        """Allow the next message: the last one has been shown."""
         with self._state:
             self._waiting = False
             self._state.notify_all()
 
-    def run_job(self, name: str, job: Callable[[], object]) -> None:
-        """Run ``job`` in this thread, between two readings; its result comes as `Done`."""
+    def run_job(self, job: Callable[[], object], then: Callable[[object], None]) -> None:
+        """Run ``job`` in this thread, between two readings. `Done` brings its result to the thread
+        of the screen, for ``then``.
+        """
         with self._state:
-            self._jobs.append((name, job))
+            self._jobs.append((job, then))
             self._state.notify_all()
 
     @property
@@ -146,11 +148,11 @@ class ReaderThread:
 
     def _run(self) -> None:
         try:
-            self._read_on()
+            self._read_until_stopped()
         except Exception as error:  # noqa: BLE001 (raised again in the screen's thread)
             self._send(Crashed(error))
 
-    def _read_on(self) -> None:
+    def _read_until_stopped(self) -> None:
         while not self._stopping:
             try:
                 with ExitStack() as stack:
@@ -179,7 +181,7 @@ class ReaderThread:
         self._post(message)
 
     def _wait_for_turn(self) -> None:
-        """Until the next reading is due; jobs are run meanwhile."""
+        """Run jobs until the next reading is due."""
         began = time.monotonic()
         while True:
             with self._state:
@@ -192,9 +194,9 @@ class ReaderThread:
                         return
                     self._state.wait(None if self._paused else left)
                     continue
-                name, job = self._jobs.popleft()
+                job, then = self._jobs.popleft()
             try:
                 result = job()
             except (GpuprobeError, OSError) as error:
                 result = error
-            self._send(Done(name, result))
+            self._send(Done(then, result))

@@ -1,7 +1,7 @@
-"""What the dashboard remembers: a small JSON file in the user's configuration folder.
+"""The settings of the dashboard, stored as JSON in the user's configuration folder.
 
-A file that cannot be read or is not understood is no reason to fail: the defaults hold, and the
-screen reports it once.
+A file that cannot be read or decoded is not an error: the defaults apply, and the screen reports it
+once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from gpuprobe.errors import DataError
 from gpuprobe.model.io.files import atomic_write, read_text
 from gpuprobe.model.record import record
-from gpuprobe.tui.monitor.tables.process_rows import SORTS
+from gpuprobe.tui.monitor.processes import SORTS
 from gpuprobe.tui.widgets.palette import PALETTES
 
 
 @record(frozen=True, slots=True)
 class Settings:
-    """``theme`` is empty for the default of the environment."""
+    """The stored settings. ``theme`` is empty for the default of the environment."""
 
     theme: str = ""
     sort: str = "memory"
@@ -32,8 +32,7 @@ class Settings:
 
 def settings_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     """``$XDG_CONFIG_HOME/gpuprobe/top.json``, by default in ``~/.config`` (XDG Base Directory
-    Specification). None where there is no home folder either. A relative ``XDG_CONFIG_HOME``
-    is to be ignored, by the specification.
+    Specification, by which a relative ``XDG_CONFIG_HOME`` is ignored). None without a home folder.
     """
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # noqa: PTH117 (it may be empty, which no Path is)
@@ -45,7 +44,7 @@ def settings_path(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def load(path: Path | None) -> tuple[Settings, str]:
-    """The settings, and what was wrong with them (empty where nothing was)."""
+    """The stored settings, and a message if they could not be loaded ("" otherwise)."""
     if path is None:
         return Settings(), ""
     try:
@@ -54,20 +53,20 @@ def load(path: Path | None) -> tuple[Settings, str]:
         return Settings(), ""
     except (OSError, ValueError, RecursionError) as error:
         return Settings(), f"settings were not loaded: {error}"
-    from gpuprobe.model.io.codec import from_plain  # 4 ms, where something is remembered
+    from gpuprobe.model.io.codec import from_plain  # 4 ms, if there are stored settings
 
     try:
         found = from_plain(Settings, raw, "settings were not loaded")
     except DataError as error:
         return Settings(), str(error)
-    # A newer version may have written the name of a theme or column that this one has not.
+    # A newer version may have stored a theme or a column that this one does not have.
     theme = found.theme if found.theme in PALETTES else ""
     sort = found.sort if found.sort in SORTS else Settings().sort
     return replace(found, theme=theme, sort=sort), ""
 
 
 def save(path: Path | None, settings: Settings) -> None:
-    """Write the settings, whole or not at all. Raises OSError."""
+    """Store the settings atomically. Raises OSError."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""`gpuprobe view`."""
+"""`gpuprobe view`: recordings and memory snapshots on a screen."""

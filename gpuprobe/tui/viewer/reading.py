@@ -1,13 +1,15 @@
-"""What the screen of a run reads in threads: the recording, one step's peak, and what else
-concerns the rank that is shown. What is found arrives as messages.
+"""Worker threads of a recording's screen: they read the recording, a step's peak, traces, and what
+else runs on the GPU. Results arrive as messages.
 """
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from textual.message import Message
 from textual.worker import Worker, get_current_worker
@@ -16,28 +18,34 @@ from gpuprobe.api.live import (
     Followed,
     Insight,
     Neighbours,
+    Share,
     StepPeak,
     Surroundings,
+    TraceInspector,
+    TraceRef,
     insight,
     neighbours,
+    open_traces,
     out_of_memory,
+    step_peak,
     trace_refs,
 )
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.viewer.run_model import Curves, RunModel, model_of
 
-_ASK_EVERY = 5.0
-"""Seconds between questions to the driver about who shares the GPU."""
+_QUERY_EVERY = 5.0
+"""Seconds between queries of the driver for the processes that share the GPU."""
 
 _SHARE = 5
-"""Reading the recording may take a fifth of the time; a longer read is repeated less often."""
+"""Reading the recording takes at most a fifth of the time: longer reads are less frequent."""
 
 
 @dataclass
 class Polled(Message):
-    """The recording as it is now, and the chosen rank of it made ready."""
+    """The recording as it is now, and the model of its selected rank."""
 
     recording: Recording
     model: RunModel
@@ -45,38 +53,38 @@ class Polled(Message):
 
 @dataclass
 class ReadFailed(Message):
-    """It could not be read (any more). ``nothing_shown``: it never could."""
+    """The recording could not be read. ``nothing_shown``: no read has succeeded before."""
 
     error: GpuprobeError
     nothing_shown: bool
 
 
 @dataclass
-class PeakFound(Message):
-    """What was alive at the peak of a step; ``key``: the rank and the step's index."""
+class PeakRead(Message):
+    """The memory at the peak of a step. ``key``: the rank, and the step's index."""
 
     key: tuple[int, int]
     peak: StepPeak | Unavailable
 
 
 @dataclass
-class Around(Message):
-    """What else was found about a rank."""
+class SurroundingsRead(Message):
+    """What was found around a rank: other processes on its GPU, its forecast, its traces."""
 
     rank: int
-    found: Surroundings
+    surroundings: Surroundings
 
 
 def follow(
     followed: Followed,
-    rank_wanted: Callable[[], int],
+    selected_rank: Callable[[], int],
     interval: float,
     post: Callable[[Message], object],
     *,
     fresh: bool,
 ) -> None:
-    """Read what is new again and again, until every rank has ended or the worker is cancelled.
-    ``fresh``: nothing is shown yet. A failure ends it.
+    """Poll the recording until every rank has ended, a read fails or the worker is cancelled.
+    ``fresh``: nothing is shown yet.
     """
     worker = get_current_worker()
     curves: dict[int, Curves] = {}
@@ -88,7 +96,7 @@ def follow(
             post(ReadFailed(error, fresh))
             return
         fresh = False
-        rank = rank_wanted()
+        rank = selected_rank()
         model = model_of(recording, rank, curves.setdefault(rank, Curves()))
         post(Polled(recording, model))
         others = [at for at in range(len(recording.ranks)) if at != rank]
@@ -99,50 +107,114 @@ def follow(
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """The rank that is shown: its place in the recording, and the device it is shown for."""
+class ShownRank:
+    """The rank on the screen: its position in the recording, and its device."""
 
     rank: RankRecording
-    place: int
+    position: int
     device: str
 
 
-def look_around(
-    shown: Callable[[], Shown | None],
+def read_surroundings(
+    shown: Callable[[], ShownRank | None],
     interval: float,
     post: Callable[[Message], object],
     demo: str | None,
 ) -> None:
-    """Ask the driver, the trend and the traces about the rank that is ``shown`` (None: they are
-    not wanted now), again where there is something new; until the worker is cancelled.
+    """Query the driver, and analyse trend and traces, for the rank that is ``shown``; again when it
+    has new steps, until the worker is cancelled. Does nothing while ``shown`` returns None.
     """
     worker = get_current_worker()
-    seen: object = None
-    inside: tuple[object, Insight | Unavailable | None] = (None, None)
+    last_state: object = None
+    last_insight: tuple[object, Insight | Unavailable | None] = (None, None)
     while not worker.is_cancelled:
-        wanted = shown()
-        state = wanted and (wanted.place, len(wanted.rank.steps), wanted.rank.end)
-        if wanted is None or state == seen:
-            _wait(worker, min(0.05 if wanted is None else 0.2, interval))
+        now = shown()
+        state = now and (now.position, len(now.rank.steps), now.rank.end)
+        if now is None or state == last_state:
+            _wait(worker, min(0.05 if now is None else 0.2, interval))
             continue
-        seen = state
-        rank, place, device = wanted.rank, wanted.place, wanted.device
+        last_state = state
+        rank, position, device = now.rank, now.position, now.device
         others: Neighbours | Unavailable
         try:
             others = neighbours(rank, device, demo)
         except GpuprobeError as error:
             others = Unavailable(str(error))
-        when = out_of_memory(rank, device, others)
-        traced = (place, trace_refs(rank)[-1:])
-        known = inside[1] if inside[0] == traced else None
-        post(Around(place, Surroundings(others, when, known)))
+        forecast = out_of_memory(rank, device, others)
+        traced = (position, trace_refs(rank)[-1:])
+        known = last_insight[1] if last_insight[0] == traced else None
+        post(SurroundingsRead(position, Surroundings(others, forecast, known)))
         if known is None:
-            inside = (traced, insight(rank, device))
-            post(Around(place, Surroundings(others, when, inside[1])))
-        _wait(worker, max(interval, min(_ASK_EVERY, 10 * interval)))
+            last_insight = (traced, insight(rank, device))
+            post(SurroundingsRead(position, Surroundings(others, forecast, last_insight[1])))
+        _wait(worker, max(interval, min(_QUERY_EVERY, 10 * interval)))
 
 
-def _wait(worker: Worker[Any], seconds: float) -> None:
+def _wait(worker: Worker[object], seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and not worker.is_cancelled:
         time.sleep(min(0.05, seconds))
+
+
+MOST_OPEN = 3
+"""Steps whose traces stay open. A trace of a million events takes about 150 MB."""
+
+
+class OpenTraces:
+    """A cache of open traces, safe to use from several threads.
+
+    Each trace is opened once, by the first thread that needs it; the others wait: threads that
+    decode at the same time would only take turns.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[int, TraceRef], list[TraceInspector]] = OrderedDict()
+
+    def of(self, rank: RankRecording, ref: TraceRef) -> list[TraceInspector]:
+        """The traces of a step. Raises what `open_traces` raises."""
+        key = (rank.session.rank, ref)
+        with self._lock:
+            traces = self._open.get(key)
+            if traces is None:
+                with gc_paused():
+                    traces = self._open[key] = open_traces(rank, ref)
+                gc.freeze()  # permanently: the objects of a trace form no cycles
+            self._open.move_to_end(key)
+            while len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+            return traces
+
+    def peak(self, rank: RankRecording, position: int) -> StepPeak | Unavailable:
+        """The memory at the peak of the step at a position in the rank's steps."""
+        step = rank.steps[position]
+        if not step.traces:
+            return step_peak(rank, step)
+        try:
+            inspectors = self.of(rank, TraceRef(step.index, position))
+        except GpuprobeError as error:
+            return Unavailable(str(error))
+        return _peak_of(inspectors[0]) if inspectors else step_peak(rank, step)
+
+    def forget(self) -> None:
+        """Close all traces: the next use reads them again."""
+        with self._lock:
+            self._open.clear()
+
+
+def _peak_of(inspector: TraceInspector) -> StepPeak:
+    event = inspector.event(inspector.peak)
+    rows = inspector.positions.alive(inspector.peak)
+
+    def shares(grouping: str) -> tuple[Share[str], ...]:
+        groups = inspector.grouped(rows, grouping)
+        return tuple(Share(group.key, group.bytes, len(group.rows)) for group in groups)
+
+    return StepPeak(
+        inspector.device,
+        inspector.allocated[inspector.peak],
+        event.phase if event is not None else "",
+        shares("category"),
+        shares("line"),
+        shares("module"),
+    )

@@ -1,4 +1,4 @@
-"""What the screen shows of a recording, as plain immutable data. Knows nothing of Textual."""
+"""A recording as the screen shows it: plain immutable data. Independent of Textual."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.tui.widgets.legend import chip, words
+from gpuprobe.tui.widgets.palette import chip
 from gpuprobe.tui.widgets.styled_text import Line, bar
 
 _BAR = 10
@@ -23,7 +23,7 @@ _LINE = 30
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One line of the table. ``height`` is what the plot shows, in bytes."""
+    """One line of the table of steps. ``height``: the value of the plot, in bytes."""
 
     index: int
     step: Step
@@ -37,7 +37,7 @@ class StepLine:
 
 
 class StepLines(Sequence[StepLine]):
-    """The lines of the table, each made when it is shown: there may be a million."""
+    """The lines of the table of steps. Each is made when it is shown: there may be a million."""
 
     def __init__(self, steps: Sequence[Step], device: str) -> None:
         self._steps = steps
@@ -57,8 +57,8 @@ class StepLines(Sequence[StepLine]):
 
 
 class Curves:
-    """What the plot shows of the steps of one rank, kept from read to read: only steps that were
-    added (and the last one, which may be replaced) are read again.
+    """The curves of the plot of one rank's steps, kept between reads: only new steps, and the last
+    one, which can change, are read again.
     """
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class Curves:
         self.reserved = array("q")
         self.time = array("q")
         self._best = -1
-        self._last: Step | None = None  # the one before the last
+        self._last: Step | None = None  # the last but one
 
     def update(self, steps: Sequence[Step]) -> None:
-        """Take in the steps as they are now. Where others came in their place, begin again."""
+        """Add new steps. If earlier steps have been replaced, start again."""
         known = len(self.time)
         if known > len(steps) or (known > 1 and steps[known - 2] is not self._last):
             self._clear()
@@ -92,7 +92,7 @@ class Curves:
         self._last = steps[-2] if len(steps) > 1 else None
 
     def _device_of(self, steps: Sequence[Step]) -> bool:
-        """Whether another device has the highest peak now."""
+        """Whether the device with the highest peak has changed."""
         before = self.device
         for step in steps:
             for window in step.windows:
@@ -108,7 +108,7 @@ def _level(peak: Peak | Unavailable, default: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunModel:
-    """One rank of a recording, ready to be shown. ``curves`` belongs to whoever made it."""
+    """One rank of a recording, formatted for the screen. ``curves`` belongs to the caller."""
 
     title: str
     state: str
@@ -125,15 +125,15 @@ class RunModel:
 
     @property
     def highest(self) -> int:
-        """The row with the peak; -1 where there is none."""
+        """The row with the highest peak; -1 without steps."""
         heights = self.curves.allocated[: len(self.rows)]
         return heights.index(max(heights)) if heights else -1
 
 
 def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) -> RunModel:
-    """What to show of the rank at position ``rank`` (it is clamped to those there are).
+    """The model of the rank at position ``rank``, clamped to the existing ones.
 
-    ``curves`` are those of the last read of this rank, where there was one.
+    ``curves``: those of the last read of this rank, if any.
     """
     name = visible(PurePath(recording.path).name)
     if not recording.ranks:
@@ -207,7 +207,7 @@ def _peak(peak: Peak | Unavailable) -> str:
 
 
 def _phase(step: Step, device: str) -> str:
-    """The phase of depth one with the highest peak; of equals, the first."""
+    """The top-level phase with the highest peak; the first of several."""
     best, name = -1, "-"
     for phase in step.phases:
         window = _window(phase.windows, device)
@@ -222,8 +222,8 @@ def detail_lines(
 ) -> list[Line]:
     """The panel next to the table: the phases, the tensors and the peak of one step.
 
-    ``peak`` is None while it is still being read. All bars of a step have one scale. ``plain``:
-    letters in place of colours.
+    ``peak`` is None while it is being read. All bars of a step have the same scale. ``plain``:
+    letters instead of colours.
     """
     step = row.step
     whole = _whole(row, peak)
@@ -251,17 +251,17 @@ def detail_lines(
         texts.append(f"{human_bytes(peak.allocated)} on {peak.device}{where}")
         shares = [share for share in peak.categories if share.bytes]
         texts += [_bar(Category(share.key), share.bytes, whole, plain) for share in shares]
-        for title, found in (("Lines", peak.lines), ("Modules", peak.modules)):
+        for title, shown in (("Lines", peak.lines), ("Modules", peak.modules)):
             texts += ["", title]
             texts += [
                 f"{human_bytes(s.bytes):>10}  {short_line(s.key, model.cwd, _LINE)}"
-                for s in found[:8]
+                for s in shown[:8]
             ]
     return [((text, ""),) if isinstance(text, str) else text for text in texts]
 
 
 def _whole(row: StepLine, peak: StepPeak | Unavailable | None) -> int:
-    """What a full bar stands for: the most memory that the panel shows, in bytes."""
+    """The value of a full bar: the largest amount in the panel, in bytes."""
     sizes = [0 if peak is None or isinstance(peak, Unavailable) else peak.allocated]
     for tensors in row.step.tensors:
         rest = tensors.rest if isinstance(tensors.rest, int) else 0
@@ -270,16 +270,16 @@ def _whole(row: StepLine, peak: StepPeak | Unavailable | None) -> int:
 
 
 def _bar(category: Category | None, size: int, whole: int, plain: bool) -> Line:
-    """A category (None: all that has none), its size, and its share of ``whole``."""
+    """A category (None: everything without one), its size, and its share of ``whole``."""
     kind = Category.OTHER if category is None else category
-    name = "everything else" if category is None else words(category)
+    name = "everything else" if category is None else category.words
     drawn = bar(size / whole, _BAR, "" if plain else kind.value)
     return ((f"{human_bytes(size):>10}  ", ""), chip(kind, plain), (f" {name:<18.18} ", ""), *drawn)
 
 
 def short_line(key: str, cwd: str, columns: int = 0) -> str:
-    """A line or module without the working directory in front of it; where that has more than
-    ``columns`` characters (0: any number), without directories; then its end is what stays.
+    """A line or module relative to the working directory; if that has more than ``columns``
+    characters (0: no limit), without directories, then cut at the end.
     """
     text = visible(key.removeprefix(cwd.rstrip("/") + "/") if cwd else key)
     place, found, function = text.partition(" in ")

@@ -1,69 +1,83 @@
-"""A recording on the screen, followed while it is written. `top` can push it, too."""
+"""A recording on the screen, followed while it is written. `gpuprobe top` opens it, too.
+
+`PANES` is the registry of panes: a new one is a `Pane` (`gpuprobe.tui.viewer.panes`) and a line
+there. Its tab, keys, help, documentation and JSON export follow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
-from gpuprobe.api.live import (
-    Followed,
-    StepPeak,
-    Surroundings,
-    all_findings,
-    now_sections,
-    rank_lines,
-    trace_refs,
-)
-from gpuprobe.model.findings import Finding
+from gpuprobe.api.live import Followed, all_findings
+from gpuprobe.model.io.document import header
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import visible, wrapped
-from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.probe_app import APP_KEYS, ProbeApp
-from gpuprobe.tui.viewer.export import (
-    document,
-    of_findings,
-    of_ranks,
-    of_sections,
-    of_state,
-    of_step,
-    texts_of,
+from gpuprobe.tui.viewer.panes import (
+    FindingsPane,
+    NowPane,
+    Pane,
+    RanksPane,
+    RankView,
+    Shared,
+    StepsPane,
 )
-from gpuprobe.tui.viewer.findings import FindingsPane
-from gpuprobe.tui.viewer.keys import PANES, STEPS_KEYS, TRACE_KEYS, VIEW_KEYS
-from gpuprobe.tui.viewer.reading import (
-    Around,
-    PeakFound,
-    Polled,
-    ReadFailed,
-    Shown,
-    follow,
-    look_around,
-)
+from gpuprobe.tui.viewer.reading import Polled, ReadFailed, follow
 from gpuprobe.tui.viewer.run_model import RunModel, model_of
-from gpuprobe.tui.viewer.steps import StepsPane
-from gpuprobe.tui.viewer.trace.open_traces import OpenTraces
-from gpuprobe.tui.viewer.trace.pane import TracePane
+from gpuprobe.tui.viewer.trace import TracePane
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings
 from gpuprobe.tui.widgets.styled_text import Line
-from gpuprobe.tui.widgets.table import ItemTable
+from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-_PANE_KEYS = {"steps": STEPS_KEYS, "trace": TRACE_KEYS}
+PANES: tuple[type[Pane], ...] = (StepsPane, NowPane, TracePane, RanksPane, FindingsPane)
+"""The panes, in the order of their tabs."""
+
+PANE_KEYS = tuple(key for pane in PANES for key in pane.KEYS)
+
+VIEW_KEYS = (
+    Key(
+        " ".join([*(str(at + 1) for at in range(len(PANES))), "Tab"]),
+        ", ".join(pane.NAME for pane in PANES),
+        {
+            "tab": "next_pane(1)",
+            "shift+tab": "next_pane(-1)",
+            **{str(at + 1): f"pane('{pane.NAME}')" for at, pane in enumerate(PANES)},
+        },
+    ),
+    *MOVE_KEYS,
+    *FIND_KEYS,
+    Key("p", "go to the peak", {"p": "peak"}, footer="peak"),
+    Key("t", "open the trace of the selected step", {"t": "trace"}, footer="trace"),
+    Key("n", "next rank", {"n": "rank(1)"}),
+    Key("r", "read again", {"r": "reload"}),
+    Key("e", "save the current view as JSON", {"e": "export"}, footer="save JSON", command=True),
+    Key("Esc", "back", {"escape": "back"}),
+)
+
+EXPORT_SCHEMA = "gpuprobe.view"
+
+EXPORT_VERSION = (2, 0)
+"""(major, minor) of the document that ``e`` exports. A newer minor only adds keys. Sizes in bytes,
+durations in nanoseconds.
+
+History:
+* 1.0: first version.
+* 2.0: ``gpuprobe``, the version that wrote it; a finding is as in every document.
+"""
 
 
 class ViewScreen(Screen[None]):
-    """One recording in five panes. A recording that ends, or is deleted, is shown as such, and
-    the screen lives on.
+    """One recording in several panes. A recording that ends or is deleted stays on the screen.
 
-    ``demo`` names a fake fleet to ask for the GPU's other processes.
+    ``demo`` names a fake fleet whose processes are shown as those of the GPU.
     """
 
     DEFAULT_CSS = """
@@ -88,81 +102,46 @@ class ViewScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.followed = followed
-        self.interval = interval
-        self.demo = demo
         self.recording: Recording | None = None
         self.run_model: RunModel | None = None
         self._rank = 0
         self._shown_rank = -1
-        self._peaks: dict[tuple[int, int], StepPeak | Unavailable] = {}
-        self._around: dict[int, Surroundings] = {}
-        self._findings: tuple[Finding, ...] = ()
-        self._traces = OpenTraces()
-        self._width = 80
+        self._shared = Shared(interval, demo)
 
     def compose(self) -> ComposeResult:
-        # Kept, not queried: a message may still come while the screen is being taken down.
+        # Kept, not queried: messages can arrive while the screen is being removed.
         self._head = TextPane(id="title")
         self._problem = TextPane(id="problem")
         self._tabs = TextPane(id="tabs")
-        self._steps = StepsPane(id="steps-pane")
-        self._now = TextPane(id="now")
-        self._trace = TracePane(self._traces, id="trace-pane")
-        self._ranks = ItemTable(id="ranks-pane")
-        self._finding_list = FindingsPane(id="findings-pane")
-        self._switcher = ContentSwitcher(initial="steps-pane")
+        self._panes = {pane.NAME: pane(self._shared) for pane in PANES}
+        self._switcher = ContentSwitcher(initial=f"{PANES[0].NAME}-pane")
         self._keys = KeyBar(())
         yield self._head
         yield self._problem
         yield self._tabs
         with self._switcher:
-            yield self._steps
-            with VerticalScroll(id="now-pane"):
-                yield self._now
-            yield self._trace
-            yield self._ranks
-            yield self._finding_list
+            yield from self._panes.values()
         yield self._keys
 
     def on_mount(self) -> None:
-        self.app.theme_changed_signal.subscribe(self, lambda theme: self._repaint())
+        self.app.theme_changed_signal.subscribe(self, lambda theme: self._trace.repaint())
         self._show_title("reading …", "")
         self._show_tabs()
         self._focus_pane()
         self._follow()
-        around = partial(
-            look_around, self._wanted_around, self.interval, self.post_message, self.demo
-        )
-        self.run_worker(around, thread=True, exclusive=True, group="around", description="around")
 
-    # -- reading, in threads
+    # -- reading
 
     def _follow(self) -> None:
         read = partial(
             follow,
             self.followed,
             lambda: self._rank,
-            self.interval,
+            self._shared.interval,
             self.post_message,
             fresh=self.recording is None,
         )
         self.run_worker(read, thread=True, exclusive=True, group="follow", description="follow")
-
-    def _read_peak(self, recording: Recording, rank: int, row: int) -> None:
-        if rank >= len(recording.ranks) or row >= len(recording.ranks[rank].steps):
-            return  # the recording was replaced by another since
-        chosen = recording.ranks[rank]
-        found = self._traces.peak(chosen, row)
-        self.post_message(PeakFound((rank, chosen.steps[row].index), found))
-
-    def _wanted_around(self) -> Shown | None:
-        """The rank whose surroundings are wanted, while the pane is shown that needs it."""
-        rank, model = self._chosen, self.run_model
-        if rank is None or model is None or self._pane != "now":
-            return None
-        return Shown(rank, self._shown_rank, model.device)
-
-    # -- what the threads found
 
     def on_polled(self, message: Polled) -> None:
         self.recording = message.recording
@@ -178,121 +157,90 @@ class ViewScreen(Screen[None]):
         self._problem.show([((f" {part}", "badge-bad"),) for part in wrapped(text, "", columns)])
         self._problem.add_class("shown")
 
-    def on_peak_found(self, message: PeakFound) -> None:
-        self._peaks[message.key] = message.peak
-        if message.key == self._key():
-            self._steps.show_peak(message.peak)
-
-    def on_around(self, message: Around) -> None:
-        self._around[message.rank] = message.found
-        self._show_now()
-
     # -- showing
 
-    @property
-    def _chosen(self) -> RankRecording | None:
+    def _selected(self) -> RankRecording | None:
         recording = self.recording
         if recording is None or not 0 <= self._shown_rank < len(recording.ranks):
             return None
         return recording.ranks[self._shown_rank]
 
     def _show(self, model: RunModel) -> None:
+        recording = self.recording
+        if recording is None:
+            return
         self.run_model = model
         self._show_title(f"{model.title} · {model.state}", f"{model.facts} · {model.measure}")
-        other = self._shown_rank != model.rank
+        new_rank = self._shown_rank != model.rank
         first = self._shown_rank < 0
         self._shown_rank = model.rank
-        self._steps.show(model, other=other)
-        rank = self._chosen
-        if rank is not None:
-            self._findings = all_findings(rank)
-            self._trace.offer(rank, trace_refs(rank), other=other)
-            if not rank.steps and first and not model.running:
-                self.action_pane("trace")  # a snapshot: the trace is all there is
+        rank = self._selected()
+        findings = () if rank is None else all_findings(rank)
+        view = RankView(recording, model, rank, findings)
+        for pane in self._panes.values():
+            pane.set_view(view, new_rank=new_rank)
+        if rank is not None and not rank.steps and first and not model.running:
+            self.action_pane(TracePane.NAME)  # a memory snapshot has no steps
         self._show_pane()
 
     def _show_pane(self) -> None:
-        """Show what belongs into the pane that is on the screen."""
-        if self._pane == "now":
-            self._show_now()
-        elif self._pane == "trace":
-            self._trace.open_any()
-        elif self._pane == "ranks" and self.recording is not None:
-            head, *rows = rank_lines(self.recording, max(80, self.size.width - 1))
-            heading: Line = (("", "section"), (head, "head"))
-            self._ranks.fill([heading], len(rows), lambda index: [((rows[index], ""),)])
-        elif self._pane == "findings":
-            self._finding_list.show(self._findings, self.run_model.cwd if self.run_model else "")
+        self._pane.draw()
         self._show_tabs()
 
     def _show_title(self, *lines: str) -> None:
         self._head.show([(("", "section"), (f" {line}", "")) for line in lines])
 
-    def _show_now(self) -> None:
-        rank, model = self._chosen, self.run_model
-        if rank is None or model is None or self._pane != "now":
-            return
-        around = self._around.get(model.rank, Surroundings())
-        width = self._width - 4  # its padding, and the scrollbar
-        indent = 16 if width >= 80 else 2
-        lines: list[Line] = []
-        for section in now_sections(rank, model.device, around):
-            lines += [()] if lines else []
-            label = section.title
-            if len(label) >= indent:
-                lines.append(((label, "accent"),))
-                label = ""
-            for at, text in enumerate(texts_of(section, model.cwd)):
-                for part in wrapped(text, "", max(20, width - indent)):
-                    lines.append(((f"{label:<{indent}}", "accent"), (part, "dim" if at else "")))
-                    label = ""
-        self._now.show(lines)
-
     def _show_tabs(self) -> None:
         line: Line = ((" ", ""),)
         for name, text in self._tab_names():
-            line += ((text, "tab" if name == self._pane else "dim"),)
+            line += ((text, "tab" if name == self._pane.NAME else "dim"),)
         self._tabs.show([line])
 
     def _tab_names(self) -> list[tuple[str, str]]:
-        count = f" {len(self._findings)}" if self._findings else ""
         return [
-            (name, f" {at + 1} {name}{count if name == 'findings' else ''} ")
-            for at, name in enumerate(PANES)
-            if name in self._panes
+            (name, f" {number} {pane.tab} ")
+            for number, (name, pane) in enumerate(self._panes.items(), 1)
+            if name in self._applicable
         ]
-
-    def _repaint(self) -> None:
-        """The theme changed: what differs without colour is made anew."""
-        self._trace.repaint()
 
     # -- panes
 
     @property
     def KEYS(self) -> tuple[Key, ...]:
-        """The keys of this screen and of the pane that is shown."""
-        return (*_PANE_KEYS.get(self._pane, ()), *VIEW_KEYS)
+        """The keys of this screen and of its visible pane."""
+        return (*self._pane.KEYS, *VIEW_KEYS)
 
     @property
-    def _pane(self) -> str:
-        return (self._switcher.current or "steps-pane").removesuffix("-pane")
+    def _pane(self) -> Pane:
+        """The visible pane."""
+        return self._panes[(self._switcher.current or "").removesuffix("-pane") or PANES[0].NAME]
+
+    @property
+    def _steps(self) -> StepsPane:
+        pane = self._panes[StepsPane.NAME]
+        assert isinstance(pane, StepsPane)
+        return pane
+
+    @property
+    def _trace(self) -> TracePane:
+        pane = self._panes[TracePane.NAME]
+        assert isinstance(pane, TracePane)
+        return pane
 
     def _focus_pane(self) -> None:
-        pane = self.query_one(f"#{self._pane}-pane")
+        pane = self._pane
         table = pane if isinstance(pane, ItemTable) else next(iter(pane.query(ItemTable)), pane)
         table.focus()
         self._keys.offer((*APP_KEYS, *self.KEYS))
 
     @property
-    def _panes(self) -> tuple[str, ...]:
-        """Those that apply: a memory snapshot has no steps and no ranks."""
-        recording = self.recording
-        if recording is None or recording.kind == "recording":
-            return PANES
-        return ("now", "trace", "findings")
+    def _applicable(self) -> tuple[str, ...]:
+        """The names of the panes that this kind of recording has."""
+        snapshot = self.recording is not None and self.recording.kind != "recording"
+        return tuple(pane.NAME for pane in PANES if pane.IN_SNAPSHOTS or not snapshot)
 
     def action_pane(self, name: str) -> None:
-        if name not in self._panes:
+        if name not in self._applicable:
             self.notify(f"a memory snapshot has no {name} pane", markup=False, timeout=3)
             return
         self._switcher.current = f"{name}-pane"
@@ -300,9 +248,9 @@ class ViewScreen(Screen[None]):
         self._show_pane()
 
     def action_next_pane(self, by: int) -> None:
-        panes = self._panes
-        at = panes.index(self._pane) if self._pane in panes else 0
-        self.action_pane(panes[(at + by) % len(panes)])
+        names = self._applicable
+        at = names.index(self._pane.NAME) if self._pane.NAME in names else 0
+        self.action_pane(names[(at + by) % len(names)])
 
     def on_text_pane_clicked(self, message: TextPane.Clicked) -> None:
         if message.pane is self._tabs:
@@ -315,49 +263,29 @@ class ViewScreen(Screen[None]):
 
     # -- events and keys
 
-    def _key(self) -> tuple[int, int] | None:
-        model, row = self.run_model, self._steps.cursor
-        if model is None or not 0 <= row < len(model.rows):
-            return None
-        return (model.rank, model.rows[row].index)
-
-    def on_steps_pane_wanted(self, message: StepsPane.Wanted) -> None:
-        key, recording = self._key(), self.recording
-        if key is None or recording is None or self.run_model is None:
-            return
-        known = self._peaks.get(key)
-        self._steps.show_peak(known)
-        if known is None:
-            read = partial(self._read_peak, recording, key[0], message.index)
-            # Described, or Textual takes the partial's repr, with all that is in it.
-            self.run_worker(read, thread=True, exclusive=True, group="peak", description="peak")
-
-    def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
-        if message.table is self._ranks:
-            self._to_rank(message.index)
-            self.action_pane("steps")
-        elif message.table.id == "steps":
-            self.action_trace()
-
     def on_resize(self, event: Resize) -> None:
         self.set_class(event.size.width < 96, "narrow")
         self.set_class(event.size.height < 22, "low")
-        # Not after the refresh: with a message between two resizes, Textual goes from the one
-        # to the other and back for ever.
-        self._width = event.size.width
-        self._show_now()
+        # At once, not after a refresh: with a message between two resizes, Textual alternates
+        # between both sizes without end.
+        self._shared.width = event.size.width
+        self._pane.screen_resized()
 
     def action_peak(self) -> None:
-        shown: StepsPane | TracePane = self._trace if self._pane == "trace" else self._steps
+        shown = self._trace if self._pane is self._trace else self._steps
         shown.to_peak()
 
     def action_trace(self) -> None:
         self._trace.open_step(self._steps.cursor)
-        self.action_pane("trace")
+        self.action_pane(TracePane.NAME)
 
     def action_rank(self, by: int) -> None:
         if self.recording is not None and self.recording.ranks:
             self._to_rank((self._rank + by) % len(self.recording.ranks))
+
+    def action_open_rank(self, rank: int) -> None:
+        self._to_rank(rank)
+        self.action_pane(StepsPane.NAME)
 
     def _to_rank(self, rank: int) -> None:
         if self.recording is not None:
@@ -365,30 +293,24 @@ class ViewScreen(Screen[None]):
             self._show(model_of(self.recording, rank))
 
     def action_reload(self) -> None:
-        self._peaks.clear()
-        self._traces.forget()
+        for pane in self._panes.values():
+            pane.forget()
         self._follow()
 
-    def shown(self) -> dict[str, Any]:
-        """What the pane shows, as JSON-ready data (`gpuprobe.tui.viewer.export`)."""
-        rank, model, recording, pane = self._chosen, self.run_model, self.recording, self._pane
-        name = str(self.followed.path)
-        if rank is None or model is None or recording is None:
-            return document(name, 0, pane, {})
-        key, opened = self._key(), self._trace.shown
-        around = self._around.get(model.rank, Surroundings())
-        content: dict[str, Callable[[], dict[str, Any]]] = {
-            "steps": lambda: of_step(rank, self._steps.cursor, key and self._peaks.get(key)),
-            "now": lambda: of_sections(now_sections(rank, model.device, around), model.cwd),
-            "trace": lambda: {} if opened is None else of_state(*opened),
-            "ranks": lambda: of_ranks(recording),
-            "findings": lambda: of_findings(self._findings),
+    def document(self) -> dict[str, object]:
+        """What the visible pane shows, as JSON-ready data."""
+        rank, pane = self._selected(), self._pane
+        return {
+            **header(EXPORT_SCHEMA, EXPORT_VERSION),
+            "recording": str(self.followed.path),
+            "rank": 0 if rank is None else rank.session.rank,
+            "pane": pane.NAME,
+            **({} if rank is None else pane.document()),
         }
-        return document(name, rank.session.rank, pane, content[pane]())
 
     def action_export(self) -> None:
         if isinstance(self.app, ProbeApp):
-            self.app.save_json("view", self.shown())
+            self.app.save_json("view", self.document())
 
     def action_back(self) -> None:
         if len(self.app.screen_stack) > 1:

@@ -1,5 +1,5 @@
-"""The keys of a screen, each written once: bindings, help, the last line, the command palette and
-the documentation all come from one table of `Key`.
+"""The keys of a screen. Bindings, help, the last line, the command palette and the documentation
+all come from one table of `Key`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gpuprobe.tui.widgets.text_pane import TextPane
 
 @record(frozen=True, slots=True)
 class Key:
-    """One line of the help.
+    """One key, or several of one purpose: a line of the help.
 
-    ``shown``: the keys as people write them; ``does``: what they do. ``actions`` maps Textual's
-    names of keys, with commas between them, to Textual's actions; empty where a widget of
-    Textual's has them. ``footer``: its name in the last line, empty where it has no place there;
-    ``command``: whether the command palette offers it. Both are for the first action.
+    ``shown``: the keys in the help; ``does``: what they do. ``actions`` maps Textual's names of
+    keys, separated by commas, to Textual's actions; empty if a widget of Textual handles them.
+    ``footer``: the name in the last line, if any; ``command``: whether the command palette lists
+    it. Both are for the first action.
     """
 
     shown: str
@@ -36,7 +36,7 @@ class Key:
 
 
 def bindings(keys: Iterable[Key]) -> list[BindingType]:
-    """For the ``BINDINGS`` of a screen or a widget. Textual itself uses Tab: ours comes first."""
+    """The ``BINDINGS`` of a screen or a widget. Tab takes priority over Textual's own binding."""
     return [
         Binding(names, action, key.does, show=False, priority="tab" in names)
         for key in keys
@@ -45,17 +45,17 @@ def bindings(keys: Iterable[Key]) -> list[BindingType]:
 
 
 def actions_of(keys: Iterable[Key]) -> frozenset[str]:
-    """The names of all actions, without their parameters."""
+    """The names of all actions, without parameters."""
     return frozenset(a.partition("(")[0] for key in keys for a in key.actions.values())
 
 
 def help_lines(keys: Iterable[Key]) -> list[Line]:
-    """One line per key."""
+    """The help: one line per key."""
     return [((left(key.shown, 16), "key"), (key.does, "")) for key in keys]
 
 
 class KeyBar(TextPane):
-    """The last line of a screen: what its most important keys do, also by a click."""
+    """The last line of a screen: its most important keys, which can be clicked as well."""
 
     DEFAULT_CSS = "KeyBar { width: 1fr; height: 1; }"
 
@@ -64,7 +64,7 @@ class KeyBar(TextPane):
         self._keys = _named(keys)
 
     def offer(self, keys: Iterable[Key]) -> None:
-        """Show the keys that have a name for this line."""
+        """Show those keys that have a ``footer``."""
         self._keys = _named(keys)
         self.on_resize()
 

@@ -1,18 +1,20 @@
 """The styles of roles: dark, light, safe for the colour-blind, and without colour.
 
-The colour-blind palette is that of Okabe and Ito, "Color Universal Design" (2008): its colours
-stay apart under every common kind of colour blindness; what is rare there has a tint of one of
-them. Dark and light show categories in the colours of the HTML report. Without colour, bold, dim
-and reverse tell roles apart, and bars and maps use a different character for each part.
+The colour-blind palette is that of Okabe and Ito, "Color Universal Design" (2008), whose colours
+can be distinguished with every common kind of colour blindness; rare categories have a tint of one
+of them. Dark and light show categories in the colours of the HTML report. Without colour, bold, dim
+and reverse distinguish roles, and bars and maps use a different character for each part.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gpuprobe.model.memory import Category
 from gpuprobe.model.record import record
+from gpuprobe.model.text import human_bytes
+from gpuprobe.tui.widgets.styled_text import Line, Span
 
 DEFAULT = "dark"
 
@@ -33,14 +35,14 @@ LETTERS: dict[Category, str] = {
     Category.OTHER: "X",
     Category.UNKNOWN: "?",
 }
-"""What stands for a category where there is no colour."""
+"""The letter of each category in a display without colour."""
 
 _NAMES = ("dark", "light", "colour-blind", "no colour")
 _BACKGROUND = ("#11151c", "#fbfbf8", "#101216", "#000000")
 _FOREGROUND = ("#d5dbe5", "#22262e", "#e6e6e6", "#ffffff")
 _PANEL = ("#1b2230", "#ecebe4", "#1d2129", "#000000")
 
-# A role and its style in each of `_NAMES`, in Rich's words.
+# Role -> its style in each of `_NAMES`, in Rich's notation.
 _STYLES: dict[str, tuple[str, str, str, str]] = {
     "dim": ("#7d8799", "#6c7280", "#8b919c", "dim"),
     "head": ("#9aa5b8", "#4d5461", "#a9afba", "underline"),
@@ -82,8 +84,8 @@ _STYLES: dict[str, tuple[str, str, str, str]] = {
 
 @record(frozen=True, slots=True)
 class Palette:
-    """``roles`` maps a role to a style in Rich's words. ``plain``: parts of a bar must be told
-    apart by their characters.
+    """The colours of a theme. ``roles``: role -> style in Rich's notation. ``plain``: without
+    colour, so that the parts of a bar need different characters.
     """
 
     name: str
@@ -95,9 +97,9 @@ class Palette:
     plain: bool = False
 
     def style(self, role: str) -> str:
-        """The style of a role in Rich's words. Some roles have parameters: ``A on B`` is a category
-        in front of another one's colour, ``tile N A`` the N-th rectangle of category A (neighbours
-        differ a little), and ``chosen N A`` the same one under the cursor.
+        """The style of a role in Rich's notation. Some roles have parameters: ``A on B`` is
+        category A on the colour of category B, ``tile N A`` the N-th rectangle of category A
+        (neighbours differ slightly), and ``chosen N A`` the same rectangle under the cursor.
         """
         if " on " in role:
             front, _, back = role.partition(" on ")
@@ -113,7 +115,7 @@ class Palette:
 
 
 def _shade(color: str, step: int) -> str:
-    """The colour, or for neighbours of the same category a little darker (1) or lighter (2)."""
+    """The colour, slightly darker (1) or lighter (2) for neighbours of the same category."""
     if step % 3 == 0:
         return color
     toward = 0 if step % 3 == 1 else 255
@@ -158,5 +160,20 @@ PALETTES: dict[str, Palette] = {name: _palette(at) for at, name in enumerate(_NA
 
 
 def default_palette(environ: Mapping[str, str] = os.environ) -> str:
-    """``no colour`` where ``NO_COLOR`` is set to anything (no-color.org), else `DEFAULT`."""
+    """``no colour`` if ``NO_COLOR`` is set to anything (no-color.org), else `DEFAULT`."""
     return "no colour" if environ.get("NO_COLOR") else DEFAULT
+
+
+def chip(category: Category, plain: bool) -> Span:
+    """A mark in the category's colour, or its letter."""
+    return (LETTERS[category], "") if plain else ("■", category.value)
+
+
+def legend(sizes: Iterable[tuple[Category, int]], plain: bool) -> Line:
+    """``■ parameter 1.2 GiB  ■ activation …`` in one line."""
+    line: Line = ()
+    for category, size in sizes:
+        if size:
+            named = (f" {category.words} ", "")
+            line += (chip(category, plain), named, (f"{human_bytes(size)}   ", "dim"))
+    return line

@@ -1,6 +1,6 @@
-"""Plots in block characters: one line, several lines, bars over an axis, and stacked bands.
+"""Plots in text: columns of blocks, curves in braille, and stacked bands, with their axes.
 
-Knows nothing of Textual.
+Independent of Textual.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpuprobe.model.memory import Category
 from gpuprobe.model.record import record
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, width
 from gpuprobe.tui.widgets.palette import LETTERS
-from gpuprobe.tui.widgets.styled_text import EIGHTHS, Line, Span, merged
+from gpuprobe.tui.widgets.styled_text import EIGHTHS, Line, Span, fit, left, merged, right
 
 LABEL = 11
-"""Columns to the left of a plot: the scale and its line."""
+"""Columns left of a plot, for the scale and its line."""
 
-# From the bottom up: what stays longest is at the bottom, so that the rest stands on it.
+# From the bottom up, by lifetime: the bands that change least are the base of the others.
 _ORDER = (
     Category.PARAMETER,
     Category.GATHERED_PARAMETER,
@@ -39,8 +39,8 @@ _ORDER = (
 
 
 def blocks(values: Sequence[float], rows: int, highest: float) -> list[str]:
-    """A column for each value, in ``rows`` lines, the top one first. A value above 0 is never
-    drawn as nothing; NaN is one that could not be read.
+    """A column for each value, in ``rows`` lines, the top one first. Values above 0 are always
+    visible; NaN is a missing value.
     """
     top = highest or 1
     lines = []
@@ -65,8 +65,8 @@ def spark(values: Sequence[float], columns: int, highest: float) -> str:
 
 @record(frozen=True, slots=True)
 class Plot:
-    """The lines of a plot, top first, and which of its columns hold which values: ``columns[c]``
-    is the range of indices that column ``c`` (after `LABEL`) shows the maximum of.
+    """The lines of a plot, top first. Column ``c`` (after `LABEL`) shows the maximum of the values
+    with the indices ``columns[c]``.
     """
 
     lines: tuple[Line, ...]
@@ -83,9 +83,9 @@ def draw(
 ) -> Plot:
     """Plot ``values`` of steps (from 0) in ``width`` × ``height`` cells, with both axes.
 
-    ``label`` words a value (bytes, by default); the scale ends at the largest one. Where there
-    are more values than columns, a column shows the largest of its values, so no peak is lost.
-    The axis marks the column of the value at the index ``cursor``.
+    ``label`` formats a value (by default, bytes); the scale ends at the largest one. If there are
+    more values than columns, a column shows the largest of its values, so that no peak is lost. The
+    axis marks the column of the value at the index ``cursor``.
     """
     columns = _columns(len(values), max(1, width - LABEL)) if values else []
     if not values:
@@ -112,7 +112,7 @@ def _columns(count: int, available: int) -> list[range]:
 
 
 def _scale(highest: int, rows: int, label: Callable[[int], str] = human_bytes) -> list[str]:
-    """What stands to the left of each row, `LABEL` columns wide."""
+    """The scale left of each row, `LABEL` columns wide."""
     marks = {rows // 2: label(round(highest * (rows - rows // 2) / rows)), rows - 1: label(0)}
     marks[0] = label(highest)
     return [
@@ -121,7 +121,7 @@ def _scale(highest: int, rows: int, label: Callable[[int], str] = human_bytes) -
 
 
 def axis(cursor: int, columns: int, first: str, last: str, name: str = "") -> Line:
-    """The line below a plot: what its ends are, and where the cursor is."""
+    """The line below a plot: labels of both ends, and a mark for the cursor."""
     text = list(f"{name:>{LABEL - 1}} {first.ljust(max(columns, len(first) + 1))}")
     start = LABEL + max(columns - len(last), len(first) + 1)
     if start + len(last) <= LABEL + columns or name:
@@ -142,10 +142,10 @@ def draw_bands(
     cursor: int = -1,
     plain: bool = False,
 ) -> list[Line]:
-    """Stacked bands, one per category, from 0 to the highest (``reserved`` included, drawn as a
-    line). Every band has ``columns`` values, in bytes. A cell's lower band is its character, the
-    next one is behind it; more than two in one cell are not told apart. Column ``cursor`` is
-    marked where it is empty. ``plain``: letters in place of colours.
+    """Stacked bands, one per category, and ``reserved`` as a line. Every band has ``columns``
+    values, in bytes. A cell shows at most two bands: the lower as its character, the next as its
+    background. The empty cells of column ``cursor`` are marked. ``plain``: letters instead of
+    colours.
     """
     present = [category for category in _ORDER if category in bands]
     tops = [sum(bands[category][i] for category in present) for i in range(columns)]
@@ -172,7 +172,7 @@ def draw_bands(
 def _edges(
     sizes: Sequence[tuple[Category, int]], height: int, highest: int
 ) -> list[tuple[int, Category]]:
-    """The top of each band of a column, in eighths of a cell; a little is not nothing."""
+    """The top of each band of a column, in eighths of a cell; at least one band is visible."""
     edges: list[tuple[int, Category]] = []
     level = 0
     for category, size in sizes:
@@ -184,17 +184,161 @@ def _edges(
 
 
 def _cell(edges: Sequence[tuple[int, Category]], bottom: int, plain: bool) -> Span | None:
-    """The cell whose lower edge is at ``bottom`` eighths; None where no band reaches it."""
+    """The cell whose lower edge is at ``bottom`` eighths; None if no band reaches it."""
     inside = [(top, category) for top, category in edges if top > bottom]
     if not inside:
         return None
     top, category = inside[0]
     above = inside[1][1] if len(inside) > 1 and top < bottom + 8 else None
     if plain:
-        # The upper band where it has more of the cell: letters cannot share one.
+        # The band with the larger part of the cell: letters cannot share one.
         most = above if above is not None and top - bottom <= 3 else category
         return LETTERS[most], ""
     if top >= bottom + 8:
         return "█", category.value
     role = category.value if above is None else f"{category.value} on {above.value}"
     return EIGHTHS[top - bottom], role
+
+
+LEAST_COLUMNS, LEAST_ROWS = 26, 4
+"""Columns and rows below which a curve has no axes."""
+
+_FEW = 30  # values that are stretched to the whole width
+
+# The dots of a braille cell from the bottom up, left and right (Unicode block U+2800).
+_LEFT = (0x40, 0x04, 0x02, 0x01)
+_RIGHT = (0x80, 0x20, 0x10, 0x08)
+
+
+def area(values: Sequence[float], columns: int, rows: int, highest: float) -> list[str]:
+    """The last ``2 * columns`` values as a filled braille curve in ``rows`` lines, the top one
+    first, the latest value at the right end. Values above 0 are always visible; NaN is a gap.
+    """
+    if columns < 1 or rows < 1:
+        return [""] * max(0, rows)
+    shown = list(values[-2 * columns :])
+    heights = [0] * (2 * columns - len(shown)) + [_dots(v, 4 * rows, highest) for v in shown]
+    lines = []
+    for row in range(rows - 1, -1, -1):
+        cells = []
+        for at in range(0, 2 * columns, 2):
+            code = 0
+            for height, bits in ((heights[at], _LEFT), (heights[at + 1], _RIGHT)):
+                for bit in bits[: max(0, min(4, height - 4 * row))]:
+                    code |= bit
+            cells.append(chr(0x2800 + code) if code else " ")
+        lines.append("".join(cells))
+    return lines
+
+
+def _dots(value: float, levels: int, highest: float) -> int:
+    if math.isnan(value) or value <= 0:
+        return 0
+    return max(1, min(levels, round(value / (highest or 1) * levels)))
+
+
+def area_plot(
+    values: Sequence[float],
+    columns: int,
+    rows: int,
+    highest: float,
+    label: Callable[[float], str],
+    interval: float,
+) -> list[Line]:
+    """`area` with axes, in ``columns`` × ``rows`` cells: 0, half and ``highest`` on the left,
+    formatted by ``label``, the time below. ``interval``: seconds between two values.
+    """
+    rows -= 1
+    names = {0: label(highest), rows - 1: label(0.0)}
+    if rows >= 5 and rows % 2:
+        names[rows // 2] = label(highest / 2)
+    margin = max(map(width, names.values()))
+    wide = columns - margin - 1
+    lines: list[Line] = []
+    shown, dots = stretched(values, 2 * wide)
+    interval /= dots
+    for row, text in enumerate(area(shown, wide, rows, highest)):
+        mark = right(names.get(row, ""), margin) + ("┤" if row in names else "│")
+        lines.append(((mark, "dim"), (text, "plot")))
+    span = f"-{duration(2 * wide * interval)}"
+    middle = f"-{duration(wide * interval)}"
+    below = left(span, wide // 2 - 3) + middle
+    below = left(below, wide - 3) + "now" if wide >= len(span) + len(middle) + 10 else ""
+    lines.append(((" " * margin + "└", "dim"), (left(below, wide), "dim")))
+    return lines
+
+
+def stretched(values: Sequence[float], dots: int) -> tuple[Sequence[float], int]:
+    """Values for ``dots`` dots, and the number of dots per value. Few values are interpolated by
+    straight lines, so that a new curve is readable.
+    """
+    each = max(1, dots // max(_FEW, len(values)))
+    if each == 1 or len(values) < 2:
+        return values, 1
+    dotted = [values[0]]
+    for before, after in itertools.pairwise(values):
+        gap = math.isnan(before) or math.isnan(after)
+        for at in range(1, each + 1):
+            dotted.append(after if gap else before + (after - before) * at / each)
+    return dotted, each
+
+
+def duration(seconds: float) -> str:
+    """Seconds for an axis: ``90 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def short_bytes(value: float) -> str:
+    """Bytes for an axis: whole numbers where they are large."""
+    amount, _, unit = human_bytes(round(value)).partition(" ")
+    return (
+        f"{float(amount):.0f} {unit}"
+        if value >= 1024 and float(amount) >= 10
+        else (f"{amount} {unit}")
+    )
+
+
+def curve(
+    values: Sequence[float],
+    name: str,
+    label: Callable[[float], str],
+    columns: int,
+    rows: int,
+    interval: float,
+    highest: float = 0.0,
+) -> list[Line]:
+    """A heading with the latest value, and its curve with axes; in little space, the heading has
+    the ends of the axes instead. The scale ends at ``highest`` or above.
+    """
+    if all(map(math.isnan, values)):
+        heading: Line = ((name, "head"), ("  not available", "dim"))
+        return [fit(heading, columns), *(fit((), columns) for _ in range(rows - 1))]
+    latest = values[-1]
+    now = "?" if math.isnan(latest) else label(latest)
+    heading = ((f"{name} ", "head"), (now, "bold"))
+    axes = columns >= LEAST_COLUMNS and rows - 1 >= LEAST_ROWS
+    shown = values[-2 * columns :]
+    top = max([highest, *(v for v in shown if not math.isnan(v))]) or 1.0
+    if axes:
+        short = _AXIS_LABELS.get(name, label)
+        drawn = area_plot(shown, columns, rows - 1, top, short, interval)
+        return [fit(heading, columns), *(fit(line, columns) for line in drawn)]
+    shown = values[-columns:]
+    top = max([highest, *(v for v in shown if not math.isnan(v))]) or 1.0
+    scale = f"↑{label(top)} ←{duration(len(shown) * interval)}"
+    taken = width(name) + 1 + width(now)
+    if taken + width(scale) + 2 <= columns:
+        heading += ((right(scale, columns - taken), "dim"),)
+    pad = " " * (columns - len(shown))
+    plotted = blocks(shown, rows - 1, top)
+    return [fit(heading, columns), *(((pad + text, "plot"),) for text in plotted)]
+
+
+_AXIS_LABELS: dict[str, Callable[[float], str]] = {
+    "memory used": short_bytes,
+    "memory": short_bytes,
+    "resident": short_bytes,
+}
+"""Formats for the axis of a curve, by its name, if the heading is more precise."""

@@ -1,4 +1,4 @@
-"""The one line to type into, at the bottom of a screen: to filter, and to find."""
+"""The input line at the bottom of a screen, to filter and to search."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from textual.widgets import Input, Label
 
 
 class Prompt(ModalScreen[bool]):
-    """Enter keeps what was typed, Esc takes it back. What is typed counts at once: ``changed``
-    gets it, and returns what is to be shown in place of the hint, if anything.
+    """An input line that takes effect while the user types: ``changed`` gets the text, and returns
+    a message to show instead of the hint, or "". Enter keeps the text, Esc restores the one before.
     """
 
     CSS = """
@@ -34,12 +34,12 @@ class Prompt(ModalScreen[bool]):
         self._before = text
         self._changed = changed
         self._hint = hint
-        self._closed = False  # keys may still come before the screen is gone
+        self._closed = False  # keys can arrive before the screen is removed
 
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Label(" / ", id="slash", markup=False)
-            # Control characters that are pasted are no part of it.
+            # Without pasted control characters.
             yield Input(
                 self.text, compact=True, restrict=r"[^\x00-\x1f\x7f]*", select_on_focus=False
             )
@@ -56,7 +56,7 @@ class Prompt(ModalScreen[bool]):
         self._close(True)
 
     def action_cancel(self) -> None:
-        # Later: this is called by the input's own task, which dismissing waits for.
+        # Later: this runs in the input's task, for which dismissing the screen waits.
         self.call_later(self._cancel)
 
     def _cancel(self) -> None:

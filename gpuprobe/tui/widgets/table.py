@@ -1,4 +1,4 @@
-"""The table of every screen: headings that stay, and items below that are scrolled and chosen."""
+"""The table of every screen: fixed headings, and items below to scroll and select."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ FIND_KEYS = (
 
 
 class ItemTable(TextPane, can_focus=True):
-    """An item is ``per`` lines. Only the visible items are made, by the function that `fill` gets:
-    a million rows scroll as ten do.
+    """A table whose items have one or more lines each. Only the visible items are made, by the
+    function passed to `fill`, so that a million rows scroll as fast as ten.
     """
 
     idle_cursor: ClassVar[bool] = True
-    """Whether the cursor is seen while the keys go elsewhere."""
+    """Whether the cursor is visible without the focus."""
 
     searchable: ClassVar[bool] = True
-    """Whether ``/`` finds an item: not where the screen filters with it."""
+    """Whether ``/`` searches: False if it filters on this screen."""
 
     DEFAULT_CSS = "ItemTable { width: 1fr; height: 1fr; }"
     BINDINGS: ClassVar[list[BindingType]] = bindings(
@@ -58,7 +58,7 @@ class ItemTable(TextPane, can_focus=True):
     )
 
     class Moved(Message):
-        """The cursor is on another item, by a key or the mouse."""
+        """The cursor has moved to another item, by a key or the mouse."""
 
         def __init__(self, table: ItemTable) -> None:
             super().__init__()
@@ -92,8 +92,8 @@ class ItemTable(TextPane, can_focus=True):
         per: int = 1,
         cursor: int | None = None,
     ) -> None:
-        """Show ``count`` items, each made by ``make(index)`` when it is visible. The cursor stays,
-        as far as there are items.
+        """Show ``count`` items of ``per`` lines, each made by ``make(index)`` when it is visible.
+        The cursor stays, or moves to the last item.
         """
         self._headings = tuple(headings)
         self.count = count
@@ -105,12 +105,12 @@ class ItemTable(TextPane, can_focus=True):
 
     @property
     def page(self) -> int:
-        """Items that are visible at once."""
+        """The number of items that fit on the screen."""
         return max(1, (self.size.height - len(self._headings)) // self._per)
 
     @property
     def shown_items(self) -> range:
-        """The items that are on the screen."""
+        """The visible items."""
         return range(self._offset, min(self.count, self._offset + self.page))
 
     def text_of(self, index: int) -> str:
@@ -159,12 +159,12 @@ class ItemTable(TextPane, can_focus=True):
     # -- moving
 
     def go(self, item: int) -> None:
-        """Put the cursor on an item, or on the nearest there is, without a message."""
+        """Move the cursor to an item, or to the nearest one, without a message."""
         self.cursor = item
         self._update()
 
     def move_to(self, item: int) -> None:
-        """Put the cursor on an item, as a key would."""
+        """Move the cursor to an item, with a message if it moves."""
         before = self.cursor
         self.go(item)
         if self.cursor != before:
@@ -224,8 +224,8 @@ class ItemTable(TextPane, can_focus=True):
         return self.searchable or action not in ("find", "next_found")
 
     def find(self, first: int, by: int) -> bool:
-        """Go to the nearest item, from ``first`` in steps of ``by`` and once around, in which all
-        words of the needle occur; False where there is none.
+        """Go to the first item that contains all words of the needle, from ``first`` in steps of
+        ``by``, once around; returns whether there is one.
         """
         words = self.needle.lower().split()
         for index in range(first, first + by * self.count, by):
@@ -242,10 +242,10 @@ class ItemTable(TextPane, can_focus=True):
 
         def changed(text: str) -> str:
             self.needle = text
-            found = bool(text.strip()) and self.find(start, 1)
-            if not found:
+            matches = bool(text.strip()) and self.find(start, 1)
+            if not matches:
                 self.move_to(start)
-            return "" if found or not text.strip() else "no match"
+            return "" if matches or not text.strip() else "no match"
 
         hint = "Enter stays here, Esc goes back; then F3: next, Shift+F3: previous "
         self.app.push_screen(Prompt("", changed, hint))

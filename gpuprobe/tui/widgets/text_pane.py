@@ -1,4 +1,4 @@
-"""A widget that shows lines in roles. It paints what is visible and what has changed, no more."""
+"""A widget that shows lines in roles, and paints only visible lines that have changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Painter:
-    """Turns roles into styles, for one palette. Remembers what it parsed."""
+    """Styles of the roles in one palette, cached."""
 
     def __init__(self, palette: Palette) -> None:
         self.palette = palette
@@ -30,7 +30,7 @@ class Painter:
         self._styles: dict[tuple[str, str], Style] = {}
 
     def style(self, role: str, over: str = "") -> Style:
-        """The style of a role. ``over``: what its line is marked with, another role."""
+        """The style of a role. ``over``: the role of the whole line, such as the cursor's."""
         known = self._styles.get((role, over))
         if known is None:
             known = self._base
@@ -44,14 +44,14 @@ class Painter:
         return known
 
     def strip(self, line: Line, columns: int, over: str = "") -> Strip:
-        """The line in exactly ``columns`` columns. One that begins with a span in the role
-        ``section`` is on the colour of headings.
+        """The line in exactly ``columns`` columns. A line that begins with a span in the role
+        ``section`` has the background of headings.
         """
         if not over and line and line[0][1] == "section":
             over = "section"
         segments = [Segment(text, self.style(role, over)) for text, role in line if text]
-        # Measured anew, by Rich: it and we may differ on rare characters, and a strip that is
-        # longer than it claims would push the rest of the screen aside.
+        # Measured again by Rich, which may differ from us on rare characters: a strip that is
+        # longer than its declared length would displace the rest of the screen.
         return Strip(segments).adjust_cell_length(columns, self.style("", over))
 
 
@@ -59,13 +59,13 @@ _FALLBACK = Painter(PALETTES[DEFAULT])
 
 
 class TextPane(Widget):
-    """Lines that are given to it. Its app has the ``painter``."""
+    """Shows lines. The ``painter`` belongs to the app."""
 
     DEFAULT_CSS = "TextPane { width: 1fr; height: 1; }"
 
     @dataclass
     class Clicked(Message):
-        """Column and line of a click."""
+        """A click, with its column and line."""
 
         pane: TextPane
         x: int
@@ -77,17 +77,17 @@ class TextPane(Widget):
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """What is shown."""
+        """The lines on the screen."""
         return self._lines
 
     @property
     def text(self) -> str:
-        """What is shown, without roles and without the spaces at the ends of lines."""
+        """The text on the screen, without roles and without trailing spaces."""
         return "\n".join(text_of(line).rstrip() for line in self._lines)
 
     @property
     def painter(self) -> Painter:
-        """That of the app; one in the default colours where the app has none."""
+        """The app's painter; one in the default colours if the app has none."""
         return getattr(self.app, "painter", _FALLBACK)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -95,7 +95,7 @@ class TextPane(Widget):
         return len(self._lines)
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Show these lines; only those that differ are painted."""
+        """Show these lines. Only those that have changed are painted."""
         old, self._lines = self._lines, tuple(lines)
         if len(old) != len(self._lines) and self.styles.is_auto_height:
             self.refresh(layout=True)
@@ -118,7 +118,7 @@ class TextPane(Widget):
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Numbers that follow each other, as (first, last)."""
+    """Consecutive numbers as (first, last)."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:

@@ -1,11 +1,11 @@
-"""The processes on the GPUs: sorted, filtered, pinned, as a list or as a tree.
+"""The processes on the GPUs: sorted, filtered and pinned, as a list or a tree.
 
-Plain data from plain data; knows nothing of Textual.
+Independent of Textual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,15 +17,16 @@ from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Reading, Unavailable
 
 Key = tuple[int, int]
-"""PID and start in clock ticks since boot: one process for good, though PIDs are used again."""
+"""PID and start in clock ticks since boot: unique, although PIDs are reused."""
 
 SORTS: tuple[str, ...] = ("memory", "gpu", "pid", "user", "sm", "cpu", "resident", "age", "command")
 
 
 @record(frozen=True, slots=True)
 class ListOptions:
-    """What is listed, and how. ``needle``: words that must all occur; one after ``user:``,
-    ``pid:``, ``gpu:`` or ``job:`` must occur there. ``device``: one device's key, or empty.
+    """The filter and the order of the list. ``needle``: words that must all match; one after
+    ``user:``, ``pid:``, ``gpu:`` or ``job:`` must match there. ``device``: the key of the only
+    listed device, or empty.
     """
 
     sort: str = "memory"
@@ -38,16 +39,16 @@ class ListOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process on one GPU; or, with an empty ``device``, the parent of some, in a tree.
+    """One process on one GPU; or, with an empty ``device``, a parent process in the tree.
 
     ``memory`` and ``resident`` in bytes, ``cpu`` in percent of one CPU, ``age`` in seconds, ``sm``
-    in percent of the time that the GPU's multiprocessors were busy with the process;
-    None where the text next to it gives the reason there is none. All text is safe to print.
+    in percent of the time that the GPU's multiprocessors were busy with the process. None: missing;
+    the text is then the reason. All text is safe to print.
     """
 
     pid: int
     command: str
-    ticks: int = 0  # 0 where the process cannot be seen from here
+    ticks: int = 0  # 0: the process is not visible from here
     device: str = ""
     gpu: str = ""
     user: str = ""
@@ -71,11 +72,12 @@ class ProcessRow:
 
     @property
     def key(self) -> Key:
+        """The process."""
         return (self.pid, self.ticks)
 
     @property
     def identity(self) -> tuple[int, int, str, str]:
-        """Tells this row from every other one of the same reading."""
+        """A key that is unique among the rows of a reading."""
         return (self.pid, self.ticks, self.device, self.gpu)
 
 
@@ -93,7 +95,7 @@ def age_text(seconds: float) -> str:
 
 
 def process_rows(moment: Moment, options: ListOptions) -> tuple[ProcessRow, ...]:
-    """The rows in the order they are shown: pinned ones first, then as sorted."""
+    """The rows in the order of the screen: pinned ones first."""
     loads = {load.pid: load for load in moment.processes}
     names = {}
     for device in moment.inventory.devices:
@@ -113,10 +115,11 @@ def process_rows(moment: Moment, options: ListOptions) -> tuple[ProcessRow, ...]
         )
         for process in moment.inventory.processes
     ]
+    matches = matcher(options)
+    rows = [row for row in rows if matches(row)]
     if options.tree:
-        return tuple(_tree(rows, loads, options))
-    matching = matcher(options)
-    return tuple(_sorted([row for row in rows if matching(row)], options))
+        return tuple(_Tree(rows, loads, options).rows())
+    return tuple(_sorted(rows, options))
 
 
 def _row(
@@ -164,13 +167,13 @@ def _busy(process: GpuProcess, work: GpuWork | None) -> tuple[int | None, str]:
 
 
 def _worded(reading: Reading[Any], text: Callable[[Any], str]) -> tuple[Any, str]:
-    """The value and its text; None, and one word for why there is none."""
+    """The value and its text; None and the reason in one word if it is missing."""
     value = reading.value
     return (None, missing(value)) if isinstance(value, Unavailable) else (value, text(value))
 
 
 def _load(load: ProcessLoad | None) -> dict[str, Any]:
-    """What the host knows of a process, as fields of `ProcessRow`."""
+    """The host's values of a process, as fields of `ProcessRow`."""
     if load is None:
         return {}
     cpu, cpu_text = _worded(load.cpu, "{:.0f}%".format)
@@ -196,7 +199,7 @@ def _command(process: GpuProcess) -> str:
 
 
 def _place(process: GpuProcess) -> str:
-    """Rank first: it is short and what people search for."""
+    """Rank, job, pod and container. Rank first: it is short, and what users search for."""
     parts = []
     if not isinstance(process.rank.value, Unavailable):
         parts.append(f"rank {process.rank.value}")
@@ -215,7 +218,7 @@ def _place(process: GpuProcess) -> str:
 
 
 def matcher(options: ListOptions) -> Callable[[ProcessRow], bool]:
-    """Whether a row is wanted."""
+    """A function that returns whether a row matches the filter."""
     terms = [_term(word) for word in options.needle.lower().split()]
 
     def matches(row: ProcessRow) -> bool:
@@ -245,15 +248,14 @@ def _term(word: str) -> tuple[str, Callable[[ProcessRow], Sequence[str]]]:
 
 
 def _sorted(rows: Iterable[ProcessRow], options: ListOptions) -> list[ProcessRow]:
-    """Numbers from the largest, names from A; what has no value comes last either way."""
-    ordered = sorted(rows, key=lambda row: (row.gpu, row.pid))  # ties stay where they were
+    """Numbers from the largest, names from A; rows without a value last in both directions."""
+    ordered = sorted(rows, key=lambda row: (row.gpu, row.pid))  # stable order of ties
     value = _VALUES[options.sort]
-    downwards = (options.sort in _LARGEST_FIRST) is not options.reverse
+    descending = (options.sort in _LARGEST_FIRST) is not options.reverse
     known = [row for row in ordered if value(row) is not None]
-    known.sort(key=value, reverse=downwards)  # type: ignore[arg-type]
+    known.sort(key=value, reverse=descending)  # type: ignore[arg-type]
     unknown = [row for row in ordered if value(row) is None]
-    result = known + unknown
-    return [r for r in result if r.pinned] + [r for r in result if not r.pinned]
+    return sorted(known + unknown, key=lambda row: not row.pinned)
 
 
 _LARGEST_FIRST = ("memory", "sm", "cpu", "resident", "age")
@@ -271,7 +273,7 @@ _VALUES: dict[str, Callable[[ProcessRow], float | int | str | tuple[int, ...] | 
 
 
 def _numbers(gpu: str) -> tuple[int, ...] | None:
-    """``10.2`` comes after ``9``."""
+    """The numbers of a GPU and its instance: ``10.2`` sorts after ``9``."""
     parts = gpu.split(".")
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
 
@@ -279,68 +281,80 @@ def _numbers(gpu: str) -> tuple[int, ...] | None:
 # -- the tree
 
 
-def _tree(
-    rows: Sequence[ProcessRow], loads: Mapping[int, ProcessLoad], options: ListOptions
-) -> list[ProcessRow]:
-    """Rows under the row of their parent process. A parent that is on no GPU gets a row of its
-    own, with what its children hold; a process on several GPUs is one family.
+class _Tree:
+    """Rows under the row of their parent process. A parent that is on no GPU gets a row too, with
+    the memory of its children. A process on several GPUs is one family: several rows of one PID.
     """
-    matching = matcher(replace(options, tree=False))
+
+    def __init__(
+        self, rows: Iterable[ProcessRow], loads: Mapping[int, ProcessLoad], options: ListOptions
+    ) -> None:
+        self._options = options
+        self._families = _families(rows, loads, options.pinned)
+        self._children: dict[int, list[int]] = {}
+        self._roots: list[int] = []
+        self._totals: dict[int, ProcessRow] = {}
+        for pid, family in self._families.items():
+            parent = family[0].parent
+            # PID namespaces and reused PIDs can form a cycle: its processes become roots.
+            if parent in self._families and not _in_cycle(pid, self._families):
+                self._children.setdefault(parent, []).append(pid)
+            else:
+                self._roots.append(pid)
+
+    def _total(self, pid: int) -> ProcessRow:
+        """A row with the sums of the whole branch, by which branches are sorted."""
+        if pid not in self._totals:
+            family = self._families[pid]
+            branches = (self._total(child) for child in self._children.get(pid, ()))
+            self._totals[pid] = _summed(family[0], [*family, *branches])
+        return self._totals[pid]
+
+    def rows(self) -> Iterator[ProcessRow]:
+        """All rows from the top, each with the lines of its branch."""
+        return self._walk(self._roots, "", top=True)
+
+    def _walk(self, pids: Iterable[int], indent: str, *, top: bool = False) -> Iterator[ProcessRow]:
+        ordered = [row.pid for row in _sorted(map(self._total, pids), self._options)]
+        for pid in ordered:
+            last = pid == ordered[-1]
+            mark = "" if top else ("└─ " if last else "├─ ")
+            below = "" if top else ("   " if last else "│  ")
+            family = _sorted(self._families[pid], replace(self._options, pinned=frozenset()))
+            for number, row in enumerate(family):
+                branch = indent + (below if number else mark)
+                if row.device:
+                    yield replace(row, branch=branch)
+                else:
+                    total = self._total(pid)
+                    row = replace(row, memory=total.memory, memory_text=total.memory_text)
+                    yield replace(row, branch=branch)
+            yield from self._walk(self._children.get(pid, ()), indent + below)
+
+
+def _families(
+    rows: Iterable[ProcessRow], loads: Mapping[int, ProcessLoad], pinned: frozenset[Key]
+) -> dict[int, list[ProcessRow]]:
+    """The rows of each PID, with one for each parent process that is on no GPU."""
     families: dict[int, list[ProcessRow]] = {}
     for row in rows:
-        if matching(row):
-            families.setdefault(row.pid, []).append(row)
+        families.setdefault(row.pid, []).append(row)
     for pid in list(families):
         parent = families[pid][0].parent
         if parent > 1 and parent not in families and parent in loads:
-            families[parent] = [_parent_row(loads[parent], options.pinned)]
-    children: dict[int, list[int]] = {}
-    roots: list[int] = []
-    for pid, family in families.items():
-        parent = family[0].parent
-        # A PID namespace, or PIDs used again, could make a circle: that one has no parent.
-        if parent in families and not _leads_back(pid, families):
-            children.setdefault(parent, []).append(pid)
-        else:
-            roots.append(pid)
-    totals: dict[int, ProcessRow] = {}
-
-    def total(pid: int) -> ProcessRow:
-        """A row with what the whole branch holds: what it is sorted by."""
-        if pid not in totals:
-            whole = [*families[pid], *(total(child) for child in children.get(pid, ()))]
-            totals[pid] = _summed(families[pid][0], whole)
-        return totals[pid]
-
-    result: list[ProcessRow] = []
-
-    def walk(pids: Iterable[int], indent: str, top: bool) -> None:
-        ordered = [row.pid for row in _sorted([total(pid) for pid in pids], options)]
-        for at, pid in enumerate(ordered):
-            last = at == len(ordered) - 1
-            mark = "" if top else ("└─ " if last else "├─ ")
-            below = "" if top else ("   " if last else "│  ")
-            family = _sorted(families[pid], replace(options, pinned=frozenset()))
-            for number, row in enumerate(family):
-                if not row.device:
-                    held = total(pid)
-                    row = replace(row, memory=held.memory, memory_text=held.memory_text)
-                branch = indent + (mark if number == 0 else below)
-                result.append(replace(row, branch=branch))
-            walk(children.get(pid, ()), indent + below, False)
-
-    walk(roots, "", True)
-    return result
+            families[parent] = [_parent_row(loads[parent], pinned)]
+    return families
 
 
-def _leads_back(pid: int, families: Mapping[int, Sequence[ProcessRow]]) -> bool:
-    seen = {pid}
-    at = families[pid][0].parent
-    while at in families:
-        if at in seen:
-            return at == pid
-        seen.add(at)
-        at = families[at][0].parent
+def _in_cycle(pid: int, families: Mapping[int, Sequence[ProcessRow]]) -> bool:
+    """Whether a process is its own ancestor."""
+    visited = {pid}
+    ancestor = families[pid][0].parent
+    while ancestor in families:
+        if ancestor in visited:
+            return ancestor == pid
+        visited.add(ancestor)
+        ancestor = families[ancestor][0].parent
     return False
 
 
@@ -350,7 +364,7 @@ def _summed(row: ProcessRow, rows: Sequence[ProcessRow]) -> ProcessRow:
         return sum(known) if known else None
 
     memory, busy = add([r.memory for r in rows]), add([r.sm for r in rows])
-    # One process on two GPUs is listed twice, and has its CPU time and memory once.
+    # A process on two GPUs has two rows, but one CPU time and one resident memory.
     once = list({r.pid: r for r in rows}.values())
     return replace(
         row,

@@ -1,9 +1,10 @@
-"""Time travel: bands of memory along a trace, and what was allocated at the cursor."""
+"""The trace pane: bands of memory along a trace, and what was allocated at the cursor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -13,29 +14,179 @@ from textual.events import Resize
 from textual.message import Message
 from textual.worker import get_current_worker
 
-from gpuprobe.api.live import GROUPINGS, Group, TraceInspector, TraceRef, TraceState
+from gpuprobe.api.live import (
+    GROUPINGS,
+    Group,
+    TraceInspector,
+    TraceRef,
+    TraceState,
+    trace_refs,
+)
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Unavailable
-from gpuprobe.tui.viewer.keys import TRACE_KEYS
+from gpuprobe.tui.viewer.block import FOLD_KEY, BlockScreen
+from gpuprobe.tui.viewer.memory_maps import ORDERS, Bar, MemoryTreemap, bars, map_line, same_memory
+from gpuprobe.tui.viewer.panes import Pane, RankView, Shared
 from gpuprobe.tui.viewer.run_model import short_line
-from gpuprobe.tui.viewer.trace.block import BlockScreen
-from gpuprobe.tui.viewer.trace.memory_treemap import MemoryTreemap, same_memory
-from gpuprobe.tui.viewer.trace.open_traces import OpenTraces
-from gpuprobe.tui.viewer.trace.segment_map import ORDERS, Bar, bars, map_line
-from gpuprobe.tui.viewer.trace.timeline_pane import TimelinePane
-from gpuprobe.tui.widgets.keymap import bindings
-from gpuprobe.tui.widgets.legend import chip, legend, words
-from gpuprobe.tui.widgets.styled_text import Line
+from gpuprobe.tui.widgets.keymap import Key, bindings
+from gpuprobe.tui.widgets.palette import chip, legend
+from gpuprobe.tui.widgets.plot import LABEL, axis, draw_bands
+from gpuprobe.tui.widgets.styled_text import Line, Span, left
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
+_KEYS = (
+    Key(
+        "← → h l",
+        "move along the trace; with Shift ten times as far; , . one event",
+        {
+            "left,h": "along(-1)",
+            "right,l": "along(1)",
+            "shift+left,H": "along(-10)",
+            "shift+right,L": "along(10)",
+            "comma": "event(-1)",
+            "full_stop": "event(1)",
+        },
+    ),
+    Key("+ -", "zoom", {"plus,equals_sign": "zoom(0.5)", "minus": "zoom(2)"}),
+    Key(
+        "[ ]",
+        "previous, next trace",
+        {"left_square_bracket": "trace(-1)", "right_square_bracket": "trace(1)"},
+    ),
+    Key("b", "group by line, module, category or block", {"b": "group"}, footer="group"),
+    Key(
+        "Enter",
+        f"open a group's blocks, or a block's stack and source ({FOLD_KEY.shown}: {FOLD_KEY.does})",
+    ),
+    Key(
+        "m",
+        "switch between segment map and treemap",
+        {"m": "map"},
+        footer="segment map",
+    ),
+    Key("o", "change the order of the segments", {"o": "order"}, footer="order"),
+    Key("Esc", "back to the groups", {"escape": "back"}),
+)
 
-class TracePane(Vertical):
+_SHORTEST = 8
+"""The fewest positions that the plot zooms in to."""
+
+
+class TimelinePane(TextPane):
+    """Stacked bands of the positions from ``first`` up to ``end`` of a trace, with a cursor."""
+
+    DEFAULT_CSS = "TimelinePane { height: 30%; min-height: 8; max-height: 24; padding: 0 1; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._inspector: TraceInspector | None = None
+        self._columns: list[int] = []  # the position that each column shows
+        self.first, self.end = 0, 1
+        self.position = 0
+
+    def open(self, inspector: TraceInspector) -> None:
+        """Show a whole trace, with the cursor on its peak."""
+        self._inspector, self._columns = inspector, []
+        self.first, self.end = 0, len(inspector)
+        self.position = inspector.peak
+
+    def close(self, reason: str) -> None:
+        """Show the reason why no trace is open."""
+        self._inspector, self._columns = None, []
+        self.show([((reason, ""),)])
+
+    def move(self, position: int) -> None:
+        """Move the cursor to a position, and bring it into view."""
+        self.position = position
+        if not self.first <= position < self.end:
+            self._frame(self.end - self.first)
+
+    def zoom(self, factor: float) -> None:
+        """Show ``factor`` times as many positions, around the cursor."""
+        self._frame(round((self.end - self.first) * factor))
+        self.paint()
+
+    def _frame(self, span: int) -> None:
+        if self._inspector is not None:
+            count = len(self._inspector)
+            span = max(min(_SHORTEST, count), min(span, count))
+            self.first = max(0, min(self.position - span // 2, count - span))
+            self.end = self.first + span
+
+    def along(self, by: int) -> int:
+        """The position ``by`` columns from the cursor."""
+        count, span = len(self._columns), self.end - self.first
+        if not count:
+            return self.position
+        column = self._column() + by
+        if 0 <= column < count < span:
+            return self._columns[column]
+        return self.position + by * max(1, span // count)
+
+    def at(self, x: int) -> int | None:
+        """The position at a column of the widget, counted with its padding."""
+        wide = max(1, (self.size.width - LABEL) // max(1, len(self._columns)))
+        column = (x - LABEL - self.styles.padding.left) // wide
+        return self._columns[column] if 0 <= column < len(self._columns) else None
+
+    def _column(self) -> int:
+        """The column of the cursor."""
+        count, span = len(self._columns), self.end - self.first
+        return min(count - 1, (self.position - self.first) * count // max(1, span))
+
+    def paint(self) -> None:
+        """Draw the open trace, if any and if it fits."""
+        inspector, width = self._inspector, self.size.width
+        if inspector is None or width < LABEL + 4:
+            return
+        self._columns = inspector.positions.plot(self.first, self.end, width - LABEL)
+        count = len(self._columns)
+        wide = max(1, (width - LABEL) // count)
+        bands = {
+            category: [value for value in band for _ in range(wide)]
+            for category, band in inspector.positions.bands(self._columns).items()
+        }
+        reserved = inspector.reserved
+        levels = None
+        if not isinstance(reserved, Unavailable):
+            levels = [reserved[at] for at in self._columns for _ in range(wide)]
+        cursor, columns = self._column() * wide + wide // 2, count * wide
+        marks = self._marks(inspector, wide) if self.size.height > 6 else []
+        height, plain = max(2, self.size.height - 1 - len(marks)), self.painter.palette.plain
+        lines = draw_bands(bands, levels, columns, height, cursor=cursor, plain=plain)
+        first, last = f"event {self.first:,}", f"{self.end - 1:,}"
+        began, ended = inspector.time_at(self.first), inspector.time_at(self.end - 1)
+        if began is not None and ended is not None:
+            last = f"{last} · {human_ns(ended)}"
+            if began:  # the whole trace begins at 0
+                first = f"{first} · {human_ns(began)}"
+        self.show([*lines, *marks, axis(cursor, columns, first, last)])
+
+    def _marks(self, inspector: TraceInspector, wide: int) -> list[Line]:
+        """The line of phases below the columns; none if no phase was recorded."""
+        phases = [name for at in self._columns for name in [inspector.phase_at(at)] * wide]
+        if not any(phases):
+            return []
+        spans: list[Span] = [(f"{'phase':>{LABEL - 1}} ", "dim")]
+        for number, (name, run) in enumerate(groupby(phases)):
+            room = len(list(run))
+            text = visible(name).partition("/")[0] if name else ""
+            # Each begins with a mark; alternating roles keep neighbours apart.
+            cell = left(f"▏{text}", room)
+            spans.append((cell, "head" if number % 2 else "accent"))
+        return [tuple(spans)]
+
+
+class TracePane(Pane, Vertical):
     """One trace of a recording at a time. Reading and grouping happen in threads."""
 
+    NAME = "trace"
+    KEYS = _KEYS
     DEFAULT_CSS = """
     TracePane #at { height: 3; padding: 0 1; }
     TracePane #groups { width: 2fr; min-width: 40; }
@@ -44,37 +195,35 @@ class TracePane(Vertical):
     TracePane.map #treemap { display: none; }
     TracePane.map #segments { display: block; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = bindings(TRACE_KEYS)
+    BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
     @dataclass
     class Opened(Message):
-        """Traces of a step were read; or ``problem`` says why not."""
+        """The traces of a step were read; if not, ``problem`` is the reason."""
 
-        name: TraceRef
+        ref: TraceRef
         inspectors: list[TraceInspector]
         problem: str = ""
 
     @dataclass
     class StateRead(Message):
-        """What was allocated at a position."""
+        """The memory at a position was grouped."""
 
         inspector: TraceInspector
         state: TraceState
 
     @dataclass
     class Mapped(Message):
-        """The segments at a position."""
+        """The segments at a position were laid out."""
 
         position: int
-        found: list[Bar] | Unavailable
+        bars: list[Bar] | Unavailable
 
-    def __init__(self, traces: OpenTraces, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._traces = traces
-        self._rank: RankRecording | None = None
-        self._names: list[TraceRef] = []
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._refs: list[TraceRef] = []
         self._shown_ref: TraceRef | None = None
-        self._asked_ref: TraceRef | None = None
+        self._requested_ref: TraceRef | None = None
         self._inspectors: list[TraceInspector] = []
         self._inspector: TraceInspector | None = None
         self.state: TraceState | None = None
@@ -103,63 +252,95 @@ class TracePane(Vertical):
 
     @property
     def position(self) -> int:
-        """Where the cursor is."""
+        """The position of the cursor in the trace."""
         return self.timeline.position
 
     @property
     def ready(self) -> bool:
-        """Whether a trace is open, and what was allocated at its cursor is on the screen."""
+        """Whether a trace is open and the memory at its cursor is on the screen."""
         laid_out = self._at.size.width > 0
         return laid_out and self.state is not None and self.state.position == self.position
 
-    @property
-    def shown(self) -> tuple[TraceInspector, TraceState] | None:
-        """The trace that is open, and what is shown of it."""
-        if self._inspector is None or self.state is None:
-            return None
-        return self._inspector, self.state
+    def document(self) -> dict[str, object]:
+        """The memory at the cursor. ``groups`` and ``categories`` each sum to ``allocated``."""
+        inspector, state = self._inspector, self.state
+        if inspector is None or state is None:
+            return {}
+        event = inspector.event(state.position)
+        return {
+            "device": inspector.device,
+            "step": inspector.step,
+            "position": state.position,
+            "positions": len(inspector),
+            "event": None if event is None else to_plain(event),
+            "allocated": state.allocated,
+            "pending": state.pending,
+            "reserved": to_plain(state.reserved),
+            "categories": {category.value: size for category, size in state.categories.items()},
+            "grouping": state.grouping,
+            "groups": [
+                {
+                    "key": group.key,
+                    "bytes": group.bytes,
+                    "blocks": len(group.rows),
+                    "category": group.category.value,
+                }
+                for group in state.groups
+            ],
+        }
 
     # -- opening
 
-    def offer(self, rank: RankRecording, names: list[TraceRef], *, other: bool) -> None:
-        """The rank's traces as they are now; ``other``: it is not the rank shown so far."""
-        self._rank, self._names = rank, names
-        if other:
-            self._shown_ref = self._asked_ref = self._inspector = self.state = None
+    @property
+    def _rank(self) -> RankRecording | None:
+        return None if self.view is None else self.view.rank
+
+    def set_view(self, view: RankView, *, new_rank: bool) -> None:
+        super().set_view(view, new_rank=new_rank)
+        if view.rank is None:
+            return
+        self._refs = trace_refs(view.rank)
+        if new_rank:
+            self._shown_ref = self._requested_ref = self._inspector = self.state = None
             self._inspectors = []
             self.repaint()
 
+    def forget(self) -> None:
+        self.shared.traces.forget()
+
     def open_step(self, position: int) -> None:
-        """Show the trace of the step at a place in the rank's steps, or of the one before it."""
-        before = [name for name in self._names if name.position <= position]
-        self._open(before[-1] if before else next(iter(self._names), None))
+        """Show the trace of the step at a position in the rank's steps, or of the last traced step
+        before it.
+        """
+        before = [ref for ref in self._refs if ref.position <= position]
+        self._open(before[-1] if before else next(iter(self._refs), None))
 
-    def open_any(self) -> None:
-        """Show the last trace where none is shown yet."""
-        if self._asked_ref is None:
-            self._open(self._names[-1] if self._names else None)
+    def draw(self) -> None:
+        """Open the last trace, unless one is open."""
+        if self._requested_ref is None:
+            self._open(self._refs[-1] if self._refs else None)
 
-    def _open(self, name: TraceRef | None) -> None:
-        if name is None or self._rank is None or name == self._asked_ref:
+    def _open(self, ref: TraceRef | None) -> None:
+        if ref is None or self._rank is None or ref == self._requested_ref:
             return
-        self._asked_ref = name
+        self._requested_ref = ref
         self._problem = ""
-        read = partial(self._read, self._rank, name)
+        read = partial(self._read, self._rank, ref)
         # Described, or Textual takes the partial's repr, with all that is in it.
         self.run_worker(read, thread=True, exclusive=True, group="open", description="open")
 
-    def _read(self, rank: RankRecording, name: TraceRef) -> None:
+    def _read(self, rank: RankRecording, ref: TraceRef) -> None:
         try:
-            found = self._traces.of(rank, name)
+            inspectors = self.shared.traces.of(rank, ref)
         except GpuprobeError as error:
-            self.post_message(self.Opened(name, [], str(error)))
+            self.post_message(self.Opened(ref, [], str(error)))
         else:
-            self.post_message(self.Opened(name, found))
+            self.post_message(self.Opened(ref, inspectors))
 
     def on_trace_pane_opened(self, message: Opened) -> None:
-        if message.name != self._asked_ref:
+        if message.ref != self._requested_ref:
             return
-        self._shown_ref, self._inspectors = message.name, message.inspectors
+        self._shown_ref, self._inspectors = message.ref, message.inspectors
         self._problem = message.problem or ("" if message.inspectors else "there is no trace")
         self._show_trace(message.inspectors[0] if message.inspectors else None)
 
@@ -167,7 +348,7 @@ class TracePane(Vertical):
         self._inspector, self.state, self._bars, self._within = inspector, None, None, None
         if inspector is not None:
             self.timeline.open(inspector)
-            self._ask()
+            self._read_position()
         self.repaint()
 
     # -- moving
@@ -184,9 +365,9 @@ class TracePane(Vertical):
         self.timeline.move(position)
         self.timeline.paint()
         self._show_position()
-        self._ask()
+        self._read_position()
 
-    def _ask(self) -> None:
+    def _read_position(self) -> None:
         inspector = self._inspector
         if inspector is not None:
             read = partial(
@@ -203,13 +384,13 @@ class TracePane(Vertical):
         self.post_message(self.StateRead(inspector, inspector.state(position, grouping)))
         if mapped and not worker.is_cancelled:
             with gc_paused():
-                found = inspector.layout(position)
-                shown = (
-                    found
-                    if isinstance(found, Unavailable)
-                    else bars(found, inspector.codes_at(position), self._order)
+                layout = inspector.layout(position)
+                drawn = (
+                    layout
+                    if isinstance(layout, Unavailable)
+                    else bars(layout, inspector.codes_at(position), self._order)
                 )
-            self.post_message(self.Mapped(position, shown))
+            self.post_message(self.Mapped(position, drawn))
 
     def on_trace_pane_state_read(self, message: StateRead) -> None:
         if message.inspector is self._inspector and message.state.position == self.position:
@@ -218,7 +399,7 @@ class TracePane(Vertical):
 
     def on_trace_pane_mapped(self, message: Mapped) -> None:
         if message.position == self.position:
-            self._bars = message.found
+            self._bars = message.bars
             self._show_segments()
 
     def action_along(self, by: int) -> None:
@@ -231,19 +412,19 @@ class TracePane(Vertical):
         self.timeline.zoom(factor)
 
     def action_trace(self, by: int) -> None:
-        """The next trace: of another device of the step, then of another step."""
+        """Show the next trace: of the step's next device, then of the next traced step."""
         if self._inspector in self._inspectors:
             at = self._inspectors.index(self._inspector) + by
             if 0 <= at < len(self._inspectors):
                 self._show_trace(self._inspectors[at])
                 return
-        if self._shown_ref in self._names:
-            at = self._names.index(self._shown_ref) + by
-            if 0 <= at < len(self._names):
-                self._open(self._names[at])
+        if self._shown_ref in self._refs:
+            at = self._refs.index(self._shown_ref) + by
+            if 0 <= at < len(self._refs):
+                self._open(self._refs[at])
 
     def to_peak(self) -> None:
-        """Go to the highest position of the trace."""
+        """Go to the position with the most allocated memory."""
         if self._inspector is not None:
             self.go(self._inspector.peak)
 
@@ -251,14 +432,14 @@ class TracePane(Vertical):
         self._grouping = GROUPINGS[(GROUPINGS.index(self._grouping) + 1) % len(GROUPINGS)]
         self._within = None
         self._groups.cursor = 0
-        self._ask()
+        self._read_position()
 
     def action_map(self) -> None:
         self.toggle_class("map")
-        # In a narrow terminal there is one of the two; what is hidden gets no keys.
+        # A narrow terminal shows one of the two; a hidden table must not have the focus.
         narrow = self.screen.has_class("narrow") and self.has_class("map")
         self.call_after_refresh((self._segments if narrow else self._groups).focus)
-        self._ask()
+        self._read_position()
         self._show_segments()
 
     def action_order(self) -> None:
@@ -278,10 +459,10 @@ class TracePane(Vertical):
     # -- showing
 
     def repaint(self) -> None:
-        """Show everything anew."""
+        """Draw everything again."""
         if self._inspector is None:
-            reading = "reading the trace …" if self._asked_ref and not self._problem else ""
-            none = "" if self._names else "no trace: needs a recording at level 'trace'"
+            reading = "reading the trace …" if self._requested_ref and not self._problem else ""
+            none = "" if self._refs else "no trace: needs a recording at level 'trace'"
             self.timeline.close(visible(self._problem) or reading or none)
         self.timeline.paint()
         self._show_groups()
@@ -302,7 +483,7 @@ class TracePane(Vertical):
         self._at.show(lines)
 
     def _levels(self, inspector: TraceInspector) -> Line:
-        """Where the cursor is, and how much memory was in use there."""
+        """The position of the cursor, and the memory in use there."""
         where = [inspector.device]
         if inspector.step is not None:
             where.append(f"step {inspector.step}")
@@ -322,7 +503,7 @@ class TracePane(Vertical):
         return (*line, (" · the peak", "accent")) if self.position == inspector.peak else line
 
     def _event(self, inspector: TraceInspector) -> Line:
-        """What happened at the cursor."""
+        """The event at the cursor."""
         event = inspector.event(self.position)
         if event is None:
             return (("before the first event", "dim"),)
@@ -363,7 +544,7 @@ class TracePane(Vertical):
         if inspector is not None and (self._within is not None or self._grouping == "block"):
             block = inspector.block(group.rows[0])
             line = self._short(block.line, max(10, columns - len(group.key) - 2))
-            return f"{group.key}  {words(block.category) if self._within is not None else line}"
+            return f"{group.key}  {block.category.words if self._within is not None else line}"
         count = len(group.rows)
         blocks = f"  ×{count:,}" if count > 1 else ""
         return self._short(group.key, max(10, columns - len(blocks))) + blocks
@@ -374,18 +555,18 @@ class TracePane(Vertical):
         self.treemap.paint(self.state, cursor, self._short)
 
     def _show_segments(self) -> None:
-        found = self._bars
-        if not isinstance(found, list):
-            why = "reading …" if found is None else f"no segment map: {visible(found.reason)}"
+        drawn = self._bars
+        if not isinstance(drawn, list):
+            why = "reading …" if drawn is None else f"no segment map: {visible(drawn.reason)}"
             self._segments.fill([((why, "dim"),)], 0, lambda index: [])
             return
-        free = human_bytes(sum(bar.free for bar in found))
-        head = f"{len(found)} segments by {self._order} · {free} free (·) · o: change order"
+        free = human_bytes(sum(bar.free for bar in drawn))
+        head = f"{len(drawn)} segments by {self._order} · {free} free (·) · o: change order"
         width, plain = self._segments.size.width - 3, self._plain
         self._segments.fill(
             [(("", "section"), (head, "head"))],
-            len(found),
-            lambda index: [map_line(found[index], width, plain)],
+            len(drawn),
+            lambda index: [map_line(drawn[index], width, plain)],
         )
 
     # -- events
@@ -402,7 +583,7 @@ class TracePane(Vertical):
             return
         listed = self._listed()
         if message.index >= len(listed):
-            return  # keys come faster than what they open is shown
+            return  # keys can arrive before the list is drawn
         group = listed[message.index]
         if len(group.rows) == 1 or self._within is not None:
             self.app.push_screen(BlockScreen(inspector.block(group.rows[0]), self._rank.session))
@@ -418,9 +599,9 @@ class TracePane(Vertical):
             if position is not None:
                 self.go(position)
         elif message.pane is self.treemap:
-            wanted = self.treemap.at(message.x, message.y)
+            clicked = self.treemap.at(message.x, message.y)
             for index, group in enumerate(self._listed()):
-                if wanted is not None and same_memory(group, wanted):
+                if clicked is not None and same_memory(group, clicked):
                     self._groups.go(index)
                     self._show_treemap()
                     return

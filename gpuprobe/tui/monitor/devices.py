@@ -1,4 +1,4 @@
-"""One GPU as the dashboard shows it: words, shares and badges. Knows nothing of Textual."""
+"""One GPU as the dashboard shows it: words, shares and badges. Independent of Textual."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHORT = {  # throttle reasons, to fit a badge
 }
 
 _GRAVE = ("hardware", "thermal", "reliability")
-"""Words of throttle reasons that mean heat or failing power, and not a limit that was set."""
+"""Parts of throttle reasons that mean heat or failing power, rather than a configured limit."""
 
 PART_NAMES = {
     WaterfallPart.DRIVER: "driver",
@@ -39,7 +39,7 @@ PART_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Badge:
-    """A word that a reader should not miss. ``why`` is the long form."""
+    """A short warning next to a GPU. ``why``: the explanation."""
 
     text: str
     role: str  # "badge-bad", "badge-warning" or "badge"
@@ -48,7 +48,7 @@ class Badge:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a GPU's memory, in bytes. Where it could not be seen, ``why`` is the reason."""
+    """One part of a GPU's memory, in bytes. ``why``: the reason if it could not be read."""
 
     part: WaterfallPart
     name: str
@@ -58,8 +58,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One GPU. Shares are 0 to 1, NaN where there is no value; the texts then give the reason in a
-    word. All text is safe to print.
+    """One GPU. Shares are 0 to 1, NaN for a missing value; the text is then the reason in one word.
+    All text is safe to print.
     """
 
     key: str
@@ -82,7 +82,7 @@ class DeviceRow:
     badges: tuple[Badge, ...]
     parts: tuple[Part, ...]
     total: int
-    instances: tuple[str, ...]  # of a GPU that MIG divides: profile and memory
+    instances: tuple[str, ...]  # MIG instances: profile and memory
 
 
 def rate_text(value: float | Unavailable) -> str:
@@ -170,7 +170,9 @@ def _used(reading: Reading[Bytes]) -> str:
 
 
 def _heat(device: Device) -> str:
-    """By the chip's own thresholds where NVML reports them; else by what most boards take."""
+    """The role of the temperature, by the chip's thresholds if NVML reports them, else by those of
+    most boards.
+    """
     now = device.temperature.gpu.value
     if isinstance(now, Unavailable):
         return "dim"
@@ -203,7 +205,7 @@ _FACTS: tuple[tuple[Callable[[Device], Reading[int]], str, bool], ...] = (
     (lambda device: device.ecc.corrected_volatile, "{} corrected ECC errors", False),
     (lambda device: device.pcie.replays, "{} PCIe replays", False),
 )
-"""A reading, its text, and whether 0 is worth a word."""
+"""A reading, its text, and whether 0 is shown."""
 
 
 def _facts(device: Device) -> Iterator[str]:
@@ -211,9 +213,9 @@ def _facts(device: Device) -> Iterator[str]:
         yield visible(device.identity.pci_bus_id)
     if _link(device):
         yield _link(device)
-    for read, text, even_if_none in _FACTS:
+    for read, text, show_zero in _FACTS:
         value = read(device).value
-        if isinstance(value, int) and (value or even_if_none):
+        if isinstance(value, int) and (value or show_zero):
             yield text.format(value)
     fans = device.fans.value
     if not isinstance(fans, Unavailable) and fans:
@@ -224,7 +226,7 @@ def _facts(device: Device) -> Iterator[str]:
 
 
 def _badges(device: Device, lost: bool, xids: tuple[XidNote, ...]) -> Iterator[Badge]:
-    """In the order that counts among equals."""
+    """The badges of a GPU, the most important of each severity first."""
     if lost:
         yield Badge("LOST", "badge-bad", "the GPU no longer responds")
     for note in xids:

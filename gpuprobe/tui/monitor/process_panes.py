@@ -1,4 +1,4 @@
-"""One process in depth, as lines of text in roles. Knows nothing of Textual."""
+"""The processes drawn: their table, and the page of one. Independent of Textual."""
 
 from __future__ import annotations
 
@@ -10,15 +10,113 @@ from typing import TYPE_CHECKING
 
 from gpuprobe.api.monitor import RUNS_HEADING, run_line
 from gpuprobe.model.machine.process import ProcessDetails
+from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, visible, width, wrapped
 from gpuprobe.model.values import Unavailable
-from gpuprobe.tui.monitor.tables.device_detail import curve
-from gpuprobe.tui.monitor.tables.history import ProcessHistory
-from gpuprobe.tui.monitor.tables.process_rows import ProcessRow
-from gpuprobe.tui.widgets.styled_text import Line, fit, joined, left
+from gpuprobe.tui.monitor.history import ProcessHistory
+from gpuprobe.tui.monitor.processes import ListOptions, ProcessRow
+from gpuprobe.tui.widgets.plot import curve
+from gpuprobe.tui.widgets.styled_text import Line, TableColumn, fit, joined, lay_out, left, right
 
 if TYPE_CHECKING:
     from gpuprobe.model.run.summary import Run
+
+
+_SPARE = 12
+"""Columns reserved for the command before less important columns are placed."""
+
+
+_COLUMNS = (
+    TableColumn("gpu", "GPU", 4, 4, 0, numbers=True, sort="gpu"),
+    TableColumn("pid", "PID", 8, 8, 0, numbers=True, sort="pid"),
+    TableColumn("kinds", "T", 2, 2, 7, spare=_SPARE),
+    TableColumn("user", "USER", 10, 10, 1, sort="user"),
+    TableColumn("memory", "MEMORY", 10, 10, 0, numbers=True, sort="memory"),
+    TableColumn("sm", "SM", 4, 4, 2, numbers=True, sort="sm"),
+    TableColumn("cpu", "CPU", 5, 5, 5, numbers=True, sort="cpu", spare=_SPARE),
+    TableColumn("resident", "RESIDENT", 10, 10, 6, numbers=True, sort="resident", spare=_SPARE),
+    TableColumn("place", "RANK/JOB/CONTAINER", 20, 20, 4, spare=_SPARE),
+    TableColumn("age", "AGE", 9, 9, 3, numbers=True, sort="age"),
+)
+
+
+_COMMAND = 16  # least columns of the command
+
+
+@record(frozen=True, slots=True)
+class ProcessColumns:
+    """The layout of the table: (column, first, width). The command has the rest of the line."""
+
+    shown: tuple[tuple[TableColumn, int, int], ...]
+    command: int
+    total: int
+
+    def sort_at(self, x: int) -> str:
+        """The sort order that a click on the heading at column ``x`` selects; empty for none."""
+        for column, first, wide in self.shown:
+            if first <= x < first + wide:
+                return column.sort
+        return "command" if x >= self.command else ""
+
+
+def process_layout(columns: int) -> ProcessColumns:
+    """The columns that fit in a line, with their positions."""
+    at = 2
+    shown = []
+    for column, wide in lay_out(_COLUMNS, columns - at - _COMMAND):
+        shown.append((column, at, wide))
+        at += wide + 1
+    return ProcessColumns(tuple(shown), at, columns)
+
+
+def process_heading(columns: ProcessColumns, options: ListOptions) -> Line:
+    """The names of the columns, with an arrow at the sorted one."""
+    parts: list[Line] = []
+    for column, _, wide in columns.shown:
+        parts.append(_name(column.heading, wide, column.sort, column.numbers, options))
+    rest = columns.total - columns.command
+    parts.append(_name("COMMAND", rest, "command", False, options))
+    return fit((("", "section"), ("  ", "head"), *joined(parts)), columns.total, "head")
+
+
+def _name(text: str, wide: int, sort: str, numbers: bool, options: ListOptions) -> Line:
+    chosen = bool(sort) and sort == options.sort
+    if chosen:
+        text += "▲" if options.reverse else "▼"
+    return (((right if numbers else left)(text, wide), "sorted" if chosen else "head"),)
+
+
+def process_line(
+    row: ProcessRow, columns: ProcessColumns, *, recorded: bool = False, tagged: bool = False
+) -> Line:
+    """One process in a line as wide as ``columns``. ``recorded``: it writes a recording."""
+    quiet = "dim" if row.hidden or not row.device else ""
+    parts: list[Line] = []
+    for column, _, wide in columns.shown:
+        text, role = _cell(row, column.name)
+        place = right if column.numbers else left
+        parts.append(((place(text, wide), role or quiet),))
+    command: Line = ((row.branch, "tree"), (row.command, "accent" if row.own else quiet))
+    parts.append(fit(command, max(0, columns.total - columns.command)))
+    first = ("✓", "warning") if tagged else ("●" if row.pinned else " ", "pinned")
+    marks = (first, ("◉" if recorded else " ", "pinned"))
+    return fit((*marks, *joined(parts)), columns.total)
+
+
+def _cell(row: ProcessRow, name: str) -> tuple[str, str]:
+    return {
+        "gpu": (row.gpu, "bold"),
+        "pid": (str(row.pid), ""),
+        "memory": (row.memory_text, "dim" if row.memory is None else ""),
+        "sm": (row.sm_text, "" if row.sm else "dim"),
+        "cpu": (row.cpu_text, "" if row.cpu else "dim"),
+        "resident": (row.resident_text, "dim" if row.resident is None else ""),
+        "age": (row.age_text, "dim"),
+        "user": (row.user, ""),
+        "place": (row.place, ""),
+        "kinds": (row.kinds, "dim"),
+    }[name]
+
 
 _FIRST = (
     "CUDA_VISIBLE_DEVICES",
@@ -33,7 +131,7 @@ _FIRST = (
     "OMP_",
     "SLURM_",
 )
-"""Beginnings of the variables that GPU programs are usually debugged by; the others follow."""
+"""Prefixes of the variables that matter most for GPU programs; they are listed first."""
 
 _PLOT_ROWS = 9
 
@@ -57,9 +155,8 @@ def process_page(
     totals: dict[str, int] | None = None,
     ended: bool = False,
 ) -> list[Line]:
-    """What there is to know of one process. ``rows``: one for each GPU that it is on; ``details``
-    is None until it was read. ``totals``: the memory of each GPU in bytes. No line is wider than
-    ``columns``.
+    """The page of one process. ``rows``: one for each of its GPUs; ``details``: None until they are
+    read; ``totals``: the memory of each GPU in bytes. No line is wider than ``columns``.
     """
     first = rows[0]
     lines: list[Line] = [*_facts(rows, details, ended), ()]
@@ -111,7 +208,7 @@ def _curves(
         ("sm", f"SM of GPU {row.gpu}", _percent, 100.0),
         ("cpu", "CPU", _percent, 100.0),
     ]
-    # What this GPU does not report of its processes takes no room.
+    # Without the series that this GPU does not report.
     known = [p for p in plots if not all(map(math.isnan, history.of(key, p[0])))]
     across = max(1, min(len(known), columns // 44))
     lines: list[Line] = []
@@ -130,7 +227,7 @@ def _curves(
 def _command(row: ProcessRow, details: ProcessDetails | None, columns: int) -> list[Line]:
     text = row.command
     if details is not None and isinstance(details.arguments, tuple) and any(details.arguments):
-        # Masked words stay as they are: they are not to be pasted.
+        # Masked words are not quoted: they cannot be pasted anyway.
         words = (a if a == "<secret>" else shlex.quote(a) for a in details.arguments)
         text = visible(" ".join(words))
     head: Line = ((" Command", "title"),)

@@ -1,4 +1,4 @@
-"""One block: what it is, the stack that allocated it, and the source of the chosen frame."""
+"""One block of memory: the stack that allocated it, and the source of the selected frame."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from gpuprobe.model.run.session import Session
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
-from gpuprobe.tui.viewer.keys import BLOCK_KEYS
 from gpuprobe.tui.viewer.run_model import short_line
-from gpuprobe.tui.widgets.keymap import bindings
-from gpuprobe.tui.widgets.legend import words
+from gpuprobe.tui.widgets.keymap import Key, bindings
 from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
+FOLD_KEY = Key("c", "all frames", {"c": "fold"})
+
 
 class BlockScreen(ModalScreen[None]):
-    """Over the screen it came from; Escape goes back."""
+    """One block, over the screen that opened it."""
 
+    KEYS = (FOLD_KEY, Key("Esc", "back", {"escape,q,enter": "dismiss"}))
     DEFAULT_CSS = """
     BlockScreen { align: center middle; }
     BlockScreen #box { width: 92%; height: 90%; border: round $primary; padding: 0 1;
@@ -35,14 +36,14 @@ class BlockScreen(ModalScreen[None]):
     BlockScreen #frames { height: 2fr; }
     BlockScreen #source { height: 9; border-top: solid $panel; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = bindings(BLOCK_KEYS)
+    BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
     def __init__(self, block: BlockInfo, session: Session) -> None:
         super().__init__()
         self._block = block
         self._session = session
         self._folded = True
-        self._rows: list[int | None] = []  # the frame of each row; None: some are folded there
+        self._rows: list[int | None] = []  # the frame of each row; None: a gap of folded frames
 
     def compose(self) -> ComposeResult:
         self._about = TextPane(id="block")
@@ -81,7 +82,7 @@ class BlockScreen(ModalScreen[None]):
         self._table.fill([heading], len(rows), line, cursor=next(mine, 0))
 
     def action_fold(self) -> None:
-        """Show all frames, or only those that tell something."""
+        """Show all frames, or only the user's."""
         self._folded = not self._folded
         self._fill()
         self._show_source()
@@ -101,9 +102,9 @@ class BlockScreen(ModalScreen[None]):
 
 
 def stack_rows(frames: Sequence[Frame], *, folded: bool) -> list[int | None]:
-    """Which frames are listed, innermost first; None is a gap. Folded, the list begins with the
-    user's line, and neither native code nor PyTorch's own frames are in it. A stack of nothing
-    else is shown as it is.
+    """The indices of the listed frames, innermost first; None is a gap. Folded, the list begins
+    with the user's line and leaves out native code and PyTorch's own frames, unless the stack has
+    no other frame.
     """
     everything: list[int | None] = list(range(len(frames)))
     informative = [i for i, frame in enumerate(frames) if not is_plumbing(frame)]
@@ -123,11 +124,11 @@ def stack_rows(frames: Sequence[Frame], *, folded: bool) -> list[int | None]:
 
 
 def block_lines(block: BlockInfo) -> list[str]:
-    """What is known of a block, in a few lines."""
+    """A block in a few lines: size, category, lifetime, phase and module."""
     size = f"{human_bytes(block.bytes)} at {block.address:#x}"
     if block.requested != block.bytes:
         size += f" ({human_bytes(block.requested)} requested)"
-    parts = [size, words(block.category)]
+    parts = [size, block.category.words]
     if block.stream:
         parts.append(f"stream {block.stream:#x}")
     life = f"event {block.allocated_at:,}" if block.allocated_at else "before the trace"
@@ -142,7 +143,7 @@ def block_lines(block: BlockInfo) -> list[str]:
 
 
 def source_lines(frame: Frame, session: Session) -> list[tuple[bool, str]]:
-    """The source around a frame: (is it the frame's line, text)."""
+    """The source around a frame: (whether it is the frame's line, text)."""
     found = excerpt(frame, cwd=session.cwd, since=session.started_at)
     if isinstance(found, Unavailable):
         place = short_line(short_name(frame), session.cwd)

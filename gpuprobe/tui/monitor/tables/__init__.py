@@ -1,1 +1,0 @@
-"""The tables of GPUs and processes of `gpuprobe top`."""

@@ -1,1 +1,0 @@
-"""Time travel through a memory trace."""
