@@ -62,14 +62,14 @@ from allocator_requests import (  # noqa: E402
 )
 
 from gpuprobe.allocator.driver import ADDRESS_ORDERS  # noqa: E402
-from gpuprobe.allocator.replays.replay import (  # noqa: E402
+from gpuprobe.allocator.replay import (  # noqa: E402
     POOLS_NOT_RECORDED,
     SPLITTING_NOT_RECORDED,
     TraceReplay,
     replay_trace,
 )
-from gpuprobe.allocator.replays.whatif import what_if  # noqa: E402
 from gpuprobe.allocator.settings import parse_conf  # noqa: E402
+from gpuprobe.allocator.whatif import what_if  # noqa: E402
 from gpuprobe.catalogue.gpus import parse_spec  # noqa: E402
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace  # noqa: E402
 from gpuprobe.native.process import load  # noqa: E402

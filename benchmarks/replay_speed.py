@@ -19,7 +19,7 @@ import time
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.recorder import TraceRecorder
-from gpuprobe.allocator.replays.replay import replay_trace
+from gpuprobe.allocator.replay import replay_trace
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.trace import MemoryTrace

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
-from gpuprobe.allocator.replays.requests import Request
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
-from gpuprobe.model.trace import EventColumns, MemoryTrace
+from gpuprobe.model.trace import COLUMNS, EventColumns, MemoryTrace
+
+if TYPE_CHECKING:
+    from gpuprobe.allocator.replay import TraceReplay
 
 _OOM: Final = TraceAction.OOM.code
+
+
+class Request(NamedTuple):
+    """``size`` bytes, wanted before the event ``at`` of a trace and given back at once."""
+
+    at: int
+    size: int
+    stream: int
+    pool: int
 
 
 class TraceRecorder:
@@ -60,3 +73,35 @@ class TraceRecorder:
             segments=segments(self.sim, self.pools),
             settings=self.sim.settings,
         )
+
+
+def with_requests(
+    trace: MemoryTrace, recorded: TraceReplay, requests: Sequence[Request]
+) -> tuple[MemoryTrace, TraceReplay]:
+    """Both for `what_if`, with the requests served in between. They are written as requests that
+    failed, which a what-if serves where it can, and gives back.
+    """
+    requests = sorted(requests, key=lambda request: request.at)
+    events, old = EventColumns(), trace.events
+    for name in COLUMNS:
+        column, former = getattr(events, name), getattr(old, name)
+        if not len(former):
+            continue
+        start = 0
+        for request in requests:
+            column.extend(former[start : request.at])
+            column.append(_OOM if name == "action" else getattr(request, name, 0))
+            start = request.at
+        column.extend(former[start:])
+    places = [request.at for request in requests]
+
+    def moved(index: int) -> int:
+        return index + bisect_right(places, index)
+
+    return replace(trace, events=events), replace(
+        recorded,
+        flushes=tuple(map(moved, recorded.flushes)),
+        unclear=tuple(replace(one, event=moved(one.event)) for one in recorded.unclear),
+        overflows=tuple(replace(one, event=moved(one.event)) for one in recorded.overflows),
+        held={pool: moved(event) for pool, event in recorded.held.items()},
+    )

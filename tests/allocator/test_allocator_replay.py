@@ -17,15 +17,15 @@ import gpuprobe
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.recorder import TraceRecorder
-from gpuprobe.allocator.replays.oracle import TraceSimulator
-from gpuprobe.allocator.replays.replay import (
+from gpuprobe.allocator.replay import (
     POOLS_NOT_RECORDED,
     SPLITTING_NOT_RECORDED,
     replay_trace,
 )
-from gpuprobe.allocator.replays.start_state import start_state
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.start_state import start_state
+from gpuprobe.allocator.trace_simulator import TraceSimulator
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace

@@ -17,11 +17,10 @@ import gpuprobe
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
-from gpuprobe.allocator.replays.alone import reserved_alone
-from gpuprobe.allocator.replays.replay import SPLITTING_NOT_RECORDED, replay_trace
-from gpuprobe.allocator.replays.whatif import Range, WhatIfOutcome, search, what_if
+from gpuprobe.allocator.replay import SPLITTING_NOT_RECORDED, replay_trace
 from gpuprobe.allocator.settings import parse_conf, to_conf
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.whatif import Range, WhatIfOutcome, reserved_alone, search, what_if
 from gpuprobe.cli import main
 from gpuprobe.errors import ConfigError, DataError, UsageError
 from gpuprobe.model.memory import TraceAction

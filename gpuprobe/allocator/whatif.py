@@ -24,12 +24,12 @@ from typing import Final, NamedTuple
 
 from gpuprobe.allocator.blocks import PoolBlock, TieRule
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
-from gpuprobe.allocator.replays.pool_traits import own_allocators, splitting
-from gpuprobe.allocator.replays.replay import TraceReplay, event_pools
-from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
+from gpuprobe.allocator.evidence import own_allocators, splitting
+from gpuprobe.allocator.replay import TraceReplay, event_pools
 from gpuprobe.allocator.rules import MIB, round_size
 from gpuprobe.allocator.settings import differences, memory_fraction, to_conf
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 
@@ -514,3 +514,38 @@ def _pairs(now: AllocatorSettings, singles: list[AllocatorSettings]) -> list[All
                 continue  # torch refuses a max_split_size below the segment size
             found.append(both)
     return found
+
+
+def reserved_alone(trace: MemoryTrace) -> int:
+    """The most that is reserved, in bytes: what was alive before the trace is allocated first, the
+    lowest address first, then come the events."""
+    sim = Simulator(trace.settings or AllocatorSettings(), SimulatedDriver())
+    live: dict[int, PoolBlock] = {}
+
+    def made(address: int, size: int, stream: int, pool: int) -> None:
+        block = request(sim, size, stream, pool)
+        if block is not None:
+            live[address] = block
+
+    before, events = trace.baseline, trace.events
+    old = zip(
+        before.address, before.size, before.column("stream"), before.column("pool"), strict=True
+    )
+    for row in sorted(old):
+        made(*row)
+    rows = zip(
+        events.action,
+        events.address,
+        events.size,
+        events.column("stream"),
+        event_pools(trace),
+        strict=True,
+    )
+    for code, address, size, stream, pool in rows:
+        if code == TraceAction.ALLOC.code:
+            made(address, size, stream, pool)
+        elif code == TraceAction.FREE_COMPLETED.code:
+            block = live.pop(address, None)
+            if block is not None:
+                sim.free(block)
+    return sim.peak_reserved

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn, get_args
 
 from gpuprobe.allocator.blocks import PoolBlock, TieRule, tie_rule_of
+from gpuprobe.allocator.evidence import own_allocators, splitting
 from gpuprobe.allocator.layout import load_layout, segments
-from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator, Unclear
-from gpuprobe.allocator.replays.pool_traits import own_allocators, splitting
-from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.rules import round_size
+from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
+from gpuprobe.allocator.trace_simulator import Diverged, TraceSimulator, Unclear
 from gpuprobe.errors import DataError, InternalError
 from gpuprobe.model.memory import Block as BlockRow
 from gpuprobe.model.memory import BlockState, Segment, TraceAction

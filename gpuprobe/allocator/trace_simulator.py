@@ -22,7 +22,7 @@ from gpuprobe.allocator.blocks import (
     PrivatePool,
     TieRule,
 )
-from gpuprobe.allocator.replays.ties import TieEvidence
+from gpuprobe.allocator.evidence import TieEvidence
 from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size, expandable_span, round_size
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.allocator.simulator import Simulator
