@@ -30,8 +30,8 @@ _OOM: Final = TraceAction.OOM.code
 def own_allocators(
     trace: MemoryTrace, settings: AllocatorSettings, pools: Sequence[int]
 ) -> frozenset[int]:
-    """With expandable segments on, a private pool that gets plain segments has an allocator of
-    its own (``is_expandable_segments_active`` in torch's ``malloc``)."""
+    """The private pools with a separate allocator: those that get plain segments although
+    expandable segments are on (``is_expandable_segments_active`` in torch's ``malloc``)."""
     if not settings.expandable_segments:
         return frozenset()
     indices = pool_indices(trace)
@@ -42,36 +42,102 @@ def own_allocators(
 
 @dataclass(slots=True)
 class _Part:
-    """A segment, or pages that were mapped at once: its size and the request that it serves."""
+    """A segment, or pages that were mapped at once: its size, and the bytes in use."""
 
     size: int
     stream: int
     mapped: bool
-    taken: int = 0
+    used: int = 0
 
 
 @dataclass(slots=True)
-class _Evidence:
-    """For and against that a pool hands out whole blocks. ``parts`` by address."""
+class _SplitEvidence:
+    """Evidence that a pool splits its blocks, or never does. ``parts`` by address."""
 
+    settings: AllocatorSettings
     parts: dict[int, _Part] = field(default_factory=dict)
     whole: bool = False
     split: bool = False
     loose: bool = False  # a request was served with more than it needs
+    new: int = 0  # address of the memory that the driver allocated last, until it is used
 
-    def after_rests(self) -> set[int]:
-        """The addresses where pages end of which something is left. Where blocks are split, pages
-        mapped there become one with that."""
+    def add(self, code: int, address: int, size: int, stream: int) -> None:
+        """Take an event of the pool into account."""
+        if code in (_SEGMENT_ALLOC, _MAP):
+            self.new = address
+            self.parts[address] = _Part(size, stream, code == _MAP)
+        elif code in (_SEGMENT_FREE, _UNMAP):
+            self.parts.pop(address, None)
+        elif code == _FREE_COMPLETED:
+            if address in self.parts:
+                self.parts[address].used = 0
+        elif code == _ALLOC:
+            self._add_allocation(address, round_size(size, self.settings), stream)
+        elif code == _OOM:
+            self.whole |= self._rest_would_serve(stream, size, NO_LIMIT)
+
+    def _add_allocation(self, address: int, size: int, stream: int) -> None:
+        part = self.parts.get(address)
+        if part is None:
+            self.split = True
+            return
+        is_new = address == self.new
+        self.whole |= self._rest_would_serve(stream, size, NO_LIMIT if is_new else part.size)
+        self.whole |= is_new and address in self._ends_of_pages()
+        part.used = size
+        self.loose |= part.size - size >= self._least_rest(size <= SMALL_LIMIT)
+        self.new = 0
+
+    def add_layout(self, segment: Segment) -> None:
+        """Take a segment of the last layout into account."""
+        settings = self.settings
+        if not segment.is_expandable:
+            self.parts[segment.address] = _Part(segment.total_size, segment.stream, False)
+            self.split |= len(segment.blocks) > 1
+        for block in segment.blocks:
+            if block.state is BlockState.INACTIVE:
+                continue
+            rounded = round_size(block.requested_size, settings)
+            slack = max_slack(
+                rounded,
+                small=segment.segment_type == "small",
+                expandable=segment.is_expandable,
+                settings=settings,
+            )
+            self.whole |= block.size - rounded > slack
+
+    def _ends_of_pages(self) -> set[int]:
+        """The end addresses of mapped pages with an unused rest. If blocks are split, pages mapped
+        at such an address merge with the rest.
+        """
         return {
             address + part.size
             for address, part in self.parts.items()
-            if part.mapped and part.taken and part.size - part.taken >= MIN_BLOCK
+            if part.mapped and part.used and part.size - part.used >= MIN_BLOCK
         }
+
+    def _least_rest(self, small: bool) -> int:
+        """The smallest rest, in bytes, that is split off a block (``should_split``)."""
+        return MIN_BLOCK if small or self.settings.expandable_segments else SMALL_LIMIT + 1
+
+    def _rest_would_serve(self, stream: int, size: int, smaller: int) -> bool:
+        """Whether the rest of some block, if blocks were split, would have at least ``size`` bytes
+        but fewer than ``smaller``."""
+        small = size <= SMALL_LIMIT
+        for part in self.parts.values():
+            rest = part.size - part.used
+            if not part.used or part.stream != stream or (part.used <= SMALL_LIMIT) != small:
+                continue
+            least = self._least_rest(small)
+            most = limit(self.settings.max_split_size)
+            if size <= rest < min(most, smaller) and rest >= least and part.used < most:
+                return True
+        return False
 
 
 class Splitting(NamedTuple):
-    """The pools whose blocks are never split (``MemPool(no_split=True)``), and those of which the
-    trace does not tell. ``open_sizes``: those of the latter whose blocks may be larger than the
+    """The pools whose blocks are never split (``MemPool(no_split=True)``), and those for which the
+    trace leaves that open. ``open_sizes``: pools of ``either`` whose blocks may be larger than the
     rules make them.
     """
 
@@ -83,50 +149,29 @@ class Splitting(NamedTuple):
 def splitting(trace: MemoryTrace, settings: AllocatorSettings, pools: Sequence[int]) -> Splitting:
     """Whether pools split their blocks, as far as the trace shows it.
 
-    Where they do not, each allocation is the only one of its segment, and one was served from
-    elsewhere, or not at all, where the rest of another block, had there been one, would have fitted
-    best; or the last layout has such blocks. A pool that never held two blocks at once, and none at
-    the end, could be either.
+    A pool does not if each allocation is the only one of its segment, and one was served by another
+    block, or failed, although the rest of a split block would have been the best fit; or if the
+    last layout has such blocks. A pool that never had two blocks at once, and none at the end,
+    could be either.
     """
     indices = pool_indices(trace)
-    # Graphs' own pools have another first number.
-    found = {index: _Evidence() for pool, index in indices.items() if pool[0] == 0 and index}
+    # The ids of graphs' private pools have another first number.
+    found = {
+        index: _SplitEvidence(settings) for pool, index in indices.items() if pool[0] == 0 and index
+    }
     if not found:
         return Splitting()
     for segment in trace.segments:
         evidence = found.get(indices[segment.pool_id])
         if evidence is not None:
-            _at_the_end(evidence, segment, settings)
+            evidence.add_layout(segment)
     events = trace.events
-    new = 0  # where the last event got memory from the driver
     for code, address, size, stream, pool in zip(
         events.action, events.address, events.size, events.column("stream"), pools, strict=True
     ):
         evidence = found.get(pool)
-        if evidence is None:
-            continue
-        if code in (_SEGMENT_ALLOC, _MAP):
-            new = address
-            evidence.parts[address] = _Part(size, stream, code == _MAP)
-        elif code in (_SEGMENT_FREE, _UNMAP):
-            evidence.parts.pop(address, None)
-        elif code == _FREE_COMPLETED:
-            if address in evidence.parts:
-                evidence.parts[address].taken = 0
-        elif code == _ALLOC:
-            size = round_size(size, settings)
-            part = evidence.parts.get(address)
-            if part is None:
-                evidence.split = True
-                continue
-            smaller = NO_LIMIT if address == new else part.size
-            evidence.whole |= _rest_would_serve(evidence, settings, stream, size, smaller)
-            evidence.whole |= address == new and address in evidence.after_rests()
-            part.taken = size
-            evidence.loose |= part.size - size >= _least_rest(settings, size <= SMALL_LIMIT)
-            new = 0
-        elif code == _OOM:
-            evidence.whole |= _rest_would_serve(evidence, settings, stream, size, NO_LIMIT)
+        if evidence is not None:
+            evidence.add(code, address, size, stream)
     unsplit = {index: one for index, one in found.items() if not one.split}
     return Splitting(
         frozenset(index for index, one in unsplit.items() if one.whole),
@@ -135,50 +180,12 @@ def splitting(trace: MemoryTrace, settings: AllocatorSettings, pools: Sequence[i
     )
 
 
-def _least_rest(settings: AllocatorSettings, small: bool) -> int:
-    """The bytes that must be left of a block for it to be split (``should_split``)."""
-    return MIN_BLOCK if small or settings.expandable_segments else SMALL_LIMIT + 1
-
-
-def _rest_would_serve(
-    evidence: _Evidence, settings: AllocatorSettings, stream: int, size: int, smaller: int
-) -> bool:
-    """Whether what is left of a block, if blocks were split, would have had ``size`` bytes, but
-    fewer than ``smaller``."""
-    small = size <= SMALL_LIMIT
-    for part in evidence.parts.values():
-        rest = part.size - part.taken
-        if not part.taken or part.stream != stream or (part.taken <= SMALL_LIMIT) != small:
-            continue
-        least = _least_rest(settings, small)
-        most = limit(settings.max_split_size)
-        if size <= rest < min(most, smaller) and rest >= least and part.taken < most:
-            return True
-    return False
-
-
-def _at_the_end(evidence: _Evidence, segment: Segment, settings: AllocatorSettings) -> None:
-    if not segment.is_expandable:
-        evidence.parts[segment.address] = _Part(segment.total_size, segment.stream, False)
-        evidence.split |= len(segment.blocks) > 1
-    for block in segment.blocks:
-        if block.state is BlockState.INACTIVE:
-            continue
-        rounded = round_size(block.requested_size, settings)
-        slack = max_slack(
-            rounded,
-            small=segment.segment_type == "small",
-            expandable=segment.is_expandable,
-            settings=settings,
-        )
-        evidence.whole |= block.size - rounded > slack
-
-
 class TieEvidence:
-    """What a trace shows of the order of older blocks.
+    """The order of blocks from before the trace, as far as the trace shows it.
 
+    Each tie that the trace decides is one piece of evidence; pieces must not contradict each other.
     ``unknown``: blocks with an order up to this are older than the trace, 0 for none.
-    ``learnt``: how many ties were decided by the trace.
+    ``learnt``: the number of ties that the trace decided.
     """
 
     def __init__(self) -> None:
@@ -187,8 +194,8 @@ class TieEvidence:
         self._earlier: dict[int, set[int]] = {}
 
     def first_of(self, free_list: FreeList, block: PoolBlock, address: int) -> PoolBlock:
-        """Of the older blocks that are as large as ``block``, the one at ``address`` (which
-        the trace takes), unless that contradicts what it took before; else ``block``."""
+        """The block at ``address``, which the trace takes, if it is an older one of the same size
+        as ``block`` and no earlier choice of the trace contradicts that; else ``block``."""
         at = bisect_left(free_list.keys, block.size << KEY_SHIFT)
         tied = []
         for key in free_list.keys[at:]:
@@ -196,32 +203,32 @@ class TieEvidence:
             if other.size != block.size or other.order > self.unknown:
                 break
             tied.append(other)
-        for wanted in tied:
-            if wanted.address == address:
-                rest = {other.order for other in tied} - {wanted.order}
-                if rest and not any(self._known_before(o, wanted.order) for o in rest):
-                    self._earlier.setdefault(wanted.order, set()).update(rest)
+        for recorded in tied:
+            if recorded.address == address:
+                rest = {other.order for other in tied} - {recorded.order}
+                if rest and not any(self._known_before(o, recorded.order) for o in rest):
+                    self._earlier.setdefault(recorded.order, set()).update(rest)
                     self.learnt += 1
-                    return wanted
+                    return recorded
         return block
 
     def _known_before(self, first: int, second: int) -> bool:
         """Whether the trace has shown that ``first`` was registered before ``second``."""
-        seen = {first}
+        visited = {first}
         todo = [first]
         while todo:
             for later in self._earlier.get(todo.pop(), ()):
                 if later == second:
                     return True
-                if later not in seen:
-                    seen.add(later)
+                if later not in visited:
+                    visited.add(later)
                     todo.append(later)
         return False
 
     def order_by(self, halves: Sequence[BlockPool], addresses: Sequence[int]) -> None:
-        """Put equal older blocks into the order in which ``addresses`` names them: the order
-        in which the trace releases them. The order is not evidence for later ties, since the
-        released blocks are gone."""
+        """Order equal older blocks as in ``addresses``, the order in which the trace releases them.
+
+        That order is not evidence for later ties: the released blocks no longer exist."""
         place = {address: at for at, address in enumerate(addresses)}
         for half in halves:
             for free_list in half.streams.values():

@@ -1,4 +1,4 @@
-"""A simulator's run as a `MemoryTrace`: the same events, in the same order, as torch records."""
+"""A simulator's run as a `MemoryTrace`: the events that torch would record, in the same order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OOM: Final = TraceAction.OOM.code
 
 
 class Request(NamedTuple):
-    """``size`` bytes, wanted before the event ``at`` of a trace and given back at once."""
+    """``size`` bytes, allocated before the event ``at`` of a trace and freed at once."""
 
     at: int
     size: int
@@ -29,10 +29,10 @@ class Request(NamedTuple):
 
 
 class TraceRecorder:
-    """Listens to a simulator and keeps what it does.
+    """Records the events of a simulator.
 
-    ``pools`` gives the torch pool id of each pool index. Times are left out: a simulation has
-    no clock. Without ``listen`` the caller sends the simulator's events to `on_event`.
+    ``pools`` gives the torch pool id of each pool index. Events have no times: a simulation has
+    no clock. Without ``listen`` the caller passes the simulator's events to `on_event`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TraceRecorder:
             sim.listener = self.on_event
 
     def on_event(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
-        """One event of the simulator."""
+        """Record one event of the simulator."""
         events = self.events
         events.action.append(action)
         events.address.append(address)
@@ -61,11 +61,11 @@ class TraceRecorder:
         events.device_free.append(free)
 
     def on_request(self, size: int, stream: int) -> None:
-        """Memory that something outside the simulation may take now, and give back."""
+        """Record memory that code outside the simulation may allocate now, and free again."""
         self.requests.append(Request(len(self.events), size, stream, self.sim.pool_of(stream)))
 
     def trace(self, device: str = "cuda:0") -> MemoryTrace:
-        """The trace so far, with the layout as it is now."""
+        """The trace so far, with the present layout."""
         return MemoryTrace(
             device=device,
             events=self.events,
@@ -78,8 +78,9 @@ class TraceRecorder:
 def with_requests(
     trace: MemoryTrace, recorded: TraceReplay, requests: Sequence[Request]
 ) -> tuple[MemoryTrace, TraceReplay]:
-    """Both for `what_if`, with the requests served in between. They are written as requests that
-    failed, which a what-if serves where it can, and gives back.
+    """The trace and its replay with ``requests`` inserted, as arguments of `what_if`.
+
+    They are inserted as requests that failed, which a what-if serves if it can, and frees at once.
     """
     requests = sorted(requests, key=lambda request: request.at)
     events, old = EventColumns(), trace.events

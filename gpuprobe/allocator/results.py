@@ -16,9 +16,9 @@ from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:
-    """One device's trace (one step's, in a recording), and what was asked about it.
+    """The replay of one device's trace (in a recording: of one step), and its what-ifs.
 
-    ``baseline`` is the recorded settings simulated the way ``what_if`` is: compare with it.
+    ``baseline`` is the recorded settings, simulated like ``what_if``: compare the two.
     """
 
     recorded: TraceReplay
@@ -47,7 +47,7 @@ class ReplayResult(Displayed):
 
     @property
     def first_divergence(self) -> Divergence | None:
-        """That of the first trace that diverges."""
+        """The divergence of the first trace that has one."""
         found = (t.recorded.first_divergence for t in self.traces)
         return next((d for d in found if d is not None), None)
 
@@ -62,7 +62,7 @@ class ReplayResult(Displayed):
 
     @property
     def peak_reserved(self) -> int:
-        """As `peak_allocated`."""
+        """The highest of any device, with the same choice as `peak_allocated`."""
         return max(
             (t.what_if.peak_reserved.most if t.what_if else t.recorded.peak_reserved)
             for t in self.traces
@@ -70,7 +70,7 @@ class ReplayResult(Displayed):
 
     @property
     def final_reserved(self) -> int:
-        """As recorded, on the device with the most."""
+        """Reserved bytes after the recorded trace, on the device with the most."""
         return max(t.recorded.final_reserved for t in self.traces)
 
     @property
@@ -96,9 +96,11 @@ def replay_all(
     search: bool = False,
     torch: str = "",
 ) -> tuple[TraceResult, ...]:
-    """Every trace replayed as recorded; of each device's trace with the highest peak, also what
-    ``settings`` would have done, and with ``search`` what is advised. Raises what
-    `gpuprobe.replay` does for its arguments. ``torch``: the version that made them, if known.
+    """Replay every trace as recorded, and simulate the one with the highest peak of each device
+    under ``settings``; with ``search``, also find the settings to recommend.
+
+    Raises what `gpuprobe.replay` does for its arguments. ``torch``: the version that recorded the
+    traces, if known.
     """
     results = [TraceResult(recorded=replay_trace(trace, torch=torch)) for trace in traces]
     if settings is None and not search:
@@ -120,7 +122,7 @@ def _with_what_ifs(
     capacity: int | None,
     search: bool,
 ) -> TraceResult:
-    """The what-ifs of one trace."""
+    """The result of a trace, with its what-ifs."""
     recorded = result.recorded
     source = "given" if capacity is not None else ""
     if capacity is None and recorded.memory_limit is not None:

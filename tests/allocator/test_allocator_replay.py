@@ -71,7 +71,7 @@ def test_real_snapshots_replay_exactly_from_the_middle(snapshot: Path) -> None:
 def live_before(trace: MemoryTrace) -> dict[int, int]:
     """Address -> requested bytes of what was allocated before the first event."""
     state = start_state(trace, trace.settings or AllocatorSettings())
-    blocks = [*state.homeless, *(block for part in state.parts() for block in part.blocks)]
+    blocks = [*state.unplaced, *(block for part in state.parts() for block in part.blocks)]
     return {block.address: block.requested for block in blocks if not block.pending}
 
 

@@ -85,9 +85,12 @@ def explanations(source: str) -> Iterator[tuple[int, str]]:
     text is replaced by dots.
     """
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node.lineno, _QUOTED.sub("...", node.value.value)
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.lineno, _QUOTED.sub("...", node.value.value)
     block: list[str] = []
     last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
