@@ -296,6 +296,16 @@ def cases_of(op: Any, dtype: Any, count: int) -> Iterator[Case]:
         yield Case(sample, backward, wanted)
 
 
+def _unlike(seen: list[Any], looks: list[Any] | None) -> tuple[str, str]:
+    """The first difference of a run without values from one with them; ("", "") for none."""
+    if looks is None:
+        return "", ""
+    for one, other in zip(seen, looks, strict=False):
+        if one != other:
+            return "peak" if isinstance(one, int) else "layout", f"{one}, with values {other}"
+    return ("layout", "another number of results") if len(seen) != len(looks) else ("", "")
+
+
 def judged(op: Any, case: Case, mode: str) -> tuple[str, str]:
     """Kind of failure and what it is in words; ("", "") for none."""
     outcome = run(op, case.sample, "cuda", case.backward, {})
@@ -304,13 +314,7 @@ def judged(op: Any, case: Case, mode: str) -> tuple[str, str]:
         return ("raised" if kind not in ("NotModelled", "ValueNeeded") else kind), outcome.error
     seen = [*map(looks, outcome.results), "gradients", *map(looks, outcome.grads), outcome.peak]
     if mode == "shapes":
-        if case.looks is None:
-            return "", ""
-        for one, other in zip(seen, case.looks, strict=False):
-            if one != other:
-                kind = "peak" if isinstance(one, int) else "layout"
-                return kind, f"{one}, with values {other}"
-        return ("layout", "another number of results") if len(seen) != len(case.looks) else ("", "")
+        return _unlike(seen, case.looks)
     case.looks = seen
     off = [place for item in seen if isinstance(item, list) and (place := item[3]) != "cuda:0"]
     if off and op.name not in ON_HOST:
@@ -359,28 +363,29 @@ def work(path: Path, todo: dict[int, list[str]], samples: int) -> None:
                 cases[index, dtype] = list(cases_of(op, dtype, samples))
             except Exception as error:  # noqa: BLE001 - the table's own samples
                 broken[index, dtype] = f"{type(error).__name__}: {str(error)[:200]}"
+
+    def run_operator(index: int, mode: str) -> None:
+        op = op_db[index]
+        note(at=index, mode=mode)
+        for dtype in sorted(op.supported_dtypes("cuda"), key=str):
+            key = (index, dtype)
+            row = {"op": op.formatted_name, "index": index, "mode": mode,
+                   "dtype": str(dtype).removeprefix("torch.")}  # fmt: skip
+            if key in broken:
+                note(**row, kind="no sample", what=broken[key], samples=0)
+                continue
+            outcomes = (judged(op, case, mode) for case in cases[key])
+            kind, what = next((found for found in outcomes if found[0]), ("", ""))
+            if mode in todo[index]:
+                note(**row, kind=kind, what=what, samples=len(cases[key]))
+        gc.collect()
+
     for mode in MODES:
         if mode not in wanted and not (mode == "real" and "shapes" in wanted):
             continue
         with gpuprobe.virtual_gpu(GPU, compute=mode):
-            for index, modes in todo.items():
-                op = op_db[index]
-                note(at=index, mode=mode)
-                for dtype in sorted(op.supported_dtypes("cuda"), key=str):
-                    key = (index, dtype)
-                    row = {"op": op.formatted_name, "index": index, "mode": mode,
-                           "dtype": str(dtype).removeprefix("torch.")}  # fmt: skip
-                    if key in broken:
-                        note(**row, kind="no sample", what=broken[key], samples=0)
-                        continue
-                    kind = what = ""
-                    for case in cases[key]:
-                        kind, what = judged(op, case, mode)
-                        if kind:
-                            break
-                    if mode in modes:
-                        note(**row, kind=kind, what=what, samples=len(cases[key]))
-                gc.collect()
+            for index in todo:
+                run_operator(index, mode)
     note(done=True)
 
 
