@@ -509,16 +509,16 @@ def layers() -> str:
     return "```text\n" + "\n".join(re.sub(r"[()]", "", row) for row in rows) + "\n```"
 
 
-def rooms() -> str:
-    """Every package, with the first sentence of its docstring."""
-    package = ROOT / "gpuprobe"
+def packages() -> str:
+    """Each package, with the first sentence of its docstring and the names of its folders."""
     rows = []
-    for file in sorted(package.rglob("__init__.py")):
-        if file.parent != package:
-            room = file.parent.relative_to(package).as_posix()
-            text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-            rows.append((f"`{room}/`", text.partition("\n")[0]))
-    return table(("package", "contents"), rows)
+    for file in sorted((ROOT / "gpuprobe").glob("*/__init__.py")):
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        summary = " ".join(text.partition("\n\n")[0].replace("``", "`").split())
+        sentence = re.split(r"(?<=\.)\s", summary)[0]
+        folders = sorted(inner.parent.name for inner in file.parent.glob("*/__init__.py"))
+        rows.append((f"`{file.parent.name}/`", sentence, " ".join(f"`{name}`" for name in folders)))
+    return table(("package", "contents", "folders"), rows)
 
 
 def blind_truth() -> str:
@@ -533,7 +533,7 @@ def blind_truth() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "blind-truth": blind_truth,
     "layers": layers,
-    "rooms": rooms,
+    "packages": packages,
     "gate-metrics": gate_metrics,
     "commands": command_list,
     "command-reference": command_reference,
