@@ -2,14 +2,14 @@
 
     python benchmarks/make_snapshot.py out.pickle [--events 1000000] [--depth 28] [--seed 0]
 
-The expensive form: every event has a list of frames of its own (frame dictionaries shared), all
+The expensive form: every event has a separate list of frames (frame dictionaries shared), all
 nine keys of torch 2.10, pool ids included. It is written opcode by opcode in the form that
 ``pickle.dump(snapshot, file, protocol=4)`` gives, so a million events need no gigabytes here.
 
 The program it shows trains a model: parameters alive from before the trace; then, in each
 step, activations in the forward pass, gradients and temporaries in the backward pass, and
-frees in reverse order. Small blocks come from 2 MiB segments, large ones have a segment of
-their own that is cached and used again. One list that grows is a leak.
+frees in reverse order. Small blocks come from 2 MiB segments, large ones have a separate
+segment that is cached and used again. One list that grows is a leak.
 """
 
 from __future__ import annotations

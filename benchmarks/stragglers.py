@@ -161,7 +161,7 @@ def run(ranks: int, steps: int, plan: Sequence[tuple[int, str]]) -> list[dict[st
     return found
 
 
-def wanted(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
+def planned_runs(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
     for number in range(options.injected):
         slow = number // len(PHASES) % options.ranks
         yield f"injected {number}", slow, PHASES[number % len(PHASES)]
@@ -200,7 +200,7 @@ def main() -> None:
     if options.results is not None and options.results.exists():
         rows = map(json.loads, options.results.read_text().splitlines())
         done = {row["name"]: row for row in rows}
-    left = [item for item in wanted(options) if item[0] not in done]
+    left = [item for item in planned_runs(options) if item[0] not in done]
     while left and not (options.seconds and time.monotonic() - began > options.seconds):
         now, left = left[:AT_ONCE], left[AT_ONCE:]
         rows = run(options.ranks, options.steps, [(slow, phase) for _, slow, phase in now])

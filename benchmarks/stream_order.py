@@ -48,7 +48,7 @@ class Item:
         self.ends: Clock = {}
 
     def launched(self, stream: str, clock: Clock) -> None:
-        """One launch, whose stream has the clock ``clock`` with it."""
+        """Record a launch. ``clock``: its stream's clock, which includes the launch."""
         if stream not in self.starts:
             self.starts[stream] = {**clock, stream: clock[stream] - 1}
         self.ends[stream] = clock[stream]
@@ -73,7 +73,7 @@ class CallOrder:
     behavior" and "API synchronization behavior"; for ``cudaFree``, which waits for the device, the
     CUDA programming guide, "Stream Ordered Memory Allocator".
 
-    ``queried`` says of a query whether the program made it itself: that torch's allocators find an
+    ``queried``: whether the program made a query itself: that torch's allocators find an
     event complete orders nothing. ``ours`` is False for calls of a thread that is neither the
     program's nor autograd's, such as gloo's: what it waits for, the program does not, and the
     program cannot know when it makes a stream wait.
@@ -308,7 +308,7 @@ class Watching:
 
 
 def _as_gpuprobes(function: Any) -> Any:
-    """``function``, whose frames are taken for gpuprobe's: it asks who has called an operator."""
+    """``function``, whose frames count as gpuprobe's, which checks who called an operator."""
     from gpuprobe.code_origin import PACKAGE
 
     file = f"{PACKAGE}{Path(__file__).name}"

@@ -292,7 +292,7 @@ def _default(value: ast.expr) -> str:
     text = ast.unparse(value)
     if (made := re.fullmatch(r"field\(default(?:_factory)?=(.*)\)", text)) is not None:
         text = {"dict": "{}", "list": "[]", "tuple": "()"}.get(made[1], made[1])
-    if text.startswith("_"):  # a constant that says "not collected"
+    if text.startswith("_"):  # a constant for "not collected"
         return "unavailable"
     if re.fullmatch(r"(lambda\b.*|[A-Z]\w*)", text) and text not in ("None", "True", "False"):
         return ""
@@ -300,7 +300,7 @@ def _default(value: ast.expr) -> str:
 
 
 def record(path: str) -> str:
-    """One record of the format: what its dataclass says, and its fields."""
+    """One record of the format: the docstring of its dataclass, and its fields."""
     module, _, name = path.rpartition(".")
     cls = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
     return docstring(cls.__doc__) + "\n\n" + fields(cls)

@@ -48,7 +48,7 @@ _NOT_DECODED = (
 
 
 def model_classes() -> list[type]:
-    """Every dataclass of the model that the codec is for (columns have a format of their own)."""
+    """Every dataclass of the model that the codec is for (columns have a separate format)."""
     found = []
     for info in pkgutil.walk_packages(gpuprobe.model.__path__, "gpuprobe.model."):
         if info.name in ("gpuprobe.model.io.codec", "gpuprobe.model.bounds"):  # words, not values
