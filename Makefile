@@ -150,7 +150,7 @@ mutants: $(STAMP_DEV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[mutants]'
 	$(PY) benchmarks/mutation_score.py
 
-# What it writes is for tests/recorded/ and docs/verification.md. PYTHONPATH: the environment
+# What it writes is for tests/recorded/ and docs/verification/on-a-gpu.md. PYTHONPATH: the environment
 # with the CUDA build of torch need not have gpuprobe installed. Later parts run even if an
 # earlier one fails.
 bench-gpu:

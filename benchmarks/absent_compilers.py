@@ -2,7 +2,7 @@
 
 NVIDIA's CUTLASS and cuTile compile kernels from Python functions. A kernel takes no memory of
 torch's: the functions that launch it do, and without values a launch has nothing to do. So what a
-program finds in these packages here does nothing, whatever it asks of it.
+program finds in these packages here does nothing, whatever it calls.
 """
 
 from __future__ import annotations

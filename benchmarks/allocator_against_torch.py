@@ -12,21 +12,21 @@ bytes, addresses as a driver gives them. It begins with nothing cached. Then
   it, every segment and page come and go when it did, the layout at the end be torch's; and the
   figures must be those that torch's statistics have: peaks, device allocations and frees, retries,
   requests that failed.
-* **what-if**: for the first ``--what-ifs`` programs, gpuprobe says what other settings had done
-  with what was recorded, and the same program runs under those. The same figures must be equal.
+* **what-if**: for the first ``--what-ifs`` programs, gpuprobe simulates the recording under other
+  settings, and the same program runs under those. The same figures must be equal.
   The real run makes the requests that the recording has: what failed there and is served under the
-  other settings is given back at once, what fails there is left out, and so is a call of
-  ``empty_cache`` that released nothing, of which no history tells.
+  other settings is freed at once, what fails there is left out, and so is a call of
+  ``empty_cache`` that released nothing, which no history contains.
 
-Each is "exact"; or "undecidable", where figures can be told only with what the history lacks, and
-gpuprobe says so; or "wrong". Where torch itself fails (an assertion, a segmentation fault, memory
-that it does not give back), nothing is compared.
+Each is "exact"; or "undecidable", if figures depend on something that the history lacks, and
+gpuprobe notes that; or "wrong". If torch itself fails (an assertion, a segmentation fault, memory
+that it does not release), nothing is compared.
 
 What a program is follows from its seed alone. Programs run by many in one process, one process at a
-time, each on a device of its own size. With ``--state`` what has run is kept, and not run again.
+time, each on a device with its own size. With ``--state`` what has run is kept, and not run again.
 
 The table has the programs with each trait. The first difference of each that is wrong is printed
-below it. Exit code 1 where there is one.
+below the table. Exit code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ from allocator_requests import (  # noqa: E402
 )
 
 from gpuprobe.allocator.driver import ADDRESS_ORDERS  # noqa: E402
-from gpuprobe.allocator.replays.replay import (  # noqa: E402
+from gpuprobe.allocator.replay import (  # noqa: E402
     POOLS_NOT_RECORDED,
     SPLITTING_NOT_RECORDED,
     TraceReplay,
     replay_trace,
 )
-from gpuprobe.allocator.replays.whatif import what_if  # noqa: E402
 from gpuprobe.allocator.settings import parse_conf  # noqa: E402
+from gpuprobe.allocator.whatif import what_if  # noqa: E402
 from gpuprobe.catalogue.gpus import parse_spec  # noqa: E402
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace  # noqa: E402
 from gpuprobe.native.process import load  # noqa: E402
@@ -89,7 +89,7 @@ STATISTICS: Final = {
 
 
 @dataclass
-class Ran:
+class Measured:
     """What torch made of a program: its history and statistics, and the operations that failed."""
 
     trace: MemoryTrace
@@ -125,12 +125,12 @@ class Outcome:
 
 
 class MemoryLeft(Exception):
-    """torch keeps memory that nobody holds."""
+    """torch keeps memory that has no owner."""
 
 
 class Leftover(Exception):
     """An earlier program left an address range with pages of another size, which torch keeps for
-    good where mapping them failed: the next has a process of its own."""
+    good where mapping them failed: the next one runs in a separate process."""
 
 
 class Runner:
@@ -168,7 +168,7 @@ class Runner:
         statistics = self.torch.cuda.memory_stats_as_nested_dict()
         return int(statistics["reserved_bytes"]["all"]["current"])
 
-    def run(self, program: Program, conf: str, recorded: Ran | None = None) -> Ran:
+    def run(self, program: Program, conf: str, recorded: Measured | None = None) -> Measured:
         """The program under the settings of ``conf``. With ``recorded``, what its history shows:
         requests that failed there are, if they are served, freed at once, and calls of
         ``empty_cache`` that released nothing are left out.
@@ -205,7 +205,7 @@ class Runner:
         if expandable and figures["retries"] + figures["ooms"]:
             self._pages.add(page)
         trace = trace_from_snapshot(snapshot, 0)
-        return Ran(
+        return Measured(
             trace,
             figures,
             frozenset(state.failed),
@@ -218,7 +218,7 @@ class Runner:
 class _Running:
     """A program on its way: what it holds."""
 
-    def __init__(self, runner: Runner, recorded: Ran | None) -> None:
+    def __init__(self, runner: Runner, recorded: Measured | None) -> None:
         self._runner = runner
         self._torch = runner.torch
         self._given_back = recorded.failed if recorded is not None else frozenset()
@@ -298,8 +298,8 @@ class _Running:
         torch = self._torch
         stack = contextlib.ExitStack()
         self._open.append((operation.slot, stack))
-        # To begin one, torch allocates twice. Where it cannot, it leaves the stream in a state of
-        # its own: there is no capture then.
+        # To begin one, torch allocates twice. If it cannot, it leaves the stream in a state
+        # without a capture.
         try:
             torch.empty(2 * 512, dtype=torch.uint8, device="cuda")
         except torch.OutOfMemoryError:
@@ -343,9 +343,9 @@ class _Running:
 # -- comparing
 
 
-def check_replay(program: Program, ran: Ran, replayed: TraceReplay) -> tuple[str, str]:
-    """The first difference between torch and the replay of its history, and what that lacks to tell
-    more; "" for none.
+def check_replay(program: Program, measured: Measured, replayed: TraceReplay) -> tuple[str, str]:
+    """The first difference between torch and the replay of its history, and what that lacks to
+    decide; "" for none.
     """
     lacks = "; ".join(lacks_pools(program, replayed))
     if SPLITTING_NOT_RECORDED in replayed.notes:
@@ -357,46 +357,46 @@ def check_replay(program: Program, ran: Ran, replayed: TraceReplay) -> tuple[str
             f"the rules {first.expected}: {first.why}"
         ), lacks
     ours = {name: getattr(replayed, name) for name in STATISTICS}
-    # What a release of cached memory was for is not always recorded; the replay says where.
-    perhaps = ran.figures["retries"] - ours["retries"]
+    # What a release of cached memory was for is not always recorded; the replay notes where.
+    perhaps = measured.figures["retries"] - ours["retries"]
     if 0 < perhaps <= len(replayed.unclear):
         ours["retries"] += perhaps
-    for name, value in ran.figures.items():
+    for name, value in measured.figures.items():
         if ours[name] != value:
             return f"{name} is {value} in torch and {ours[name]} by the rules", lacks
     return "", ""
 
 
 def lacks_pools(program: Program, replayed: TraceReplay) -> list[str]:
-    """Whether the history lacks the pools of the program's events, and the replay says so."""
-    said = POOLS_NOT_RECORDED in replayed.notes
-    return ["the pools of events"] if said and program.traits & {"CUDA graph", "MemPool"} else []
+    """Whether the history lacks the pools of the program's events, and the replay notes that."""
+    noted = POOLS_NOT_RECORDED in replayed.notes
+    return ["the pools of events"] if noted and program.traits & {"CUDA graph", "MemPool"} else []
 
 
 def check_what_if(
     program: Program,
     settings: AllocatorSettings,
     machine: Machine,
-    ran: Ran,
+    measured: Measured,
     replayed: TraceReplay,
-    real: Ran,
+    real: Measured,
 ) -> tuple[str, str]:
     """The first difference between a real run under other ``settings`` and the what-if, and what
-    the history lacks to tell more; "" for none.
+    the history lacks to decide; "" for none.
     """
     expected = {**real.figures, "served_after_all": real.served}
-    # The engine hands out addresses that ascend; on a GPU they may be in any order.
+    # The engine allocates at ascending addresses; on a GPU they may be in any order.
     one = what_if(
-        ran.trace, replayed, settings, capacity=machine.capacity, orders=ADDRESS_ORDERS[:1]
+        measured.trace, replayed, settings, capacity=machine.capacity, orders=ADDRESS_ORDERS[:1]
     )
-    outcome = what_if(ran.trace, replayed, settings, capacity=machine.capacity)
+    outcome = what_if(measured.trace, replayed, settings, capacity=machine.capacity)
     lacks = "; ".join((*lacks_pools(program, replayed), *outcome.undecided))
     for name, value in expected.items():
         for figure in getattr(one, name), getattr(outcome, name):
             if not figure.least <= value <= figure.most:
                 span = f"{figure.least} to {figure.most}"
                 return f"{name} is {value} in torch and {span} by the what-if", lacks
-    failed = len(real.failed - ran.failed)
+    failed = len(real.failed - measured.failed)
     if not lacks and bool(failed) != bool(one.would_oom):
         return f"{failed} requests fail in torch, and by the what-if {one.would_oom}", lacks
     return "", lacks
@@ -416,17 +416,19 @@ def check(runner: Runner, seed: int, with_what_if: bool) -> Outcome:
     """Run one program, and compare."""
     program = program_of(seed, runner.unknown)
     machine = MACHINES[program.machine]
-    ran = runner.run(program, program.conf)
-    settings = limited_to(ran.trace.settings or AllocatorSettings(), program, machine)
-    replayed = replay_trace(ran.trace, settings, torch=runner.torch.__version__)
-    outcome = Outcome(seed, sorted(program.traits | happened(ran)), events=len(ran.trace.events))
-    outcome.difference, outcome.undecided = check_replay(program, ran, replayed)
+    measured = runner.run(program, program.conf)
+    settings = limited_to(measured.trace.settings or AllocatorSettings(), program, machine)
+    replayed = replay_trace(measured.trace, settings, torch=runner.torch.__version__)
+    outcome = Outcome(
+        seed, sorted(program.traits | happened(measured)), events=len(measured.trace.events)
+    )
+    outcome.difference, outcome.undecided = check_replay(program, measured, replayed)
     outcome.notes = list(replayed.notes)
     outcome.retries_open = bool(replayed.unclear)
     if with_what_if and program.comparable and program.change:
-        real = runner.run(program, program.other_conf, recorded=ran)
+        real = runner.run(program, program.other_conf, recorded=measured)
         outcome.what_if = program.change
-        if real.captures != ran.captures:
+        if real.captures != measured.captures:
             outcome.what_if = ""
             outcome.traits.append("no what-if: there a capture cannot begin")
         elif replayed.first_divergence is not None:
@@ -436,18 +438,18 @@ def check(runner: Runner, seed: int, with_what_if: bool) -> Outcome:
             # torch 2.6 understands "roundup_power2_divisions:[…,>:N]" in another way.
             other = real.trace.settings if runner.unknown else None
             other = limited_to(other or parse_conf(program.other_conf), program, machine)
-            difference, lacks = check_what_if(program, other, machine, ran, replayed, real)
+            difference, lacks = check_what_if(program, other, machine, measured, replayed, real)
             outcome.what_if_difference, outcome.what_if_undecided = difference, lacks
     return outcome
 
 
-def happened(ran: Ran) -> set[str]:
+def happened(measured: Measured) -> set[str]:
     found = set()
-    if ran.figures["ooms"]:
+    if measured.figures["ooms"]:
         found.add("out of memory")
-    if ran.figures["retries"] > ran.figures["ooms"]:
+    if measured.figures["retries"] > measured.figures["ooms"]:
         found.add("retried and served")
-    if ran.silent:
+    if measured.silent:
         found.add("empty_cache that released nothing")
     return found
 
@@ -472,11 +474,11 @@ def child(machine: int, seeds: Sequence[int], what_ifs: int) -> None:
         except MemoryLeft:
             outcome = Outcome(seed, sorted(program_of(seed).traits), fault="memory is left")
         except RuntimeError as error:
-            # Memory that ends as a capture begins leaves its stream in a state of its own.
+            # Memory that ends as a capture begins leaves its stream in an undefined state.
             memory = isinstance(error, runner.torch.OutOfMemoryError)
             if not memory and "INTERNAL ASSERT FAILED" not in str(error):
                 raise
-            # What this torch has allocated is not known any more: the others have a new process.
+            # What this torch has allocated is unknown now: the others run in a new process.
             outcome = Outcome(seed, sorted(program_of(seed).traits), fault=str(error))
         print(json.dumps(asdict(outcome)), flush=True)
         if outcome.fault:
@@ -606,7 +608,7 @@ def main() -> int:
 
     until = time.monotonic() + 60 * options.minutes
     left = [seed for seed in seeds if seed not in outcomes]
-    # Programs without the what-if that is now asked for run again.
+    # Programs without the requested what-if run again.
     last = options.first + options.what_ifs
     run_batches(left, last, keep, until)
     shown = [outcomes[seed] for seed in seeds if seed in outcomes]

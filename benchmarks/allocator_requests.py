@@ -1,4 +1,4 @@
-"""Random programs for torch's caching allocator: what they ask of it, and under what settings.
+"""Random programs for torch's caching allocator: their requests, and their settings.
 
 Used by ``allocator_against_torch.py``. A program follows from its seed alone; that it runs out of
 memory, or that a pool is dropped twice, it finds out as it runs.
@@ -18,7 +18,7 @@ STREAMS: Final = 4
 @dataclass(frozen=True)
 class Machine:
     """A device: its bytes, and whether programs set the share of it that they may use. torch
-    cannot forget that a process once did, so that such programs have processes of their own."""
+    cannot forget that a process once did, so such programs run in separate processes."""
 
     capacity: int
     limited: bool
@@ -153,7 +153,7 @@ def random_conf(rng: random.Random) -> dict[str, str]:
     """The settings that are not the defaults."""
     likely = rng.choice((0.0, 0.15, 0.3, 0.5))
     conf = {key: value(rng) for key, value in _KEYS if rng.random() < likely}
-    # Smaller limits, nearer to what programs of this size ask for, where segments allow it.
+    # Smaller limits, nearer to the requests of programs of this size, where segments allow it.
     if "large_segment_size_mb" not in conf:
         for key in ("max_split_size_mb", "max_non_split_rounding_mb"):
             if key in conf and rng.random() < 0.7:
@@ -199,7 +199,7 @@ class _Writer:
         self._capture_stream = 0
         self._level = machine.capacity * rng.choice((0.3, 0.6, 0.8, 1.0, 1.2))
         self._most = max(int(machine.capacity * rng.choice((0.05, 0.15, 0.4))), 4 * MIB)
-        # Programs ask for the same sizes again and again.
+        # Programs request the same sizes again and again.
         self._palette = [self._any_size() for _ in range(rng.randint(3, 12))]
         self._repeats = rng.choice((0.0, 0.5, 0.9))
         self._streams = rng.choice((1, 1, 2, STREAMS))

@@ -2,12 +2,12 @@
 
     python benchmarks/baseline_determinism.py [--runs 10] [--hazards]
 
-Each run is `gpuprobe baseline update` in a process of its own, of a copy of the same project in
+Each run is `gpuprobe baseline update` in a separate process, of a copy of the same project in
 another folder, with another ``PYTHONHASHSEED``, temporary folder, locale and number of threads;
 every other one is started from a subfolder. The script shuffles sets of strings, uses a
 DataLoader, autocast, activation checkpoints, a second stream and two phases; it is seeded.
 
-Prints what differs; exit code 1 where something does.
+Prints what differs; exit code 1 if anything does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensors that torch.compile keeps of the calls it compiles, until Python's next full collection.
 
 Published peaks of 2024 and early 2025 are higher by what older versions of torch left in reference
-cycles. This program says which tensors those are, with the torch that runs it; it needs no GPU and
+cycles. This program lists those tensors, with the torch that runs it; it needs no GPU and
 nothing of gpuprobe's:
 
     python benchmarks/compile_leftovers.py

@@ -1,6 +1,6 @@
 """Memory of programs with and without ``torch.compile``, on a virtual GPU, without values.
 
-Each run is a process of its own. Of the compiled ones the allocator's events are checked against
+Each run is a separate process. Of the compiled ones the allocator's events are checked against
 an independent count: the text of the wrapper that Inductor wrote is read line by line, and every
 ``empty_strided_cuda`` and the ``del`` of its last name must be found among the events of that
 call, in order and with its size.
@@ -57,10 +57,10 @@ def expected(source: str) -> list[tuple[str, int]]:
     return found
 
 
-def found_in(wanted: list[tuple[str, int]], events: list[tuple[str, int]]) -> int:
-    """How many of the wanted events come in this order among the events."""
+def found_in(searched: list[tuple[str, int]], events: list[tuple[str, int]]) -> int:
+    """How many of the searched events come in this order among the events."""
     rest = iter(events)
-    return sum(any(event == item for event in rest) for item in wanted)
+    return sum(any(event == item for event in rest) for item in searched)
 
 
 def model_of(name: str, torch: Any) -> tuple[Any, Any]:
@@ -158,7 +158,7 @@ def _checked(machine: Any, checks: list[int]) -> None:
 
     def compile_and_check(graph: Any) -> Any:
         module = compile_to_module(graph)
-        wanted = [item for item in expected(Path(module.__file__).read_text()) if item[1]]
+        searched = [item for item in expected(Path(module.__file__).read_text()) if item[1]]
         original = module.call
 
         def call(args: Any) -> Any:
@@ -178,8 +178,8 @@ def _checked(machine: Any, checks: list[int]) -> None:
                 return original(args)
             finally:
                 del sim.malloc, sim.free
-                checks[0] += found_in(wanted, events)
-                checks[1] += len(wanted)
+                checks[0] += found_in(searched, events)
+                checks[1] += len(searched)
 
         module.call = call
         return module
@@ -206,9 +206,9 @@ def main() -> None:
             row = json.loads(done.stdout.splitlines()[-1])
             mib = [math.ceil(row[key] / 2**20) for key in
                    ("after_forward", "peak_allocated", "peak_reserved", "host_bytes")]  # fmt: skip
-            right, wanted = row["events"]
-            failed |= right != wanted
-            events = f"{right} of {wanted}" if wanted else ""
+            right, searched = row["events"]
+            failed |= right != searched
+            events = f"{right} of {searched}" if searched else ""
             print(f"{name:10} {one:9} {mib[0]:9} {mib[1]:9} {mib[2]:9} {mib[3]:7} "
                   f"{row['cpu_seconds']:6.1f}  {events}", flush=True)  # fmt: skip
             for text in row["assumed"]:

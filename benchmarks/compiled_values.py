@@ -49,7 +49,8 @@ last, and of 1e-16 no more than is tolerated.
 
 @dataclass
 class Run:
-    """What one run of a program computed, and what the compiler did. ``whole``: of all of it."""
+    """What one run of a program computed, and what the compiler did. ``whole``: the whole program
+    is compiled."""
 
     whole: bool = False
     losses: list[Any] = field(default_factory=list)
@@ -123,7 +124,7 @@ def _keep(values: list[Any], found: Any) -> None:
 
 
 def run(name: str, compiled: bool, whole: bool = False) -> Run:
-    """``compiled``: the modules of the program, ``whole``: all of it."""
+    """Run a program. ``compiled``: compile its modules; ``whole``: compile all."""
     import torch
     import torch._inductor.config
     from gpu_programs import PROGRAMS
@@ -185,7 +186,7 @@ def main() -> None:
             made = run(name, True)
             if not made.graphs:
                 made = run(name, False, whole=True)
-        except Exception as error:  # noqa: BLE001 - told, and the others run
+        except Exception as error:  # noqa: BLE001 - reported, and the others run
             kind, why = REFUSED.get(name, ("", ""))
             expected = type(error).__name__ == kind
             failed |= not expected

@@ -6,10 +6,10 @@
                                                                benchmarks/gpu/snapshot_programs.py
 
 For each truth file (``benchmarks/gpu/record_truth.py`` wrote them) the same case is estimated in
-a process of its own, from the start of the process on, with the allocator settings of the
+a separate process, from the start of the process on, with the allocator settings of the
 recording, and held against the recorded peaks over the whole run. Of a snapshot only the peaks of
 the recorded stretch are known, and neither the GPU nor the version of torch. Exit code: 0 if the
-goals are met, 1 if not, 3 where there is nothing to compare or no estimator, 4 for bad files.
+goals are met, 1 if not, 3 if there is nothing to compare or no estimator, 4 for bad files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Row:
-    """One case on one GPU. ``problem`` says why there is no estimate."""
+    """One case on one GPU. ``problem``: why there is no estimate."""
 
     case: str
     gpu: str
@@ -84,7 +84,7 @@ class Row:
 
     @property
     def inside(self) -> bool:
-        """The recorded peak of reserved memory lies in the range that was stated."""
+        """Whether the recorded peak of reserved memory is in the estimated range."""
         return self._estimate.reserved_low <= self.reserved <= self._estimate.reserved_high
 
     @property
@@ -198,7 +198,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         yield f"{'met    ' if met else 'NOT MET'} {goal}"
 
 
-# -- one estimate, in a process of its own
+# -- one estimate, in a separate process
 
 
 def estimate_case(truth: Truth) -> Estimated:
@@ -271,24 +271,24 @@ def estimate_apart(target: str, settings: Mapping[str, str]) -> tuple[Estimated 
 # -- what there is to compare
 
 
-def truth_rows(roots: Sequence[Path], wanted: str) -> Iterator[Row]:
+def truth_rows(roots: Sequence[Path], pattern: str) -> Iterator[Row]:
     """A row for each truth file with peaks. Raises DataError for a damaged one."""
     for root in roots:
         for path in truth_files(root):
             truth = read_truth(path)
             has_peaks = truth.outcome == "ok" and isinstance(truth.peak_allocated, int)
-            if has_peaks and fnmatch.fnmatchcase(truth.case, wanted):
+            if has_peaks and fnmatch.fnmatchcase(truth.case, pattern):
                 settings = {**truth.flags, "PYTORCH_CUDA_ALLOC_CONF": truth.allocator_conf}
                 yield row_of(truth, *estimate_apart(str(path), settings))
 
 
-def snapshot_rows(folder: Path, wanted: str) -> Iterator[Row]:
+def snapshot_rows(folder: Path, pattern: str) -> Iterator[Row]:
     """A row for each snapshot in ``folder`` that there is a program for."""
     import gpuprobe
 
     for name in programs():
         path = folder / f"{name}.pickle"
-        if path.exists() and fnmatch.fnmatchcase(name, wanted):
+        if path.exists() and fnmatch.fnmatchcase(name, pattern):
             recorded = gpuprobe.replay(path)
             estimate, problem = estimate_apart(name, {})
             peaks = recorded.peak_allocated, recorded.peak_reserved

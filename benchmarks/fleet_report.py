@@ -3,7 +3,7 @@
     python benchmarks/fleet_report.py [--jobs 64x1000,1024x1000] [--keep FOLDER] [--packed]
 
 Makes a recording with the project's own writer for each job (ranks x steps), then runs ``gpuprobe
-report`` on it in a process of its own. Every step has five phases, each with a window of one GPU;
+report`` on it in a separate process. Every step has five phases, each with a window of one GPU;
 one rank loads its data slowly and one holds more memory, and the report has to name both. Prints
 CPU seconds (user and system) and peak resident memory of that process, and the lines it printed.
 ``--keep`` leaves the recordings in a folder, where the next run finds them; ``--packed`` measures

@@ -6,14 +6,14 @@
 The corpus (``benchmarks/foreign/corpus.txt``) was frozen before anything was fitted to it: a tiny
 model of every architecture of transformers that trains on the CPU when its configuration is
 shrunk by one rule, models of timm, a short training loop for each library, and scripts of other
-projects. Each program runs in a process of its own, on the CPU for its losses, and on the virtual
+projects. Each program runs in a separate process, on the CPU for its losses, and on the virtual
 GPU with values and in shapes, as `gpuprobe estimate` runs it. Compared are the losses (CPU
 and virtual GPU with values) and the peaks, allocated and reserved (both ways of computing).
 
 Needed are torch for the CPU and the libraries of the programs that are to run; without a library
-its programs count as unavailable. Results are appended to ``--results``, and what lies there is not
-run again, unless with ``--again``. ``--table`` only prints; ``--publish`` writes the results that
-the page "What runs on the virtual GPU" is generated from.
+its programs count as unavailable. Results are appended to ``--results``, and programs with results
+are not run again, unless with ``--again``. ``--table`` only prints; ``--publish`` writes the
+results that the page "What runs on the virtual GPU" is generated from.
 
 ``--unchanged`` runs some thirty small programs under ``gpuprobe run`` and without it: same output,
 same exit code.
@@ -35,7 +35,7 @@ MODES = ("cpu", "real", "shapes")
 SECONDS = 240
 GIGABYTES = 16
 AT_ONCE = 25
-"""Programs for one worker: one that a program has damaged is not used for ever."""
+"""Programs for one worker: one that a program has damaged is replaced."""
 
 QUIET = {
     "OMP_NUM_THREADS": "1",
@@ -51,11 +51,11 @@ QUIET = {
 }
 
 
-def run(wanted: list[str], modes: list[str], results: Path, logs: Path, again: bool) -> None:
-    """Run what is wanted and is not among the results yet."""
+def run(requested: list[str], modes: list[str], results: Path, logs: Path, again: bool) -> None:
+    """Run the requested programs that have no results yet."""
     done = table.read(results)
     logs.mkdir(parents=True, exist_ok=True)
-    for family, names in programs.families(wanted):
+    for family, names in programs.families(requested):
         jobs = [
             f"{name}={','.join(missing)}"
             for name in names

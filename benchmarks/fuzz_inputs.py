@@ -5,11 +5,11 @@
     python benchmarks/fuzz_inputs.py table --results FOLDER
 
 ``crafted``: each file of ``tests/hostile`` through all commands and formats, and through ``view``
-in Textual's test driver, in a process of its own: 10 seconds of processor time for each command,
+in Textual's test driver, in a separate process: 10 seconds of processor time for each command,
 4 GiB of addresses, 2 GB of resident memory (measured, and printed); a command that sleeps for
 minutes hangs.
 
-``mutations``: every input goes through its reader and one use of it, in turn: number N of a
+``mutations``: every input goes through its reader and one use, in turn: number N of a
 recording through command N of 19 (18 commands and formats, and the screen), so that of 100,000
 each gets more than 5,000; of a snapshot, of 18; of a baseline, of 5. Of known hazards, logs and
 settings, 18 or 19 times of 20 through the reader and its cheapest use, else through a command that
@@ -22,8 +22,8 @@ the process had.
 
 Both: no traceback, no internal error, no control character, JSON that is JSON, an exit code that
 the command has, and one line where that is 4. With ``--results FOLDER`` a run that is started again
-goes on where it ended (after ``--minutes``), and ``table`` prints what all runs found. The exit
-code is 1 where anything was wrong.
+continues where it ended (after ``--minutes``), and ``table`` prints what all runs found. The exit
+code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from fuzz_mutations import Done, load, run_mutations, version  # noqa: E402
 from hostile_mutations import KINDS  # noqa: E402
 
 ADDRESSES = 4 << 30
-LOOK = 60.0  # seconds without an answer after which the process is looked at
+LOOK = 60.0  # seconds without a result after which the process is checked
 PATIENCE = 3  # so often asleep by then: it hangs
 
 Job = tuple[str, Callable[[], str]]
@@ -88,7 +88,7 @@ def answers(jobs: list[Job], first: int) -> Iterator[tuple[int, float, int, str]
             before = sum(os.times()[:4])
             try:
                 problem = jobs[number][1]()
-            except BaseException as error:  # noqa: BLE001 - it is what is looked for
+            except BaseException as error:  # noqa: BLE001 - the failures that this searches
                 problem = "".join(traceback.format_exception(error))
             answer = [number, sum(os.times()[:4]) - before, largest_mb(), problem[-1500:]]
             os.write(writing, json.dumps(answer).encode() + b"\n")
@@ -99,7 +99,7 @@ def answers(jobs: list[Job], first: int) -> Iterator[tuple[int, float, int, str]
         waited, begun = 0, 0.0  # minutes, and processor seconds before this job
         while True:
             if not select.select([stream], [], [], LOOK)[0]:
-                # On a busy machine a minute may be a moment of its own: what hangs is asleep.
+                # On a busy machine a minute may be short: a process that hangs is asleep.
                 runs, spent = _state(child)
                 waited += not runs
                 if waited < PATIENCE and spent - begun < 2 * PROCESSOR:
@@ -151,7 +151,7 @@ def run_crafted(kind: str, only: str, until: float, results: Path | None) -> int
 
 
 def _apart(make: Callable[[], object]) -> None:
-    """Call it in a process of its own: what it takes to make a bomb is no memory of gpuprobe's."""
+    """Call ``make`` in a separate process: memory that it needs to create a bomb does not count."""
     child = os.fork()
     if child == 0:
         status = 1

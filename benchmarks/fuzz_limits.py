@@ -12,7 +12,7 @@ PROCESSOR = 10.0
 """Seconds of processor time for each command, which other work on the machine does not change."""
 
 WAIT = 120.0
-"""Seconds until a command that sleeps is taken for one that hangs."""
+"""Seconds until a command that sleeps counts as hanging."""
 
 RESIDENT = 2000
 """Megabytes of resident memory."""
@@ -20,8 +20,8 @@ RESIDENT = 2000
 
 def largest_mb() -> int:
     """The most resident memory that this process or one that it started has had."""
-    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(w).ru_maxrss for w in who) >> 10
+    processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(w).ru_maxrss for w in processes) >> 10
 
 
 def used_bytes() -> int:

@@ -1,4 +1,4 @@
-"""The mutations of `fuzz_inputs`: each input through its reader and one use of it, in turn."""
+"""The mutations of `fuzz_inputs`: each input through its reader and one use, in turn."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ ALLOWED = {"array.__new__", "builtins.id", "pickle.find_class"}
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    # CPython reports a bytearray that it could not fill in this way, and goes on.
+    # CPython reports a bytearray that it could not fill in this way, and continues.
     if event == "sys.excepthook" and args[1] is SystemError:
         return
     if READING and event not in ALLOWED:
@@ -305,7 +305,7 @@ def _workplace() -> Iterator[Path]:
 def run_mutations(
     kind: str, seed: int, start: int, inputs: int, minutes: float, results: Path | None
 ) -> Done:
-    """Go on where the file in ``results`` ends, for so long."""
+    """Continue where the file in ``results`` ends, for so long."""
     path = None if results is None else results / f"mutations-{kind}-{start}.json"
     done = load(path) if path is not None and path.exists() else Done(kind, start)
     now = version()
@@ -369,7 +369,7 @@ def _one(
         problem = uses.always(target, files.get("", b"")) or use(target)
     except _Late as hang:
         problem = f"it takes too long: {hang}"
-    except Exception as error:  # noqa: BLE001 - it is what is looked for
+    except Exception as error:  # noqa: BLE001 - the failures that this searches
         problem = "".join(traceback.format_exception(error))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

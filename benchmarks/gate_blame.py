@@ -2,14 +2,14 @@
 
     python benchmarks/gate_blame.py [--only TEXT] [--json FILE [--resume]]
 
-Each case of `benchmarks/gate_cases` is a program, a change of it, and the lines that a reader of
+Each case of `benchmarks/gate_cases` is a program, a change, and the lines that a reader of
 the change would name. The program is measured on a virtual GPU, changed, and checked, as `gpuprobe
 baseline update` and `gpuprobe check` do it, in one process per program. Counted is whether the
 check fails, whether the first line that it names is one of those, and whether one of the first
 three is. Of harmless changes: whether the check passes.
 
-Of the frozen set it is also counted how often the share that is printed of a cause is within 2 % of
-what `truth.json` says that taking the cause back saves at the peak.
+Of the frozen set it also counts how often the printed share of a cause is within 2 % of the
+bytes at the peak that taking the cause back saves, in `truth.json`.
 
 Each is compared three times: with the sources that the baseline keeps; with a baseline of digests
 alone, in a repository in which it and the unchanged program were committed first; and so without
@@ -281,7 +281,7 @@ def remembered_runs() -> Iterator[None]:
 
 
 def commit(project: Path) -> None:
-    """The project and its baseline in a repository of their own."""
+    """Commit the project and its baseline to a new repository."""
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "baseline"]):
         subprocess.run(
             ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", *command],

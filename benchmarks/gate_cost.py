@@ -5,7 +5,7 @@
 The program is GPT-2 124M (12 layers, 768 wide, 12 heads, 50,257 tokens), written with torch alone,
 with two training steps of 2 x 256 tokens. ``build`` is a process that imports torch and builds the
 model, and ends. ``check`` is `gpuprobe check --compute shapes` of the whole program against its
-baseline. Both are timed in turns, as processes of their own; the ratio is of the medians of the
+baseline. Both are timed in turns, as separate processes; the ratio compares the medians of the
 processor's time, which other work on the machine does not change much.
 
 With ``--against``, the same passing check is also timed, in the same turns, with the gpuprobe of

@@ -2,7 +2,7 @@
 
     python benchmarks/gate_time.py [--every N] [--only TEXT] [--json FILE [--resume]]
 
-Each costly change of the frozen set is checked as a user does it, by processes of their own:
+Each costly change of the frozen set is checked as a user does it, by separate processes:
 
 * ``once``: `gpuprobe check --no-blame --repeat 1`, which runs the program one time. It is what a
   check that passes costs.

@@ -1,9 +1,9 @@
 """What is found of the corpora of stream bugs, what is left alone, and whether printed fixes hold.
 
-For each bug of a public project: is it found, with the right kind and both lines; is the mended
-version left alone; is the program clean once every printed fix was applied to its source, and is
-it still when the whole step runs on a side stream. Then the programs of `tests/hazards` that race,
-for their fixes, and the correct ones.
+For each bug of a public project: is it found, with the right kind and both lines; does the fixed
+version have no findings; is the program clean once every printed fix was applied to its source, and
+is it still when the whole step runs on a side stream. Then the programs of `tests/hazards` that
+race, for their fixes, and the correct ones.
 
 Usage: python benchmarks/hazard_corpus.py [--own] [NAME...]    (--own: the other corpus, too)
 """
@@ -92,7 +92,7 @@ def apply(totals: Counter, name: str, text: str, found: list) -> None:
                 print(f"fixed twice, as it names the default stream itself: {name}")
                 found = races(name, with_fixes(program, found))
             left = [race.message for race in found]
-        except Exception as error:  # noqa: BLE001 - a fix that is no valid program counts, too
+        except Exception as error:  # noqa: BLE001 - an invalid fix counts, too
             left = [repr(error)]
         note(totals, what, not left, name)
         for message in left[:2]:

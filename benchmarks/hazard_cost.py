@@ -1,4 +1,4 @@
-"""What looking for hazards costs per operator, beside torch's own sanitizer.
+"""The cost of detecting hazards per operator, compared with torch's own sanitizer.
 
 Both watch the same loop on the same virtual GPU (``compute="shapes"``), in one run, by turns:
 the bare loop, the loop under ``gpuprobe.detect_hazards``, the loop under torch's

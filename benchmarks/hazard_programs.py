@@ -126,7 +126,7 @@ def run_each(
     batch: int = 25,
     limit: float = 300.0,
 ) -> Iterator[tuple[Program, Any]]:
-    """Each program with what ``account`` returns of it, which must be data for JSON; ``{"error":
+    """Each program with the result of ``account``, which must be data for JSON; ``{"error":
     ...}`` where it raises, ends its process, or takes more than ``limit`` seconds. A process runs
     ``batch`` of them, or as many until one ends it.
     """

@@ -7,8 +7,8 @@ processes, users, GPUs, tests, findings, errors, …) gets another of the fifty:
 each has had all. Every output is checked for what its reader would execute: control characters in
 text, commands of CI services, elements and links in Markdown, handlers and scripts in HTML,
 addresses in SARIF, labels in Prometheus, markup and links on the screens. ``--browser`` opens each
-page in Chromium, too, and looks at its DOM after the scripts have run. Prints a row for each
-output; the exit code is 1 where anything got through.
+page in Chromium, too, and checks its DOM after the scripts have run. Prints a row for each
+output; the exit code is 1 if anything got through.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Every run trains a small model in a forked process (torch is imported once), in 
 killed by SIGKILL: after a random number of steps and a random part of one. Then ``report``,
 ``view --once``, ``diff`` and ``check`` read it. The program notes each step that its optimizer has
 finished; at most one of them may be missing from the recording. A run that was killed before its
-session began holds nothing, and says so. Prints a row for each kind of run; exits with 1 where
-anything was wrong.
+session began contains nothing, and is reported so. Prints a row for each kind of run; exits with 1
+if anything was wrong.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def problems(folder: Path, world: int) -> tuple[list[str], str]:
     ):
         ended = commands.run(argv)
         wrong = commands.problem(argv, ended)
-        # On the CPU, level counters knows no peak, and without a step there is none: one line says
-        # that there is nothing to check.
+        # On the CPU, level counters knows no peak, and without a step there is none: one line
+        # reports that there is nothing to check.
         nothing = argv[0] in ("check", "baseline") and ended.code in (2, 4)
         if wrong or (ended.code not in (0, 1) and not nothing):
             found.append(f"{' '.join(argv[:1])}: {wrong or ended.talk}")

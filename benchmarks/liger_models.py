@@ -3,7 +3,7 @@ without, on a virtual GPU without values. Needs ``liger-kernel``, ``transformers
 
     python benchmarks/liger_models.py [--gpu h100-80gb]
 
-Each run is a process of its own, since the patches change transformers' modules. Exits with 1 if a
+Each run is a separate process, since the patches change transformers' modules. Exits with 1 if a
 step fails, or does not need less memory with the patches.
 """
 

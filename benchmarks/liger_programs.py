@@ -26,7 +26,7 @@ ROUTED = {"fused_moe": 16 << 20}
 """Kernels whose sizes depend on random numbers, and the bytes up to which those are known."""
 UNPROBED = ("fused_linear_selected_log_probs",)
 """Kernels whose program fails where it finds out which sizes fit: their rows were measured by
-another one, with its functions, in the order that the table's timestamps tell."""
+another one, with its functions, in the order of the table's timestamps."""
 
 Row = dict[str, Any]
 Version = tuple[int, ...]
@@ -42,7 +42,7 @@ def config_of(text: str) -> str:
 
 
 def kernel_of(rows: list[Row]) -> str:
-    """The kernel that all these rows are of."""
+    """The kernel of all these rows."""
     name: str = rows[0]["kernel"]
     return name
 
@@ -72,7 +72,7 @@ def options_of(row: Row) -> tuple[str, ...]:
 def measured_by_size(row: Row) -> bool:
     """Whether times and memory were measured in turn, for each size, configuration and mode, and
     not all times before: the table's timestamps of selected log probabilities show it, but for
-    those of ``identity``, which come first, in a process of their own.
+    those of ``identity``, which come first, in a separate process.
     """
     return row["kernel"] in UNPROBED and json.loads(row["config"])["selection_mode"] != "identity"
 
@@ -150,7 +150,7 @@ def run_program(
     package: Path, script: Path, gpu: str, wanted: list[Row], version: str = ""
 ) -> list[Row] | str:
     """Rows with ``ours``, or ``why`` they have none; or why there are no rows at all. Each program
-    has a process of its own, forked off where all have imported the same. ``version``: of torch,
+    runs in a separate process, forked where all have imported the same. ``version``: of torch,
     whose kernels are simulated.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -243,8 +243,8 @@ def work(
 
 
 def _import_package(folder: Path) -> None:
-    """The package in this folder, whichever is installed, with what programs of later versions ask
-    of it.
+    """The package in this folder, whichever is installed, with what programs of later versions
+    require.
     """
     import types
 

@@ -2,14 +2,14 @@
 
     python benchmarks/make_snapshot.py out.pickle [--events 1000000] [--depth 28] [--seed 0]
 
-The expensive form: every event has a list of frames of its own (frame dictionaries shared), all
+The expensive form: every event has a separate list of frames (frame dictionaries shared), all
 nine keys of torch 2.10, pool ids included. It is written opcode by opcode in the form that
 ``pickle.dump(snapshot, file, protocol=4)`` gives, so a million events need no gigabytes here.
 
 The program it shows trains a model: parameters alive from before the trace; then, in each
 step, activations in the forward pass, gradients and temporaries in the backward pass, and
-frees in reverse order. Small blocks come from 2 MiB segments, large ones have a segment of
-their own that is cached and used again. One list that grows is a leak.
+frees in reverse order. Small blocks come from 2 MiB segments, large ones have a separate
+segment that is cached and used again. One list that grows is a leak.
 """
 
 from __future__ import annotations
@@ -102,6 +102,102 @@ class Memory:
         self.free[self.block(size)].append(address)
 
 
+class Stacks:
+    """The frames of 300 stacks: a few shared outer frames, inner frames that differ."""
+
+    def __init__(self, w: Writer, rng: random.Random, depth: int) -> None:
+        self.w = w
+        self.stacks = [
+            [rng.randrange(400) for _ in range(depth - 4 - i % 3)] + [400, 401, 402, 403]
+            for i in range(300)
+        ]
+        self.frames: dict[int, int] = {}
+        self.compiled: dict[int, bytes] = {}
+
+    def frame(self, index: int) -> bytes:
+        w = self.w
+        known = self.frames.get(index)
+        if known is not None:
+            return w.get(known)
+        self.frames[index] = w.memoized()
+        head = b"}\x94("
+        body = w.text("filename") + w.text(f"/home/user/project/part_{index % 40}.py")
+        body += w.text("line") + number(10 + index * 7) + w.text("name")
+        return head + body + w.text(f"function_{index}") + b"u"
+
+    def frame_list(self, stack: int) -> bytes:
+        body = self.compiled.get(stack)
+        if body is None:
+            new = [i for i in self.stacks[stack] if i not in self.frames]
+            self.w.memoized()
+            body = b"".join(map(self.frame, self.stacks[stack]))
+            if not new:
+                self.compiled[stack] = body
+            return b"]\x94(" + body + b"e"
+        self.w.memoized()
+        return b"]\x94(" + body + b"e"
+
+
+class Trace:
+    """The events of a training run, written as they happen."""
+
+    def __init__(self, w: Writer, rng: random.Random, depth: int) -> None:
+        self.w, self.rng = w, rng
+        self.stacks = Stacks(w, rng, depth)
+        self.clock = 1_748_732_496_203_737
+        self.written = 0
+        self.memory = Memory()
+        self.alive: dict[int, int] = {}
+        for _ in range(400):  # parameters, from before the trace
+            size = rng.choice((4096, 2 * MIB, 16 * MIB))
+            self.alive[self.memory.take(size)[0]] = size
+
+    def event(self, action: str, address: int, size: int, stack: int) -> None:
+        w = self.w
+        if self.written % 1000 == 0:
+            w.emit(b"e(" if self.written else b"(")
+        self.written += 1
+        self.clock += self.rng.randrange(1, 40)
+        w.memoized()  # the dictionary
+        parts = [
+            b"}\x94(", w.text("action"), w.text(action), w.text("addr"), number(address),
+            w.text("size"), number(size), w.text("stream"), b"K\x00", w.text("time_us"),
+            number(self.clock), w.text("compile_context"), w.text("N/A"), w.text("user_metadata"),
+            w.text(""), w.text("pool_id"), b"K\x00K\x00\x86\x94",
+        ]  # fmt: skip
+        w.memoized()  # the pool id
+        parts += [w.text("frames"), self.stacks.frame_list(stack), b"u"]
+        w.emit(b"".join(parts))
+
+    def make(self, stack: int, size: int) -> tuple[int, int, int]:
+        address, segment = self.memory.take(size)
+        if segment:
+            self.event("segment_alloc", *segment, stack)
+        self.event("alloc", address, size, stack)
+        self.alive[address] = size
+        return address, size, stack
+
+    def drop(self, address: int, size: int, stack: int) -> None:
+        self.event("free_requested", address, size, stack)
+        self.event("free_completed", address, size, stack)
+        self.memory.give(address, size)
+        del self.alive[address]
+
+    def step(self) -> None:
+        """One training step, with a block that leaks."""
+        rng, kept = self.rng, []
+        for layer in range(60):
+            kept.append(self.make(layer, rng.choice((8 * MIB, 20 * MIB, 3000, 700_000))))
+            for extra in range(3):
+                size = rng.choice((2048, 100_000, 4 * MIB))
+                self.drop(*self.make(60 + layer + 60 * extra, size))
+        self.make(299, 1536)  # the leak
+        for layer in reversed(range(60)):
+            gradient = self.make(240 + layer % 59, rng.choice((2 * MIB, 1000)))
+            self.drop(*kept.pop())
+            self.drop(*gradient)
+
+
 def write(out: BinaryIO, events: int, depth: int, seed: int) -> None:
     rng = random.Random(seed)
     w = Writer(out)
@@ -110,113 +206,15 @@ def write(out: BinaryIO, events: int, depth: int, seed: int) -> None:
     w.memoized()
     w.emit(b"\x94(" + w.text("device_traces") + b"]\x94(]\x94")
     w.memoized(), w.memoized()
-
-    frames: dict[int, int] = {}
-    stacks = [  # a few shared outer frames, inner frames that differ
-        [rng.randrange(400) for _ in range(depth - 4 - i % 3)] + [400, 401, 402, 403]
-        for i in range(300)
-    ]
-    compiled: dict[int, bytes] = {}
-
-    def frame(index: int) -> bytes:
-        known = frames.get(index)
-        if known is not None:
-            return w.get(known)
-        frames[index] = w.memoized()
-        head = b"}\x94("
-        body = w.text("filename") + w.text(f"/home/user/project/part_{index % 40}.py")
-        body += w.text("line") + number(10 + index * 7) + w.text("name")
-        return head + body + w.text(f"function_{index}") + b"u"
-
-    def frame_list(stack: int) -> bytes:
-        body = compiled.get(stack)
-        if body is None:
-            new = [i for i in stacks[stack] if i not in frames]
-            w.memoized()
-            body = b"".join(map(frame, stacks[stack]))
-            if not new:
-                compiled[stack] = body
-            return b"]\x94(" + body + b"e"
-        w.memoized()
-        return b"]\x94(" + body + b"e"
-
-    clock = 1_748_732_496_203_737
-    written = 0
-
-    def event(action: str, address: int, size: int, stack: int) -> None:
-        nonlocal clock, written
-        if written % 1000 == 0:
-            w.emit(b"e(" if written else b"(")
-        written += 1
-        clock += rng.randrange(1, 40)
-        w.memoized()  # the dictionary
-        parts = [
-            b"}\x94(", w.text("action"), w.text(action), w.text("addr"), number(address),
-            w.text("size"), number(size), w.text("stream"), b"K\x00", w.text("time_us"),
-            number(clock), w.text("compile_context"), w.text("N/A"), w.text("user_metadata"),
-            w.text(""), w.text("pool_id"), b"K\x00K\x00\x86\x94",
-        ]  # fmt: skip
-        w.memoized()  # the pool id
-        parts += [w.text("frames"), frame_list(stack), b"u"]
-        w.emit(b"".join(parts))
-
-    memory = Memory()
-    alive: dict[int, int] = {}
-    for _ in range(400):  # parameters, from before the trace
-        size = rng.choice((4096, 2 * MIB, 16 * MIB))
-        alive[memory.take(size)[0]] = size
-
-    def make(stack: int, size: int) -> tuple[int, int, int]:
-        address, segment = memory.take(size)
-        if segment:
-            event("segment_alloc", *segment, stack)
-        event("alloc", address, size, stack)
-        alive[address] = size
-        return address, size, stack
-
-    def drop(address: int, size: int, stack: int) -> None:
-        event("free_requested", address, size, stack)
-        event("free_completed", address, size, stack)
-        memory.give(address, size)
-        del alive[address]
-
-    while written < events - 1200:
-        kept = []
-        for layer in range(60):
-            kept.append(make(layer, rng.choice((8 * MIB, 20 * MIB, 3000, 700_000))))
-            for extra in range(3):
-                drop(*make(60 + layer + 60 * extra, rng.choice((2048, 100_000, 4 * MIB))))
-        make(299, 1536)  # the leak
-        for layer in reversed(range(60)):
-            gradient = make(240 + layer % 59, rng.choice((2 * MIB, 1000)))
-            drop(*kept.pop())
-            drop(*gradient)
-    while written < events:
-        drop(*make(0, 1000))
+    trace = Trace(w, rng, depth)
+    while trace.written < events - 1200:
+        trace.step()
+    while trace.written < events:
+        trace.drop(*trace.make(0, 1000))
     w.emit(b"ee" + w.text("segments") + b"]\x94")
     w.memoized()
-    for start, (total, block) in sorted(memory.segments.items()):
-        blocks = []
-        for at in range(start, start + total, block):
-            size = alive.get(at)
-            block = min(block, start + total - at)  # what is left at the end
-            state = "active_allocated" if size else "inactive"
-            blocks.append({"address": at, "size": block, "requested_size": size or 0,
-                           "state": state, "frames": []})  # fmt: skip
-        used = sum(b["size"] for b in blocks if b["requested_size"])
-        w.emit(
-            plain(
-                w,
-                {
-                    "device": 0, "address": start, "total_size": total, "allocated_size": used,
-                    "active_size": used, "requested_size": sum(b["requested_size"] for b in blocks),
-                    "stream": 0, "segment_type": "small" if block <= MIB else "large",
-                    "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
-                    "blocks": blocks,
-                },
-            )
-            + b"a"
-        )  # fmt: skip
+    for start, (total, block) in sorted(trace.memory.segments.items()):
+        w.emit(segment(w, trace.alive, start, total, block) + b"a")
     divisions = {str(1 << i): 0 for i in range(16)}
     settings = {
         "PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1,
@@ -226,6 +224,28 @@ def write(out: BinaryIO, events: int, depth: int, seed: int) -> None:
     w.emit(w.text("allocator_settings") + plain(w, settings))
     w.emit(w.text("external_annotations") + plain(w, []) + b"u.")
     w.flush()
+
+
+def segment(w: Writer, alive: dict[int, int], start: int, total: int, block: int) -> bytes:
+    """A segment of blocks of ``block`` bytes, as the snapshot lists it."""
+    blocks = []
+    for at in range(start, start + total, block):
+        size = alive.get(at)
+        block = min(block, start + total - at)  # what is left at the end
+        state = "active_allocated" if size else "inactive"
+        blocks.append({"address": at, "size": block, "requested_size": size or 0,
+                       "state": state, "frames": []})  # fmt: skip
+    used = sum(b["size"] for b in blocks if b["requested_size"])
+    return plain(
+        w,
+        {
+            "device": 0, "address": start, "total_size": total, "allocated_size": used,
+            "active_size": used, "requested_size": sum(b["requested_size"] for b in blocks),
+            "stream": 0, "segment_type": "small" if block <= MIB else "large",
+            "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
+            "blocks": blocks,
+        },
+    )  # fmt: skip
 
 
 def plain(w: Writer, value: object) -> bytes:

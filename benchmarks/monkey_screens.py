@@ -1,8 +1,8 @@
-"""Press every key on every screen, at every size, for as long as wanted.
+"""Press every key on every screen, at every size, for a given time.
 
     python benchmarks/monkey_screens.py [--steps 10000] [--seed 0] [--screens top,view,…]
 
-A step is a key (all that are bound, letters, digits and what a terminal can send besides), a
+A step is a key (all that are bound, letters, digits and what else a terminal can send), a
 click, a paste, or a new size from 1×1 up. The screens: ``top`` of a fake fleet, ``top`` replaying
 a log, ``view`` of recordings and snapshots, the list of runs; whatever they open is reached from
 them. Prints the steps of each; the first fault ends it, with its traceback and the steps that led
@@ -119,7 +119,7 @@ class Fault(Exception):
 
 
 async def play(make: Callable[[], Any], rng: random.Random, steps: int) -> int:
-    """So many random steps on one screen, opened anew where it was left; returns how many were
+    """So many random steps on one screen, opened again if it was left; returns how many were
     made. Raises what the screen raised, from `Fault`.
     """
     made = 0
@@ -175,7 +175,7 @@ async def _do(pilot: Any, app: Any, step: str, rng: random.Random, done: list[st
 
 
 def _unraisable(given: Any) -> None:
-    """A coroutine that nobody awaited is a key that does nothing."""
+    """A coroutine that was never awaited is a key that does nothing."""
     print(f"unraisable: {given.exc_value}", flush=True)
     os._exit(1)
 
@@ -186,16 +186,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--screens", default=",".join(SCREENS).replace(", ", "; "))
     args = parser.parse_args()
-    wanted = [name.replace("; ", ", ") for name in args.screens.split(",")]
+    requested = [name.replace("; ", ", ") for name in args.screens.split(",")]
     os.environ.setdefault("TERM", "xterm-256color")
     warnings.simplefilter("error", RuntimeWarning)
     total = 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # what is saved is saved there
-        for name in wanted:
+        for name in requested:
             began = time.perf_counter()
             rng = random.Random(f"{args.seed}.{name}")
-            share = -(-args.steps // len(wanted))
+            share = -(-args.steps // len(requested))
             sys.unraisablehook = _unraisable
             made = asyncio.run(play(lambda: SCREENS[name](Path(folder)), rng, share))  # noqa: B023
             total += made

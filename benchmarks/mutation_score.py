@@ -77,7 +77,7 @@ def main() -> int:
         os.chdir(tree)
         shared = args.tree.resolve().parent / "shared" / "data" / "snapshots"
         os.environ.setdefault("GPUPROBE_SNAPSHOTS", str(shared))
-        # A fault of the same length within the same second would find the old bytecode valid.
+        # For a change of the same length within the same second, the old bytecode would be valid.
         os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1")
         return _score(args.room or list(ROOMS), args.count, args.seed)
 

@@ -1,4 +1,5 @@
-"""The published peak of a compiled training on 8 GPUs, and what `gpuprobe estimate` makes of it.
+"""The published peak of a compiled training on 8 GPUs, and the one that `gpuprobe estimate`
+predicts.
 
     python benchmarks/nanochat_peak.py [--results FOLDER] [--engine virtual|native]
 
@@ -8,7 +9,7 @@ six public reports of 14 October to 11 November 2025, of which one names H20 GPU
 2.8.0+cu128. The program is ``nanochat_train.py``, which needs three steps: in the third, what the
 optimizers of the second have sent is still there.
 
-Run it with torch 2.8 or 2.9 and Triton; later versions of the compiler make other programs of it.
+Run it with torch 2.8 or 2.9 and Triton; later versions of the compiler generate other programs.
 Takes two minutes. The exit code is 1 if the estimate rounds to another figure.
 """
 

@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 8 benchmarks/nanochat_train.py [--depth 20] [--batch 32] [--steps 3]
 
-Written anew from the architecture: a decoder with rotary positions, normalised queries and keys,
+Rewritten from the architecture: a decoder with rotary positions, normalised queries and keys,
 squared ReLUs, untied embeddings in bfloat16 and capped logits, compiled, under autocast; matrices
 are optimized by Muon and embeddings by AdamW, both sharded by ranks and sending asynchronously;
 gradients are clipped, and the loss is evaluated before the first step. Tokens are random. Source:

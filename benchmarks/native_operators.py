@@ -28,6 +28,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -189,43 +190,82 @@ raised something else; ran after a refusal that torch works around.
 """
 
 
-def _samples(
-    op: Any, dtype: Any, most: int, runtime: Runtime, report: Callable[[str, str], None]
-) -> None:
-    import torch
+class _Attempts:
+    """Runs calls and reports the outcome of each."""
 
-    runtime.start_log(4096)
+    def __init__(self, runtime: Runtime, report: Callable[[str, str], None]) -> None:
+        self._runtime = runtime
+        self._report = report
+        runtime.start_log(4096)
 
-    def refused() -> str:
-        names = [call.name for call in runtime.take_log() if call.kind is LogKind.UNANSWERED]
-        runtime.start_log(4096)  # what was dropped in between is forgotten
+    def refused(self) -> str:
+        """The functions that refused since the last call of this, and a new log: what was dropped
+        in between is forgotten."""
+        names = [call.name for call in self._runtime.take_log() if call.kind is LogKind.UNANSWERED]
+        self._runtime.start_log(4096)
         return ", ".join(dict.fromkeys(names))
 
-    backward = dtype in op.supported_backward_dtypes("cuda") and op.supports_autograd
+    def attempt(
+        self, kind: str, number: int, call: Callable[[], Any], cpu: Callable[[], Any]
+    ) -> Any:
+        import torch
 
-    def attempt(kind: str, number: int, call: Callable[[], Any], cpu: Callable[[], Any]) -> Any:
-        report("begin", f"{kind} {number}")
+        self._report("begin", f"{kind} {number}")
         try:
             out = call()
             torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001 - the outcome of a sample
-            names = refused()
+            names = self.refused()
             message = f"{type(error).__name__}: {error}".partition("\n")[0]
             if names:
-                report("refused", names)
+                self._report("refused", names)
             elif any(re.search(pattern, message) for pattern in VALUE_DECIDES):
-                report("value", message)
+                self._report("value", message)
             elif _raises(cpu):
-                report("cpu", message)
+                self._report("cpu", message)
             else:
-                report("error", f"{kind}: {message}")
+                self._report("error", f"{kind}: {message}")
             return None
-        names = refused()
-        report("around" if names else "ran", names or kind)
+        names = self.refused()
+        self._report("around" if names else "ran", names or kind)
         return out
 
-    # Forward and backward of the samples that torch makes on the device; made on the CPU and copied
-    # where that needs values.
+
+def _forward(op: Any, sample: Any, backward: bool) -> Any:
+    out = op(sample.input, *sample.args, **sample.kwargs)
+    return sample.output_process_fn_grad(out) if backward else out
+
+
+def _differentiable(value: Any) -> list[Any]:
+    return [t for t in tensors(value) if t.requires_grad]
+
+
+def _backward(outputs: list[Any], inputs: list[Any]) -> bool:
+    import torch
+
+    torch.autograd.grad(outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True)
+    return True
+
+
+def _samples(
+    op: Any, dtype: Any, most: int, runtime: Runtime, report: Callable[[str, str], None]
+) -> None:
+    """Run forward and backward of the samples that torch makes on the device; made on the CPU and
+    copied if that needs values.
+    """
+    import torch
+
+    attempts = _Attempts(runtime, report)
+    backward = dtype in op.supported_backward_dtypes("cuda") and op.supports_autograd
+
+    def on_cpu(number: int) -> Any:
+        return _forward(op, _sample(op, "cpu", dtype, backward, number), False)
+
+    def back_on_cpu(number: int) -> Any:
+        other = _sample(op, "cpu", dtype, True, number)
+        out = _forward(op, other, True)
+        _backward(_differentiable(out), _differentiable([other.input, other.args, other.kwargs]))
+
     where = "cuda"
     report("begin", "making samples")
     for number in range(most or 10_000):
@@ -233,7 +273,7 @@ def _samples(
         try:
             sample = _sample(op, where, dtype, backward, number)
         except Exception:  # noqa: BLE001 - the outcome of a sample
-            refused()
+            attempts.refused()
             where = "cpu"
             try:
                 sample = _sample(op, where, dtype, backward, number)
@@ -244,41 +284,16 @@ def _samples(
             return
         if where == "cpu":
             sample = moved(sample)
-
-        def call(sample: Any = sample) -> Any:
-            out = op(sample.input, *sample.args, **sample.kwargs)
-            return sample.output_process_fn_grad(out) if backward else out
-
-        def on_cpu(number: int = number) -> Any:
-            other = _sample(op, "cpu", dtype, backward, number)
-            return op(other.input, *other.args, **other.kwargs)
-
-        out = attempt("forward", number, call, on_cpu)
+        out = attempts.attempt(
+            "forward", number, partial(_forward, op, sample, backward), partial(on_cpu, number)
+        )
         if out is None or not backward:
             continue
-        outputs = [t for t in tensors(out) if t.requires_grad]
-        inputs = [t for t in tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad]
-        if not outputs or not inputs:
-            continue
-
-        def back(outputs: Any = outputs, inputs: Any = inputs) -> Any:
-            torch.autograd.grad(
-                outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True
-            )
-            return True
-
-        def back_on_cpu(number: int = number) -> Any:
-            other = _sample(op, "cpu", dtype, True, number)
-            out = other.output_process_fn_grad(op(other.input, *other.args, **other.kwargs))
-            outputs = [t for t in tensors(out) if t.requires_grad]
-            inputs = [
-                t for t in tensors([other.input, other.args, other.kwargs]) if t.requires_grad
-            ]
-            torch.autograd.grad(
-                outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True
-            )
-
-        attempt("backward", number, back, back_on_cpu)
+        outputs = _differentiable(out)
+        inputs = _differentiable([sample.input, sample.args, sample.kwargs])
+        if outputs and inputs:
+            call = partial(_backward, outputs, inputs)
+            attempts.attempt("backward", number, call, partial(back_on_cpu, number))
 
 
 _generators: dict[tuple[str, str], Iterator[Any]] = {}

@@ -4,7 +4,7 @@
 
 The programs are those of ``native_programs.txt``: of transformers, timm, torchvision, diffusers,
 peft and others, from the corpus of ``benchmarks/foreign``, which describes them. Each runs in a
-process of its own, forked from one that has imported its libraries: on the CPU for its losses, and
+separate process, forked from one that has imported its libraries: on the CPU for its losses, and
 as ``gpuprobe estimate --engine native`` runs it, with all values and in shapes. Printed are what
 does not run, losses that differ from the CPU's, and the counts.
 
@@ -35,9 +35,9 @@ def frozen() -> list[str]:
 def run(names: list[str], mode: str, results: Path, logs: Path) -> None:
     """Run programs in one mode, of a family at a time."""
     logs.mkdir(parents=True, exist_ok=True)
-    wanted = set(names)
+    requested = set(names)
     for family, found in families(names):
-        jobs = [f"{name}={mode}" for name in found if name in wanted]
+        jobs = [f"{name}={mode}" for name in found if name in requested]
         while jobs:
             part, jobs = jobs[:AT_ONCE], jobs[AT_ONCE:]
             work(part, results, logs, f"{family}.{mode}")

@@ -11,8 +11,8 @@ from gpuprobe.native.process import add_to_environment, loaded, settings_text
 
 
 def restart(gpu: str) -> None:
-    """Start this script anew in a process that has the native engine before it imports torch, where
-    torch is a build with CUDA. To be called before that import.
+    """Start this script again in a process that has the native engine before it imports torch,
+    where torch is a build with CUDA. Call it before that import.
     """
     build = torch_build()
     if build is None or not build.cuda or loaded():

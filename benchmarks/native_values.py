@@ -12,6 +12,7 @@ of torch, expecttest and no GPU.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import subprocess
@@ -24,6 +25,92 @@ RANDOM = ("dropout", "bernoulli", "normal", "rand", "uniform", "multinomial", "g
 CLOSE = 1e-4
 
 
+def move(value: Any, device: str) -> Any:
+    """A copy of nested tensors on a device; names of the CPU become that device."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def one(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            made = item.detach().to(device, copy=True)
+            return made.requires_grad_(item.requires_grad)
+        return (
+            torch.device(device)
+            if isinstance(item, (torch.device, str)) and str(item) == "cpu"
+            else item
+        )
+
+    return tree_map(one, value)
+
+
+def results(op: Any, sample: Any, device: str) -> list[Any]:
+    """What an operator returns on a device, and the gradients, on the CPU."""
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    torch.manual_seed(0)
+    given, args, kwargs = (
+        move(part, device) for part in (sample.input, sample.args, sample.kwargs)
+    )
+    out = op(given, *args, **kwargs)
+    flat = [item for item in tree_flatten(out)[0] if isinstance(item, torch.Tensor)]
+    leaves = [
+        item
+        for item in tree_flatten((given, args, kwargs))[0]
+        if isinstance(item, torch.Tensor) and item.requires_grad
+    ]
+    differentiable = [item for item in flat if item.requires_grad]
+    grads: Any = []
+    if differentiable and leaves and op.supports_autograd:
+        grads = torch.autograd.grad(
+            differentiable, leaves, [torch.ones_like(item) for item in differentiable],
+            allow_unused=True,
+        )  # fmt: skip
+    return [
+        item.detach().to_dense().cpu() if item.layout is not torch.strided else item.detach().cpu()
+        for item in (*flat, *(grad for grad in grads if grad is not None))
+    ]
+
+
+def distance(a: Any, b: Any) -> float:
+    """The largest difference of two tensors, relative to the largest value."""
+    import torch
+
+    if a.shape != b.shape:
+        return math.inf
+    if not a.numel():
+        return 0.0
+    a, b = a.resolve_conj().to(torch.complex128), b.resolve_conj().to(torch.complex128)
+    a, b = torch.view_as_real(a), torch.view_as_real(b)
+    same = (a == b) | (a.isnan() & b.isnan())
+    a, b = torch.where(same, 0, a), torch.where(same, 0, b)
+    if not bool((a.isfinite() & b.isfinite()).all()):
+        return math.inf
+    return float((a - b).abs().max() / (a.abs().max() + 1e-12))
+
+
+def compared(op: Any, inputs: list[Any]) -> dict[str, Any]:
+    """How far the values of an operator are from the CPU's, over some samples."""
+    from gpuprobe.native.values import Values
+
+    worst, errors, ran = 0.0, [], 0
+    for sample in inputs:
+        try:
+            expected = results(op, sample, "cpu")
+        except Exception:  # noqa: BLE001 - not on the CPU: nothing to compare
+            continue
+        try:
+            with Values():
+                found = results(op, sample, "cuda")
+            if not any(word in op.name for word in RANDOM):
+                parts = [distance(a, b) for a, b in zip(expected, found, strict=False)]
+                worst = max([worst, *parts, 0.0 if len(expected) == len(found) else math.inf])
+            ran += 1
+        except Exception as error:  # noqa: BLE001 - listed
+            errors.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:150]}")
+    return {"ran": ran, "worst": worst, "errors": errors}
+
+
 def child(names: list[str], samples: int, skip: int) -> None:
     """Print one JSON line before and after each operator, from number ``skip`` on."""
     from gpuprobe.catalogue.gpus import parse_spec
@@ -32,106 +119,22 @@ def child(names: list[str], samples: int, skip: int) -> None:
     load(parse_spec("h100-80gb"))
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
-    from torch.utils._pytree import tree_flatten, tree_map
-
-    from gpuprobe.native.values import Values
 
     torch.set_num_threads(1)
     chosen = [op for op in op_db if torch.float32 in op.dtypes and (not names or op.name in names)]
     print(json.dumps({"count": len(chosen)}), flush=True)
-
-    def move(value: Any, device: str) -> Any:
-        def one(item: Any) -> Any:
-            if isinstance(item, torch.Tensor):
-                made = item.detach().to(device, copy=True)
-                return made.requires_grad_(item.requires_grad)
-            return (
-                torch.device(device)
-                if isinstance(item, (torch.device, str)) and str(item) == "cpu"
-                else item
-            )
-
-        return tree_map(one, value)
-
-    def results(op: Any, sample: Any, device: str) -> list[Any]:
-        torch.manual_seed(0)
-        given, args, kwargs = (
-            move(part, device) for part in (sample.input, sample.args, sample.kwargs)
-        )
-        out = op(given, *args, **kwargs)
-        flat = [item for item in tree_flatten(out)[0] if isinstance(item, torch.Tensor)]
-        leaves = [
-            item
-            for item in tree_flatten((given, args, kwargs))[0]
-            if isinstance(item, torch.Tensor) and item.requires_grad
-        ]
-        differentiable = [item for item in flat if item.requires_grad]
-        grads: Any = []
-        if differentiable and leaves and op.supports_autograd:
-            grads = torch.autograd.grad(
-                differentiable, leaves, [torch.ones_like(item) for item in differentiable],
-                allow_unused=True,
-            )  # fmt: skip
-        return [
-            item.detach().to_dense().cpu()
-            if item.layout is not torch.strided
-            else item.detach().cpu()
-            for item in (*flat, *(grad for grad in grads if grad is not None))
-        ]
-
-    def distance(a: Any, b: Any) -> float:
-        if a.shape != b.shape:
-            return math.inf
-        if not a.numel():
-            return 0.0
-        a, b = a.resolve_conj().to(torch.complex128), b.resolve_conj().to(torch.complex128)
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
-        same = (a == b) | (a.isnan() & b.isnan())
-        a, b = torch.where(same, 0, a), torch.where(same, 0, b)
-        if not bool((a.isfinite() & b.isfinite()).all()):
-            return math.inf
-        return float((a - b).abs().max() / (a.abs().max() + 1e-12))
-
-    for number, op in enumerate(chosen):
-        if number < skip:
-            continue
+    for number, op in enumerate(chosen[skip:], skip):
         name = f"{op.name}.{op.variant_test_name}".rstrip(".")
         print(json.dumps({"start": name, "number": number}), flush=True)
-        worst, errors, ran = 0.0, [], 0
+        row: dict[str, Any] = {"name": name, "number": number}
         try:
-            inputs = []
-            for i, sample in enumerate(
-                op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
-            ):
-                if i == samples:
-                    break
-                inputs.append(sample)
+            made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+            inputs = list(itertools.islice(made, samples))
         except Exception as error:  # noqa: BLE001 - its samples need something that is missing
-            print(
-                json.dumps({"name": name, "number": number, "no_samples": str(error)[:90]}),
-                flush=True,
-            )
-            continue
-        for sample in inputs:
-            try:
-                expected = results(op, sample, "cpu")
-            except Exception:  # noqa: BLE001 - not on the CPU: nothing to compare
-                continue
-            try:
-                with Values():
-                    found = results(op, sample, "cuda")
-                if not any(word in op.name for word in RANDOM):
-                    parts = [distance(a, b) for a, b in zip(expected, found, strict=False)]
-                    worst = max([worst, *parts, 0.0 if len(expected) == len(found) else math.inf])
-                ran += 1
-            except Exception as error:  # noqa: BLE001 - listed
-                errors.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:150]}")
-        print(
-            json.dumps(
-                {"name": name, "number": number, "ran": ran, "worst": worst, "errors": errors}
-            ),
-            flush=True,
-        )
+            row["no_samples"] = str(error)[:90]
+        else:
+            row |= compared(op, inputs)
+        print(json.dumps(row), flush=True)
 
 
 def operators(names: list[str], samples: int) -> None:

@@ -10,11 +10,12 @@ A pair of operator and dtype passes with values if nothing raises and results an
 the host's (computed there in the nearest dtype where the host lacks that one); it passes without
 values if nothing raises and results, gradients (shapes, strides, dtypes, devices) and the peak of
 allocated memory are those with values. Prints a table and each failure; writes ``STATE/all.json``.
-``--results benchmarks/operator_results.json`` writes what the documentation quotes of it.
+``--results benchmarks/operator_results.json`` writes what the documentation quotes.
 
-Takes ten minutes or more, and goes on where it stopped: ``STATE`` keeps what was found, ``--retry``
-runs again what failed. Workers run some operators each; one that dies or that takes longer than
-`LIMIT` for an operator is replaced, and that operator is noted as such. Needs ``expecttest``.
+Takes ten minutes or more, and continues where it stopped: ``STATE`` keeps what was found,
+``--retry`` runs again what failed. Workers run some operators each; one that dies or that takes
+longer than `LIMIT` for an operator is replaced, and that operator is noted as such. Needs
+``expecttest``.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def tensors_of(value: Any) -> Iterator[Any]:
 
 
 def changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``value`` with everything that is no container replaced by ``change`` of it."""
+    """``value`` with ``change`` applied to everything but containers."""
     if type(value) in (list, tuple):
         return type(value)(changed(item, change) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -188,7 +189,7 @@ def looks(tensor: Any) -> Any:
         return None
     strides: Any = None
     if tensor.layout is torch.strided:
-        # Of a dimension of one element, and of no elements at all, the stride says nothing.
+        # The stride of a dimension with one element, or of no elements, has no meaning.
         strides = [
             stride
             for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
@@ -235,7 +236,7 @@ def differs(found: Any, wanted: Any) -> str:
         fits = one.isfinite()
         one, other = one[fits], other[fits]
     if found.is_floating_point() or found.is_complex():
-        # Kernels sum up in orders of their own: what is small next to the rest is less exact.
+        # Kernels sum up in different orders: what is small next to the rest is less exact.
         fine = 64 * torch.finfo(found.dtype).eps
         scale = float(other.abs().nan_to_num(0, 0, 0).max()) if other.numel() else 0.0
         close = torch.allclose(one, other, rtol=fine, atol=fine * max(1.0, scale), equal_nan=True)
@@ -296,6 +297,16 @@ def cases_of(op: Any, dtype: Any, count: int) -> Iterator[Case]:
         yield Case(sample, backward, wanted)
 
 
+def _unlike(seen: list[Any], looks: list[Any] | None) -> tuple[str, str]:
+    """The first difference of a run without values from one with them; ("", "") for none."""
+    if looks is None:
+        return "", ""
+    for one, other in zip(seen, looks, strict=False):
+        if one != other:
+            return "peak" if isinstance(one, int) else "layout", f"{one}, with values {other}"
+    return ("layout", "another number of results") if len(seen) != len(looks) else ("", "")
+
+
 def judged(op: Any, case: Case, mode: str) -> tuple[str, str]:
     """Kind of failure and what it is in words; ("", "") for none."""
     outcome = run(op, case.sample, "cuda", case.backward, {})
@@ -304,13 +315,7 @@ def judged(op: Any, case: Case, mode: str) -> tuple[str, str]:
         return ("raised" if kind not in ("NotModelled", "ValueNeeded") else kind), outcome.error
     seen = [*map(looks, outcome.results), "gradients", *map(looks, outcome.grads), outcome.peak]
     if mode == "shapes":
-        if case.looks is None:
-            return "", ""
-        for one, other in zip(seen, case.looks, strict=False):
-            if one != other:
-                kind = "peak" if isinstance(one, int) else "layout"
-                return kind, f"{one}, with values {other}"
-        return ("layout", "another number of results") if len(seen) != len(case.looks) else ("", "")
+        return _unlike(seen, case.looks)
     case.looks = seen
     off = [place for item in seen if isinstance(item, list) and (place := item[3]) != "cuda:0"]
     if off and op.name not in ON_HOST:
@@ -339,7 +344,7 @@ def work(path: Path, todo: dict[int, list[str]], samples: int) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    with gpuprobe.virtual_gpu(GPU):  # the table asks what the GPU is capable of
+    with gpuprobe.virtual_gpu(GPU):  # the table queries the GPU's capability
         from torch.testing._internal.common_methods_invocations import op_db
     gc.freeze()  # the table: there is no need to look through it after each operator
     wanted = {mode for modes in todo.values() for mode in modes}
@@ -359,28 +364,29 @@ def work(path: Path, todo: dict[int, list[str]], samples: int) -> None:
                 cases[index, dtype] = list(cases_of(op, dtype, samples))
             except Exception as error:  # noqa: BLE001 - the table's own samples
                 broken[index, dtype] = f"{type(error).__name__}: {str(error)[:200]}"
+
+    def run_operator(index: int, mode: str) -> None:
+        op = op_db[index]
+        note(at=index, mode=mode)
+        for dtype in sorted(op.supported_dtypes("cuda"), key=str):
+            key = (index, dtype)
+            row = {"op": op.formatted_name, "index": index, "mode": mode,
+                   "dtype": str(dtype).removeprefix("torch.")}  # fmt: skip
+            if key in broken:
+                note(**row, kind="no sample", what=broken[key], samples=0)
+                continue
+            outcomes = (judged(op, case, mode) for case in cases[key])
+            kind, what = next((found for found in outcomes if found[0]), ("", ""))
+            if mode in todo[index]:
+                note(**row, kind=kind, what=what, samples=len(cases[key]))
+        gc.collect()
+
     for mode in MODES:
         if mode not in wanted and not (mode == "real" and "shapes" in wanted):
             continue
         with gpuprobe.virtual_gpu(GPU, compute=mode):
-            for index, modes in todo.items():
-                op = op_db[index]
-                note(at=index, mode=mode)
-                for dtype in sorted(op.supported_dtypes("cuda"), key=str):
-                    key = (index, dtype)
-                    row = {"op": op.formatted_name, "index": index, "mode": mode,
-                           "dtype": str(dtype).removeprefix("torch.")}  # fmt: skip
-                    if key in broken:
-                        note(**row, kind="no sample", what=broken[key], samples=0)
-                        continue
-                    kind = what = ""
-                    for case in cases[key]:
-                        kind, what = judged(op, case, mode)
-                        if kind:
-                            break
-                    if mode in modes:
-                        note(**row, kind=kind, what=what, samples=len(cases[key]))
-                gc.collect()
+            for index in todo:
+                run_operator(index, mode)
     note(done=True)
 
 
@@ -388,7 +394,7 @@ def work(path: Path, todo: dict[int, list[str]], samples: int) -> None:
 
 
 def follow(state: Path, todo: dict[int, list[str]], samples: int) -> None:
-    """Run a worker; note the operator that it dies of or does not end, and go on."""
+    """Run a worker; note the operator that crashes or hangs it, and continue."""
     lines = state / "rows.jsonl"
     while todo:
         with tempfile.TemporaryDirectory() as folder:

@@ -204,7 +204,7 @@ def _sizes(
         def run(
             report: Callable[[dict[str, Any]], None], names: tuple[str, ...] = tuple(left)
         ) -> None:
-            # Where there is no GPU, large values would be computed by the CPU.
+            # Without a GPU, the CPU would compute large values.
             with _device(given, "shapes"):
                 for name in names:
                     report({"begun": name})
@@ -223,7 +223,8 @@ def _sizes(
 
 
 def _sized(make: Callable[[], Callable[[], Any]]) -> dict[str, Any]:
-    """What the second call allocates, and the most that the first one did beside its results."""
+    """What the second call allocates, and the most that the first one did apart from its
+    results."""
     import torch
 
     torch.manual_seed(0)
@@ -241,7 +242,7 @@ def _sized(make: Callable[[], Callable[[], Any]]) -> dict[str, Any]:
 def _in_child(
     work: Callable[[Callable[[dict[str, Any]], None]], None], limit: float
 ) -> Iterator[dict[str, Any]]:
-    """What ``work`` reports in a forked process; at last ``lost`` if it did not end by itself, or
+    """What ``work`` reports in a forked process; finally ``lost`` if it did not end regularly, or
     reported nothing for ``limit`` seconds.
     """
     reading, writing = os.pipe()

@@ -54,10 +54,10 @@ def _differentiated(call: Callable[[], Any], *inputs: Any) -> Any:
     import torch
 
     result = call()
-    wanted = [each for each in inputs if each is not None and each.requires_grad]
-    if not wanted:
+    differentiable = [each for each in inputs if each is not None and each.requires_grad]
+    if not differentiable:
         return [result]
-    return [result, *torch.autograd.grad(result, wanted, torch.ones_like(result))]
+    return [result, *torch.autograd.grad(result, differentiable, torch.ones_like(result))]
 
 
 def _tensor(

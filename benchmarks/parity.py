@@ -1,6 +1,6 @@
 """What gpuprobe reports of programs on torch's own CUDA code, against the virtual GPU.
 
-Each program runs under ``gpuprobe run --level trace`` in a process of its own. ``collect`` writes
+Each program runs under ``gpuprobe run --level trace`` in a separate process. ``collect`` writes
 the accounts of one engine (a CUDA build of torch takes the native one), and continues a file that
 is there; ``compare`` prints a row for each program: peaks, the part of the peak without a line, and
 what differs by more than 1% of the peak, with the reason if one is known. Programs: those of

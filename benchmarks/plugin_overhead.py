@@ -3,14 +3,13 @@
     python benchmarks/plugin_overhead.py [--tests 500] [--pairs 40] [--limit 1.01]
 
 A suite of ``--tests`` small tests, some with a fixture, in ten files, is run with the plugin and
-with ``-p no:gpuprobe``, in turn, the order changing from pair to pair. Each run is a process of
-its own; its processor time (user and system, of the process and its children) and its wall time
+with ``-p no:gpuprobe``, in turn, the order changing from pair to pair. Each run is a separate
+process; its processor time (user and system, of the process and its children) and its wall time
 are taken. The figure is the median of the pairs' ratios: 1.01 is one percent.
 
-A second row is a run without the plugin beside one without it: what this machine's noise looks
-like as such a figure. The last line has none: it counts the calls of functions, Python's and C's,
-that the interpreter makes, with and without. Exit code 1 where the ratio of processor times is
-above ``--limit``.
+A second row compares two runs without the plugin: the noise of this machine as such a figure. The
+last line has none: it counts the calls of functions, Python's and C's, that the interpreter makes,
+with and without. Exit code 1 where the ratio of processor times is above ``--limit``.
 """
 
 from __future__ import annotations

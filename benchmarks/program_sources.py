@@ -2,8 +2,9 @@
 
 `source(seed)` returns the text of a module with a function ``main``. It runs with ``torch``,
 ``nn``, ``F``, ``checkpoint``, ``random``, ``warnings``, ``sys`` and ``threading`` available, the
-device ``D``, and three functions of the driver: ``note(*values)`` keeps what the program can tell
-of them, ``ref(thing)`` notes when it ends, ``size()`` is how many elements the next tensor has.
+device ``D``, and three functions of the driver: ``note(*values)`` records what the program can
+observe of them, ``ref(thing)`` notes when it ends, ``size()`` is how many elements the next tensor
+has.
 """
 
 from __future__ import annotations
@@ -588,7 +589,7 @@ def _filled(part: str, number: int, choose: random.Random) -> str:
 
 
 def _placed(text: str, number: int, choose: random.Random) -> Iterator[str]:
-    """A part as it is, in a function of its own, in a loop, in a ``try``, under ``no_grad``."""
+    """A part as it is, in a function, in a loop, in a ``try``, under ``no_grad``."""
     wrappers: tuple[Callable[[str], str], ...] = (
         lambda t: t,
         lambda t: t,

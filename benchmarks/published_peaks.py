@@ -5,7 +5,7 @@ program of each row: ``benchmark/`` of its source distributions. Each program ru
 virtual GPU of the row's kind, with ``compute="shapes"`` and the sizes of the row. Its code is that
 of the first distribution, release or nightly, whose table has the row; it may be found in the next
 ones, too, and before it in those of the row's version. Timing is replaced by a few calls, since
-what it leaves allocated belongs to the peaks measured after it. The table does not say with which
+what it leaves allocated belongs to the peaks measured after it. The table does not name the
 torch: where rows differ with the kernels of the installed one, those of the versions that were
 current then are simulated as well (``torch`` of a result), and the best is kept. What torch 2.13
 cannot compile (GRPO's loss for a second batch size: an IndexError of Dynamo's) is run by a Python
@@ -22,7 +22,7 @@ Megatron need its package: ``pip install --no-deps megatron-core``; those of its
 repository's ``tensor_parallel/cross_entropy.py`` of commit 00611e6 in place of the package's.
 Rows of sparsemax were measured four weeks before their first distribution, with
 ``ops/sparsemax.py`` as pull request 687 of linkedin/Liger-Kernel had it before its review: in place
-of the one in the unpacked folder of 0.5.10. NVIDIA's compilers need not be installed:
+of the one in the unpacked folder of 0.5.10. NVIDIA's compilers do not have to be installed:
 `absent_compilers`.
 
 Programs that compile code with torch 2.5 or older run with a Python that has torch 2.5, the oldest
@@ -361,8 +361,8 @@ def _parts(wanted: list[Row]) -> list[list[Row]]:
 
 
 class Runs:
-    """Results of single programs, of groups that have more to be tried: a run that is cut short
-    goes on where it was.
+    """Results of single programs, of groups that have more to be tried: a run that is interrupted
+    continues where it was.
     """
 
     def __init__(self, file: Path) -> None:

@@ -6,13 +6,13 @@ operators.
 A program calls eight entries of ``op_db`` (``torch.testing._internal.common_methods_invocations``),
 of the dtypes that CUDA supports, on the samples of torch's own tests or on what an earlier call
 returned, some of them in place, some on views of other strides, and runs the backward pass from
-what came of it. Each is run with all values (``compute="real"``), and without, with three limits
+the results. Each is run with all values (``compute="real"``), and without, with three limits
 of what is computed nevertheless: nothing, what `compute="shapes"` computes, everything.
 
 A program agrees if every call allocates and frees the same sizes in the same order and returns the
-same shapes, strides, dtypes and devices, whatever is known. Where nothing is computed, a call may
+same shapes, strides, dtypes and devices, whatever is known. If nothing is computed, a call may
 need a value; what ran until there is compared. Prints a table, and each program that does not
-agree with the first call that differs. ``--state`` keeps what was found, and goes on from there.
+agree with the first call that differs. ``--state`` keeps the results, and continues from there.
 Needs ``expecttest``.
 """
 
@@ -56,7 +56,7 @@ LIMITS = {
 
 @dataclasses.dataclass
 class Step:
-    """One call: an entry of ``op_db``, a sample of it, and what is done with it."""
+    """One call: an entry of ``op_db``, a sample, and how it is called."""
 
     op: Any
     sample: Any
@@ -95,7 +95,7 @@ class Table:
 
         import gpuprobe
 
-        with gpuprobe.virtual_gpu(GPU):  # the table asks what the GPU is capable of
+        with gpuprobe.virtual_gpu(GPU):  # the table queries the GPU's capability
             from torch.testing._internal.common_methods_invocations import op_db
         self._ops = op_db
         self._samples: dict[tuple[int, Any], list[Any]] = {}
@@ -300,7 +300,7 @@ def difference(found: Trace, wanted: Trace) -> str:
 def judge(table: Table, seeds: list[int]) -> list[dict[str, Any]]:
     """Run the programs of some seeds in all ways, and compare."""
     gc.collect()
-    gc.freeze()  # what there is now need not be looked through after each program
+    gc.freeze()  # so that collections after each program skip present objects
     try:
         return _judged(table, seeds)
     finally:

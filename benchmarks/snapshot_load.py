@@ -2,7 +2,7 @@
 
     python benchmarks/snapshot_load.py [--events 1000000] [--rounds 3] [--snapshot FILE]
 
-Each candidate runs in a process of its own, in turn, ``--rounds`` times; medians are printed,
+Each candidate runs in a separate process, in turn, ``--rounds`` times; medians are printed,
 and ratios, which mean more than seconds on a shared machine. Memory is the peak resident
 size of the process. gpuprobe reads a snapshot in a child that has ended before the analysis
 begins: what counts is the larger of the child's peak plus the parent's so far, and the parent's.
@@ -14,8 +14,8 @@ begins: what counts is the larger of the child's peak plus the parent's so far, 
 * torch trace_plot: ``pickle.load`` and ``torch.cuda._memory_viz.trace_plot``
 * mosaic: its categorical memory profile, where the package is installed
 
-The last line is of whole processes, from their start to their end: ``gpuprobe report --json`` next
-to a Python that loads the pickle and ends. Its ratio is the median of the rounds' own ratios.
+The last line compares whole processes, from their start to their end: ``gpuprobe report --json``
+next to a Python that loads the pickle and ends. Its ratio is the median of the rounds' own ratios.
 """
 
 from __future__ import annotations

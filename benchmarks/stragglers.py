@@ -19,9 +19,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -49,6 +49,36 @@ def train(options: argparse.Namespace) -> None:
     def nap(phase: str) -> None:
         if [rank, phase] == sleeper:
             time.sleep(SLEEP_MS / 1000)
+
+    parts = _parts(nap, options.steps * 8)
+    torch.manual_seed(0)
+    for number, planned in enumerate(json.loads(options.plan)):
+        sleeper[:] = planned
+        model = DistributedDataParallel(parts.net())
+        optimizer = parts.optimizer(model.parameters(), lr=0.01)
+        loader = torch.utils.data.DataLoader(parts.data(), batch_size=8)
+        dist.barrier()
+        with gpuprobe.record(f"{options.output}-{number}", model=model, optimizer=optimizer):
+            for batch in loader:
+                optimizer.zero_grad()
+                batch = batch.as_subclass(parts.batch).to("cpu").as_subclass(torch.Tensor)
+                model(batch).square().mean().backward()
+                optimizer.step()
+    dist.destroy_process_group()
+
+
+class _Parts(NamedTuple):
+    """The classes of a training whose phases may sleep."""
+
+    net: type[Any]
+    data: type[Any]
+    batch: type[Any]
+    optimizer: type[Any]
+
+
+def _parts(nap: Callable[[str], None], samples: int) -> _Parts:
+    """A training with ``samples`` samples, which calls ``nap`` with the name of each phase."""
+    import torch
 
     class Sleeps(torch.autograd.Function):
         @staticmethod
@@ -83,7 +113,7 @@ def train(options: argparse.Namespace) -> None:
 
     class Data(torch.utils.data.Dataset[torch.Tensor]):
         def __len__(self) -> int:
-            return options.steps * 8
+            return samples
 
         def __getitem__(self, index: int) -> torch.Tensor:
             if index % 8 == 0:
@@ -95,20 +125,7 @@ def train(options: argparse.Namespace) -> None:
             nap("optimizer")
             return super().step(closure)
 
-    torch.manual_seed(0)
-    for number, planned in enumerate(json.loads(options.plan)):
-        sleeper[:] = planned
-        model = DistributedDataParallel(Net())
-        optimizer = Sgd(model.parameters(), lr=0.01)
-        loader = torch.utils.data.DataLoader(Data(), batch_size=8)
-        dist.barrier()
-        with gpuprobe.record(f"{options.output}-{number}", model=model, optimizer=optimizer):
-            for batch in loader:
-                optimizer.zero_grad()
-                batch = batch.as_subclass(Batch).to("cpu").as_subclass(torch.Tensor)
-                model(batch).square().mean().backward()
-                optimizer.step()
-    dist.destroy_process_group()
+    return _Parts(Net, Data, Batch, Sgd)
 
 
 def run(ranks: int, steps: int, plan: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
@@ -144,7 +161,7 @@ def run(ranks: int, steps: int, plan: Sequence[tuple[int, str]]) -> list[dict[st
     return found
 
 
-def wanted(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
+def planned_runs(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
     for number in range(options.injected):
         slow = number // len(PHASES) % options.ranks
         yield f"injected {number}", slow, PHASES[number % len(PHASES)]
@@ -183,7 +200,7 @@ def main() -> None:
     if options.results is not None and options.results.exists():
         rows = map(json.loads, options.results.read_text().splitlines())
         done = {row["name"]: row for row in rows}
-    left = [item for item in wanted(options) if item[0] not in done]
+    left = [item for item in planned_runs(options) if item[0] not in done]
     while left and not (options.seconds and time.monotonic() - began > options.seconds):
         now, left = left[:AT_ONCE], left[AT_ONCE:]
         rows = run(options.ranks, options.steps, [(slow, phase) for _, slow, phase in now])

@@ -48,7 +48,7 @@ class Item:
         self.ends: Clock = {}
 
     def launched(self, stream: str, clock: Clock) -> None:
-        """One launch, whose stream has the clock ``clock`` with it."""
+        """Record a launch. ``clock``: its stream's clock, which includes the launch."""
         if stream not in self.starts:
             self.starts[stream] = {**clock, stream: clock[stream] - 1}
         self.ends[stream] = clock[stream]
@@ -73,7 +73,7 @@ class CallOrder:
     behavior" and "API synchronization behavior"; for ``cudaFree``, which waits for the device, the
     CUDA programming guide, "Stream Ordered Memory Allocator".
 
-    ``queried`` says of a query whether the program made it itself: that torch's allocators find an
+    ``queried``: whether the program made a query itself: that torch's allocators find an
     event complete orders nothing. ``ours`` is False for calls of a thread that is neither the
     program's nor autograd's, such as gloo's: what it waits for, the program does not, and the
     program cannot know when it makes a stream wait.
@@ -115,34 +115,52 @@ class CallOrder:
             self._capture_of[call.a] = world
             self._worlds[world].events[call.a] = dict(self._queued(world, stream, device))
         elif kind == "EVENT_WAIT" and ours:
-            world = self._capture_of.get(call.a, 0)
-            if world and stream not in self._captured:
-                self._captured[stream] = world
-            world = self._captured.get(stream, 0)
-            waiting = self._queued(world, stream, device)
-            _merge(waiting, self._worlds[world].events.get(call.a, {}))
-        elif kind == "EVENT_SYNC" or (kind == "EVENT_QUERY" and queried):
+            self._wait_for_event(call, stream, device)
+        elif kind in ("CAPTURE_BEGIN", "CAPTURE_END"):
+            self._capture(kind, stream)
+        elif queried or kind not in ("EVENT_QUERY", "STREAM_QUERY"):
+            self._wait_on_host(kind, call, stream, device)
+        self._account(kind, call)
+
+    def _wait_for_event(self, call: Any, stream: str, device: str) -> None:
+        """A stream waits for an event; one of a capture adds the stream to the capture."""
+        world = self._capture_of.get(call.a, 0)
+        if world and stream not in self._captured:
+            self._captured[stream] = world
+        world = self._captured.get(stream, 0)
+        waiting = self._queued(world, stream, device)
+        _merge(waiting, self._worlds[world].events.get(call.a, {}))
+
+    def _wait_on_host(self, kind: str, call: Any, stream: str, device: str) -> None:
+        """The host waits for an event, a stream or a device, or has found one of them done."""
+        if kind in ("EVENT_SYNC", "EVENT_QUERY"):
             _merge(self._worlds[0].clock(self._waiter), self._worlds[0].events.get(call.a, {}))
-        elif kind == "STREAM_SYNC" or (kind == "STREAM_QUERY" and queried):
+        elif kind in ("STREAM_SYNC", "STREAM_QUERY"):
             _merge(self._worlds[0].clock(self._waiter), self._queued(0, stream, device))
         elif kind == "DEVICE_SYNC" or (kind == "FREE" and not call.stream):
             for other in self._streams.get(device, ()):
                 _merge(self._worlds[0].clock(self._waiter), self._worlds[0].clock(other))
-        elif kind == "CAPTURE_BEGIN":
+
+    def _capture(self, kind: str, stream: str) -> None:
+        """The capture of a graph begins or ends."""
+        if kind == "CAPTURE_BEGIN":
             self._graphs += 1
             self._worlds[self._graphs] = _World()
             self._captured[stream] = self._graphs
-        elif kind == "CAPTURE_END":
+        else:
             ended = self._captured.get(stream)
             self._captured = {one: at for one, at in self._captured.items() if at != ended}
-        elif kind == "MALLOC":
+
+    def _account(self, kind: str, call: Any) -> None:
+        """Memory of the device and pinned memory is allocated or freed."""
+        if kind == "MALLOC":
             self._device[call.a] = call.bytes
+        elif kind == "FREE":
+            self._device.pop(call.a, None)
         elif kind == "HOST_ALLOC":
             self._pinned[call.a] = call.bytes
         elif kind == "HOST_FREE":
             self._pinned.pop(call.a, None)
-        if kind == "FREE":
-            self._device.pop(call.a, None)
 
     def _queued(self, world: int, stream: str, device: str) -> Clock:
         """The clock of a stream when something is queued on it. The legacy default stream waits
@@ -290,7 +308,7 @@ class Watching:
 
 
 def _as_gpuprobes(function: Any) -> Any:
-    """``function``, whose frames are taken for gpuprobe's: it asks who has called an operator."""
+    """``function``, whose frames count as gpuprobe's, which checks who called an operator."""
     from gpuprobe.code_origin import PACKAGE
 
     file = f"{PACKAGE}{Path(__file__).name}"

@@ -54,7 +54,7 @@ def layer(name: str) -> Callable[[], Any]:
 
 
 def run(make: Callable[[], Callable[[], Any]], gpu: str) -> tuple[float, float, list[str]]:
-    """MiB after the forward pass and at the peak, and what was taken for granted."""
+    """MiB after the forward pass and at the peak, and the assumptions."""
     import torch
 
     import gpuprobe
@@ -85,7 +85,7 @@ def main() -> None:
     for name, make in programs.items():
         try:
             saved, peak, assumed = run(make, args.gpu)
-        except Exception as error:  # noqa: BLE001 - told, and the others run
+        except Exception as error:  # noqa: BLE001 - reported, and the others run
             failed = True
             print(f"{name:28} {type(error).__name__}: {str(error).partition(chr(10))[0]}")
             continue

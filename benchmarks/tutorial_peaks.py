@@ -3,8 +3,8 @@
 ``ZeroRedundancyOptimizer``, 20 linear layers of 2000 features on two GPUs, Adam in 32 bits: what
 "Shard Optimizer States with ZeroRedundancyOptimizer" prints on rank 0, in whole MB of 10**6 bytes
 (https://pytorch.org/tutorials/recipes/zero_redundancy_optimizer.html, of 2021-02-26 for PyTorch
-1.8, last changed 2021-10-20). The program is written anew from the page, with the Adam of that
-time, which has no ``foreach``. What is not equal is of a torch that is five years older.
+1.8, last changed 2021-10-20). The program is rewritten from the page, with the Adam of that
+time, which has no ``foreach``. Figures that differ come from a torch that is five years older.
 
     python benchmarks/tutorial_peaks.py
 """

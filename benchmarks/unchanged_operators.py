@@ -1,8 +1,8 @@
-"""What torch allocates for its own samples of its operators (`op_db`), bare and watched.
+"""What torch allocates for its own samples of its operators (`op_db`), bare and recorded.
 
     python benchmarks/unchanged_operators.py [--under hazards|values] [--samples 3] [--only PATTERN]
 
-Watching can change how some operators and formulas of derivatives work: a dispatch mode of Python
+Recording can change how some operators and formulas of derivatives work: a dispatch mode of Python
 has them take tensors for instances of a subclass, and make new ones where they would work in place.
 Each sample runs forward and backward: bare; and where torch has a device (with a CUDA build, the
 native engine's, on which kernels compute nothing) within `detect_hazards`, or with

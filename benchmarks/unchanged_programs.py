@@ -10,7 +10,7 @@ Each program (`program_sources.py`) runs twice: bare, and with a watcher. Compar
 * on the native engine also each kernel, copy and memory call with its stream, in order, and where
   every block is in the end. ``native`` computes values; ``cuda`` is torch's CUDA code alone, as on
   a GPU: kernels leave what is in memory, so that values depend on where each block was;
-* values, bit for bit, and what else the program can tell of its tensors: whether a gradient was
+* values, bit for bit, and what else the program can observe of its tensors: whether a gradient was
   stolen, copied or added in place, reference and use counts, versions, names of graph nodes;
 * when each object ends, among the allocations and all else that happens;
 * the random number generators of Python and torch, on both devices;
@@ -110,7 +110,7 @@ class Block:
 
 
 class Observer:
-    """What can be told of one run, as a list of events."""
+    """What a program can observe in one run, as a list of events."""
 
     def __init__(self, name: str) -> None:
         self.events: list[Event] = []
@@ -207,7 +207,7 @@ def corpus() -> list[Source]:
 def observe(
     program: int | Source, engine: str, watcher: Callable[[Run, Path], None], folder: Path
 ) -> Any:
-    """Run a program, or that of a seed, under a watcher, and return all that can be told of it."""
+    """Run a program, or that of a seed, under a watcher, and return all that it can observe."""
     seed = program if isinstance(program, int) else 0
     if engine in _NATIVE:
         _rewind()()
@@ -515,7 +515,7 @@ BULK = {
     "cuda": _ALL,
     "cpu": ["bare", "counters", "trace", "check"],
 }
-"""What each engine is watched by unless ``--watchers`` names others: the others are these, begun
+"""The watchers of each engine unless ``--watchers`` names others: the others are these, started
 by something else, and take longer. Where torch has no device ``detect_hazards()`` and the plugin
 simulate one: then it is another machine that the program runs on."""
 
@@ -565,10 +565,10 @@ def difference(bare: list[Event], watched: list[Event]) -> str:
 def judge(
     seeds: Sequence[int | Source], engine: str, names: list[str]
 ) -> dict[str, dict[int | Source, str]]:
-    """The first difference of each program that has one, by watcher. Programs with threads, and
-    the threads that autograd has for GPUs, do not always do the same: then one watched run must be
-    as one of the bare ones is. A program of which no two bare runs are the same, since each leaves
-    memory behind for the next, is not compared, and its name printed.
+    """The first difference of each program that has one, by watcher. Programs with threads, and the
+    threads that autograd has for GPUs, do not always do the same: then one run under the watcher
+    must be equal to one of the bare runs. A program of which no two bare runs are the same, since
+    each leaves memory behind for the next, is not compared, and its name printed.
     """
     found: dict[str, dict[int | Source, str]] = {name: {} for name in names}
     folder = Path(tempfile.mkdtemp(prefix="unchanged"))

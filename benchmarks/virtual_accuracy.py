@@ -6,7 +6,7 @@ Takes pairs of files that `oracle.py` collected (``--dtypes float32,bfloat16,int
 ``--programs``, ``--sizes --only '^(norm|reduce|matmul|sdpa|fft)'``), and writes
 ``gpuprobe/virtual/accuracy.json``. A call is equal if its highest memory and what it leaves behind
 are the same. An operator is equal if it was in a call that is, and no call that differs is put down
-to it. A difference is put down to the operator that the sample is named after; where there is none,
+to it. A difference is put down to the operator that the sample is named after, or, without one,
 to the one in the call that is equal least often. Programs show which operators are equal, not which
 differ, since they call many.
 """
@@ -29,8 +29,8 @@ LARGE: Final = 64 << 10
 """Bytes from which a call shows what grows with its tensors."""
 
 TYPICAL: Final = 0.95
-"""Of the operators that differ, how many differ less than what is taken for one that was not
-compared."""
+"""The share of the differing operators that differ less than the figure assumed for operators that
+were not compared."""
 
 SOURCE: Final = (
     "benchmarks/virtual_accuracy.py: torch 2.13.0+cu130 on the native engine, h100-80gb, against "

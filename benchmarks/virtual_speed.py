@@ -2,15 +2,15 @@
 
     python benchmarks/virtual_speed.py [--pairs 10] [--only small large process values]
 
-Against execution that nobody tracks: in pairs, one after the other, as medians of the ratios. Times
+Against execution without tracking: in pairs, one after the other, as medians of the ratios. Times
 are seconds of one CPU, so that a busy machine does not count.
 
 small    The training step of GPT-2 small (bf16 autocast, AdamW) in shapes, and the same step on
-         fake CPU tensors that nobody tracks. Goal: at most 2 times. (torch's MemTracker costs about
+         fake CPU tensors without tracking. Goal: at most 2 times. (torch's MemTracker costs about
          5 times.)
 large    `gpuprobe.estimate` of GPT-2 XL, from building it to the result, and the same program (the
          model is built, three training steps) on bare meta tensors. Goal: at most 1.5 times.
-process  `gpuprobe.estimate` of GPT-2 XL, three steps, in a process of its own. Goals: 60 seconds,
+process  `gpuprobe.estimate` of GPT-2 XL, three steps, in a separate process. Goals: 60 seconds,
          2 GB.
 values   Training steps of ten programs with all values on the virtual GPU, and on the CPU. Goal:
          a median of about 1.1 times.
@@ -76,7 +76,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Work], Training]] = {
         Training("adagrad"),
     ),
 }
-"""Small enough for a CPU, each with kernels of its own: their steps take a tenth of a second to
+"""Small enough for a CPU, each with different kernels: their steps take a tenth of a second to
 two seconds.
 """
 

@@ -10,15 +10,15 @@ An HTML comment just before a block changes how it is treated:
 * ``<!-- exit: 3 -->``, ``<!-- exit: 0 or 3 -->``: the exit code of its last command;
 * ``<!-- skip: reason -->``: it is not run (``tests/docs`` lists every such block);
 * ``<!-- needs: snapshot -->``: it works on ``step.pickle``, a torch memory snapshot from a
-  GPU, and is run where there is one: see `snapshot`;
+  GPU, and is run if one is available: see `snapshot`;
 * ``<!-- output: reason -->``: it is run, but its output differs between machines;
 * ``<!-- file: path -->``: it is what the reader adds to that file; it is appended to it.
 
-A page that says ``<!-- project: path -->`` works in a copy of that folder of the repository, under
-git, without the memory gate it may have: the page is about to add one.
+A page with ``<!-- project: path -->`` works in a copy of that folder of the repository, under
+git, without its memory gate: the page adds one.
 
-A line of output that is just ``...`` stands for any lines. Numbers, sizes, durations and bars
-are not compared: what a page promises is the shape and the words. Rows of a table that begin
+A line of output that is just ``...`` matches any lines. Numbers, sizes, durations and bars
+are not compared: a page promises the shape and the words. Rows of a table that begin
 with a number and a time are not compared at all: which step is the slowest differs.
 """
 
@@ -130,8 +130,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def snapshot() -> Path | None:
-    """A real snapshot, where this checkout has some beside it; they are not part of the
-    repository. ``GPUPROBE_SNAPSHOTS`` names the folder, as it does for the tests.
+    """A real snapshot, if this checkout has some next to it: they are not part of the repository.
+    ``GPUPROBE_SNAPSHOTS`` names the folder, as it does for the tests.
     """
     folder = os.environ.get("GPUPROBE_SNAPSHOTS")
     where = Path(folder) if folder else ROOT.parent / "shared" / "data" / "snapshots"
@@ -155,7 +155,7 @@ class Runner:
     """Runs commands in scratch directories under ``base``; remembers expensive ones.
 
     Many pages begin with the same ``gpuprobe run``. It only adds files, so it is run once and
-    its files are copied into the directory of the next page that asks for it.
+    its files are copied into the directory of the next page that runs it.
     """
 
     def __init__(self, base: Path, commands: Path | None = None) -> None:
@@ -212,7 +212,7 @@ class Runner:
         return result
 
     def python(self, source: str, cwd: Path) -> Result:
-        """Run a Python block as a script of its own."""
+        """Run a Python block as a script."""
         (cwd / "block.py").write_text(source, encoding="utf-8")
         return self._call([str(self.commands / "python"), "block.py"], cwd)
 
@@ -231,7 +231,7 @@ class Runner:
             "PYTHONDONTWRITEBYTECODE": "1",
             "CUDA_VISIBLE_DEVICES": "",  # the pages show what every machine can run
             "OMP_NUM_THREADS": "1",  # small models: threads only wait for one another
-            # Nobody's own settings, such as signed commits.
+            # No personal settings, such as signed commits.
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_CONFIG_NOSYSTEM": "1",
         }
@@ -287,14 +287,14 @@ def shape(line: str) -> str:
 
 def same_shape(shown: list[str], actual: list[str]) -> bool:
     """Does the output a page shows have the shape of the actual output?"""
-    wanted, got = _shapes(shown), _shapes(actual)
+    expected, got = _shapes(shown), _shapes(actual)
 
     def match(i: int, j: int) -> bool:
-        while i < len(wanted) and wanted[i] != "...":
-            if j >= len(got) or wanted[i] != got[j]:
+        while i < len(expected) and expected[i] != "...":
+            if j >= len(got) or expected[i] != got[j]:
                 return False
             i, j = i + 1, j + 1
-        if i == len(wanted):
+        if i == len(expected):
             return j == len(got)
         return any(match(i + 1, k) for k in range(j, len(got) + 1))
 
@@ -318,11 +318,11 @@ class Outcome:
 
     @property
     def problem(self) -> str:
-        """What is wrong with it, or an empty string."""
-        said = f"{self.block.where}: {self.command.text}\n"
+        """What is wrong with the outcome, or an empty string."""
+        command = f"{self.block.where}: {self.command.text}\n"
         if self.result.code not in self.codes:
-            wanted = " or ".join(map(str, self.codes))
-            return f"{said}exit code {self.result.code}, not {wanted}:\n{self.result.output}"
+            expected = " or ".join(map(str, self.codes))
+            return f"{command}exit code {self.result.code}, not {expected}:\n{self.result.output}"
         shown, actual = self.command.shown, self.result.lines()
         compared = any(line.strip() for line in shown) and "output" not in self.block.directives
         if compared and not same_shape(shown, actual):
@@ -330,7 +330,7 @@ class Outcome:
                 _shapes(shown), _shapes(actual), "shown", "printed", lineterm="", n=1
             )
             hint = "python docs/generate.py --pages brings it up to date"
-            return "\n".join([said, *changes, f"({hint})"])
+            return "\n".join([command, *changes, f"({hint})"])
         return ""
 
 

@@ -44,9 +44,9 @@ def stale(pages: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Pages whose generated sections are out of date, with the text they should have."""
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        wanted = generated(text)
-        if wanted != text:
-            yield page, wanted
+        expected = generated(text)
+        if expected != text:
+            yield page, expected
 
 
 def refresh_outputs(page: Path, runner: blocks.Runner) -> bool:

@@ -93,8 +93,8 @@ def current(lines: list[str], picture: str) -> bool:
     return blocks.same_shape(text_of(picture), [line for line in lines if line])
 
 
-# Opens the screen without a terminal, at the trace of the step with the peak, and saves what is
-# seen.
+# Opens the screen without a terminal, at the trace of the step with the peak, and saves what it
+# shows.
 _SCREEN = """
 import asyncio
 import os
@@ -273,7 +273,7 @@ def _shoot(browser: str, cwd: Path, page: str, name: str, width: int, height: in
 
 
 def write(runner: blocks.Runner) -> None:
-    """Make the pictures anew, where what they show has changed."""
+    """Make the pictures again whose content has changed."""
     lines = report_lines(runner)
     if not REPORT.exists() or not current(lines, REPORT.read_text(encoding="utf-8")):
         REPORT.write_text(svg(lines, "gpuprobe report"), encoding="utf-8")

@@ -37,17 +37,17 @@ def files(root: Path = ROOT) -> Iterator[Path]:
     yield root / "gpuprobe" / "cli" / "parser.py"
 
 
-def rename(wanted: str, root: Path = ROOT) -> list[Path]:
+def rename(new: str, root: Path = ROOT) -> list[Path]:
     """Change the name everywhere; the files that changed."""
-    if not _NAME.fullmatch(wanted):
-        raise ValueError(f"{wanted!r} is not OWNER/NAME")
+    if not _NAME.fullmatch(new):
+        raise ValueError(f"{new!r} is not OWNER/NAME")
     # As a whole name only: "gpuprobe/gpuprobe" is also the beginning of paths in this repository.
     known = re.escape(name(root))
     pattern = re.compile(rf"(?<=github\.com/){known}(?![\w-])|(?<=uses: ){known}(?=@)")
     changed = []
     for path in files(root):
         before = path.read_text("utf-8")
-        after = pattern.sub(wanted, before)
+        after = pattern.sub(new, before)
         if after != before:
             path.write_text(after, "utf-8")
             changed.append(path)

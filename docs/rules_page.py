@@ -70,7 +70,7 @@ def _section(rule: Rule) -> Iterator[str]:
 
 
 def xids() -> str:
-    """What GP124 says about each number."""
+    """The text of GP124 for each number."""
     rows = (
         f"| {code} | {found.level.value} | {found.meaning} | {found.action} |"
         for code, found in sorted(XIDS.items())

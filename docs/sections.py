@@ -292,7 +292,7 @@ def _default(value: ast.expr) -> str:
     text = ast.unparse(value)
     if (made := re.fullmatch(r"field\(default(?:_factory)?=(.*)\)", text)) is not None:
         text = {"dict": "{}", "list": "[]", "tuple": "()"}.get(made[1], made[1])
-    if text.startswith("_"):  # a constant that says "not collected"
+    if text.startswith("_"):  # a constant for "not collected"
         return "unavailable"
     if re.fullmatch(r"(lambda\b.*|[A-Z]\w*)", text) and text not in ("None", "True", "False"):
         return ""
@@ -300,7 +300,7 @@ def _default(value: ast.expr) -> str:
 
 
 def record(path: str) -> str:
-    """One record of the format: what its dataclass says, and its fields."""
+    """One record of the format: the docstring of its dataclass, and its fields."""
     module, _, name = path.rpartition(".")
     cls = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
     return docstring(cls.__doc__) + "\n\n" + fields(cls)
@@ -509,16 +509,16 @@ def layers() -> str:
     return "```text\n" + "\n".join(re.sub(r"[()]", "", row) for row in rows) + "\n```"
 
 
-def rooms() -> str:
-    """Every package, with the first sentence of its docstring."""
-    package = ROOT / "gpuprobe"
+def packages() -> str:
+    """Each package, with the first sentence of its docstring and the names of its folders."""
     rows = []
-    for file in sorted(package.rglob("__init__.py")):
-        if file.parent != package:
-            room = file.parent.relative_to(package).as_posix()
-            text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-            rows.append((f"`{room}/`", text.partition("\n")[0]))
-    return table(("package", "contents"), rows)
+    for file in sorted((ROOT / "gpuprobe").glob("*/__init__.py")):
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        summary = " ".join(text.partition("\n\n")[0].replace("``", "`").split())
+        sentence = re.split(r"(?<=\.)\s", summary)[0]
+        folders = sorted(inner.parent.name for inner in file.parent.glob("*/__init__.py"))
+        rows.append((f"`{file.parent.name}/`", sentence, " ".join(f"`{name}`" for name in folders)))
+    return table(("package", "contents", "folders"), rows)
 
 
 def blind_truth() -> str:
@@ -533,7 +533,7 @@ def blind_truth() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "blind-truth": blind_truth,
     "layers": layers,
-    "rooms": rooms,
+    "packages": packages,
     "gate-metrics": gate_metrics,
     "commands": command_list,
     "command-reference": command_reference,

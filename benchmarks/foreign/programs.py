@@ -48,7 +48,7 @@ REGISTERED: dict[str, Program] = {}
 def program(
     name: str, *imports: str, needs: str = ""
 ) -> Callable[[Callable[[str], Any]], Callable[[str], Any]]:
-    """Register a function as a program. Its family is what stands before the first ``/``."""
+    """Register a function as a program. Its family is the part before the first ``/``."""
 
     def register(function: Callable[[str], Any]) -> Callable[[str], Any]:
         family = name.split("/")[0]
@@ -64,11 +64,11 @@ def names() -> list[str]:
     return [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
 
 
-def families(wanted: list[str]) -> Iterator[tuple[str, list[str]]]:
+def families(requested: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Families of the corpus with their programs; of these names, or of all."""
     found: dict[str, list[str]] = {}
     for name in names():
-        if not wanted or any(name == each or name.startswith(f"{each}/") for each in wanted):
+        if not requested or any(name == each or name.startswith(f"{each}/") for each in requested):
             found.setdefault(name.split("/")[0], []).append(name)
     yield from found.items()
 

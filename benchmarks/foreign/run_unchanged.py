@@ -555,11 +555,11 @@ def compare(name: str, words: list[str], folder: Path) -> list[str]:
     return found
 
 
-def main(wanted: list[str]) -> int:
+def main(requested: list[str]) -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as scratch:
         for name, words in write_programs(Path(scratch)).items():
-            if wanted and name not in wanted:
+            if requested and name not in requested:
                 continue
             differences = compare(name, words, Path(scratch))
             bad += bool(differences)

@@ -73,7 +73,7 @@ class Call:
 
 
 def seed() -> None:
-    """Seed what programs draw random numbers with: some seed none of it, or torch alone."""
+    """Seed all generators of random numbers: some programs seed none of them, or only torch's."""
     import random
 
     import numpy
@@ -177,7 +177,7 @@ def child(
 def forked(
     program: Program, mode: str, folder: Path, seconds: int, gigabytes: int
 ) -> dict[str, Any]:
-    """Run a program in a process of its own, and wait for its answer."""
+    """Run a program in a separate process, and wait for its result."""
     log = folder / f"{program.name.replace('/', '.')}.{mode}.txt"
     begin = time.monotonic()
     reads, writes = os.pipe()
@@ -197,19 +197,19 @@ def forked(
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)  # what it left behind
-    took = round(time.monotonic() - begin, 1)
+    elapsed = round(time.monotonic() - begin, 1)
     if answer:
-        return {**json.loads(answer), "seconds": took}
+        return {**json.loads(answer), "seconds": elapsed}
     number = os.waitstatus_to_exitcode(status)
     if number == -signal.SIGALRM:
-        return {"status": "timeout", "error": f"not done after {seconds} s", "seconds": took}
+        return {"status": "timeout", "error": f"not done after {seconds} s", "seconds": elapsed}
     name = signal.Signals(-number).name if number < 0 else f"exit code {number}"
-    return {"status": "died", "error": f"the process ended: {name}", "seconds": took}
+    return {"status": "died", "error": f"the process ended: {name}", "seconds": elapsed}
 
 
 def _load_engine(real: bool) -> None:
-    """With torch's build with CUDA: load the native engine, unless the machine's GPU is to be used
-    (``real``), and keep imports from initialising CUDA, since its processes cannot fork.
+    """With torch's build with CUDA: load the native engine, unless the program uses the machine's
+    GPU (``real``), and keep imports from initialising CUDA, since its processes cannot fork.
     """
     from gpuprobe.native.libraries import torch_build
 

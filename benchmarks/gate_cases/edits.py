@@ -32,8 +32,8 @@ class Case(NamedTuple):
 
 
 def make(folder: Path, program: str, edits: tuple[Edit, ...]) -> Path:
-    """A copy of the program in a new folder, edited. Raises AssertionError where a text that is to
-    be replaced is not there as often as it says."""
+    """A copy of the program in a new folder, edited. Raises AssertionError if a text does not
+    occur as often as the edit expects."""
     project = folder / program
     shutil.copytree(PROGRAMS / program, project, ignore=shutil.ignore_patterns("__pycache__"))
     for edit in edits:

@@ -1,7 +1,7 @@
 """Nine memory changes from the history of public projects, in programs reduced to what matters.
 
 Where the project made memory smaller, the case takes that back. ``source`` is the project's own
-account of it.
+description.
 """
 
 from __future__ import annotations

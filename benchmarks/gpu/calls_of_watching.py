@@ -1,4 +1,4 @@
-"""Which calls of the CUDA runtime each way of watching adds to a training step, by CUPTI.
+"""Which calls of the CUDA runtime each kind of recording adds to a training step, by CUPTI.
 
     python benchmarks/gpu/calls_of_watching.py [--out FILE]
 

@@ -82,7 +82,7 @@ def described(frames: Sequence[Frame]) -> str:
 
 
 def differences(recorded: Sequence[Event], virtual: Sequence[Event]) -> Iterator[Difference]:
-    """Where the streams differ in sign or size. What is said of an event does not count."""
+    """Where the streams differ in sign or size. Notes on events do not count."""
     left = [event[:2] for event in recorded]
     right = [event[:2] for event in virtual]
     for kind, i, i_end, j, j_end in difflib.SequenceMatcher(
@@ -119,7 +119,7 @@ def lines(found: Sequence[Difference], limit: int) -> Iterator[str]:
 def both(path: Path) -> tuple[MemoryTrace, MemoryTrace]:
     """The recorded trace, and that of the same run on the virtual GPU.
 
-    Raises DataError where there is no trace, or nobody knows the program.
+    Raises DataError if there is no trace, or the program is unknown.
     """
     if path.suffix == ".pickle":
         program = programs().get(path.stem)
@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=20, help="stretches to print (default 20)")
     args = parser.parse_args(argv)
     recorded, virtual = (stream(trace) for trace in both(args.path))
-    # What the recording's end cut off has no counterpart: later frees are not compared.
+    # Later frees have no counterpart in the recording, which ended before: they are not compared.
     last = max((i for i, event in enumerate(virtual) if event.sign == "+"), default=-1)
     final = max((i for i, event in enumerate(recorded) if event.sign == "+"), default=-1)
     found = list(differences(recorded[: final + 1], virtual[: last + 1]))

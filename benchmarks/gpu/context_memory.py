@@ -1,4 +1,4 @@
-"""What a process takes of a GPU beside what torch's allocator reserves, and what each library adds.
+"""Memory of a process on a GPU apart from torch's allocator, and what each library adds.
 
     python benchmarks/gpu/context_memory.py [--only PATTERN] [--out FILE]
 
@@ -250,7 +250,7 @@ SETTINGS: Final[dict[str, dict[str, str]]] = {
 
 
 def child(name: str) -> dict[str, Any]:
-    """What a step takes: bytes in use beside the allocator's, before and after."""
+    """Bytes in use apart from the allocator's, before and after a step."""
     import torch
 
     os.environ.update(SETTINGS.get(name, {}))
@@ -267,7 +267,7 @@ def child(name: str) -> dict[str, Any]:
 
 
 def forked(name: str) -> dict[str, Any]:
-    """`child` in a process of its own; ``{"error": why}`` where it failed."""
+    """`child` in a separate process; ``{"error": why}`` if it failed."""
     reading, writing = os.pipe()
     if not (process := os.fork()):
         try:

@@ -1,12 +1,12 @@
-"""What watching costs on a GPU, as a ratio of step time, beside torch's own tools.
+"""The cost of recording on a GPU, as a ratio of step time, compared with torch's own tools.
 
     python benchmarks/gpu/overhead.py                               about two minutes
     python benchmarks/gpu/overhead.py --device cpu --tiny --blocks 2    a dry run, no GPU
 
 Two steps: GPT-2 small in bf16, and 2,000 operators on a few numbers (the worst case). Each is
-watched by each tool in a process of its own, where watched and unwatched blocks alternate; a
-ratio is that of a watched block to the mean of its two unwatched neighbours. torch's sanitizer
-cannot be switched off again: its blocks come after the unwatched ones, and are not paired.
+recorded by each tool in a separate process, where recorded and bare blocks alternate; a
+ratio is that of a recorded block to the mean of its two bare neighbours. torch's sanitizer
+cannot be switched off again: its blocks come after the bare ones, and are not paired.
 The figures are printed and written to ``tests/recorded/GPU/overhead.json``. Exit code: 0, 1 if a
 tool failed, 3 without a CUDA device.
 """
@@ -119,7 +119,7 @@ NEED_CUDA = ("torch memory history", "torch sanitizer")
 NOT_PAIRED = ("torch sanitizer",)
 
 
-# -- one tool on one step, in a process of its own
+# -- one tool on one step, in a separate process
 
 
 def timed(step: Step, count: int, device: str) -> float:

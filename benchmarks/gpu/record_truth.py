@@ -8,9 +8,9 @@
     python benchmarks/gpu/record_truth.py --compare tests/recorded/h200/truth DIR
     python benchmarks/gpu/record_truth.py --device cpu --tiny --out DIR    a dry run, no GPU
 
-Each case runs in a process of its own, so that every peak is counted from a fresh allocator.
+Each case runs in a separate process, so that every peak is counted from a fresh allocator.
 Its peaks, the versions and the allocator's trace are written to ``tests/recorded/GPU/``, see
-``truth_files.py``. With several at once, what the GPU uses beside the allocator is not known.
+``truth_files.py``. With several at once, what the GPU uses apart from the allocator is unknown.
 ``--compare`` prints the peaks of two
 folders that differ. Exit code: 0 if all were recorded or are equal, 1 if some failed, differ or
 there was no time, 3 without a CUDA device.
@@ -61,7 +61,7 @@ TIME_LIMIT = 480.0  # seconds
 MAX_EVENTS = 2_000_000
 
 
-# -- one case, in a process of its own
+# -- one case, in a separate process
 
 
 def record(case: Case, device: str, tiny: bool, steps: int, used_before: int, out: Path) -> Path:
@@ -120,7 +120,7 @@ def record(case: Case, device: str, tiny: bool, steps: int, used_before: int, ou
 
 
 def _measured(on_gpu: bool, loss: float | None) -> StepTruth:
-    """The counters since the last call, and start them anew."""
+    """The counters since the last call, which resets them."""
     import torch
 
     value = NO_LOSS if loss is None else loss
@@ -253,7 +253,7 @@ def native(gpu: str, case: Case) -> AbstractContextManager[Any]:
 
 
 def compare(one: Path, other: Path) -> int:
-    """Print the cases whose peaks differ, and how many are equal. Peaks are of each step."""
+    """Print the cases whose peaks differ, and how many are equal. Each step has its own peaks."""
     equal = total = 0
     for path in truth_files(one):
         beside = other / path.name
@@ -303,7 +303,7 @@ def run_child(case: Case, args: argparse.Namespace, out: Path, used: int, left: 
 
 
 def used_now(uuid: str) -> int:
-    """Bytes in use on the GPU, -1 where NVML does not say. Before a case: by others."""
+    """Bytes in use on the GPU, -1 if NVML does not report them. Before a case: by others."""
     try:
         import pynvml
     except ImportError:

@@ -1,7 +1,7 @@
 """Programs that allocate as five public memory snapshots show it.
 
-The snapshots (``lm_*.pickle``, see `NAMES`) were taken by others, of language models of their own
-on GPUs of theirs. They are not in this repository, and neither is the code that ran. What ran can
+The snapshots (``lm_*.pickle``, see `NAMES`) were taken by others, of their language models on their
+GPUs. They are not in this repository, and neither is the code that ran. What ran can
 be read from the stacks and sizes of the allocations: the order of the operators, which results are
 kept, the shapes. The two models here do the same operators in the same order; they were written
 from the traces alone. Held against the snapshots' peaks they are a second truth, next to what
@@ -263,7 +263,7 @@ class AttentionB(nn.Module):
         q = self.q(x)
         k = self.k(x)
         v = self.v(x)
-        # Names of their own: the first results live until the end.
+        # Separate names: the first results live until the end.
         heads_q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         heads_k = k.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         heads_v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -338,8 +338,8 @@ def loss_b(logits: Tensor, targets: Tensor) -> Tensor:
     shifted = logits - highest
     powers = torch.exp(shifted)
     total = torch.sum(powers, dim=-1)
-    wanted = shifted[torch.arange(len(targets)), targets]  # an index in host memory, as it was
-    costs = torch.log(total) - wanted
+    chosen = shifted[torch.arange(len(targets)), targets]  # an index in host memory, as it was
+    costs = torch.log(total) - chosen
     return torch.mean(costs)
 
 
@@ -373,7 +373,7 @@ class AdamWB(torch.optim.Optimizer):
 @dataclass(frozen=True)
 class Program:
     """``run`` yields at the start of what was recorded, and ends at its end. ``gpu`` is one
-    whose cuBLAS workspace is that of the recording: which one it really was is not known.
+    whose cuBLAS workspace is that of the recording: which one it really was is unknown.
     """
 
     name: str

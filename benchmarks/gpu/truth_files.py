@@ -1,4 +1,4 @@
-"""What was measured of one case on a GPU, as a small JSON file with a trace beside it.
+"""What was measured of one case on a GPU, as a small JSON file and a trace next to the file.
 
 The trace is a gpuprobe trace chunk (see docs/reference/recording-format.md) that is compressed
 as a whole: ``CASE.trace.xz``. No pickle, no times, no names of machines or people.
@@ -42,7 +42,7 @@ _TRACE = ".trace.xz"
 
 @dataclass(frozen=True)
 class StepTruth:
-    """Bytes, read from ``torch.cuda.memory_stats``. Peaks are of this step alone."""
+    """Bytes, read from ``torch.cuda.memory_stats``. Peaks belong to this step alone."""
 
     peak_allocated: int | Unavailable = NO_GPU
     peak_reserved: int | Unavailable = NO_GPU
@@ -67,7 +67,7 @@ class Truth:
 
     ``outcome``: ``ok``, or ``out of memory`` (then the peaks are those up to it). ``built`` is
     the time from the start of the process until the model and optimizer exist, ``steps``
-    follow. ``beside`` is what was in use on the GPU at the end beside what torch had reserved
+    follow. ``beside`` is what was in use on the GPU at the end, without what torch had reserved
     and what was in use before the process began: the CUDA context with the libraries' code.
     """
 
@@ -124,7 +124,7 @@ def read_truth(path: Path) -> Truth:
 
 
 def read_trace(path: Path) -> MemoryTrace | None:
-    """The trace beside a truth file, None where there is none. Raises DataError."""
+    """The trace next to a truth file, None if there is none. Raises DataError."""
     beside = path.with_name(path.name.removesuffix(_SUFFIX) + _TRACE)
     if not beside.exists():
         return None

@@ -1,7 +1,7 @@
 """Blocks, free lists and pools.
 
-A free list holds the free blocks of one pool and stream, ordered by size, and equal ones as
-`TieRule` has it. That is one integer per block, ``size << 128 | tie``, so that a sorted list and
+A free list holds the free blocks of one pool and stream, ordered by size, equal ones by a
+`TieRule`. The key is one integer per block, ``size << 128 | tie``, so that a sorted list and
 ``bisect`` do the work.
 """
 
@@ -15,15 +15,16 @@ from typing import Literal
 from gpuprobe.errors import InternalError
 
 TieRule = Literal["address", "block", "segment"]
-"""Which of the free blocks of one size is taken: that of the lowest address (torch up to 2.11,
-``BlockComparatorSize``); the first to come to be (2.12, ``BlockComparatorRegistrationCounter``); of
-the segment that did, that of the lowest address (from 2.13 on: the parts of a block keep its
-counter). The versions are those that `benchmarks/allocator_against_torch.py` was run with.
+"""Which of several free blocks of one size is taken. ``address``: the lowest address (torch up to
+2.11, ``BlockComparatorSize``). ``block``: the block that was created first (2.12,
+``BlockComparatorRegistrationCounter``). ``segment``: the lowest address in the segment that was
+created first (2.13 and later: the parts of a block keep its counter). The versions are those that
+`benchmarks/allocator_against_torch.py` was run with.
 """
 
 
 def tie_rule_of(torch: str) -> TieRule | None:
-    """That of a version of torch, such as ``"2.13.0+cu130"``; None for text that is none."""
+    """The rule of a version of torch, such as ``"2.13.0+cu130"``; None for other text."""
     found = re.match(r"(\d+)\.(\d+)", torch)
     if found is None:
         return None
@@ -101,14 +102,14 @@ class FreeList:
         return block.size << KEY_SHIFT | block.order << _ORDER_SHIFT | block.address
 
     def add(self, block: PoolBlock) -> None:
-        """Put a free block in; its age counts from now."""
+        """Add a free block; its age counts from now."""
         block.gc_base = self.pool.searches
         key = self.key(block)
         insort(self.keys, key)
         self.blocks[key] = block
 
     def remove(self, block: PoolBlock) -> None:
-        """Take a free block out. Raises InternalError where it is not here."""
+        """Remove a free block. Raises InternalError if it is not in the list."""
         key = self.key(block)
         at = bisect_left(self.keys, key)
         if at == len(self.keys) or self.keys[at] != key:
@@ -149,7 +150,7 @@ class BlockPool:
         self.streams: dict[int, FreeList] = {}
 
     def stream(self, stream: int) -> FreeList:
-        """The free list of a stream, made on first use."""
+        """The free list of a stream, created on first use."""
         found = self.streams.get(stream)
         if found is None:
             found = self.streams[stream] = FreeList(self, stream, self.tie_rule)
@@ -163,7 +164,7 @@ class BlockPool:
 class PrivatePool:
     """The two halves of a pool: the default one (index 0), a CUDA graph's, or a ``MemPool``.
 
-    ``own_allocator``: made with a custom allocator, which never uses expandable segments.
+    ``own_allocator``: created with a custom allocator, which never uses expandable segments.
     ``freeable``: no graph and no ``MemPool`` holds it any more, so its cache may be returned.
     """
 
@@ -188,8 +189,7 @@ class PrivatePool:
 
 
 class ExpandableRange:
-    """The address range of one expandable segment. ``base`` is None until it is first mapped
-    (the driver picks it); then pages lie at ``base + n * page``."""
+    """The address range of one expandable segment; pages are at ``base + n * page``."""
 
     __slots__ = ("base", "page", "span")
 

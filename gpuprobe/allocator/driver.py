@@ -1,9 +1,10 @@
-"""What stands in for the CUDA driver: who hands out segments, and from which addresses.
+"""A simulated CUDA driver: it allocates segments and chooses their addresses.
 
 Among equal blocks, torch's allocator takes the one of the lowest address or of the oldest segment,
-so where the driver places segments can change where things land. `DriverChunks` is how drivers on
-Linux do it; no document promises that, and what a process had mapped before is unknown. A what-if
-is therefore run under several orders, and a result that depends on them is reported as a range.
+so the driver's choice of addresses can change which block serves a request. `DriverChunks` follows
+the drivers on Linux; no document promises that order, and the process's earlier mappings are
+unknown. A what-if is therefore run under several orders, and a result that depends on them is
+reported as a range.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ ADDRESS_ORDERS = ("driver", "ascending", "descending", "shuffled:1")
 _CHUNK = 32 << 20
 _BASE = 0x7000_0000_0000
 _SLOT = 1 << 42  # 4 TiB: more than any segment; slots are shuffled, not what is inside them
-_MOST = 1 << 46  # 64 TiB: more than any device; requests beyond it are not of a real program
-_SLOTS = 1 << 20  # of which half are given out at most, so that one that is free is found soon
+_MOST = 1 << 46  # 64 TiB: more than any device; no real program requests more
+_SLOTS = 1 << 20  # at most half of them are used, so that a free one is found soon
 
 
 class Driver(Protocol):
@@ -33,45 +34,45 @@ class Driver(Protocol):
         """``cudaFree`` of a whole segment."""
 
     def reserve(self, span: int, stream: int, pool: int) -> int | None:
-        """``cuMemAddressReserve``: an address range without memory behind it. None where it
-        would not be used: the mapping that follows fails."""
+        """``cuMemAddressReserve``: an address range without memory behind it. None if it would stay
+        unused because the mapping that follows fails."""
 
     def map(self, address: int, size: int) -> bool:
-        """Put memory behind part of a reserved range."""
+        """``cuMemMap``: put memory behind part of a reserved range."""
 
     def unmap(self, address: int, size: int) -> None:
-        """Take it away again."""
+        """``cuMemUnmap``: remove the memory behind part of a range."""
 
 
 class DriverChunks:
-    """Addresses as drivers on Linux give them to ``cudaMalloc``, seen on an H200 with driver 580
-    (400 allocations and frees of random sizes) and in public snapshots of other GPUs.
+    """Addresses as drivers on Linux choose them for ``cudaMalloc``: observed on an H200 with driver
+    580 (400 allocations and frees of random sizes) and in public snapshots of other GPUs.
 
-    Address space is taken in chunks of whole 32 MiB, each at the highest free addresses. A request
-    goes into the newest chunk with a hole that fits, there into the smallest such hole; an empty
-    chunk is given back. A context leaves 24 MiB of one chunk, and 2 MiB of a newer one.
+    Address space is reserved in chunks of whole 32 MiB, each at the highest free addresses. A
+    request goes into the newest chunk with a hole that fits, and there into the smallest such hole;
+    an empty chunk is released. A context leaves 24 MiB of one chunk, and 2 MiB of a newer one.
     """
 
     def __init__(self, end: int) -> None:
         self._end = end
-        self._low = end  # of all chunks
+        self._low = end  # lowest address of any chunk
         self._gaps: list[tuple[int, int]] = []  # between chunks: address and size, highest first
-        self._chunks: dict[int, list[tuple[int, int]]] = {}  # holes by base; the newest last
-        self._sizes: dict[int, int] = {}
-        self._bases: dict[int, int] = {}  # of the chunk, by the address of what was taken
-        for kept in (_CHUNK // 4, _CHUNK - ROUND_LARGE):
-            base = self._new(_CHUNK)
-            self._chunks[base] = [(base + kept, _CHUNK - kept)]
+        self._chunks: dict[int, list[tuple[int, int]]] = {}  # base -> holes; the newest chunk last
+        self._sizes: dict[int, int] = {}  # base -> size of the chunk
+        self._bases: dict[int, int] = {}  # address of a segment -> base of its chunk
+        for used in (_CHUNK // 4, _CHUNK - ROUND_LARGE):  # by the context
+            base = self._new_chunk(_CHUNK)
+            self._chunks[base] = [(base + used, _CHUNK - used)]
 
-    def take(self, span: int) -> int:
-        """The address of ``span`` bytes, a multiple of 2 MiB."""
+    def allocate(self, span: int) -> int:
+        """Allocate ``span`` bytes, a multiple of 2 MiB, and return their address."""
         for base in reversed(self._chunks):
             fitting = [hole for hole in self._chunks[base] if hole[1] >= span]
             if fitting:
                 hole = min(fitting, key=lambda hole: (hole[1], hole[0]))
                 break
         else:
-            base = self._new(round_up(span, _CHUNK))
+            base = self._new_chunk(round_up(span, _CHUNK))
             hole = base, self._sizes[base]
             self._chunks[base] = [hole]
         holes = self._chunks[base]
@@ -81,8 +82,8 @@ class DriverChunks:
         self._bases[hole[0]] = base
         return hole[0]
 
-    def give_back(self, address: int, span: int) -> None:
-        """Free what `take` returned."""
+    def release(self, address: int, span: int) -> None:
+        """Free the ``span`` bytes at an address that `allocate` returned."""
         base = self._bases.pop(address)
         merged: list[tuple[int, int]] = []
         for at, size in sorted([*self._chunks[base], (address, span)]):
@@ -92,9 +93,9 @@ class DriverChunks:
         self._chunks[base] = merged
         if merged == [(base, self._sizes[base])]:
             del self._chunks[base]
-            self._leave(base, self._sizes.pop(base))
+            self._remove_chunk(base, self._sizes.pop(base))
 
-    def _new(self, size: int) -> int:
+    def _new_chunk(self, size: int) -> int:
         for index, (at, most) in enumerate(self._gaps):
             if most >= size:
                 self._gaps[index : index + 1] = [(at, most - size)] if most > size else []
@@ -106,7 +107,7 @@ class DriverChunks:
         self._sizes[base] = size
         return base
 
-    def _leave(self, base: int, size: int) -> None:
+    def _remove_chunk(self, base: int, size: int) -> None:
         gaps: list[tuple[int, int]] = []
         for at, most in sorted([*self._gaps, (base, size)], reverse=True):
             if gaps and at + most == gaps[-1][0]:
@@ -118,10 +119,10 @@ class DriverChunks:
 
 
 class SimulatedDriver:
-    """A driver with ``capacity`` bytes (None: 64 TiB) and addresses in a chosen order. It has no
-    segments of more than 4 TiB.
+    """A driver with ``capacity`` bytes (None: 64 TiB) and addresses in a chosen order, for segments
+    of at most 4 TiB.
 
-    Only in the order ``driver`` are addresses used twice.
+    Only the order ``driver`` reuses addresses.
     """
 
     def __init__(self, capacity: int | None = None, order: str = "driver") -> None:
@@ -141,7 +142,7 @@ class SimulatedDriver:
             return None
         span = round_up(size, ROUND_LARGE)
         if self._chunks is not None and span <= _SLOT:
-            address: int | None = self._chunks.take(span)
+            address: int | None = self._chunks.allocate(span)
         else:
             address = self._place(size)
         if address is not None:
@@ -151,7 +152,7 @@ class SimulatedDriver:
     def release(self, address: int, size: int) -> None:
         self.used -= size
         if self._chunks is not None:
-            self._chunks.give_back(address, round_up(size, ROUND_LARGE))
+            self._chunks.release(address, round_up(size, ROUND_LARGE))
 
     def reserve(self, span: int, stream: int, pool: int) -> int | None:
         return self._place(span)

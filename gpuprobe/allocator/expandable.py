@@ -24,11 +24,11 @@ def page_size(small: bool, large_segment_size: int) -> int:
 
 
 def best_fit(free_list: FreeList, at: int, growable: bool) -> PoolBlock | None:
-    """Best fit where the first candidate, ``keys[at]``, is in an expandable segment.
+    """The best fit if the first candidate, ``keys[at]``, is in an expandable segment.
 
-    A block at the end of the mapped part counts with the addresses it could grow into; walk on
-    while the next one is smaller by that measure. Without expandable segments (switched off
-    after some were made) skip such blocks.
+    A block at the end of the mapped part counts with the addresses it could grow into; the search
+    continues while the next one is smaller by that measure. Without expandable segments (switched
+    off after some were created) it skips such blocks.
     """
     keys, blocks = free_list.keys, free_list.blocks
     if not growable:
@@ -47,7 +47,7 @@ def best_fit(free_list: FreeList, at: int, growable: bool) -> PoolBlock | None:
 
 
 def potential(block: PoolBlock) -> int:
-    """Bytes of a free block, with the unmapped ones after it."""
+    """Bytes of a free block and of the unmapped one after it."""
     follower = block.next
     if follower is not None and not follower.mapped:
         return block.size + follower.size
@@ -56,8 +56,8 @@ def potential(block: PoolBlock) -> int:
 
 def allocate(sim: AllocatorState, free_list: FreeList, size: int) -> PoolBlock | None:
     """Map enough pages for ``size`` bytes at the lowest place with enough addresses
-    (``try_allocate_expandable_block``). The block returned is in no free list; None where the
-    driver is out of memory."""
+    (``try_allocate_expandable_block``). The returned block is in no free list; None if the driver
+    is out of memory."""
     found = _find_fit(sim, free_list, size)
     if found is None:
         return None
@@ -77,9 +77,9 @@ def allocate(sim: AllocatorState, free_list: FreeList, size: int) -> PoolBlock |
 
 
 def _find_fit(sim: AllocatorState, free_list: FreeList, size: int) -> PoolBlock | None:
-    """The lowest run of unmapped (and adjacent free) blocks with ``size`` bytes of addresses,
-    in a new address range where there is none (``find_expandable_block``). None where not even
-    that is long enough: more than the device's memory.
+    """The lowest run of unmapped (and adjacent free) blocks with ``size`` bytes of addresses, in a
+    new address range if none exists (``find_expandable_block``). None if a new range would be too
+    short as well: the request exceeds the device's memory.
     """
     found = lowest_fit(free_list, size)
     if found is not None:
@@ -127,8 +127,9 @@ def to_map(free_list: FreeList, size: int, large_segment_size: int) -> int:
 
 
 def shorten(start: PoolBlock, size: int, end: int) -> bool:
-    """End the address range that the run of blocks from ``start`` reaches the end of, so that the
-    run has no ``size`` bytes and the range none at ``end``. False where the run ends earlier.
+    """Shorten the address range whose end the run of free blocks from ``start`` reaches: the run
+    gets smaller than ``size`` bytes, and the range ends at ``end`` at the latest. False if the run
+    does not reach the end of a range.
     """
     total = 0
     last = start
@@ -148,7 +149,7 @@ def shorten(start: PoolBlock, size: int, end: int) -> bool:
 
 
 def trim(last: PoolBlock, most: int) -> None:
-    """End an address range earlier: its last block is unmapped, and keeps ``most`` bytes."""
+    """Shorten an address range: ``last``, its unmapped last block, keeps at most ``most`` bytes."""
     where = last.expandable
     if where is None or last.mapped or last.next is not None:
         raise InternalError(f"{last!r} does not end its range")
@@ -162,7 +163,7 @@ def trim(last: PoolBlock, most: int) -> None:
 
 
 def new_range(sim: AllocatorState, free_list: FreeList, where: ExpandableRange) -> PoolBlock:
-    """One unmapped block over a whole new address range."""
+    """Add an unmapped block that covers a new address range."""
     block = PoolBlock(where.base, where.span, free_list, sim.next_order())
     block.mapped = False
     block.expandable = where
@@ -211,7 +212,7 @@ def whole_pages(block: PoolBlock) -> tuple[int, int] | None:
 
 
 def unmap(sim: AllocatorState, block: PoolBlock) -> None:
-    """Unmap the whole pages inside a free block; what is left at its ends stays cached
+    """Unmap the whole pages inside a free block; the rests at its ends stay cached
     (``unmap_block``)."""
     pages = whole_pages(block)
     if pages is None:
@@ -244,7 +245,7 @@ def unmap(sim: AllocatorState, block: PoolBlock) -> None:
 
 
 def release_range(block: PoolBlock) -> None:
-    """Give an address range back once nothing in it is mapped
+    """Release an address range once nothing in it is mapped
     (``release_expandable_segment``)."""
     where = block.expandable
     if where is None or block.mapped or block.size != where.span:

@@ -1,4 +1,4 @@
-"""Layouts: what a simulator holds, as segments and blocks; and the way back in."""
+"""Layouts: a simulator's segments and blocks, written out and loaded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PlacedSegment:
 
 @dataclass(slots=True)
 class PlacedRange:
-    """An expandable segment's address range and the mapped parts of it, by address."""
+    """An expandable segment's address range and its mapped parts, by address."""
 
     base: int
     span: int
@@ -51,7 +51,7 @@ def load_layout(
 ) -> None:
     """Put segments with their blocks into an empty simulator.
 
-    Raises DataError where segments or blocks overlap, or a block leaves its segment.
+    Raises DataError if segments or blocks overlap, or a block exceeds its segment.
     """
     end = 0
     parts = [*placed, *(part for where in ranges for part in where.parts)]

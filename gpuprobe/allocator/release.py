@@ -1,4 +1,4 @@
-"""Giving cached memory back to the driver.
+"""Release of cached memory to the driver.
 
 Rules from ``garbage_collect_cached_blocks``, ``release_available_cached_blocks``,
 ``release_cached_blocks``, ``release_blocks`` and ``release_block`` in PyTorch's
@@ -48,8 +48,8 @@ def collect_garbage(sim: AllocatorState) -> None:
 
 
 def garbage_round(half: BlockPool, total_age: int, count: int) -> list[PoolBlock]:
-    """What one round of garbage collection frees, in order. Expandable
-    blocks count towards the mean but are never freed, as in torch."""
+    """The blocks that one round of garbage collection frees, in order. Expandable blocks count
+    towards the mean but are never freed, as in torch."""
     mean = total_age / count
     return [
         b
@@ -70,11 +70,11 @@ def available_to_release(
     sim: AllocatorState, free_list: FreeList, size: int
 ) -> list[PoolBlock] | None:
     """The oversize cached blocks that ``release_available_cached_blocks`` frees for a request
-    of ``size`` bytes, in order; None where it frees nothing."""
+    of ``size`` bytes, in order; None if it frees nothing."""
     if sim.max_split == NO_LIMIT:
         return None
-    wanted = max(size, sim.max_split)
-    at = bisect_left(free_list.keys, wanted << KEY_SHIFT)
+    needed = max(size, sim.max_split)
+    at = bisect_left(free_list.keys, needed << KEY_SHIFT)
     if at < len(free_list.keys):
         block = free_list.blocks[free_list.keys[at]]
         if block.expandable is None:
@@ -84,7 +84,7 @@ def available_to_release(
     # Torch walks back over all streams in one set and stops at another stream's block.
     for key in reversed(free_list.keys[:at]):
         block = free_list.blocks[key]
-        if total >= wanted or block.size < sim.max_split:
+        if total >= needed or block.size < sim.max_split:
             break
         if block.expandable is None:
             total += block.size
@@ -93,8 +93,8 @@ def available_to_release(
 
 
 def release_available(sim: AllocatorState, free_list: FreeList, size: int) -> bool:
-    """Free one oversize cached block that is large enough, or the largest ones until they
-    are together (``release_available_cached_blocks``). True: worth trying again."""
+    """Free one oversize cached block that is large enough, or the largest ones until their sum is
+    (``release_available_cached_blocks``). True: the allocation may try again."""
     blocks = available_to_release(sim, free_list, size)
     if blocks is None:
         return False
@@ -104,14 +104,14 @@ def release_available(sim: AllocatorState, free_list: FreeList, size: int) -> bo
 
 
 def release_pool(sim: AllocatorState, owner: PrivatePool) -> None:
-    """The cache of one pool: of the default one the large half first."""
+    """Release the cache of one pool; of the default pool, the large half first."""
     halves = (owner.small, owner.large)
     for half in halves if owner.index else reversed(halves):
         release_half(sim, half)
 
 
 def anything_to_release(owner: PrivatePool) -> bool:
-    """Whether `release_pool` would give anything back."""
+    """Whether `release_pool` would release anything."""
     return any(
         expandable.whole_pages(block) is not None
         if block.expandable is not None
@@ -122,7 +122,7 @@ def anything_to_release(owner: PrivatePool) -> bool:
 
 
 def release_half(sim: AllocatorState, half: BlockPool) -> None:
-    """Whole segments first, then pages (``release_blocks``)."""
+    """Release the cache of half a pool: whole segments first, then pages (``release_blocks``)."""
     to_unmap = []
     for block in half.free_blocks():
         if block.expandable is not None:

@@ -17,10 +17,10 @@ SMALL_LIMIT = MIB
 """``kSmallSize``: rounded sizes up to this come from the small pool."""
 
 SMALL_SEGMENT = 2 * MIB
-"""``kSmallBuffer``: what the small pool asks ``cudaMalloc`` for."""
+"""``kSmallBuffer``: size of the segments of the small pool."""
 
 MIN_LARGE = 10 * MIB
-"""``kMinLargeAlloc``: below this the large pool asks for a whole ``large_segment_size``."""
+"""``kMinLargeAlloc``: below this the large pool allocates a whole ``large_segment_size``."""
 
 ROUND_LARGE = 2 * MIB
 """``kRoundLarge``: from ``MIN_LARGE`` on, segments are multiples of this."""
@@ -30,11 +30,11 @@ PAGE_SMALL = SMALL_SEGMENT
 ``large_segment_size`` (``find_expandable_block``)."""
 
 NO_LIMIT = 1 << 62
-"""Stands for ``numeric_limits<size_t>::max()``: larger than any size, and still fast."""
+"""Takes the place of ``numeric_limits<size_t>::max()``: larger than any size, and still fast."""
 
 
 def limit(value: int) -> int:
-    """A size limit as a number: negative means there is none."""
+    """A size limit as a number; negative values mean no limit."""
     return value if value >= 0 else NO_LIMIT
 
 
@@ -76,7 +76,7 @@ def round_size(size: int, settings: AllocatorSettings | None = None) -> int:
 
 
 def allocation_size(rounded: int, large_segment_size: int) -> int:
-    """What ``cudaMalloc`` is asked for to serve a block of ``rounded`` bytes
+    """Bytes of the segment that is allocated for a block of ``rounded`` bytes
     (``get_allocation_size``)."""
     if rounded <= SMALL_LIMIT:
         return SMALL_SEGMENT

@@ -46,7 +46,7 @@ _FRACTION = "per_process_memory_fraction"
 
 
 def in_environment() -> str:
-    """What the environment asks for: ``PYTORCH_ALLOC_CONF``, or its older name."""
+    """The text of ``PYTORCH_ALLOC_CONF`` in the environment, or of its older name."""
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
@@ -154,9 +154,9 @@ def _power_of_two(key: str, value: str, *, zero: bool = False) -> int:
 
 
 def _divisions(key: str, value: str) -> dict[int, int]:
-    """Divisions by the lower bound of the size class in MiB, as torch fills its table:
+    """Divisions by the lower bound of the size class in MiB, as torch fills its table.
 
-    the first interval also covers all smaller ones, ``>`` all above the last one named; a
+    The first interval also covers all smaller ones, ``>`` all above the last one named; a
     single number covers everything.
     """
     table = [0] * 16
@@ -187,7 +187,7 @@ def to_conf(settings: AllocatorSettings) -> str:
 
 
 def differences(old: AllocatorSettings, new: AllocatorSettings) -> str:
-    """What to add to ``old``'s conf to get ``new``, "" where they are the same."""
+    """The pairs that turn ``old``'s conf into ``new``'s, "" if they are the same."""
     before, after = _as_pairs(old), _as_pairs(new)
     return ",".join(f"{k}:{v}" for k, v in after.items() if before.get(k) != v)
 

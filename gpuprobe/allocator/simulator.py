@@ -38,7 +38,7 @@ class Simulator(AllocatorState):
     # -- requests ---------------------------------------------------------------------------
 
     def malloc(self, requested: int, stream: int = 0, pool: int = 0) -> PoolBlock | None:
-        """Allocate (``malloc`` and ``alloc_found_block``). None: out of memory.
+        """Allocate ``requested`` bytes (``malloc`` and ``alloc_found_block``). None: out of memory.
 
         ``pool`` is the index of the pool that the program has directed this stream to, 0
         for the default one.
@@ -58,30 +58,26 @@ class Simulator(AllocatorState):
         if free_list is None:
             free_list = half.stream(stream)
         always_split = small
+        found: PoolBlock | None
         if self.plain_search:
             keys = free_list.keys
             at = bisect_left(keys, size << KEY_SHIFT)
-            if at < len(keys):
-                block = free_list.blocks.pop(keys.pop(at))
-            else:
-                found = self._miss(free_list, size)
-                if found is None:
-                    return None
-                block = found
-                if block.free_list is not free_list:  # it came from a pool marked use_on_oom
-                    free_list = block.free_list
-                    owner = free_list.pool.owner
+            found = (
+                free_list.blocks.pop(keys.pop(at))
+                if at < len(keys)
+                else self._miss(free_list, size)
+            )
         else:
             growable = self.settings.expandable_segments and not owner.own_allocator
-            found = self.search(free_list, size, growable) or self._miss(free_list, size)
-            if found is None:
-                return None
-            block = found
-            if block.free_list is not free_list:  # as above
-                free_list = block.free_list
-                owner = free_list.pool.owner
-                growable = False
             always_split = small or growable
+            found = self.search(free_list, size, growable) or self._miss(free_list, size)
+        if found is None:
+            return None
+        block = found
+        if block.free_list is not free_list:  # from a pool marked use_on_oom
+            free_list = block.free_list
+            owner = free_list.pool.owner
+            always_split = small
 
         remaining = block.size - size
         if (
@@ -111,10 +107,9 @@ class Simulator(AllocatorState):
         block.allocated = block.active = True
         block.requested = requested
         self.live[block.address] = block
-        got = block.size
-        self.active += got
+        self.active += block.size
         self.requested += requested
-        allocated = self.allocated = self.allocated + got
+        allocated = self.allocated = self.allocated + block.size
         if allocated > self.peak_allocated:
             self.peak_allocated = allocated
         if self.listener is not None:
@@ -189,9 +184,10 @@ class Simulator(AllocatorState):
             self.capture_uses.setdefault(block, set()).add(stream)
 
     def empty_cache(self, pool: int = 0) -> None:
-        """Free all unsplit cached segments and unmap all empty pages (``release_cached_blocks``):
-        of the default pool, but not while a graph is captured, and of the private pools nobody
-        holds; or of one private pool.
+        """Free all unsplit cached segments and unmap all empty pages (``release_cached_blocks``).
+
+        That covers the default pool, except while a graph is captured, and private pools without
+        an owner; with ``pool``, that private pool alone.
         """
         if pool == 0:
             self._release_cached(default=not self.capturing())
@@ -212,8 +208,8 @@ class Simulator(AllocatorState):
     # -- searching --------------------------------------------------------------------------
 
     def search(self, free_list: FreeList, size: int, growable: bool) -> PoolBlock | None:
-        """Take the best fitting free block (``get_free_block``); None where there is none,
-        or where the one candidate is refused by the split limits."""
+        """Take the best fitting free block (``get_free_block``). None if no block fits, or if the
+        split limits refuse the one candidate."""
         if self.gc_enabled:
             free_list.pool.searches += 1
         block = self.find(free_list, size, growable)
@@ -222,7 +218,7 @@ class Simulator(AllocatorState):
         return block
 
     def find(self, free_list: FreeList, size: int, growable: bool) -> PoolBlock | None:
-        """What `search` would take, left where it is."""
+        """The block that `search` would take; it stays in its free list."""
         keys = free_list.keys
         at = bisect_left(keys, size << KEY_SHIFT)
         if at == len(keys):
@@ -263,7 +259,7 @@ class Simulator(AllocatorState):
             self.ooms += 1
             self.emit(_OOM, 0, size, free_list)
         elif self.peak_reserved > peak:
-            # The request that made memory grow belongs to what was in use at the peak.
+            # The request that made memory grow counts as in use at the peak.
             self.active_at_peak += size
         return block
 
@@ -277,7 +273,7 @@ class Simulator(AllocatorState):
         self._release_cached()
 
     def _may_flush(self, free_list: FreeList) -> bool:
-        """All cached memory may be released, but not for a stream that captures a graph."""
+        """Whether all cached memory may be released: not for a stream that captures a graph."""
         return not self.capturing(free_list.stream)
 
     def _overflow(self, free_list: FreeList, size: int) -> PoolBlock | None:
@@ -291,31 +287,31 @@ class Simulator(AllocatorState):
         return None
 
     def _new_segment(self, free_list: FreeList, size: int) -> PoolBlock | None:
-        """Memory from the driver (``alloc_block``): a block not in any free list."""
-        wanted = allocation_size(size, self.settings.large_segment_size)
-        if self.allowed_maximum is not None and self.reserved + wanted > self.allowed_maximum:
+        """Get memory from the driver (``alloc_block``): a block that is in no free list."""
+        segment_size = allocation_size(size, self.settings.large_segment_size)
+        if self.allowed_maximum is not None and self.reserved + segment_size > self.allowed_maximum:
             return None
         owner = free_list.pool.owner
         if self.settings.expandable_segments and not owner.own_allocator:
             return expandable.allocate(self, free_list, size)
-        address = self.driver.allocate(wanted, free_list.stream, owner.index)
+        address = self.driver.allocate(segment_size, free_list.stream, owner.index)
         if address is None:
             return None
-        block = PoolBlock(address, wanted, free_list, self.next_order())
+        block = PoolBlock(address, segment_size, free_list, self.next_order())
         self.device_allocs += 1
-        self.grow(wanted)
-        self.emit(_SEGMENT_ALLOC, address, wanted, free_list)
+        self.grow(segment_size)
+        self.emit(_SEGMENT_ALLOC, address, segment_size, free_list)
         return block
 
     # -- streams ----------------------------------------------------------------------------
 
     def finish(self, stream: int) -> None:
-        """The work queued on ``stream`` so far is done: its events will be seen at the next
-        poll."""
+        """Mark the work queued on ``stream`` so far as done: the next poll finds its events
+        complete."""
         self.finished[stream] = self.tickets
 
     def process_events(self) -> None:
-        """Poll the events, oldest first per stream, and free what is done
+        """Poll the events, oldest first per stream, and free the blocks whose events are done
         (``process_events``)."""
         self._insert_deferred()
         for stream in list(self.queues):
@@ -327,18 +323,18 @@ class Simulator(AllocatorState):
                 del self.queues[stream]
 
     def synchronize_events(self, owner: PrivatePool | None = None) -> None:
-        """Wait for all events (of one pool) and free what they held
+        """Wait for all events (of one pool) and free the blocks that waited for them
         (``synchronize_and_free_events``)."""
         self._insert_deferred()
         for stream in list(self.queues):
-            kept: deque[tuple[int, PoolBlock]] = deque()
+            others: deque[tuple[int, PoolBlock]] = deque()
             for ticket, block in self.queues[stream]:
                 if owner is not None and block.free_list.pool.owner is not owner:
-                    kept.append((ticket, block))
+                    others.append((ticket, block))
                 else:
                     self._event_done(block)
-            if kept:
-                self.queues[stream] = kept
+            if others:
+                self.queues[stream] = others
             else:
                 del self.queues[stream]
 
@@ -348,7 +344,7 @@ class Simulator(AllocatorState):
             self.complete(block)
 
     def _insert_events(self, block: PoolBlock) -> None:
-        """An event on every stream that used the block (``insert_events``)."""
+        """Record an event on every stream that used the block (``insert_events``)."""
         streams = sorted(block.stream_uses or ())
         block.stream_uses = None
         for stream in streams:
@@ -357,8 +353,9 @@ class Simulator(AllocatorState):
             self.queues.setdefault(stream, deque()).append((self.tickets, block))
 
     def _insert_deferred(self) -> None:
-        """Frees put off while capturing (``insert_events_deferred_until_no_capture``): uses
-        made during the capture are over, earlier ones get events."""
+        """Insert the events of frees that were deferred during a capture
+        (``insert_events_deferred_until_no_capture``): uses made during the capture are over,
+        earlier ones get events."""
         for block in list(self.deferred):
             if block.stream_uses:
                 block.stream_uses -= self.capture_uses.pop(block, set())
@@ -370,15 +367,16 @@ class Simulator(AllocatorState):
     # -- pools ------------------------------------------------------------------------------
 
     def begin_capture(self, pool: int, streams: frozenset[int] | None = None) -> None:
-        """Allocations of these streams (None: all) go to ``pool`` (``beginAllocateToPool``). A
-        graph is captured from the streams that are named; a ``MemPool`` takes those of all.
+        """Direct allocations of these streams (None: all) to ``pool`` (``beginAllocateToPool``).
+
+        A graph is captured from named streams; a ``MemPool`` serves all of them.
         """
         owner = self.pool(pool)
         owner.freeable = False
         self.captures.append((pool, streams))
 
     def end_capture(self, pool: int) -> None:
-        """End what `begin_capture` began (``endAllocateToPool``)."""
+        """End a `begin_capture` of this pool (``endAllocateToPool``)."""
         for entry in self.captures:
             if entry[0] == pool:
                 self.captures.remove(entry)
@@ -395,12 +393,13 @@ class Simulator(AllocatorState):
         )
 
     def pool_of(self, stream: int) -> int:
-        """Where an allocation on ``stream`` goes now (``get_pool``): the last capture wins."""
+        """The pool that serves an allocation on ``stream`` now (``get_pool``): the last
+        capture's."""
         for pool, streams in reversed(self.captures):
             if streams is None or stream in streams:
                 return pool
         return 0
 
     def release_pool(self, pool: int) -> None:
-        """Nobody holds the pool any more (``releasePool``): its cache may be returned."""
+        """Drop the pool's last owner (``releasePool``): its cache may be returned."""
         self.pool(pool).freeable = True

@@ -1,4 +1,4 @@
-"""What an allocator holds: pools, blocks in use, and counters."""
+"""The state of an allocator: pools, blocks in use, and counters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Listener = Callable[[int, int, int, int, int], None]
 """Called with (action code, address, size, stream, pool index) for each trace entry that torch
 would record, in torch's order."""
 
-# What an expandable segment is sized by where the device's memory is not known: 1 TiB, more
-# than any device has, so that the range never fills up.
+# Device memory that sizes an expandable segment if the real amount is unknown: 1 TiB, more than any
+# device has, so that the range never fills up.
 _UNKNOWN_DEVICE: Final = 1 << 40
 
 
@@ -53,10 +53,10 @@ class AllocatorState:
         self.pools: dict[int, PrivatePool] = {0: PrivatePool(0, tie_rule)}
         self.live: dict[int, PoolBlock] = {}
         self.orders = 0
-        # Captures underway: pool, and the streams that go to it (None: all).
+        # Captures in progress: pool, and the streams that are directed to it (None: all).
         self.captures: list[tuple[int, frozenset[int] | None]] = []
         self.capture_uses: dict[PoolBlock, set[int]] = {}
-        self.deferred: dict[PoolBlock, None] = {}  # frees put off while capturing
+        self.deferred: dict[PoolBlock, None] = {}  # frees deferred while capturing
         # Events by stream, oldest first: their numbers, and the blocks that wait for them.
         self.queues: dict[int, deque[tuple[int, PoolBlock]]] = {}
         self.tickets = 0
@@ -75,8 +75,8 @@ class AllocatorState:
         self.ooms = 0
 
     def configure(self, settings: AllocatorSettings) -> None:
-        """Go by these settings from now on. A limit that was set by itself stays, unless they name
-        another one than before.
+        """Use these settings from now on. A limit that was set separately stays, unless the
+        settings name a different one than before.
         """
         fraction = memory_fraction(settings)
         if fraction != self._fraction:
@@ -90,7 +90,7 @@ class AllocatorState:
         )
         self.max_split = limit(settings.max_split_size)
         self.plain_rounding = not any(settings.roundup_power2_divisions.values())
-        # The short search serves while nothing but size and tie decides.
+        # The short search is right as long as only size and tie rule select a block.
         self.plain_search = (
             not settings.expandable_segments and self.max_split == NO_LIMIT and not self.gc_enabled
         )
@@ -110,7 +110,7 @@ class AllocatorState:
         no_split: bool = False,
         use_on_oom: bool = False,
     ) -> PrivatePool:
-        """The pool with this index, made on first use with these traits."""
+        """The pool with this index, created on first use with these traits."""
         found = self.pools.get(index)
         if found is None:
             found = self.pools[index] = PrivatePool(index, self.tie_rule)

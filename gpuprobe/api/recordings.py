@@ -12,7 +12,7 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.display import Displayed
 
 if TYPE_CHECKING:
-    from gpuprobe.allocator.replays.results import ReplayResult
+    from gpuprobe.allocator.results import ReplayResult
     from gpuprobe.analysis.compare.diff import Diff
     from gpuprobe.model.report import Report
     from gpuprobe.model.run.hang import HangReport
@@ -250,8 +250,7 @@ def replay(
     `gpuprobe.load` does, DataError if there is no CUDA trace, ConfigError for invalid settings.
     """
     # 15 ms: the simulator, which commands that only print a recording do not need.
-    from gpuprobe.allocator.replays.ask import replay_all
-    from gpuprobe.allocator.replays.results import ReplayResult
+    from gpuprobe.allocator.results import ReplayResult, replay_all
     from gpuprobe.allocator.settings import parse_conf
     from gpuprobe.model.trace import MemoryTrace
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gpuprobe.allocator.replays.requests import Request
+from gpuprobe.allocator.recorder import Request
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.plans.estimate import Margin

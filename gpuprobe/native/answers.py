@@ -172,7 +172,7 @@ def vendor_of(function: str) -> Vendor | None:
     for vendor in VENDORS:
         for prefix in vendor.prefixes:
             rest = function[len(prefix) :]
-            # "cu" also begins "cur" and "custom": a function goes on with a capital.
+            # "cu" also begins "cur" and "custom": a function continues with a capital.
             if function.startswith(prefix) and (prefix != "cu" or rest[:1].isupper()):
                 return vendor
     return None

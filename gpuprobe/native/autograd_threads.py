@@ -15,26 +15,26 @@ from pathlib import Path
 from typing import Final
 
 NAME: Final = "pt_autograd"
-"""What the names of the threads begin with. Source: ``c10::setThreadName`` in
+"""Prefix of the threads' names. Source: ``c10::setThreadName`` in
 torch/csrc/autograd/engine.cpp, since torch 2.5."""
 
 MOST: Final = 2.0
-"""Seconds that the end of a process is delayed for at most."""
+"""The longest delay of the end of a process, in seconds."""
 
 _THREADS: Final = Path("/proc/self/task")
 
 
 def wait_until_idle(seconds: float = MOST) -> None:
-    """Wait until each thread of the autograd engine waits for work, for at most ``seconds``. To be
-    called while Python's lock can still be taken, such as at exit. Linux only.
+    """Wait until each thread of the autograd engine waits for work, for at most ``seconds``. Call
+    it while Python's lock can still be taken, for example at exit. Linux only.
     """
     threads = _threads()
     until = time.monotonic() + seconds
-    seen_idle = 0
+    checks_idle = 0
     # A thread that waits for the lock sleeps as well: it gets the lock while this one sleeps.
-    while threads and seen_idle < 2 and time.monotonic() < until:
+    while threads and checks_idle < 2 and time.monotonic() < until:
         time.sleep(0.001)
-        seen_idle = 0 if any(map(_is_busy, threads)) else seen_idle + 1
+        checks_idle = 0 if any(map(_is_busy, threads)) else checks_idle + 1
 
 
 def _threads() -> list[Path]:
@@ -42,7 +42,7 @@ def _threads() -> list[Path]:
 
 
 def _is_busy(thread: Path) -> bool:
-    """Whether it runs or is about to; see proc_pid_stat(5): the state follows the name."""
+    """Whether the thread runs or is about to; see proc_pid_stat(5): the state follows the name."""
     return _text(thread / "stat").rpartition(") ")[2][:1] in {"R", "D"}
 
 

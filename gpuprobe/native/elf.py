@@ -77,7 +77,7 @@ def read_library(path: Path) -> Library:
     """The undefined symbols and the needed libraries of a shared library.
 
     Only headers and the dynamic symbol table are read: some milliseconds for a file of 500 MB.
-    Raises DataError for a file that is no 64-bit little-endian ELF file, is truncated or
+    Raises DataError for a file that is not a 64-bit little-endian ELF file, is truncated or
     contradicts itself, and OSError.
     """
     try:
@@ -236,7 +236,7 @@ def library_bytes(
 ) -> bytes:
     """A shared library named ``soname`` whose functions forward to those of ``needed`` libraries.
 
-    ``machine`` is one of `MACHINES`. The targets are looked up when the library is loaded.
+    ``machine`` is one of `MACHINES`. The loader resolves the targets when it loads the library.
     """
     number, relocation, code, code_size = _MACHINES[machine]
     strings = _Strings()

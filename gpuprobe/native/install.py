@@ -61,9 +61,9 @@ def install(options: Sequence[str] = ()) -> TorchBuild:
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     # A build without CUDA has a local version (+cpu), which pip would prefer.
-    wanted = [f"torch=={release},!={release}+cpu"]
+    requirements = [f"torch=={release},!={release}+cpu"]
     try:
-        _pip(partial, wanted, options)
+        _pip(partial, requirements, options)
         triton = _triton_of(partial)
         if triton:
             _pip(partial, [triton], options)

@@ -154,8 +154,9 @@ def carried_core() -> Path:
 
 
 def core() -> Path:
-    """The compiled runtime: the one that a wheel carries, or one from the cache, compiled if it is
-    not there yet. Raises EnvironmentUnavailable where there is none and no compiler.
+    """The compiled runtime: the wheel's, or the one in the cache, which is compiled on first use.
+
+    Raises EnvironmentUnavailable if neither exists and no compiler does.
     """
     carried = carried_core()
     if carried.exists():
@@ -377,19 +378,19 @@ def exports_of(
     """The functions to export, by the soname of the library that exports them."""
     libraries = list(libraries)
     by_stem: dict[str, str] = {}
-    wanted: dict[str, dict[tuple[str, str], Needed]] = {}
+    exports: dict[str, dict[tuple[str, str], Needed]] = {}
     for soname in (*_ALWAYS, *(name for one in libraries for name in one.libraries)):
         stem = stem_of(soname)
         if stem is not None:
             by_stem.setdefault(stem, soname)
-            wanted.setdefault(soname, {})
+            exports.setdefault(soname, {})
     versions: dict[str, str] = {}
     for library in libraries:
         for needed in library.needed:
             vendor = vendor_of(needed.name)
             soname = needed.library or (vendor and by_stem.get(vendor.stem)) or ""
-            if soname in wanted:
-                wanted[soname][needed.name, needed.version] = needed
+            if soname in exports:
+                exports[soname][needed.name, needed.version] = needed
                 if needed.version:
                     versions.setdefault(soname, needed.version)
     # Programs open libraries by name too and look up functions that no library needs.
@@ -398,14 +399,14 @@ def exports_of(
         vendor = vendor_of(name)
         soname = (vendor and by_stem.get(vendor.stem)) or ""
         version = versions.get(soname, "")
-        if soname and (name, version) not in wanted[soname]:
+        if soname and (name, version) not in exports[soname]:
             candidate = Needed(name, soname, version)
             if export_of(candidate, answered, major).target in (
                 f"gpn_{name}",
                 f"gpn_{name}__{major}",
             ):
-                wanted[soname][name, version] = candidate
+                exports[soname][name, version] = candidate
     return {
         soname: [export_of(needed, answered, major) for needed in needs.values()]
-        for soname, needs in sorted(wanted.items())
+        for soname, needs in sorted(exports.items())
     }

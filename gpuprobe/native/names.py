@@ -119,14 +119,14 @@ def _head(part: str) -> tuple[str, list[str] | None]:
 
 def _closing(text: str, at: int) -> int:
     """Where the bracket at ``at`` is closed. Raises ValueError if it is not."""
-    wanted: list[str] = []
+    open_brackets: list[str] = []
     for i in range(at, len(text)):
         character = text[i]
         if character in _OPENING:
-            wanted.append(_OPENING[character])
-        elif wanted and character == wanted[-1]:
-            wanted.pop()
-            if not wanted:
+            open_brackets.append(_OPENING[character])
+        elif open_brackets and character == open_brackets[-1]:
+            open_brackets.pop()
+            if not open_brackets:
                 return i
     raise ValueError(text)
 

@@ -202,7 +202,7 @@ class Runtime:
             raise EnvironmentUnavailable("the native engine's library is of another gpuprobe")
 
     def settings_read(self) -> bool:
-        """Whether the runtime has read its settings: torch asked it for devices."""
+        """Whether the runtime has read its settings: torch has queried its devices."""
         return bool(self._core.gpn_settings_read())
 
     def used(self, index: int) -> int:

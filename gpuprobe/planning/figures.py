@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from gpuprobe.allocator.replays.replay import replay_trace
-from gpuprobe.allocator.replays.requests import with_requests
-from gpuprobe.allocator.replays.whatif import WhatIfOutcome, what_if
+from gpuprobe.allocator.recorder import with_requests
+from gpuprobe.allocator.replay import replay_trace
+from gpuprobe.allocator.whatif import WhatIfOutcome, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.summary import device_categories
 from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade

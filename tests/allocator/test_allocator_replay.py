@@ -17,15 +17,15 @@ import gpuprobe
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.recorder import TraceRecorder
-from gpuprobe.allocator.replays.oracle import TraceSimulator
-from gpuprobe.allocator.replays.replay import (
+from gpuprobe.allocator.replay import (
     POOLS_NOT_RECORDED,
     SPLITTING_NOT_RECORDED,
     replay_trace,
 )
-from gpuprobe.allocator.replays.start_state import start_state
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.start_state import start_state
+from gpuprobe.allocator.trace_simulator import TraceSimulator
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
@@ -71,7 +71,7 @@ def test_real_snapshots_replay_exactly_from_the_middle(snapshot: Path) -> None:
 def live_before(trace: MemoryTrace) -> dict[int, int]:
     """Address -> requested bytes of what was allocated before the first event."""
     state = start_state(trace, trace.settings or AllocatorSettings())
-    blocks = [*state.homeless, *(block for part in state.parts() for block in part.blocks)]
+    blocks = [*state.unplaced, *(block for part in state.parts() for block in part.blocks)]
     return {block.address: block.requested for block in blocks if not block.pending}
 
 
@@ -197,12 +197,12 @@ def test_only_pages_that_can_be_new_excuse_a_first_allocation(
 @settings(max_examples=40, deadline=None)
 @given(programs, st.floats(0.0, 1.0))
 def test_what_was_alive_before_a_trace_is_known(program: Program, where: float) -> None:
-    seen: list[tuple[int, dict[int, int]]] = []
+    states: list[tuple[int, dict[int, int]]] = []
     for _ in range(150):
         live = {a: b.requested for a, b in program.sim.live.items() if b.allocated}
-        seen.append((len(program.recorder.events), live))
+        states.append((len(program.recorder.events), live))
         program.step()
-    start, expected = seen[int(where * (len(seen) - 1))]
+    start, expected = states[int(where * (len(states) - 1))]
     assert live_before(cut(program.trace(), start)) == expected
 
 
@@ -237,7 +237,7 @@ def test_a_wrong_segment_size_is_found() -> None:
     assert (divergence.event, divergence.action) == (index, "segment_alloc")
 
 
-def test_a_segment_that_no_rule_asks_for_is_found() -> None:
+def test_a_segment_that_no_rule_explains_is_found() -> None:
     sim = Simulator()
     recorder = TraceRecorder(sim)
     block = sim.malloc(24 * MIB)
@@ -295,7 +295,7 @@ def test_a_double_free_is_found() -> None:
     assert "freed already" in divergence.why
 
 
-def test_lost_events_are_said() -> None:
+def test_lost_events_are_reported() -> None:
     trace = cut(Program(5, parse_conf("")).run(80).trace(), 30)
     trace.complete = False
     result = replay_trace(trace)
@@ -304,7 +304,7 @@ def test_lost_events_are_said() -> None:
 
 
 def test_open_block_sizes_are_inferred_from_later_allocations() -> None:
-    """A block with slack beside a hole: its size shows only in what does not fit the hole."""
+    """A block with slack next to a hole: its size shows only in what does not fit the hole."""
     sim = Simulator()
     recorder = TraceRecorder(sim)
     first, second, third, wall = (sim.malloc(n * MIB) for n in (4, 4, 3, 2))
@@ -369,8 +369,8 @@ def test_pools_of_older_snapshots_are_known_from_the_layout() -> None:
     assert replay_trace(trace).first_divergence is None
 
 
-def test_pools_that_are_not_recorded_are_said() -> None:
-    """Up to the end of a private pool nothing tells it from the default one."""
+def test_pools_that_are_not_recorded_are_reported() -> None:
+    """Until a private pool ends, it looks like the default one."""
     sim = Simulator(parse_conf(""), SimulatedDriver(40 * MIB))
     recorder = TraceRecorder(sim, POOLS)
     assert sim.malloc(41 * MIB, 0, 1) is None

@@ -62,7 +62,7 @@ def test_power_of_two_divisions(requested: int, divisions: int, rounded: int) ->
     assert round_size(requested, settings) == rounded
 
 
-def test_divisions_are_looked_up_by_size_class() -> None:
+def test_divisions_depend_on_the_size_class() -> None:
     settings = parse_conf("roundup_power2_divisions:[4:2,16:8,>:1]")
     assert round_size(3 * MIB + 512, settings) == 4 * MIB  # the first interval covers smaller
     assert round_size(5 * MIB, settings) == 6 * MIB
@@ -227,14 +227,14 @@ def test_out_of_memory_first_flushes_the_cache_and_tries_again() -> None:
 
 
 def test_out_of_memory_waits_for_streams_but_does_not_search_again() -> None:
-    heard = []
-    sim = simulator(capacity=64 * MIB, listener=lambda *event: heard.append(event[0]))
+    actions = []
+    sim = simulator(capacity=64 * MIB, listener=lambda *event: actions.append(event[0]))
     pinned, block = take(sim, 4 * MIB), take(sim, 12 * MIB)
     sim.record_stream(block, 7)
     sim.free(block)
     assert sim.malloc(60 * MIB) is None
     assert sim.ooms == 1
-    assert heard[-1] == TraceAction.OOM.code
+    assert actions[-1] == TraceAction.OOM.code
     assert sim.active == pinned.size
 
 
@@ -244,7 +244,7 @@ def test_available_blocks_are_released_only_with_max_split() -> None:
     sim.free(small)
     sim.free(big)
     take(sim, 80 * MIB - 512)
-    # Freeing the one oversize block was not enough by itself, so everything went.
+    # Freeing the one oversize block was not enough, so everything was released.
     assert sim.reserved == 80 * MIB
     sim = simulator("max_split_size_mb:32", capacity=140 * MIB)
     small, big = take(sim, 20 * MIB), take(sim, 110 * MIB)
@@ -290,7 +290,7 @@ def test_garbage_collection_frees_a_single_cached_segment() -> None:
     assert [segment.total_size for segment in segments(sim)] == [70 * MIB]
 
 
-def test_garbage_collection_goes_on_until_reserved_is_below_the_threshold() -> None:
+def test_garbage_collection_continues_until_reserved_is_below_the_threshold() -> None:
     """Round by round, the oldest first: one is not enough here, and a third is not needed."""
     conf = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.99"
     sim = simulator(conf, capacity=200 * MIB)
@@ -399,7 +399,7 @@ def test_private_pools_keep_their_memory_to_themselves() -> None:
     assert take(sim, 24 * MIB, pool=1).address == private.address
 
 
-def test_private_pools_are_released_once_nobody_holds_them() -> None:
+def test_private_pools_are_released_once_they_have_no_owner() -> None:
     sim = simulator()
     sim.begin_capture(1)
     sim.free(take(sim, 24 * MIB, pool=1))

@@ -17,11 +17,10 @@ import gpuprobe
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
-from gpuprobe.allocator.replays.alone import reserved_alone
-from gpuprobe.allocator.replays.replay import SPLITTING_NOT_RECORDED, replay_trace
-from gpuprobe.allocator.replays.whatif import Range, WhatIfOutcome, search, what_if
+from gpuprobe.allocator.replay import SPLITTING_NOT_RECORDED, replay_trace
 from gpuprobe.allocator.settings import parse_conf, to_conf
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.whatif import Range, WhatIfOutcome, reserved_alone, search, what_if
 from gpuprobe.cli import main
 from gpuprobe.errors import ConfigError, DataError, UsageError
 from gpuprobe.model.memory import TraceAction
@@ -88,7 +87,7 @@ def test_the_recorded_settings_give_the_recorded_numbers() -> None:
         assert outcome.would_oom == 0
 
 
-def test_expandable_segments_cure_growing_buffers() -> None:
+def test_expandable_segments_help_growing_buffers() -> None:
     trace = fragmenting()
     recorded = replay_trace(trace)
     before = what_if(trace, recorded, recorded.settings)
@@ -119,7 +118,7 @@ def test_the_search_never_recommends_what_is_on() -> None:
         assert all(outcome.change and outcome.change != conf for outcome in advice.tried)
 
 
-def test_the_search_says_when_nothing_helps() -> None:
+def test_the_search_reports_when_nothing_helps() -> None:
     trace = steady()
     advice = search(trace, replay_trace(trace))
     assert advice.best is None
@@ -152,7 +151,7 @@ def test_the_search_finds_what_fits() -> None:
     assert "fits, where the recorded settings run out of memory" in text
 
 
-def test_a_capacity_shows_who_would_run_out_of_memory() -> None:
+def test_a_capacity_shows_which_settings_run_out_of_memory() -> None:
     trace = steady()
     recorded = replay_trace(trace)
     enough = what_if(trace, recorded, recorded.settings, capacity=256 * MIB)
@@ -209,10 +208,10 @@ def taken(sim: Simulator, size: int, pool: int = 0) -> PoolBlock:
     return block
 
 
-def asked(
+def outcome_of(
     sim: Simulator, recorder: TraceRecorder, conf: str, capacity: int | None
 ) -> WhatIfOutcome:
-    """What ``conf`` would have done with what the simulator did."""
+    """The requests of the simulator under ``conf``."""
     trace = recorder.trace()
     recorded = replay_trace(trace)
     assert recorded.exact
@@ -228,10 +227,10 @@ def test_how_long_a_graph_held_its_pool_may_decide() -> None:
     sim.end_capture(GRAPH)
     sim.free(block)
     taken(sim, 30 * MIB)
-    outcome = asked(sim, recorder, "", 64 * MIB)
+    outcome = outcome_of(sim, recorder, "", 64 * MIB)
     assert outcome.undecided == ()
     # Larger segments leave no memory for the second request.
-    outcome = asked(sim, recorder, "roundup_power2_divisions:1", 50 * MIB)
+    outcome = outcome_of(sim, recorder, "roundup_power2_divisions:1", 50 * MIB)
     assert outcome.undecided == ("how long a graph or the program held a private pool",)
     assert (outcome.ooms.least, outcome.ooms.most) == (0, 1)
 
@@ -239,26 +238,26 @@ def test_how_long_a_graph_held_its_pool_may_decide() -> None:
 def test_whether_a_pool_has_overflow_may_decide() -> None:
     sim = Simulator(parse_conf(""), SimulatedDriver(64 * MIB))
     recorder = TraceRecorder(sim, POOLS)
-    kept = taken(sim, 4 * MIB, MEM_POOL)  # so that its segment cannot be given back
+    kept = taken(sim, 4 * MIB, MEM_POOL)  # so that its segment cannot be released
     block = taken(sim, 14 * MIB, MEM_POOL)
     sim.free(block)
     taken(sim, 4 * MIB, MEM_POOL)
     sim.free(kept)
     taken(sim, 12 * MIB)
-    assert asked(sim, recorder, "", 64 * MIB).undecided == ()
-    outcome = asked(sim, recorder, "", 30 * MIB)
+    assert outcome_of(sim, recorder, "", 64 * MIB).undecided == ()
+    outcome = outcome_of(sim, recorder, "", 30 * MIB)
     assert outcome.undecided == ("whether a MemPool serves when the default pool has no memory",)
 
 
 def test_whether_a_pool_splits_its_blocks_may_decide() -> None:
-    """It held one block at a time, of which a whole segment may have been handed out."""
+    """It had one block at a time, which may have been a whole segment."""
     sim = Simulator(parse_conf(""), SimulatedDriver())
     recorder = TraceRecorder(sim, POOLS)
     sim.free(taken(sim, 4 * MIB, MEM_POOL))
     trace = recorder.trace()
     recorded = replay_trace(trace)
     assert SPLITTING_NOT_RECORDED in recorded.notes
-    outcome = asked(sim, recorder, "max_split_size_mb:32", None)
+    outcome = outcome_of(sim, recorder, "max_split_size_mb:32", None)
     assert outcome.undecided == ("whether a MemPool splits its blocks",)
     assert (outcome.peak_allocated.least, outcome.peak_allocated.most) == (4 * MIB, 20 * MIB)
 
@@ -269,15 +268,15 @@ def test_the_size_of_a_request_that_failed_may_decide() -> None:
     recorder = TraceRecorder(sim)
     assert sim.malloc(33 * MIB) is None
     trace = recorder.trace()
-    outcome = asked(sim, recorder, "", 40 * MIB)
+    outcome = outcome_of(sim, recorder, "", 40 * MIB)
     assert trace.events.size[0] == 48 * MIB
     assert outcome.undecided == ("the size of requests that failed: it was recorded rounded",)
     assert (outcome.served_after_all.least, outcome.served_after_all.most) == (0, 1)
 
 
 def test_what_the_program_released_may_decide() -> None:
-    """Without stacks, a release and a request that follows may be the request's own retry. How
-    much memory the device has can tell."""
+    """Without stacks, a release and a request that follows may be the request's own retry. The
+    device's memory may decide."""
     sim = Simulator(parse_conf(""), SimulatedDriver(64 * MIB))
     recorder = TraceRecorder(sim)
     sim.free(taken(sim, 40 * MIB))
@@ -285,15 +284,15 @@ def test_what_the_program_released_may_decide() -> None:
     assert sim.retries == 1
     recorded = replay_trace(recorder.trace())
     assert (recorded.retries, len(recorded.unclear)) == (0, 1)
-    outcome = asked(sim, recorder, "", None)
+    outcome = outcome_of(sim, recorder, "", None)
     assert outcome.undecided == ("which releases of cached memory were the program's own",)
     assert (outcome.peak_reserved.least, outcome.peak_reserved.most) == (50 * MIB, 90 * MIB)
-    decided = asked(sim, recorder, "", 64 * MIB)
+    decided = outcome_of(sim, recorder, "", 64 * MIB)
     assert decided.undecided == ()
     assert decided.retries == Range(1, 1)
 
 
-def test_one_release_gives_back_all_that_nobody_holds() -> None:
+def test_one_release_returns_all_pools_without_an_owner() -> None:
     sim = Simulator(parse_conf(""), SimulatedDriver())
     recorder = TraceRecorder(sim, POOLS)
     sim.begin_capture(GRAPH, frozenset({0}))
@@ -304,7 +303,7 @@ def test_one_release_gives_back_all_that_nobody_holds() -> None:
     sim.free(taken(sim, 24 * MIB))
     sim.empty_cache()
     assert sim.reserved == 0
-    outcome = asked(sim, recorder, "", None)
+    outcome = outcome_of(sim, recorder, "", None)
     assert outcome.device_frees == Range(2, 2)
     assert outcome.undecided == ()
 
@@ -440,7 +439,7 @@ def test_the_command_replays(snapshot: Path, capsys: pytest.CaptureFixture[str])
     assert "replay exact" in capsys.readouterr().out
 
 
-def test_the_command_asks_what_if(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_with_what_if(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["replay", str(snapshot), "--what-if", "expandable_segments:True", "--json"]
     assert main(command) == 0
     document = json.loads(capsys.readouterr().out)
@@ -520,9 +519,9 @@ def test_a_recording_of_several_steps_is_replayed_step_by_step(tmp_path: Path) -
     result = gpuprobe.replay(path, "expandable_segments:True")
     assert result.exact
     assert [t.recorded.step for t in result.traces] == [0, 1, 2]
-    asked = [t for t in result.traces if t.what_if is not None]
-    assert len(asked) == 1
-    assert asked[0].recorded.peak_reserved == highest
+    simulated = [t for t in result.traces if t.what_if is not None]
+    assert len(simulated) == 1
+    assert simulated[0].recorded.peak_reserved == highest
     assert "3 of 3 traces replay exactly" in rendered(result)[0]
 
 
@@ -533,14 +532,14 @@ def environment() -> Environment:
 def test_a_trace_that_frees_twice_is_survived() -> None:
     """A damaged trace: a block is freed again, and another without a request."""
     trace = MemoryTrace("cuda:0")
-    alloc, asked, done = (
+    alloc, request, done = (
         TraceAction.ALLOC.code,
         TraceAction.FREE_REQUESTED.code,
         TraceAction.FREE_COMPLETED.code,
     )
     for code, address in (
-        (alloc, 512), (asked, 512), (asked, 512), (done, 512), (done, 512), (alloc, 1024),
-        (done, 1024), (asked, 1024),
+        (alloc, 512), (request, 512), (request, 512), (done, 512), (done, 512), (alloc, 1024),
+        (done, 1024), (request, 1024),
     ):  # fmt: skip
         trace.events.append(code, address, MIB)
     found = what_if(trace, replay_trace(trace), parse_conf("expandable_segments:True"))

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprobe.allocator.driver import SimulatedDriver
-from gpuprobe.allocator.replays.alone import reserved_alone
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.whatif import reserved_alone
 from gpuprobe.analysis.baseline.own import without_blocks
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import TraceAction

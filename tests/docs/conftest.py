@@ -9,5 +9,6 @@ import warm_python
 
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> blocks.Runner:
-    """Remembers what ``gpuprobe run`` recorded, for the next page that begins with it."""
+    """A runner that reuses recordings of ``gpuprobe run`` for the next page that begins with
+    one."""
     return blocks.Runner(tmp_path_factory.mktemp("docs"), warm_python.shared().folder)

@@ -1,4 +1,4 @@
-"""The figures that others published, and what the page says of them."""
+"""The figures that others published, and the page about them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_figures_and_programs_are_those_that_were_frozen() -> None:
     assert blind_truth.frozen_digest() == FROZEN
 
 
-def test_the_page_has_what_the_results_say() -> None:
+def test_the_page_has_the_results() -> None:
     """`test_generated.py` compares all pages."""
     assert blind_truth.page() in (blocks.DOCS / "blind-truth.md").read_text(encoding="utf-8")
 
 
-def test_every_mend_and_explanation_is_of_a_program() -> None:
+def test_every_fix_and_explanation_belongs_to_a_program() -> None:
     names = [
         f"{source['name']}: {program['name']}"
         for source in rows(blind_truth.SOURCES)
@@ -35,8 +35,8 @@ def test_every_mend_and_explanation_is_of_a_program() -> None:
     ]
     assert set(rows(blind_truth.FIRST)) == set(names)
     assert set(rows(blind_truth.MENDED)) <= set(names)
-    for mend in rows(blind_truth.MENDS)["programs"]:
-        for pattern in mend["names"]:
+    for fix in rows(blind_truth.MENDS)["programs"]:
+        for pattern in fix["names"]:
             assert any(fnmatch(name, pattern) for name in names), pattern
 
 
@@ -59,7 +59,7 @@ def test_every_difference_is_explained_or_named_as_unexplained() -> None:
         ("7.44", ".2f", 7.6 * 2**20, "off"),
     ],
 )
-def test_a_figure_is_judged_as_it_is_printed(
+def test_a_figure_is_compared_as_it_is_printed(
     printed: str, format: str, found: float, word: str
 ) -> None:
     figure = {"key": "k", "what": "peak", "printed": printed, "format": format, "unit": "MiB"}

@@ -174,7 +174,7 @@ def test_make_demo(tmp_path: Path, runner: blocks.Runner) -> None:
     assert "forward" in report or "backward" in report or "optimizer" in report
     assert "activation" in report
     assert (cwd / "demo.gpuprobe").is_dir()
-    # What the README goes on with, in an activated environment: its folder comes first in PATH.
+    # How the README continues, in an activated environment: its folder comes first in PATH.
     for command in ("view", "report"):
         again = subprocess.run(
             ["gpuprobe", command, "demo.gpuprobe"],

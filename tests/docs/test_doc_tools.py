@@ -59,7 +59,7 @@ print(1)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "problem_text"),
     [
         ("```console\n$ exit 3\n```", "exit code 3, not 0"),
         ("<!-- exit: 0 or 2 -->\n```console\n$ exit 3\n```", "exit code 3, not 0 or 2"),
@@ -70,9 +70,9 @@ print(1)
         ("```python\nraise SystemExit(4)\n```", "exit code 4, not 0"),
     ],
 )
-def test_a_wrong_page_is_noticed(page: Path, text: str, says: str) -> None:
+def test_a_wrong_page_is_noticed(page: Path, text: str, problem_text: str) -> None:
     (problem,) = problems(page, text)
-    assert says in problem
+    assert problem_text in problem
     assert problem.startswith("page.md:")
 
 

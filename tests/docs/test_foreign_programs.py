@@ -24,8 +24,10 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def outcomes(**of: Any) -> dict[str, dict[str, Any]]:
     """Results of one program that runs everywhere, changed by mode: ``real={...}``."""
-    ran = {"name": "x/y", "status": "ran", "losses": [1.0], "allocated": 1024, "reserved": 2048}
-    return {mode: {**ran, "mode": mode, **of.get(mode, {})} for mode in ("cpu", "real", "shapes")}
+    result = {"name": "x/y", "status": "ran", "losses": [1.0], "allocated": 1024, "reserved": 2048}
+    return {
+        mode: {**result, "mode": mode, **of.get(mode, {})} for mode in ("cpu", "real", "shapes")
+    }
 
 
 def row(foreign: Any, **of: Any) -> Any:
@@ -94,6 +96,6 @@ def test_the_published_results_are_those_of_the_corpus(foreign: Any) -> None:
     assert [row["name"] for row in published["rows"]] == programs.names()
     rows = [table.Row(**row) for row in published["rows"]]
     tried = [row for row in rows if row.real != "-" and "not run" not in (row.real, row.shapes)]
-    ran = sum(row.shapes == "ran" for row in tried)
-    assert published["counts"]["run_shapes"] == ran
+    successful = sum(row.shapes == "ran" for row in tried)
+    assert published["counts"]["run_shapes"] == successful
     assert [list(pair) for pair in table.sentences(published["counts"])] == published["figures"]

@@ -23,9 +23,7 @@ CONTRIBUTING = blocks.ROOT / "CONTRIBUTING.md"
 _ROW = re.compile(r"^\| (`.+`) \| (.+) \|$", re.MULTILINE)
 _QUOTED = re.compile(r"``.*?``|`[^`]*`|\"[^\"]*\"|'[^'\n]*'(?!\w)", re.DOTALL)
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_NAMES_OF_OTHERS = frozenset(
-    ["look_ahead"]
-)
+_NAMES_OF_OTHERS = frozenset(["look_ahead"])
 """Names that torch, the standard library or a released document chose."""
 
 PACKAGES = sorted(
@@ -87,9 +85,12 @@ def explanations(source: str) -> Iterator[tuple[int, str]]:
     text is replaced by dots.
     """
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node.lineno, _QUOTED.sub("...", node.value.value)
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.lineno, _QUOTED.sub("...", node.value.value)
     block: list[str] = []
     last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from truth_files import read_trace, read_truth, truth_files
 
-from gpuprobe.allocator.replays.replay import TraceReplay, replay_trace
-from gpuprobe.allocator.replays.whatif import what_if
+from gpuprobe.allocator.replay import TraceReplay, replay_trace
+from gpuprobe.allocator.whatif import what_if
 from gpuprobe.catalogue.gpus import find
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 

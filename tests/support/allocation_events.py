@@ -11,7 +11,7 @@ _SIGNS = {"alloc": 1, "free_requested": -1}
 
 
 def events(call: Callable[[], Any], least: int = 0) -> list[int]:
-    """Bytes as asked for, in order, negative where they were given back; fewer than ``least`` are
+    """Requested bytes, in order, negative for frees; fewer than ``least`` are
     left out.
     """
     torch.cuda.memory._record_memory_history(max_entries=1000)

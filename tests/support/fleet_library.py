@@ -79,7 +79,7 @@ KINDS = {"compute": 1, "graphics": 2, "mps": 4}
 
 
 def compiler() -> str | None:
-    """The C compiler, or None where there is none."""
+    """The C compiler, or None if there is none."""
     return shutil.which("cc") or shutil.which("gcc")
 
 

@@ -1,6 +1,6 @@
 """Small training programs, written as users write them; each takes what it needs from torch.
 
-``values`` says whether a program needs the values that it computes.
+``values``: whether a program needs the values that it computes.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def a_captured_graph_runs_at_replay_only() -> None:
 
 
 def values(tensor: torch.Tensor) -> Any:
-    """None where nothing is computed."""
+    """None if nothing is computed."""
     return None if torch._C.TensorBase.is_meta.__get__(tensor) else tensor.tolist()
 
 

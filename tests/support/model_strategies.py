@@ -48,7 +48,7 @@ _NOT_DECODED = (
 
 
 def model_classes() -> list[type]:
-    """Every dataclass of the model that the codec is for (columns have a format of their own)."""
+    """Every dataclass of the model that the codec is for (columns have a separate format)."""
     found = []
     for info in pkgutil.walk_packages(gpuprobe.model.__path__, "gpuprobe.model."):
         if info.name in ("gpuprobe.model.io.codec", "gpuprobe.model.bounds"):  # words, not values
@@ -71,37 +71,44 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.integers(0, MOST_BYTES)
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
+    if hint in _SCALARS:
+        return _SCALARS[hint]
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        bounds = args[1]
-        if not isinstance(bounds, Bounds):
-            return values_of(args[0])
-        if args[0] is float:
-            return st.floats(bounds.least, bounds.most)
-        return st.integers(int(bounds.least), int(bounds.most))
+        return _bounded(args[0], args[1])
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values_of(arg) for arg in args])
-    if origin is tuple:
-        if len(args) == 2 and args[1] is Ellipsis:
-            return st.lists(values_of(args[0]), max_size=2).map(tuple)
+    if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
         return st.tuples(*map(values_of, args))
-    if origin is list:
-        return st.lists(values_of(args[0]), max_size=2)
+    if origin in (tuple, list):
+        return st.lists(values_of(args[0]), max_size=2).map(origin)
     if origin is dict:
         return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=2)
-    if hint in (None, type(None)):
-        return st.none()
-    if hint is bool:
-        return st.booleans()
-    if hint is int:
-        return INTEGERS
+    return _instances(origin or hint, args)
+
+
+_SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    None: st.none(),
+    type(None): st.none(),
+    bool: st.booleans(),
+    int: INTEGERS,
+    float: st.floats(allow_nan=False),  # NaN differs from itself; a separate test covers it
+    str: TEXT,
+    Any: st.one_of(INTEGERS, TEXT),
+}
+
+
+def _bounded(hint: Any, bounds: Any) -> st.SearchStrategy[Any]:
+    """Values of an annotated type, within its bounds if it has some."""
+    if not isinstance(bounds, Bounds):
+        return values_of(hint)
     if hint is float:
-        return st.floats(allow_nan=False)  # NaN differs from itself; it has a test of its own
-    if hint is str:
-        return TEXT
-    if hint is Any:
-        return st.one_of(INTEGERS, TEXT)
-    cls = origin or hint
+        return st.floats(bounds.least, bounds.most)
+    return st.integers(int(bounds.least), int(bounds.most))
+
+
+def _instances(cls: Any, args: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    """Instances of an enumeration or a dataclass with these type arguments."""
     if cls is StepLaunches:  # its columns belong together
         row = st.tuples(values_of(LaunchedKernel), values_of(LaunchPlace), st.integers(0, 2**31))
         return st.lists(row, max_size=3).map(step_launches)
@@ -110,23 +117,17 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     bound = dict(zip(getattr(cls, "__parameters__", ()), args, strict=False))
     hints = typing.get_type_hints(cls, include_extras=True)
 
+    def values(optional: bool) -> dict[str, st.SearchStrategy[Any]]:
+        return {
+            f.name: values_of(_bind(hints[f.name], bound))
+            for f in dataclasses.fields(cls)
+            if f.init and _optional(f) == optional
+        }
+
     def field_values() -> st.SearchStrategy[Any]:
-        return st.fixed_dictionaries(
-            {},
-            optional={
-                f.name: values_of(_bind(hints[f.name], bound))
-                for f in dataclasses.fields(cls)
-                if f.init and _optional(f)
-            },
-        ).flatmap(
+        return st.fixed_dictionaries({}, optional=values(True)).flatmap(
             lambda given: st.builds(
-                cls,
-                **{k: st.just(v) for k, v in given.items()},
-                **{
-                    f.name: values_of(_bind(hints[f.name], bound))
-                    for f in dataclasses.fields(cls)
-                    if f.init and not _optional(f)
-                },
+                cls, **{k: st.just(v) for k, v in given.items()}, **values(False)
             )
         )
 

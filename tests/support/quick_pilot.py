@@ -1,7 +1,7 @@
 """Keys, clicks and sizes for a screen without waiting until it is idle.
 
 Textual's own pilot waits after each key until the process is idle, which a screen that moves never
-is: half a second a key. This one waits until what was pending has been handled, and goes on, as a
+is: half a second a key. This one waits until what was pending has been handled, and continues, as a
 terminal does with a key that is held down.
 """
 

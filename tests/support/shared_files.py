@@ -1,4 +1,4 @@
-"""Files beside the checkout that tests use where they exist."""
+"""Files next to the checkout that tests use if they exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def shared_snapshots() -> list[Path]:
-    """Real torch snapshots, where this checkout has them beside it; else an empty list.
+    """Real torch snapshots, if this checkout has them next to it; else an empty list.
 
     They are not part of the repository. ``GPUPROBE_SNAPSHOTS`` names another folder of
     ``.pickle`` snapshots to use instead.

@@ -43,7 +43,7 @@ _ANY = (
 
 
 _BEGAN_WITH = dict(os.environ)
-"""Not what the test that is the first to ask for a process has set for itself."""
+"""The environment before the first test that starts a process changes it."""
 
 
 @functools.cache
@@ -147,11 +147,11 @@ def _client() -> None:
     message = json.dumps(request).encode()
     socket.send_fds(line, [len(message).to_bytes(4, "little")], [0, 1, 2])
     line.sendall(message)
-    answers = line.makefile("r")
-    process = int(answers.readline())
+    replies = line.makefile("r")
+    process = int(replies.readline())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda given, frame: _send(process, given))
-    status = int(answers.readline() or -signal.SIGKILL)
+    status = int(replies.readline() or -signal.SIGKILL)
     if status < 0:
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
@@ -209,7 +209,7 @@ def _serve(listening: socket.socket) -> list[str]:
 
 
 def _wait(process: int, line: socket.socket) -> None:
-    """Tell the command how its process ended; end the process if the command is gone."""
+    """Report to the command how its process ended; end the process if the command is gone."""
     line.sendall(f"{process}\n".encode())
     ended = os.pidfd_open(process)
     if ended not in select.select([ended, line], [], [])[0]:

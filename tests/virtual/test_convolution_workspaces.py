@@ -11,11 +11,10 @@ from torch import nn
 
 import gpuprobe
 from gpuprobe.allocator.driver import SimulatedDriver
-from gpuprobe.allocator.recorder import TraceRecorder
-from gpuprobe.allocator.replays.replay import replay_trace
-from gpuprobe.allocator.replays.requests import with_requests
-from gpuprobe.allocator.replays.whatif import what_if
+from gpuprobe.allocator.recorder import TraceRecorder, with_requests
+from gpuprobe.allocator.replay import replay_trace
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.whatif import what_if
 from gpuprobe.model.trace import AllocatorSettings
 
 MIB = 1 << 20

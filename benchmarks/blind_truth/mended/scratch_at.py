@@ -53,7 +53,7 @@ def script(path: str, *words: str) -> None:
     text = text.replace(BUILD, "\n    ".join(lines))
     text = text.replace(
         "token_ids.squeeze(0).tolist()", "[]"
-    )  # text, whose letters nobody computes
+    )  # text, whose letters are not computed
     text = text.replace('print("\\nOutput:", token_ids)', "")
     copy.write_text(text, encoding="utf-8")
     sys.argv = [path, *words]
@@ -63,7 +63,7 @@ def script(path: str, *words: str) -> None:
 
 
 def training() -> None:
-    """The sample that is printed is text, whose letters nobody computes."""
+    """The sample that is printed is text, whose letters are not computed."""
     plain = scratch.runpy.run_path  # type: ignore[attr-defined]
 
     def run_path(path: str, run_name: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""``sharded.py`` with one configuration: the source starts its processes anew for each."""
+"""``sharded.py`` with one configuration: the source starts new processes for each."""
 
 from __future__ import annotations
 

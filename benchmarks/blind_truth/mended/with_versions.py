@@ -1,4 +1,4 @@
-"""``attention.py damek`` with the versions of installed packages, which pandas asks for."""
+"""``attention.py damek`` with the versions of installed packages, which pandas requires."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MIB = 1 << 20
 class Case:
     """One training step to be measured.
 
-    ``work`` makes the model and its data, trained as ``training`` says; or ``whole`` makes the
+    ``work`` makes the model and its data, trained as in ``training``; or ``whole`` makes the
     complete step. ``full`` and ``tiny`` are the arguments of either. ``values``: what is
     allocated depends on the values that were computed.
     """

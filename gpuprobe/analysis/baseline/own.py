@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import compress
 
-from gpuprobe.allocator.replays.alone import reserved_alone
+from gpuprobe.allocator.whatif import reserved_alone
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.run.recording import RankRecording, Recording

@@ -126,8 +126,8 @@ class WouldHaveFitted:
 
     def _try(self, trace: MemoryTrace) -> tuple[tuple[str, bool], ...] | Unavailable:
         # 15 ms: the simulator, which only a report of a failure needs.
-        from gpuprobe.allocator.replays.replay import replay_trace
-        from gpuprobe.allocator.replays.whatif import search
+        from gpuprobe.allocator.replay import replay_trace
+        from gpuprobe.allocator.whatif import search
 
         if len(trace.events) > self.MOST_EVENTS:
             return Unavailable(

@@ -19,13 +19,13 @@ def install(patches: Patches, kind: Callable[[Any], str]) -> None:
     """
     library = torch.library.Library("c10d", "IMPL")
     patches.add(library._destroy)
-    for name, answer in _ANSWERS.items():
+    for name, answer in _COLLECTIVES.items():
         try:
             schema = getattr(torch.ops.c10d, name).default._schema
         except AttributeError:  # not in this torch
             continue
         names = [argument.name for argument in schema.arguments]
-        with warnings.catch_warnings():  # C++ code tells of the first one, allowed or not
+        with warnings.catch_warnings():  # C++ code reports the first one, allowed or not
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             library.impl(name, _kernel(answer, names, len(schema.returns), kind), "CPU")
 
@@ -141,7 +141,7 @@ def _scatter_sum_tensors(given: dict[str, Any]) -> None:
 
 
 def _all_to_all(given: dict[str, Any]) -> None:
-    """Each rank sends this one as much as this one sends to it: the load is taken to be even."""
+    """Each rank sends this one as much as it receives from it: the load is assumed to be even."""
     outputs = list(_flat(_tensors(given, "output_tensors", "output")))
     inputs = list(_flat(_tensors(given, "input_tensors", "input")))
     for output, source in zip(outputs, inputs, strict=True):
@@ -160,7 +160,7 @@ def _nothing(given: dict[str, Any]) -> None:
     pass
 
 
-_ANSWERS: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
+_COLLECTIVES: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
     "_allgather_base_": _all_gather_base,
     "_reduce_scatter_base_": _scatter_sum_base,
     "allgather_": _all_gather,

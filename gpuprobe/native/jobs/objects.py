@@ -110,7 +110,8 @@ class Objects:
             self._take(group, source, str(dist.get_rank()), given["tensor"])
 
     def _name(self, group: Any, source: int, target: str) -> str:
-        """Ranks of one group are told apart by their number in the whole job."""
+        """The name of a message. It identifies ranks by their number in the whole job, in any
+        group."""
         name = f"{'.'.join(map(str, _ranks(group)))}-{source}-{target}"
         digest = hashlib.sha256(name.encode()).hexdigest()[:24]
         self._counts[digest] += 1

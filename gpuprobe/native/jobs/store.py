@@ -1,4 +1,4 @@
-"""The store of a rank that is alone."""
+"""The store of a rank that runs without the others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Final
 import torch.distributed as dist
 
 _ANSWER: Final = b"\1" * 128
-"""What the others are taken to have set: the size of an ``ncclUniqueId``, which every rank but the
-first reads. NCCL's own documentation calls it opaque.
+"""The value of the other ranks' keys. It has the size of an ``ncclUniqueId``, which every rank but
+the first reads and which NCCL's documentation calls opaque.
 """
 
 
 class LoneStore(dist.Store):
-    """Keeps what this rank sets. What other ranks would set is there at once, and a counter that
-    they would raise has their part: waits end where they begin.
+    """A store with this rank's values. Keys of other ranks exist from the start, and counters
+    include their increments: no wait blocks.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from gpuprobe.torch_support.jobs.traffic import OPERATORS, Traffic
 from gpuprobe.torch_support.tensors import tensors_in
 
 _KEY = "BackendSelect"
-"""Part of every call, above all kernels of collectives, and without kernels of its own for them:
+"""A dispatch key of every call, above all kernels of collectives, that has no kernel for them:
 ``default_included_set`` in ``c10/core/DispatchKeySet.h``."""
 
 
@@ -34,7 +34,7 @@ def install(patches: Patches, sent: Traffic) -> None:
         patches.add(library._destroy)
         for name in names:
             packet = getattr(getattr(torch.ops, space), name, None)
-            if packet is not None:  # not every torch has every one
+            if packet is not None:  # some versions of torch lack it
                 library.impl(
                     name, _noting(packet.default, sent, depth, after), _KEY, with_keyset=True
                 )

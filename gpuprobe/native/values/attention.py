@@ -210,22 +210,22 @@ def _sdpa_flash_backward(
     )[:3]
 
 
-def _padded(lse: Any, wanted: bool) -> Any:
+def _padded(lse: Any, compute_log_sumexp: bool) -> Any:
     """Rows padded to a multiple of 32, as ``_efficient_attention_forward`` has them."""
-    if not wanted:
+    if not compute_log_sumexp:
         return lse[..., :0]
     room = -lse.size(-1) % 32
     return torch.nn.functional.pad(lse, (0, room), value=math.inf)
 
 
 def _sdpa_efficient(
-    key: Key, q: Any, k: Any, v: Any, bias: Any, lse_wanted: bool, p: float = 0.0,
+    key: Key, q: Any, k: Any, v: Any, bias: Any, compute_log_sumexp: bool, p: float = 0.0,
     causal: bool = False, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     out, lse = forward(
         q, k, v, bias=bias, causal="top" if causal else "", scale=scale, dropout=p, key=key
     )
-    return out, _padded(lse, lse_wanted), *_key_parts(key)
+    return out, _padded(lse, compute_log_sumexp), *_key_parts(key)
 
 
 def _sdpa_efficient_backward(
@@ -240,13 +240,13 @@ def _sdpa_efficient_backward(
 
 
 def _sdpa_cudnn(
-    key: Key, q: Any, k: Any, v: Any, bias: Any, lse_wanted: bool, p: float = 0.0,
+    key: Key, q: Any, k: Any, v: Any, bias: Any, compute_log_sumexp: bool, p: float = 0.0,
     causal: bool = False, debug: bool = False, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     out, lse = forward(
         q, k, v, bias=bias, causal="top" if causal else "", scale=scale, dropout=p, key=key
     )
-    sums = lse.unsqueeze(-1) if lse_wanted else None
+    sums = lse.unsqueeze(-1) if compute_log_sumexp else None
     return out, sums, None, None, None, None, *_key_parts(key), None
 
 
@@ -372,8 +372,8 @@ _CUSTOM_MASKS: Final = {0: "", 1: "top", 2: "bottom"}
 
 def _efficient(
     key: Key, q: Any, k: Any, v: Any, bias: Any, cq: Any, ck: Any, mq: Any, mk: Any, p: float,
-    mask: int, lse_wanted: bool = False, *, scale: float | None = None, seqlen_k: Any = None,
-    window_size: int | None = None,
+    mask: int, compute_log_sumexp: bool = False, *, scale: float | None = None,
+    seqlen_k: Any = None, window_size: int | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     window = None if not window_size else (window_size - 1, None)
     options = {
@@ -386,10 +386,10 @@ def _efficient(
         lse = torch.cat(
             [torch.nn.functional.pad(x, (0, longest - x.size(-1)), value=math.inf) for x in sums]
         )
-        lse = lse if lse_wanted else lse[..., :0]
+        lse = lse if compute_log_sumexp else lse[..., :0]
     else:
         out, lse = forward(_heads_first(q), _heads_first(k), _heads_first(v), **options)
-        out, lse = out.transpose(1, 2), _padded(lse, lse_wanted)
+        out, lse = out.transpose(1, 2), _padded(lse, compute_log_sumexp)
     return out, lse, *_key_parts(key), None, None
 
 

@@ -84,88 +84,103 @@ class OnCpu(torch.fx.Interpreter):
         return found
 
 
-def follow(computing: Any, patches: Patches, unknown: Callable[[Any], None] | None) -> None:
-    """Compute compiled regions with ``computing``. ``unknown`` is called with each tensor that they
-    write instead, where nothing is to be computed.
+Unknown = Callable[[torch.Tensor], None]
+
+
+def follow(computing: Any, patches: Patches, unknown: Unknown | None) -> None:
+    """Compute the values of compiled regions with ``computing``; with ``unknown``, call that with
+    each tensor that they write instead.
     """
+    for module, patch in {
+        "torch._inductor.compile_fx": lambda: _patch_inductor(computing, patches, unknown),
+        "torch._inductor.runtime.triton_heuristics": lambda: _patch_kernels(computing, patches),
+        "torch._functorch.config": lambda: _patch_cache(patches),
+        JIT: lambda: _patch_triton(computing, patches, unknown),
+        "triton.runtime.autotuner": lambda: _patch_autotuner(computing, patches),
+    }.items():
+        patches.add(when_imported(module, patch))
 
-    def inductor() -> None:
-        from torch._inductor import compile_fx
 
-        before = compile_fx._compile_fx_inner
+def _patch_inductor(computing: Any, patches: Patches, unknown: Unknown | None) -> None:
+    """Keep the graph of each region that Inductor compiles, to compute its values."""
+    from torch._inductor import compile_fx
 
-        @functools.wraps(before)
-        def compile_inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
-            graph = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
-            compiled = before(gm, inputs, **kwargs)
-            run = getattr(compiled, "current_callable", None)
-            if run is not None:
-                compiled.current_callable = _with_values(run, graph, computing, unknown)
-            return compiled
+    before = compile_fx._compile_fx_inner
 
-        patches.set(compile_fx, "_compile_fx_inner", compile_inner)
+    @functools.wraps(before)
+    def compile_inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+        graph = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        compiled = before(gm, inputs, **kwargs)
+        run = getattr(compiled, "current_callable", None)
+        if run is not None:
+            compiled.current_callable = _with_values(run, graph, computing, unknown)
+        return compiled
 
-    def functorch() -> None:
-        # A region from this cache would come without its graph.
-        import torch._functorch.config as config
+    patches.set(compile_fx, "_compile_fx_inner", compile_inner)
 
-        patches.add(_changed(config, "enable_autograd_cache", False))
 
-    def triton() -> None:
-        from triton.runtime.jit import JITFunction
+def _patch_cache(patches: Patches) -> None:
+    """Disable the cache of autograd, whose regions have no graph."""
+    import torch._functorch.config as config
 
-        patch_helpers(patches)
-        before = JITFunction.run
+    patches.add(_changed(config, "enable_autograd_cache", False))
 
-        @functools.wraps(before)
-        def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
-            inside = computing.skipping.set(0)
-            computing.skipping.set(inside)
-            result = computing.placed(before, self, *args, **kwargs)
-            if inside or kwargs.get("warmup"):
-                return result
-            if unknown is None:
-                _interpret(self, args, kwargs, computing)
-            else:
-                for item in (*args, *kwargs.values()):
-                    if isinstance(item, _Tensor):
-                        unknown(item)
+
+def _patch_triton(computing: Any, patches: Patches, unknown: Unknown | None) -> None:
+    """Compute the values of the program's Triton kernels with Triton's interpreter."""
+    from triton.runtime.jit import JITFunction
+
+    patch_helpers(patches)
+    before = JITFunction.run
+
+    @functools.wraps(before)
+    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inside = computing.skipping.set(0)
+        computing.skipping.set(inside)
+        result = computing.placed(before, self, *args, **kwargs)
+        if inside or kwargs.get("warmup"):
             return result
+        if unknown is None:
+            _interpret(self, args, kwargs, computing)
+        else:
+            for item in (*args, *kwargs.values()):
+                if isinstance(item, _Tensor):
+                    unknown(item)
+        return result
 
-        patches.set(JITFunction, "run", launch)
+    patches.set(JITFunction, "run", launch)
 
-    def autotuner() -> None:
-        from triton.runtime.autotuner import Autotuner
 
-        before = Autotuner._bench
+def _patch_autotuner(computing: Any, patches: Patches) -> None:
+    """Compute nothing for the launches that Triton's autotuner measures, before the one that
+    counts.
+    """
+    from triton.runtime.autotuner import Autotuner
 
-        @functools.wraps(before)
-        def time(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # What it measures is launched again and again, before the launch that counts.
-            inside = computing.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
-            try:
-                return before(self, *args, **kwargs)
-            finally:
-                computing.skipping.set(inside)
+    before = Autotuner._bench
 
-        patches.set(Autotuner, "_bench", time)
+    @functools.wraps(before)
+    def measure(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inside = computing.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
+        try:
+            return before(self, *args, **kwargs)
+        finally:
+            computing.skipping.set(inside)
 
-    def kernels() -> None:
-        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    patches.set(Autotuner, "_bench", measure)
 
-        before = CachingAutotuner.run
 
-        @functools.wraps(before)
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return computing.placed(before, self, *args, **kwargs)
+def _patch_kernels(computing: Any, patches: Patches) -> None:
+    """Count the launches of Inductor's kernels at the line that calls the compiled region."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-        patches.set(CachingAutotuner, "run", run)
+    before = CachingAutotuner.run
 
-    patches.add(when_imported("torch._inductor.compile_fx", inductor))
-    patches.add(when_imported("torch._inductor.runtime.triton_heuristics", kernels))
-    patches.add(when_imported("torch._functorch.config", functorch))
-    patches.add(when_imported(JIT, triton))
-    patches.add(when_imported("triton.runtime.autotuner", autotuner))
+    @functools.wraps(before)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return computing.placed(before, self, *args, **kwargs)
+
+    patches.set(CachingAutotuner, "run", run)
 
 
 def _interpret(kernel: Any, args: Any, kwargs: Any, computing: Any) -> None:
@@ -212,9 +227,7 @@ def _written_inputs(graph: Any) -> list[int]:
     return found
 
 
-def _with_values(
-    run: Any, graph: Any, computing: Any, unknown: Callable[[Any], None] | None
-) -> Any:
+def _with_values(run: Any, graph: Any, computing: Any, unknown: Unknown | None) -> Any:
     written = _written_inputs(graph)
 
     @functools.wraps(run)

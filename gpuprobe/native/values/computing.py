@@ -336,7 +336,7 @@ class Computing:
             if target.numel() == value.numel():
                 value = value.reshape(target.shape)
             elif not target.numel() or (not value.numel() and plan.how is How.COUNTS):
-                return None  # a result that was not wanted
+                return None  # a result that was not requested
             else:
                 raise NotModelled(
                     f"{plan.func}: a result of shape {tuple(target.shape)} on CUDA has shape "

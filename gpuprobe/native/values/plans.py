@@ -115,7 +115,7 @@ _WHOLE_STORAGE: Final = frozenset(
     as_strided_scatter_backward
     """.split()  # noqa: SIM905
 )
-"""They use the storage that a tensor is a part of, or count places from its beginning."""
+"""Operators that use the whole storage of a tensor, or positions relative to its start."""
 
 HIDDEN_WRITES: Final = {
     "native_batch_norm": (3, 4),
@@ -125,13 +125,13 @@ HIDDEN_WRITES: Final = {
 }
 """Arguments that operators write to although their schemas do not declare it."""
 
-_ANSWERS: Final = frozenset({"equal", "allclose"})
+_PYTHON_RESULTS: Final = frozenset({"equal", "allclose"})
 
 _PASSED: Final = frozenset(
     {"prim", "profiler", "c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional",
      "debugprims", "mkldnn", "rngprims", "fsdp_", "symm_mem", "_dtensor"}
 )  # fmt: skip
-"""Namespaces whose operators move data by themselves, or have none."""
+"""Namespaces whose operators copy their data themselves, or have no data."""
 
 _has = torch._C._dispatch_has_kernel_for_dispatch_key
 _SEEDED: Final = torch.Tag.nondeterministic_seeded
@@ -179,7 +179,7 @@ def _how(func: Any, space: str, name: str, returns: Any) -> How:
         return How.SCALAR
     if name == "_cudnn_rnn_flatten_weight":
         return How.FLATTEN
-    if name in _ANSWERS:
+    if name in _PYTHON_RESULTS:
         return How.ANSWER
     if space in _PASSED or name in _ONLY:
         return How.ONLY

@@ -116,8 +116,8 @@ class Reads:
 
 
 def _where() -> tuple[str, int, str]:
-    """File and line of the program, and both for a reader. A thread of the backward pass has no
-    line of it: ``""`` and 0.
+    """File and line of the program, and a text of both. A thread of the backward pass has none:
+    ``""`` and 0.
     """
     file, line = program_line()
     if file.startswith(PACKAGE):

@@ -44,9 +44,6 @@ class Skipping:
         """What the next copy of ``size`` bytes to the host finds. False if too many wait."""
         return bool(self._answer(value.to_bytes(size, "little", signed=signed), size))
 
-    def answer_bytes(self, value: bytes) -> bool:
-        return bool(self._answer(value, len(value)))
-
     def forget(self) -> None:
         """Forget the answers that no copy has taken."""
         self._answer(b"", 0)

@@ -321,7 +321,7 @@ _calls: Final = itertools.count(1)
 
 
 def _contents(out: Any) -> tuple[Any, ...]:
-    """What tells two outputs of a recurrent network apart."""
+    """A key that differs between two outputs of a recurrent network."""
     parts = out.contiguous().view(torch.int16).flatten().to(torch.int64)
     place = torch.arange(1, parts.numel() + 1)
     return (*out.shape, int(parts.sum()), int((parts * place).sum()))
@@ -377,10 +377,10 @@ def _cudnn_rnn_backward(
             for made, grad in zip(found, (g_out, g_hy, g_cy), strict=False)
             if made is not None and grad is not None
         ]
-        wanted = [item for item in leaves if item is not None]
+        inputs = [item for item in leaves if item is not None]
         grads = iter(
             torch.autograd.grad(
-                [made for made, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True
+                [made for made, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True
             )
         )
         given = [None if item is None else next(grads) for item in leaves]

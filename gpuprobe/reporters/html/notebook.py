@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from gpuprobe.allocator.replays.results import ReplayResult
+from gpuprobe.allocator.results import ReplayResult
 from gpuprobe.analysis.baseline import CheckResult
 from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.analysis.inspection.tracks import Track

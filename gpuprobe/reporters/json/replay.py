@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final, TextIO
 
-from gpuprobe.allocator.replays.replay import Divergence, TraceReplay
-from gpuprobe.allocator.replays.results import ReplayResult, TraceResult
-from gpuprobe.allocator.replays.whatif import LIMITS, Range, WhatIfOutcome
+from gpuprobe.allocator.replay import Divergence, TraceReplay
+from gpuprobe.allocator.results import ReplayResult, TraceResult
 from gpuprobe.allocator.settings import to_conf
+from gpuprobe.allocator.whatif import LIMITS, Range, WhatIfOutcome
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.reporters.json import fields_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuprobe.allocator.replays.replay import TraceReplay
-from gpuprobe.allocator.replays.results import ReplayResult, TraceResult
-from gpuprobe.allocator.replays.whatif import LIMITS, Range, SettingsAdvice, WhatIfOutcome
+from gpuprobe.allocator.replay import TraceReplay
+from gpuprobe.allocator.results import ReplayResult, TraceResult
 from gpuprobe.allocator.settings import to_conf
+from gpuprobe.allocator.whatif import LIMITS, Range, SettingsAdvice, WhatIfOutcome
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.reporters.sections.parts import (
     Column,

@@ -1,8 +1,8 @@
 """A simulator whose driver is a recorded trace.
 
-What the allocator decides is simulated; what the world decided is taken from the trace: where
-the driver put a segment, whether it was out of memory, and which streams were done. Every
-device operation the rules ask for must be the trace's next one; otherwise `Diverged`.
+The allocator's decisions are simulated; everything else comes from the trace: the addresses of
+segments, whether the driver was out of memory, and which streams were done. Every device operation
+that the rules require must be the trace's next one; otherwise `Diverged`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuprobe.allocator.blocks import (
     PrivatePool,
     TieRule,
 )
-from gpuprobe.allocator.replays.ties import TieEvidence
+from gpuprobe.allocator.evidence import TieEvidence
 from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size, expandable_span, round_size
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.allocator.simulator import Simulator
@@ -49,7 +49,7 @@ _WORDS: Final = {
 
 
 class Diverged(Exception):
-    """The rules and the trace disagree at event ``index``. ``block`` is what the rules chose."""
+    """The rules and the trace disagree at event ``index``. ``block`` is the rules' choice."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Diverged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """An event that can be read in two ways. One of them is that an allocation found no memory:
-    it would have had to reserve ``needed`` bytes.
+    """An event with two explanations. One of them is that an allocation found no memory: it would
+    have had to reserve ``needed`` bytes.
 
-    A release of cached memory may be the program's, or garbage collection, or that of an allocation
-    that then tried again. A cached block of a ``MemPool`` may serve a request in that pool, or one
-    in the default pool that ran out of memory (``use_on_oom``).
+    Cached memory may be released by the program, by garbage collection, or by an allocation that
+    then tried again. A cached block of a ``MemPool`` may serve a request in that pool, or one in
+    the default pool that ran out of memory (``use_on_oom``).
     """
 
     event: int
@@ -82,9 +82,9 @@ class Unclear:
 
 
 class TraceSimulator(Simulator):
-    """The allocator, with the trace in the driver's place.
+    """The allocator, with the trace as its driver.
 
-    ``trust_ages``: the ages of cached segments are known, which garbage collection goes by
+    ``trust_ages``: the ages of cached segments, on which garbage collection depends, are known
     (they are not for segments from before the trace).
     """
 
@@ -101,7 +101,7 @@ class TraceSimulator(Simulator):
         super().__init__(settings, tie_rule=tie_rule)
         if device_memory is not None:
             self.device_memory = device_memory
-        # Whether memory was short is for the trace to show: no allowed maximum of our own.
+        # The trace shows whether memory was short: no separate maximum applies.
         self.allowed_maximum = None
         self.gc_enabled = settings.garbage_collection_threshold > 0
         self.plain_search = self.plain_search and not self.gc_enabled
@@ -110,9 +110,9 @@ class TraceSimulator(Simulator):
         self.flushes: list[int] = []
         self.unclear: list[Unclear] = []
         self.overflows: list[Unclear] = []
-        self.held: dict[int, int] = {}  # pool -> the last event that left its cached memory alone
+        self.held: dict[int, int] = {}  # pool -> the last event that kept its cached memory
         self.memory_limit: int | None = None
-        self.recent: list[int] = []  # blocks that came back since the last allocation
+        self.recent: list[int] = []  # blocks freed since the last allocation
         self._miss_once = False
         self.events = events
         self._pools = pools
@@ -131,15 +131,13 @@ class TraceSimulator(Simulator):
     # -- batches: the events between two requests of the program ------------------------------
 
     def add(self, index: int) -> None:
-        """One more event that is not a request."""
+        """Add an event that is not a request."""
         self._batch.append(index)
 
-    @property
-    def waiting(self) -> bool:
-        return bool(self._batch)
-
     def settle(self, index: int) -> None:
-        """The batch was not part of an allocation; ``index`` is the event after it."""
+        """Replay the batch as separate from any allocation; ``index`` is the event after it."""
+        if not self._batch:
+            return
         self.at_event = index
         while (code := self.peek()) != _NONE:
             if code == _FREE_COMPLETED:
@@ -154,7 +152,7 @@ class TraceSimulator(Simulator):
     def malloc_in_batch(
         self, index: int, requested: int, stream: int, pool: int
     ) -> PoolBlock | None:
-        """The batch came before the allocation (or out-of-memory) event ``index``."""
+        """Replay the batch with the allocation (or out-of-memory) event ``index`` after it."""
         self.at_event = index
         polled = self._poll(requested, stream, pool)
         flushed = False
@@ -167,7 +165,7 @@ class TraceSimulator(Simulator):
             try:
                 self._flush_as_recorded(free_list, size, cached)
             except Diverged as diverged:
-                # It was taken for an ``empty_cache`` because this block would have fitted.
+                # The release counts as an ``empty_cache`` because this block would have fitted.
                 diverged.block = cached
                 raise
             polled = self._poll(requested, stream, pool)
@@ -192,7 +190,7 @@ class TraceSimulator(Simulator):
         return block
 
     def _codes(self) -> list[int]:
-        """The actions of the rest of the batch."""
+        """The action codes of the rest of the batch."""
         return [self.events.action[i] for i in self._batch[self._at :]]
 
     def _clear(self) -> None:
@@ -211,7 +209,7 @@ class TraceSimulator(Simulator):
         return self._pools[self._batch[self._at]]
 
     def take(self, action: int, address: int, size: int) -> None:
-        """The rules do this: it must be what the trace has next."""
+        """Consume the trace's next event, which must be this operation of the rules."""
         events = self.events
         if self._at < len(self._batch):
             index = self._batch[self._at]
@@ -244,12 +242,12 @@ class TraceSimulator(Simulator):
 
     @property
     def out_of_memory(self) -> bool:
-        """The batch ends with torch giving up."""
+        """Whether the batch ends with an out-of-memory error."""
         return 0 <= self.at_event < len(self.events) and self.events.action[self.at_event] == _OOM
 
     def learn_limit(self, index: int) -> None:
-        """What the process could have had when it ran out of memory at event ``index``: what
-        it held, and what torch noted that the driver had left."""
+        """Set the memory limit from the out-of-memory event ``index``: the reserved memory, and the
+        free memory that torch recorded there."""
         free = self.events.column("device_free")[index]
         if free:
             limit = self.reserved + free
@@ -258,7 +256,7 @@ class TraceSimulator(Simulator):
     # -- what the trace decides ---------------------------------------------------------------
 
     def synchronize_events(self, owner: PrivatePool | None = None) -> None:
-        """The streams were done with these blocks: as the trace shows."""
+        """Free the blocks whose streams were done, as the trace shows."""
         while self.peek() == _FREE_COMPLETED:
             block = self._next_completed()
             self._at += 1
@@ -266,7 +264,7 @@ class TraceSimulator(Simulator):
             self.complete(block)
 
     def _next_completed(self) -> PoolBlock:
-        """The block whose free completes next."""
+        """The block whose free completes next in the trace."""
         address, size = self.next_event()
         block = self.live.get(address)
         if block is None or block.allocated or block.requested != size:
@@ -277,14 +275,14 @@ class TraceSimulator(Simulator):
         return block
 
     def _must_miss(self) -> bool:
-        """Whether the trace shows that no cached block was found."""
+        """Whether the trace shows that the search found no cached block."""
         codes = self._codes()
         return self.out_of_memory or _SEGMENT_ALLOC in codes or _MAP in codes
 
     def _missed_before(self, requested: int, stream: int, pool: int) -> bool:
-        """Whether the search missed what is there now: a block that came back only when the
-        allocation waited for all streams, which is after it searched. Torch does not search
-        again then (``malloc`` goes on to ``alloc_block``)."""
+        """Whether the search missed a block that is free now: one that was freed only when the
+        allocation waited for all streams, after its search. Torch does not search again then
+        (``malloc`` continues with ``alloc_block``)."""
         if not self.recent or not self._must_miss():
             return False
         free_list, size, growable = self._request(requested, stream, pool)
@@ -293,7 +291,7 @@ class TraceSimulator(Simulator):
             return False
         whole = found.prev is None and found.next is None and found.expandable is None
         if whole and found.free_list.pool.owner.index == 0:
-            # Making room releases whole cached segments: the trace must do that to it.
+            # Making room releases whole cached segments: the trace must release this one.
             frees = [i for i in self._batch if self.events.action[i] == _SEGMENT_FREE]
             if all(self.events.address[i] != found.address for i in frees):
                 return False
@@ -301,9 +299,9 @@ class TraceSimulator(Simulator):
         return any(found.address <= address < end for address in self.recent)
 
     def _grew_into_place(self, index: int, requested: int, stream: int, pool: int) -> bool:
-        """Whether what looks like an ``empty_cache`` was an allocation making room: with
-        expandable segments it then takes the lowest place with enough addresses, which need not
-        be the best fit, nor need new pages."""
+        """Whether an apparent ``empty_cache`` was an allocation that made room: with expandable
+        segments it then takes the lowest place with enough addresses, which may not be the best fit
+        and may not require new pages."""
         free_list, size, growable = self._request(requested, stream, pool)
         found = self.find(free_list, size, growable) if growable else None
         if found is None:
@@ -315,9 +313,10 @@ class TraceSimulator(Simulator):
         return lowest is not None and found.address != address == lowest.address
 
     def _know_range(self, free_list: FreeList, size: int) -> None:
-        """Pages are mapped next. Where the rules would map others, the address ranges are not as
-        thought: one that no event has shown is lower (an allocation reserved it that then
-        failed), or the lower ones end earlier. How long they are is not recorded.
+        """Correct the address ranges if the rules would map other pages than the trace does next.
+
+        Either a lower range exists that no event has shown (an allocation reserved it and then
+        failed), or the lower ranges end earlier: their lengths are not recorded.
         """
         address, _ = self.next_event()
         while (start := expandable.lowest_fit(free_list, size)) is not None:
@@ -333,11 +332,11 @@ class TraceSimulator(Simulator):
                 return
 
     def _poll(self, requested: int, stream: int, pool: int) -> bool:
-        """Completions that an allocation finds when it polls, before it searches.
+        """Replay the completions that an allocation finds when it polls, before it searches.
 
-        Others are found later, when it waits for all streams to make room. Where the search
-        must have missed, a completion that would have made room for it is one of those.
-        False: such completions are left.
+        It finds others later, when it waits for all streams to make room. If the search must have
+        missed, a completion that would have made room for it is one of those. False: such
+        completions remain.
         """
         if not self._must_miss():
             self.synchronize_events()
@@ -362,13 +361,13 @@ class TraceSimulator(Simulator):
         keys = block.free_list.keys
         at = bisect_left(keys, size << KEY_SHIFT)
         if at < len(keys) and keys[at] >> KEY_SHIFT < available:
-            return False  # the one candidate is another block, which was refused
+            return False  # the one candidate is another block, which the split limits refuse
         if size < self.max_split:
             return available < self.max_split
         return available < size + self.settings.max_non_split_rounding
 
     def _request(self, requested: int, stream: int, pool: int) -> tuple[FreeList, int, bool]:
-        """(free list, rounded size, whether expandable segments serve it) of a request."""
+        """Free list and rounded size of a request, and whether expandable segments serve it."""
         size = round_size(requested, self.settings)
         owner = self.pool(pool)
         half = owner.small if size <= SMALL_LIMIT else owner.large
@@ -376,11 +375,11 @@ class TraceSimulator(Simulator):
         return half.stream(stream), size, growable
 
     def _own_releases(self, requested: int, stream: int, pool: int, polled: bool) -> bool:
-        """Whether the releases that come next are the allocation's own (garbage collection, making
-        room, a retry) rather than an ``empty_cache`` just before it, or the end of a pool.
+        """Whether the next releases are part of the allocation (garbage collection, making room, a
+        retry) rather than an ``empty_cache`` just before it, or the end of a pool.
 
-        Torch stamps its own with the allocation's stack. Without stacks both can give the same
-        layout, where torch would have released everything anyway.
+        Torch records those with the allocation's stack. Without stacks, both explanations can lead
+        to the same layout, if torch would have released everything anyway.
         """
         codes = self._codes()
         if _SEGMENT_FREE not in codes and _UNMAP not in codes:
@@ -402,8 +401,8 @@ class TraceSimulator(Simulator):
         return self.gc_enabled and not (growable and self._cannot_grow(free_list))
 
     def _cannot_grow(self, free_list: FreeList) -> bool:
-        """Whether the request got its address in another way than an expandable segment does: that
-        maps pages, or begins where cached memory began before it was released."""
+        """Whether no expandable segment served the request: that maps pages, or uses an address at
+        which cached memory started before it was released."""
         if _MAP in self._codes():
             return False
         address = self.events.address[self.at_event]
@@ -415,23 +414,23 @@ class TraceSimulator(Simulator):
         return {self._pools[i] for i in rest if events.action[i] in (_SEGMENT_FREE, _UNMAP)}
 
     def _next_release(self) -> int:
-        """The next event that gives memory back: streams are waited for just before."""
+        """The next event that releases memory; the wait for streams comes just before."""
         return next(
             i for i in self._batch[self._at :] if self.events.action[i] in (_SEGMENT_FREE, _UNMAP)
         )
 
     def _frees_next(self, blocks: list[PoolBlock]) -> bool:
-        """The batch goes on to free exactly these first."""
+        """Whether the rest of the batch begins by freeing exactly these blocks."""
         events = self.events
-        wanted = self._batch[self._at : self._at + len(blocks)]
-        return len(wanted) == len(blocks) and all(
+        following = self._batch[self._at : self._at + len(blocks)]
+        return len(following) == len(blocks) and all(
             events.action[i] == _SEGMENT_FREE and events.address[i] == block.address
-            for i, block in zip(wanted, blocks, strict=True)
+            for i, block in zip(following, blocks, strict=True)
         )
 
     def forget_fresh(self, size: int) -> bool:
-        """The trace begins between a new segment and the allocation it was made for: take
-        the segment out of the start state, so that it can be made."""
+        """Remove a new segment from the start state if the trace begins between it and its first
+        allocation, which then allocates the segment again."""
         address = self.events.address[0]
         for half in self.halves():
             for block in half.free_blocks():
@@ -444,8 +443,8 @@ class TraceSimulator(Simulator):
         return False
 
     def _mapped_for_first(self, free_list: FreeList, size: int) -> PoolBlock | None:
-        """Where the trace begins between pages and the allocation they were mapped for: the
-        free block that they are part of now, which that allocation takes, best fit or not."""
+        """The free block that the first allocation takes, best fit or not, if the trace begins
+        between the mapping of its pages and that allocation."""
         if self.at_event != 0 or self.events.action[0] != _ALLOC:
             return None
         address = self.events.address[0]
@@ -482,15 +481,15 @@ class TraceSimulator(Simulator):
         return block
 
     def _learn_end(self, free_list: FreeList, size: int) -> None:
-        """Blocks count with the addresses that they could grow into. Where the trace takes another
-        block than they say, an address range ends earlier than was thought."""
+        """Shorten an address range if the trace takes another block than the rules: a block counts
+        with the addresses that it could grow into, and range lengths are not recorded."""
         if self.at_event == len(self.events) or self.events.action[self.at_event] != _ALLOC:
             return
         found = self.find(free_list, size, True)
         address = self.events.address[self.at_event]
         if found is None:
-            # The search is to find nothing where memory comes from the driver, which it does
-            # without new pages where cached ones are at the lowest place.
+            # A search that finds nothing leads to the driver, which maps no new pages if cached
+            # ones are at the lowest place.
             lowest = expandable.lowest_fit(free_list, size)
             if self.peek() != _NONE or (lowest is not None and lowest.address == address):
                 return
@@ -503,11 +502,11 @@ class TraceSimulator(Simulator):
             if block.address == address:
                 _count_at_most(block, expandable.potential(following))
                 return
-            # The search goes on only to what is smaller.
+            # The search only continues to smaller blocks.
             _count_at_most(following, expandable.potential(block) - 1)
 
     def _learn_release_order(self) -> None:
-        """Equal blocks from before the trace are released in the order of the batch."""
+        """Order equal blocks from before the trace as the batch releases them."""
         if self.ties.unknown:
             events = self.events  # an address may be allocated again in the same batch
             freed = [i for i in self._batch if events.action[i] == _SEGMENT_FREE]
@@ -520,7 +519,7 @@ class TraceSimulator(Simulator):
         frees = self._codes().count(_SEGMENT_FREE)
         enough = sum(block.size for block in planned or ()) >= max(size, self.max_split)
         if planned and enough and frees == len(planned) and self._frees_next(planned):
-            return  # making room explains them as well, without a retry
+            return  # making room explains the releases as well, without a retry
         while self.peek() == _SEGMENT_FREE:
             whole = [b for b in half.free_blocks() if b.prev is None and b.next is None]
             if not whole:
@@ -543,8 +542,8 @@ class TraceSimulator(Simulator):
                 self.unclear.append(Unclear(first, needed))
 
     def _new_segment(self, free_list: FreeList, size: int) -> PoolBlock | None:
-        # What is released next, or the end of the allocation, shows that there was none: in
-        # expandable segments not even cached pages, where the process may have no more memory.
+        # A release that follows, or the end of the allocation, shows that the driver had no memory:
+        # in expandable segments not even cached pages serve if the process may have no more.
         code = self.peek()
         if code in (_SEGMENT_FREE, _UNMAP, _FREE_COMPLETED) or (
             code == _NONE and self.out_of_memory
@@ -562,8 +561,8 @@ class TraceSimulator(Simulator):
         return super()._release_available(free_list, size)
 
     def _may_flush(self, free_list: FreeList) -> bool:
-        """Giving up without releasing anything is what torch does for a stream that captures.
-        Whether it did is not recorded: then nothing is released of what could be.
+        """Whether the allocation may have released all cached memory: torch releases nothing for a
+        stream that captures. That is not recorded; it shows in releasable memory that stayed.
         """
         if self.peek() != _NONE:
             return True
@@ -575,7 +574,7 @@ class TraceSimulator(Simulator):
         return not release.anything_to_release(self.pools[0])
 
     def _flush_as_recorded(self, free_list: FreeList, size: int, cached: PoolBlock | None) -> None:
-        """A release that is taken for the program's, before an allocation of ``size`` bytes."""
+        """Replay a release as the program's, before an allocation of ``size`` bytes."""
         first = self._batch[self._at]
         self.flushes.append(first)
         if cached is None and not self.events.column("stack")[self.at_event]:
@@ -583,8 +582,8 @@ class TraceSimulator(Simulator):
         self._flush()
 
     def _needed(self, free_list: FreeList, size: int) -> int:
-        """What would be reserved if ``size`` more bytes came from the driver. A limit that the
-        process has set itself counts whole segments (``alloc_block``)."""
+        """The reserved bytes if ``size`` more came from the driver. A limit that the process has
+        set itself counts whole segments (``alloc_block``)."""
         settings = self.settings
         segment = allocation_size(size, settings.large_segment_size)
         if not settings.expandable_segments or free_list.pool.owner.own_allocator:
@@ -593,7 +592,7 @@ class TraceSimulator(Simulator):
         return self.reserved + (max(pages, segment) if memory_fraction(settings) < 1.0 else pages)
 
     def _doubt_retry(self, served: bool, before: int, needed: int, first: int) -> None:
-        """Without stacks, an allocation that was served after its retry may have come after an
+        """Mark a served retry as unclear if the trace has no stacks: the release may have been an
         ``empty_cache``."""
         if served and self.retries > before and not self.events.column("stack")[self.at_event]:
             self.retries = before
@@ -601,12 +600,12 @@ class TraceSimulator(Simulator):
             self.unclear.append(Unclear(first, needed))
 
     def _flush(self) -> None:
-        """Release all cached memory, of the pools that the trace does it for: whether a
-        graph still holds its pool is not recorded."""
+        """Release all cached memory of the pools whose memory the trace releases: whether a graph
+        still holds its pool is not recorded."""
         before = self._at
         self.synchronize_events()
         self._learn_release_order()
-        # A retry that goes straight on to a new segment had nothing (more) to release.
+        # A retry that continues with a new segment had nothing (more) to release.
         if self.peek() in (_NONE, _SEGMENT_ALLOC, _MAP) or self._next_pool() == 0:
             release.release_pool(self, self.pools[0])
         while self.peek() in (_SEGMENT_FREE, _UNMAP):
@@ -621,18 +620,19 @@ class TraceSimulator(Simulator):
                 "has nothing there to release",
                 "only whole cached segments and empty pages go back to the driver",
             )
-        # The end of a `MemPool` releases that one's only.
+        # The end of a `MemPool` releases only its own memory.
         if any(self._pools[i] == 0 for i in self._batch[before : self._at]):
             for owner in self.pools.values():
                 if owner.index and release.anything_to_release(owner):
                     self.held[owner.index] = self._batch[before]
 
     def note_pool(self, index: int, block: PoolBlock, pool: int, *, cached: bool) -> None:
-        """The allocation at ``index`` took a block of a private pool, one that was ``cached``."""
+        """Note that the allocation at ``index`` took a block of a private pool (``cached``: without
+        reserving memory)."""
         if self._ids[pool][0]:
             return  # a graph's own
         if index == self._last_use[pool] and release.anything_to_release(self.pools[pool]):
-            # The end of a `MemPool` releases what it can: it comes where that is released.
+            # The end of a `MemPool` releases what it can: it comes when that is released.
             self.held[pool] = len(self.events)
         if not cached:
             return
@@ -645,7 +645,8 @@ class TraceSimulator(Simulator):
 
 
 def _count_at_most(block: PoolBlock, most: int) -> None:
-    """End the address range after a free block so that it counts with no more, if that can be."""
+    """Shorten the address range after a free block so that the block counts with at most ``most``
+    bytes, if possible."""
     last = block.next
     if last is not None and not last.mapped and last.next is None:
         most -= block.size
@@ -654,7 +655,7 @@ def _count_at_most(block: PoolBlock, most: int) -> None:
 
 
 class _TraceDriver:
-    """The driver as the trace shows it."""
+    """A driver whose results come from the trace."""
 
     def __init__(self, sim: TraceSimulator) -> None:
         self._sim = sim
@@ -693,7 +694,7 @@ class _TraceDriver:
         self._sim.take(_UNMAP, address, size)
 
     def _must_fail(self, what: str) -> None:
-        """Out of memory, where the trace goes on to make room or gives up."""
+        """Check that the driver was out of memory: the trace then makes room, or fails."""
         sim = self._sim
         code = sim.peek()
         if code in (_SEGMENT_ALLOC, _MAP) or (code == _NONE and not sim.out_of_memory):

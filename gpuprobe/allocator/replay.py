@@ -1,9 +1,9 @@
 """Replay: a recorded trace against the rules, event by event.
 
-Each allocation goes through the simulator, and its address must be the recorded one; so must
-the size of every new segment, the order and place of every release, and at the end the whole
-layout. Exact replay is the proof that the rules, the settings and the start state are right
-for this program, which is what makes a what-if worth believing.
+Each allocation goes through the simulator and must get the recorded address. The size of every
+new segment, the order and place of every release and the final layout must match, too. An exact
+replay proves that the rules, the settings and the start state are right for this program, on
+which a what-if depends.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn, get_args
 
 from gpuprobe.allocator.blocks import PoolBlock, TieRule, tie_rule_of
+from gpuprobe.allocator.evidence import own_allocators, splitting
 from gpuprobe.allocator.layout import load_layout, segments
-from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator, Unclear
-from gpuprobe.allocator.replays.pool_traits import own_allocators, splitting
-from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.rules import round_size
+from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
+from gpuprobe.allocator.trace_simulator import Diverged, TraceSimulator, Unclear
 from gpuprobe.errors import DataError, InternalError
 from gpuprobe.model.memory import Block as BlockRow
 from gpuprobe.model.memory import BlockState, Segment, TraceAction
@@ -36,23 +36,23 @@ POOLS_NOT_RECORDED: Final = (
     "the torch that recorded the trace does not record which pool an event belongs to: requests "
     "that failed, and memory that was released before the end, count as the default pool's"
 )
-"""A note of replays: with graphs or a ``MemPool``, older traces do not tell enough."""
+"""A note on replays of older traces with graphs or a ``MemPool``."""
 
 SPLITTING_NOT_RECORDED: Final = (
     "a MemPool whose blocks were used one at a time may hand out whole ones (no_split): they "
     "count as split, and allocated memory may have been more"
 )
-"""A note of replays."""
+"""A note on replays of traces that leave open whether a ``MemPool`` splits its blocks."""
 
-_MAX_REPAIRS = 200  # of block sizes the events leave open; each costs one more replay
+_MAX_REPAIRS = 200  # of block sizes that the events leave open; each costs one more replay
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first place where rules and trace disagree.
 
-    ``event`` is the index in the trace, or the number of events where the layout after the
-    last one differs. ``expected`` is what the rules do, ``observed`` what the trace shows.
+    ``event`` is the index in the trace, or the number of events if the final layout differs.
+    ``expected`` is what the rules do, ``observed`` what the trace shows.
     """
 
     event: int
@@ -64,15 +64,14 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class TraceReplay:
-    """What came of replaying one device's trace. Sizes in bytes.
+    """The replay of one device's trace. Sizes in bytes.
 
-    Where it is not ``exact``, the numbers are of the part before the divergence. ``flushes``
-    are the indices of events that an ``empty_cache`` of the program explains, or the end of a pool.
-    ``tie_rule``: how equal free blocks were ordered, the first of ``tie_rules``, which are all that
-    explain the trace. ``retries`` are those that are certain: each release in ``unclear`` may be
-    one more. ``overflows`` are allocations that a ``MemPool`` may have served when the default pool
-    had no memory. ``held``: by pool, the last event that shows that its memory could not be
-    returned.
+    If it is not ``exact``, the numbers describe the part before the divergence. ``flushes`` are the
+    indices of the events that an ``empty_cache`` of the program, or the end of a pool, explains.
+    ``tie_rule``: the order of equal free blocks, the first of ``tie_rules``, which are all that
+    explain the trace. ``retries`` counts the certain ones: each release in ``unclear`` may be one
+    more. ``overflows`` are allocations that a ``MemPool`` may have served when the default pool had
+    no memory. ``held``: by pool, the last event that shows that its memory could not be returned.
     """
 
     device: str
@@ -91,7 +90,7 @@ class TraceReplay:
     ooms: int
     complete: bool
     start_reserved: int
-    memory_limit: int | None  # what could be reserved, where an out-of-memory event tells
+    memory_limit: int | None  # bytes that could be reserved, if an out-of-memory event shows it
     settings: AllocatorSettings
     step: int | None = None
     tie_rule: TieRule = "address"
@@ -112,7 +111,7 @@ class _Run:
     allocations: int = 0
     divergence: Divergence | None = None
     tie_rules: tuple[TieRule, ...] = ()  # all that explain the trace
-    chosen: tuple[int, int, int] | None = None  # hole the rules took: address, size, wanted
+    chosen: tuple[int, int, int] | None = None  # hole that the rules took: address, size, needed
     notes: list[str] = field(default_factory=list)
 
 
@@ -126,7 +125,7 @@ def replay_trace(
     """Replay ``trace`` under ``settings`` (default: the recorded ones, else torch's).
 
     ``device_memory`` in bytes; only the address ranges of expandable segments depend on it.
-    ``torch``: the version that made the trace, where it is known.
+    ``torch``: the version that recorded the trace, if known.
     """
     chosen = settings if settings is not None else trace.settings
     if chosen is None:
@@ -144,6 +143,7 @@ def replay_trace(
 def _best_run(
     trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None, torch: str
 ) -> _Run:
+    """The run that explains most of the trace, over the tie rules that may apply."""
     known = tie_rule_of(torch)
     rules: tuple[TieRule, ...] = get_args(TieRule) if known is None else (known,)
     best = _attempt(trace, settings, device_memory, rules[0])
@@ -166,38 +166,38 @@ def _attempt(
     device_memory: int | None,
     tie_rule: TieRule,
 ) -> _Run:
-    """Replay once; where a block whose size the events left open is in the way, make it
-    larger and replay again."""
+    """Replay; if a block whose size the events leave open causes a divergence, enlarge it and
+    replay again."""
     state = start_state(trace, settings, device_memory)
     repairs = 0
     while True:
         run = _run(trace, settings, state, device_memory, tie_rule)
         if run.divergence is None or run.chosen is None:
             break
-        address, size, wanted = run.chosen
-        if repairs == _MAX_REPAIRS or not _shrink_hole(state, address, size, wanted):
+        address, size, needed = run.chosen
+        if repairs == _MAX_REPAIRS or not _shrink_hole(state, address, size, needed):
             break
         repairs += 1
     if repairs:
         run.notes.append(
             f"{repairs} block sizes from before the trace were inferred from later allocations"
         )
-    if state.homeless:
+    if state.unplaced:
         run.notes.append(
-            f"{len(state.homeless)} blocks from before the trace are in no known segment"
+            f"{len(state.unplaced)} blocks from before the trace are in no known segment"
         )
     return run
 
 
-def _shrink_hole(state: StartState, address: int, size: int, wanted: int) -> bool:
-    """The rules took the hole at ``address`` for ``wanted`` bytes and the trace did not: if
-    the block before it may be larger than its request, the hole may be too small."""
+def _shrink_hole(state: StartState, address: int, size: int, needed: int) -> bool:
+    """Enlarge the block before the hole at ``address``, which the rules took for ``needed`` bytes
+    and the trace did not, so that the hole is too small. False if the block's size is certain."""
     for segment in state.segments:
         if not segment.address <= address < segment.address + segment.size:
             continue
         for block in segment.blocks:
             if block.address + block.size == address and block.address in state.open_slack:
-                more = size - wanted + 512
+                more = size - needed + 512
                 if more > state.open_slack[block.address]:
                     return False
                 state.open_slack[block.address] -= more
@@ -258,10 +258,10 @@ def _run(
             rest = block.next
             if rest is not None and rest.mapped and not rest.active:
                 hole += rest.size
-            wanted = round_size(events.size[sim.at_event], settings)
-            run.chosen = (block.address, hole, wanted)
+            needed = round_size(events.size[sim.at_event], settings)
+            run.chosen = (block.address, hole, needed)
     except (InternalError, KeyError) as error:
-        # A trace that puts two segments in one place, as no driver does, breaks the layout.
+        # A trace with two segments at one address, which no driver allocates, breaks the layout.
         at = max(sim.at_event, 0)
         action = TraceAction.from_code(events.action[at]).value
         run.divergence = Divergence(
@@ -271,7 +271,7 @@ def _run(
 
 
 def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int:
-    """All events. Returns the number of allocations. The hot loop of replay."""
+    """Replay all events, in the hot loop of replay. Returns the number of allocations."""
     events = trace.events
     live = sim.live
     malloc = sim.malloc
@@ -307,20 +307,8 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
                 sim.settle(index)
                 waiting = False
             freed = live.get(address)
-            if freed is None or not freed.allocated:
-                raise Diverged(
-                    index,
-                    "has no allocated block there",
-                    f"frees the block at {address:#x}",
-                    "the block was never allocated, or was freed already",
-                )
-            if freed.requested != size:
-                raise Diverged(
-                    index,
-                    f"has a block of {freed.requested} requested bytes there",
-                    f"frees {size} requested bytes at {address:#x}",
-                    "the sizes of an allocation and its free differ",
-                )
+            if freed is None or not freed.allocated or freed.requested != size:
+                _wrong_free(index, freed, address, size)
             freed.allocated = False
             sim.allocated -= freed.size
         elif code == _FREE_COMPLETED and freed is not None and freed.address == address:
@@ -329,27 +317,47 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
             sim.recent[:] = (freed.address,)
             freed = None
         elif code == _SNAPSHOT:
-            if waiting:
-                sim.settle(index)
-                waiting = False
+            sim.settle(index)
+            waiting = False
         elif code == _OOM:
-            if sim.malloc_in_batch(index, size, stream, pool) is not None:
-                raise Diverged(
-                    index,
-                    f"finds room for {human_bytes(size)}",
-                    "is out of memory",
-                    "a cached block fits by the rules",
-                )
-            sim.learn_limit(index)
+            _fail(sim, index, size, stream, pool)
             waiting = False
             freed = None
         else:
             sim.add(index)
             waiting = True
             freed = None
-    if waiting:
-        sim.settle(len(events))
+    sim.settle(len(events))
     return allocations
+
+
+def _fail(sim: TraceSimulator, index: int, size: int, stream: int, pool: int) -> None:
+    """Replay a request that ran out of memory."""
+    if sim.malloc_in_batch(index, size, stream, pool) is not None:
+        raise Diverged(
+            index,
+            f"finds room for {human_bytes(size)}",
+            "is out of memory",
+            "a cached block fits by the rules",
+        )
+    sim.learn_limit(index)
+
+
+def _wrong_free(index: int, block: PoolBlock | None, address: int, size: int) -> NoReturn:
+    """Raise Diverged for a free that does not match the block at its address."""
+    if block is None or not block.allocated:
+        raise Diverged(
+            index,
+            "has no allocated block there",
+            f"frees the block at {address:#x}",
+            "the block was never allocated, or was freed already",
+        )
+    raise Diverged(
+        index,
+        f"has a block of {block.requested} requested bytes there",
+        f"frees {size} requested bytes at {address:#x}",
+        "the sizes of an allocation and its free differ",
+    )
 
 
 def _wrong_place(
@@ -358,20 +366,20 @@ def _wrong_place(
     """Raise Diverged for an allocation that went elsewhere, saying why as far as is known."""
     events = trace.events
     address, size = events.address[index], events.size[index]
-    trace_says = f"allocates {human_bytes(size)} at {address:#x}"
+    recorded = f"allocates {human_bytes(size)} at {address:#x}"
     if block is None:
-        raise Diverged(index, "is out of memory", trace_says, "no room by the rules")
+        raise Diverged(index, "is out of memory", recorded, "no room by the rules")
     rules = f"allocates it at {block.address:#x}"
     there = sim.live.get(address)
     if there is not None:
         why = "the recorded address is still in use by the rules"
     else:
         why = _why_not(sim, block, address)
-    raise Diverged(index, rules, trace_says, why, block)
+    raise Diverged(index, rules, recorded, why, block)
 
 
 def _why_not(sim: TraceSimulator, chosen: PoolBlock, address: int) -> str:
-    """What the rules know about the place the trace chose."""
+    """Why the rules did not choose the recorded address, as far as they know that place."""
     hole = chosen.size
     rest = chosen.next
     if rest is not None and rest.mapped and not rest.active:
@@ -392,7 +400,7 @@ def _why_not(sim: TraceSimulator, chosen: PoolBlock, address: int) -> str:
 
 
 def event_pools(trace: MemoryTrace) -> Sequence[int]:
-    """The pool index of every event; older traces lack pool ids, and the layout gives them."""
+    """The pool index of every event; in older traces, which lack pool ids, from the layout."""
     column = trace.events.column("pool")
     private = [s for s in trace.segments if s.pool_id != (0, 0)]
     if not private or any(column):
@@ -409,15 +417,15 @@ def event_pools(trace: MemoryTrace) -> Sequence[int]:
 
 
 def _lacks_pools(trace: MemoryTrace) -> bool:
-    """Whether events do not name their pools: none does, and the settings lack one that torch wrote
-    to snapshots later than pools (``max_cached_size``)."""
+    """Whether events do not name their pools: none has one, and the settings lack a key that torch
+    added to snapshots after pools (``max_cached_size``)."""
     settings = trace.settings
     recent = settings is not None and "max_cached_size" in settings.extra
     return not recent and not any(trace.events.column("pool"))
 
 
 def _check_layout(trace: MemoryTrace, sim: TraceSimulator) -> None:
-    """The layout after the last event must be the recorded one. Raises Diverged."""
+    """Compare the layout after the last event with the recorded one. Raises Diverged."""
     if not trace.segments:
         return
     indices = pool_indices(trace)
@@ -444,7 +452,7 @@ def _check_layout(trace: MemoryTrace, sim: TraceSimulator) -> None:
 
 
 def _difference(mine: Segment, theirs: Segment) -> tuple[str, str] | None:
-    """(ours, theirs) of the first difference between two segments, None for none."""
+    """The first difference between two segments as (ours, theirs); None if they are equal."""
     for name in ("total_size", "stream", "segment_type", "pool_id", "is_expandable"):
         a, b = getattr(mine, name), getattr(theirs, name)
         if a != b:
@@ -460,7 +468,7 @@ def _difference(mine: Segment, theirs: Segment) -> tuple[str, str] | None:
 
 
 def _block_key(block: BlockRow) -> tuple[int, int, str, int]:
-    # Torch leaves the last request's size on a free block: only active ones count.
+    # Torch keeps the last request's size on a free block: only active ones count.
     active = block.state is not BlockState.INACTIVE
     return block.address, block.size, block.state.value, block.requested_size if active else 0
 

@@ -1,24 +1,24 @@
-"""The layout before a trace's first event, from the events and the layout after the last.
+"""The layout before a trace's first event, from the events and the layout after the last one.
 
 An address whose first event is a free was in use before the trace; so was one that is in use
-at the end and has no event at all. Segments are found the same way. What remains open is the
-size of some blocks: the events tell what was requested, and a block of the large pool may hold
-up to 1 MiB more than that. The holes next to it settle the question where they can:
+at the end and has no event at all. Segments are found the same way. The sizes of some blocks
+remain open: events record the requested size, and a block of the large pool may be up to 1 MiB
+larger. The gap after the block often decides:
 
-* no gap up to the next block: no slack; gap of at most 1 MiB: all of it is slack, since the
+* no gap up to the next block: no slack; a gap of at most 1 MiB: all of it is slack, since the
   large pool has no free blocks of that size;
 * a later allocation that starts inside that gap starts where the block ends, because an
   allocation always takes the low end of a free block.
 
-Where neither applies the block is taken to be exactly as large as its rounded request, and the
-place is listed in `StartState.open_slack`: replay proves or disproves it.
+If neither applies, the block is assumed to be exactly as large as its rounded request, and listed
+in `StartState.open_slack`: replay proves or disproves the assumption.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuprobe.allocator.layout import PlacedBlock, PlacedRange, PlacedSegment
 from gpuprobe.allocator.rules import (
@@ -60,24 +60,24 @@ class _Old:
 class StartState:
     """The layout before the first event.
 
-    ``homeless`` are blocks for which no segment is known: with any of them the state is not
-    exact. ``open_slack`` maps the address of a block to the most bytes it may extend into the
-    hole after it, where the events do not settle that.
+    ``unplaced`` are blocks whose segment is unknown: with any of them the state is not exact.
+    ``open_slack`` maps the address of a block to the most bytes that it may extend into the gap
+    after it, if the events leave that open.
     """
 
     segments: list[PlacedSegment] = field(default_factory=list)
     ranges: list[PlacedRange] = field(default_factory=list)
-    homeless: list[PlacedBlock] = field(default_factory=list)
+    unplaced: list[PlacedBlock] = field(default_factory=list)
     open_slack: dict[int, int] = field(default_factory=dict)
 
     def parts(self) -> list[PlacedSegment]:
-        """Every segment and mapped part of one, by address."""
+        """All segments and mapped parts of expandable segments, by address."""
         parts = [*self.segments, *(part for where in self.ranges for part in where.parts)]
         return sorted(parts, key=lambda part: part.address)
 
 
 def pool_indices(trace: MemoryTrace) -> dict[tuple[int, int], int]:
-    """The index of every pool id of the trace's layout; ids no event names come last."""
+    """The index of every pool id of the trace's layout; ids that no event names are last."""
     found = {pool: index for index, pool in reversed(list(enumerate(trace.pools)))}
     found[(0, 0)] = 0
     for segment in trace.segments:
@@ -90,39 +90,39 @@ def start_state(
     trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None = None
 ) -> StartState:
     """Rebuild the layout before the first event. ``device_memory`` (bytes) sizes the address
-    ranges of expandable segments; None where it is not known."""
+    ranges of expandable segments; None if unknown."""
     state = StartState()
     olds = _old_blocks(trace)
     state.segments = _old_segments(trace)
     state.ranges = _old_ranges(trace, settings, device_memory)
-    homes = state.parts()
-    starts = [home.address for home in homes]
-    housed: list[tuple[_Old, PlacedSegment]] = []
+    parts = state.parts()
+    starts = [part.address for part in parts]
+    placed: list[tuple[_Old, PlacedSegment]] = []
     for old in olds:
         at = bisect_right(starts, old.address) - 1
-        home = homes[at] if at >= 0 else None
-        if home is None or old.address >= home.address + home.size:
+        part = parts[at] if at >= 0 else None
+        if part is None or old.address >= part.address + part.size:
             size = old.size or round_size(old.requested, settings)
-            state.homeless.append(PlacedBlock(old.address, size, old.requested, old.pending))
+            state.unplaced.append(PlacedBlock(old.address, size, old.requested, old.pending))
         else:
-            housed.append((old, home))
-    _settle_sizes(trace, settings, housed, state)
-    for old, home in housed:
-        home.blocks.append(PlacedBlock(old.address, old.size, old.requested, old.pending))
+            placed.append((old, part))
+    _find_sizes(trace, _size_windows(settings, placed), state)
+    for old, part in placed:
+        part.blocks.append(PlacedBlock(old.address, old.size, old.requested, old.pending))
     return state
 
 
 def _old_blocks(trace: MemoryTrace) -> list[_Old]:
-    """Every active block from before the trace, by address."""
+    """All active blocks from before the trace, by address."""
     events = trace.events
-    seen: set[int] = set()
+    known: set[int] = set()
     olds: list[_Old] = []
     firsts: list[int] = []
-    add = seen.add
+    add = known.add
     for index, code, address in zip(range(len(events)), events.action, events.address, strict=True):
         if code == _ALLOC:
             add(address)
-        elif code <= _FREE_COMPLETED and address not in seen:
+        elif code <= _FREE_COMPLETED and address not in known:
             add(address)
             firsts.append(index)
     streams, pools = events.column("stream"), events.column("pool")
@@ -143,7 +143,7 @@ def _old_blocks(trace: MemoryTrace) -> list[_Old]:
         old.size = still_waiting.get(old.address, 0)
     for segment in trace.segments:
         for block in segment.blocks:
-            if block.state is not BlockState.INACTIVE and block.address not in seen:
+            if block.state is not BlockState.INACTIVE and block.address not in known:
                 olds.append(
                     _Old(
                         address=block.address,
@@ -160,7 +160,7 @@ def _old_blocks(trace: MemoryTrace) -> list[_Old]:
 
 
 def _never_completed(trace: MemoryTrace) -> dict[int, int]:
-    """The sizes of blocks that the trace only frees, and that wait for a stream to the end."""
+    """The sizes, by address, of the old blocks that still wait for a stream at the end."""
     waiting = {
         block.address: block.size
         for segment in trace.segments
@@ -170,7 +170,7 @@ def _never_completed(trace: MemoryTrace) -> dict[int, int]:
     if waiting:
         for code, address in zip(trace.events.action, trace.events.address, strict=True):
             if code in (_ALLOC, _FREE_COMPLETED) and address in waiting:
-                del waiting[address]  # the block at the end is a later one
+                del waiting[address]  # a later block has this address at the end
     return waiting
 
 
@@ -178,15 +178,15 @@ def _old_segments(trace: MemoryTrace) -> list[PlacedSegment]:
     """The ``cudaMalloc`` segments from before the trace."""
     events = trace.events
     streams, pools = events.column("stream"), events.column("pool")
-    seen: set[int] = set()
+    known: set[int] = set()
     found = []
     for index, code in _device_events(trace):
         if code not in (_SEGMENT_ALLOC, _SEGMENT_FREE):
             continue
         address = events.address[index]
-        if address in seen:
+        if address in known:
             continue
-        seen.add(address)
+        known.add(address)
         if code == _SEGMENT_FREE:
             size = events.size[index]
             found.append(
@@ -201,7 +201,7 @@ def _old_segments(trace: MemoryTrace) -> list[PlacedSegment]:
             )
     indices = pool_indices(trace)
     for segment in trace.segments:
-        if segment.address not in seen and not segment.is_expandable:
+        if segment.address not in known and not segment.is_expandable:
             found.append(
                 PlacedSegment(
                     address=segment.address,
@@ -227,7 +227,7 @@ _Owner = tuple[int, int]  # (stream, pool index)
 def _old_ranges(
     trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None
 ) -> list[PlacedRange]:
-    """The expandable segments from before the trace: pages mapped at the end, less those
+    """The expandable segments from before the trace: the pages mapped at the end, minus those
     mapped and plus those unmapped during the trace."""
     events = trace.events
     streams, pools = events.column("stream"), events.column("pool")
@@ -280,8 +280,8 @@ def _learn_page_kinds(
     touched: set[int],
     small_pages: dict[int, bool],
 ) -> None:
-    """Blocks of up to 1 MiB are in the small pool, larger ones in the large pool: so what
-    lives in a page tells what kind it is."""
+    """Add to ``small_pages`` the pages whose blocks show it: blocks of up to 1 MiB are in the small
+    pool, larger ones in the large pool."""
     events = trace.events
     for code, address, size in zip(events.action, events.address, events.size, strict=True):
         if code <= _FREE_COMPLETED:
@@ -322,8 +322,8 @@ def _lowest(
     changes: list[tuple[int, int]],
     least: int,
 ) -> int:
-    """Where the range begins: pages are mapped from its low end, so the lowest address (not
-    below ``least``) that the trace maps for the same stream, pool and size class."""
+    """The base of a range: the lowest address, not below ``least``, that the trace maps for the
+    same stream, pool and size class, since pages are mapped from the range's low end."""
     events = trace.events
     streams, pools = events.column("stream"), events.column("pool")
     base = first.address
@@ -340,8 +340,8 @@ def _lowest(
 
 
 def _mapped_for_small(trace: MemoryTrace, settings: AllocatorSettings, index: int) -> bool | None:
-    """Whether the pages mapped at ``index`` are the small pool's: the allocation they were
-    mapped for follows. None where it does not."""
+    """Whether the pages mapped at ``index`` belong to the small pool, by the size of the allocation
+    that follows; None if none follows."""
     events = trace.events
     for later in range(index + 1, len(events)):
         if events.action[later] in (_ALLOC, _OOM):
@@ -349,46 +349,60 @@ def _mapped_for_small(trace: MemoryTrace, settings: AllocatorSettings, index: in
     return None
 
 
-def _settle_sizes(
-    trace: MemoryTrace,
-    settings: AllocatorSettings,
-    housed: list[tuple[_Old, PlacedSegment]],
-    state: StartState,
-) -> None:
-    """Find the size of every block that is freed during the trace."""
-    windows: list[tuple[int, int, _Old]] = []  # (first, last address it may end at, block)
-    for position, (old, home) in enumerate(housed):
+class _Window(NamedTuple):
+    """The first and last address at which an old block may end."""
+
+    first: int
+    last: int
+    block: _Old
+
+
+def _size_windows(
+    settings: AllocatorSettings, placed: list[tuple[_Old, PlacedSegment]]
+) -> list[_Window]:
+    """Set the size of every block that is freed during the trace to its rounded request and the
+    slack that the gap after it shows. Returns the windows of blocks that the gap leaves open.
+    """
+    windows = []
+    for position, (old, part) in enumerate(placed):
         if old.size:
             continue
         rounded = round_size(old.requested, settings)
         old.size = rounded
-        end = home.address + home.size
-        if position + 1 < len(housed) and housed[position + 1][1] is home:
-            end = housed[position + 1][0].address
+        end = part.address + part.size
+        if position + 1 < len(placed) and placed[position + 1][1] is part:
+            end = placed[position + 1][0].address
         gap = end - (old.address + rounded)
-        most = max_slack(rounded, small=home.small, expandable=home.expandable, settings=settings)
+        most = max_slack(rounded, small=part.small, expandable=part.expandable, settings=settings)
         if gap <= 0 or most == 0:
             continue
         if gap <= most:
             old.size += gap
             continue
-        windows.append((old.address + rounded, old.address + rounded + most, old))
+        windows.append(_Window(old.address + rounded, old.address + rounded + most, old))
+    return windows
+
+
+def _find_sizes(trace: MemoryTrace, windows: list[_Window], state: StartState) -> None:
+    """Find the end of each block in its window: there the first allocation inside the window
+    starts, while the block is alive.
+
+    Windows do not overlap: the next block is further away than each window is long.
+    """
     if not windows:
         return
-    # The first allocation inside a block's window, while the block lives, starts at its end.
-    # Windows do not overlap: the next block is further away than each window is long.
-    windows.sort(key=lambda window: window[0])
-    lows = [low for low, _, _ in windows]
-    settled: set[int] = set()
+    windows.sort(key=lambda window: window.first)
+    firsts = [window.first for window in windows]
+    decided: set[int] = set()
     events = trace.events
     for index, code, address in zip(range(len(events)), events.action, events.address, strict=True):
         if code == _ALLOC:
-            at = bisect_right(lows, address) - 1
-            if at >= 0 and at not in settled:
-                low, high, old = windows[at]
-                if address <= high and index < old.freed_at:
-                    old.size += address - low
-                    settled.add(at)
-    for at, (low, high, old) in enumerate(windows):
-        if at not in settled:
-            state.open_slack[old.address] = high - low
+            at = bisect_right(firsts, address) - 1
+            if at >= 0 and at not in decided:
+                first, last, old = windows[at]
+                if address <= last and index < old.freed_at:
+                    old.size += address - first
+                    decided.add(at)
+    for at, (first, last, old) in enumerate(windows):
+        if at not in decided:
+            state.open_slack[old.address] = last - first

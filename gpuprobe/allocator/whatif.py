@@ -1,17 +1,17 @@
 """What-if: the requests of a trace under other allocator settings.
 
 The program's requests (sizes, streams, pools, the order of allocations and frees, and its calls
-of ``empty_cache``) are kept; where memory lands is simulated anew. What a real run would do
-differently and this cannot know: addresses, which are simulated in several orders; the history
-before the trace, which is replaced by re-allocating what was alive, lowest address first, into
-an empty allocator; and a program that reacts to memory pressure.
+of ``empty_cache``) stay the same; the blocks that serve them are simulated. A real run may differ
+in three points: addresses, which are simulated in several orders; the history before the trace,
+which is replaced by re-allocating the live blocks, lowest address first, in an empty allocator; and
+a program that reacts to memory pressure.
 
-Because of the second point every number is compared with the recorded settings simulated in
-the same way, not with the recording itself.
+Because of the second point, every number is compared with a simulation of the recorded settings,
+not with the recording itself.
 
-Some of what the program did is not in a recording, and may matter under other settings: it is
-simulated in each way that it can have been (`_readings`), and where that changes a figure, the
-outcome says so.
+A recording leaves some of the program's actions open, which may matter under other settings. Each
+possible reading is simulated (`_readings`); if figures differ, the outcome lists the question in
+``undecided``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Final, NamedTuple
 
 from gpuprobe.allocator.blocks import PoolBlock, TieRule
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
-from gpuprobe.allocator.replays.pool_traits import own_allocators, splitting
-from gpuprobe.allocator.replays.replay import TraceReplay, event_pools
-from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
+from gpuprobe.allocator.evidence import own_allocators, splitting
+from gpuprobe.allocator.replay import TraceReplay, event_pools
 from gpuprobe.allocator.rules import MIB, round_size
 from gpuprobe.allocator.settings import differences, memory_fraction, to_conf
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 
@@ -48,7 +48,7 @@ LIMITS: Final = (
     "allocator: memory cached before the trace is ignored",
     "the program is assumed to request the same memory in the same order",
 )
-"""What every what-if leaves out; printed with its numbers."""
+"""The limits of every what-if; printed with its numbers."""
 
 _WORTH = 0.02
 _WORTH_BYTES = 20 * MIB
@@ -57,7 +57,7 @@ _WORTH_MORE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number that may depend on the order of addresses: its least and its most."""
+    """The least and the most of a number that may depend on the order of addresses."""
 
     least: int
     most: int
@@ -69,12 +69,12 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfOutcome:
-    """What some settings would have done. Sizes in bytes, calls counted within the trace.
+    """A trace under some settings. Sizes in bytes, calls counted within the trace.
 
     ``fragmentation`` is in millionths: the part of reserved memory that was not in use when
     reserved memory first reached its peak. ``would_oom``: number of address orders, out of
-    ``orders``, in which a request failed that the recording served. ``undecided``: what the
-    recording does not tell, and figures depend on: their ranges have each way it can have been.
+    ``orders``, in which a request failed that the recording served. ``undecided``: the questions
+    that the recording leaves open and that change figures, whose ranges cover each answer.
     """
 
     settings: AllocatorSettings
@@ -94,9 +94,9 @@ class WhatIfOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SettingsAdvice:
-    """The smallest change that helps, or ``best`` None where nothing tried does.
+    """The smallest change of settings that helps; ``best`` is None if no candidate does.
 
-    ``gain`` is what peak reserved shrinks by, in the worst address order. ``fits``: the
+    ``gain`` is the reduction of peak reserved memory, in the worst address order. ``fits``: the
     recorded settings run out of memory at the capacity and this change does not.
     """
 
@@ -109,7 +109,8 @@ class SettingsAdvice:
 
 @dataclass(slots=True)
 class _Measured:
-    """One simulation: ``figures`` by the name that they have in `WhatIfOutcome`."""
+    """The result of one simulation: ``figures`` by field of `WhatIfOutcome`, and the number of
+    requests that ``failed``."""
 
     figures: dict[str, int]
     failed: int
@@ -117,12 +118,13 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One way in which the program can have made the recording.
+    """One possible reading of a recording.
 
-    ``flushes``: the events at which it released cached memory. ``dropped``: by event, the pools
-    that are released after it. ``whole``: pools whose blocks are not split. ``overflow``: pools
-    that serve when the default pool has no memory; they did so at ``overflows``. ``least``: what
-    failed were the smallest requests that were recorded as these. ``tie_rule``: of its torch.
+    ``flushes``: the events at which the program released cached memory. ``dropped``: by event, the
+    pools that are released after it. ``whole``: pools whose blocks are not split. ``overflow``:
+    pools that serve requests when the default pool has no memory; they did so at ``overflows``.
+    ``least``: failed requests had the smallest size that rounds to the recorded one. ``tie_rule``:
+    the rule of the program's torch.
     """
 
     flushes: frozenset[int]
@@ -135,8 +137,8 @@ class _Reading:
 
 
 class _Pools(NamedTuple):
-    """The pool index of every event, torch's id of each index, and the pools with an allocator of
-    their own.
+    """The pool index of every event, torch's id of each index, and the pools with a separate
+    allocator.
     """
 
     of_events: Sequence[int]
@@ -153,7 +155,7 @@ def _pools(trace: MemoryTrace, settings: AllocatorSettings) -> _Pools:
 _POOLS_HELD: Final = "how long a graph or the program held a private pool"
 _SPLIT: Final = "whether a MemPool splits its blocks"
 _OVERFLOW: Final = "whether a MemPool serves when the default pool has no memory"
-_ASKED_FOR: Final = "which releases of cached memory were the program's own"
+_PROGRAM_RELEASES: Final = "which releases of cached memory were the program's own"
 _TIES: Final = "which version of torch ran: of equal free blocks, each takes another"
 _ROUNDED: Final = "the size of requests that failed: it was recorded rounded"
 
@@ -165,22 +167,23 @@ def _readings(
     settings: AllocatorSettings,
     capacity: int | None,
 ) -> tuple[_Reading, list[tuple[str, _Reading]]]:
-    """The usual reading of a recording, and for each question that it leaves open the other one."""
+    """The usual reading of a recording, and an alternative for each question that it leaves
+    open."""
     events, (pools, ids, _) = trace.events, pools_of
     most = None if capacity is None else int(memory_fraction(recorded.settings) * capacity)
     flushes = frozenset(recorded.flushes)
     unclear = frozenset(one.event for one in recorded.unclear)
     if most is not None:
-        # The allocation made the room itself: it would not have fitted otherwise.
+        # The allocation released the memory itself: it would not have fitted otherwise.
         own = frozenset(one.event for one in recorded.unclear if one.needed > most)
         flushes, unclear = flushes - own, unclear - own
     whole, either, _ = splitting(trace, recorded.settings, pools)
     usual = _Reading(flushes, whole, tie_rule=recorded.tie_rule)
     others: list[tuple[str, _Reading]] = []
     if unclear - flushes:
-        others.append((_ASKED_FOR, replace(usual, flushes=flushes | unclear)))
+        others.append((_PROGRAM_RELEASES, replace(usual, flushes=flushes | unclear)))
     if most is None and unclear & flushes:
-        others.append((_ASKED_FOR, replace(usual, flushes=flushes - unclear)))
+        others.append((_PROGRAM_RELEASES, replace(usual, flushes=flushes - unclear)))
     for rule in recorded.tie_rules[1:]:
         others.append((_TIES, replace(usual, tie_rule=rule)))
     private = {pool for pool in pools if pool}
@@ -211,7 +214,7 @@ def _readings(
 
 def _least(size: int, settings: AllocatorSettings) -> int:
     """The smallest request that is rounded up to ``size``."""
-    return bisect_left(range(size), size, key=lambda asked: round_size(asked, settings))
+    return bisect_left(range(size), size, key=lambda request: round_size(request, settings))
 
 
 def what_if(
@@ -222,8 +225,8 @@ def what_if(
     capacity: int | None = None,
     orders: Sequence[str] = ADDRESS_ORDERS,
 ) -> WhatIfOutcome:
-    """The trace under ``settings``, on a device with ``capacity`` bytes for the allocator
-    (None: unlimited). ``recorded`` is the replay that found where ``empty_cache`` was called.
+    """Simulate the trace under ``settings``, on a device with ``capacity`` bytes for the allocator
+    (None: unlimited). ``recorded`` is the trace's replay, which located calls of ``empty_cache``.
     """
     was_enabled = gc.isenabled()
     gc.disable()  # see replay_trace
@@ -273,27 +276,17 @@ def _simulate(
     capacity: int | None,
     order: str,
 ) -> _Measured:
-    pools, ids, own = pools_of
-    sim = Simulator(
-        settings,
-        SimulatedDriver(capacity, order),
-        device_memory=capacity,
-        tie_rule=reading.tie_rule,
-    )
-    for index in reading.whole:
-        sim.pool(index).no_split = True
-    for index in own:
-        sim.pool(index).own_allocator = True
-    for index in reading.overflow:
-        sim.pool(index).use_on_oom = True
+    """Simulate one reading of the trace in one address order."""
+    pools, ids, _ = pools_of
+    sim = _simulator(pools_of, reading, settings, SimulatedDriver(capacity, order), capacity)
     live = _allocate_old(sim, state)
-    old = len(state.homeless) + sum(len(part.blocks) for part in state.parts())
+    old = len(state.unplaced) + sum(len(part.blocks) for part in state.parts())
     failed = old - len(live)
     before = {name: getattr(sim, name) for name in _CALLS}
     served = 0
     events = trace.events
-    # Recorded address -> where the block is now. A request that failed has no entry: its
-    # free is skipped too.
+    # ``live`` maps a recorded address to the block's place here. A request that failed has no
+    # entry: its free is skipped too.
     for index, code, address, size, stream, pool in zip(
         range(len(events)),
         events.action,
@@ -316,24 +309,13 @@ def _simulate(
             if block is not None and block.allocated:  # a damaged trace may free it again
                 sim.request_free(block)
         elif code == _FREE_COMPLETED:
-            block = live.pop(address, None)
-            if block is not None:
-                if block.allocated:
-                    sim.request_free(block)
-                sim.complete(block)
+            _complete(sim, live.pop(address, None))
         elif code == _OOM:
             if reading.least:
                 size = _least(size, recorded.settings)
-            block = request(sim, size, stream, pool, graph=ids[pool][0] > 0)
-            if block is not None:
-                # What the program would have done with it is not known: it gives it back.
-                served += 1
-                sim.free(block)
+            served += _serve(sim, size, stream, pool, graph=ids[pool][0] > 0)
         elif code in (_SEGMENT_FREE, _UNMAP):
-            if pool:
-                sim.release_pool(pool)  # torch returns the memory of such pools alone
-            if index in reading.flushes:
-                _flush(sim, events, pools, index, mem_pool=ids[pool][0] == 0)
+            _release(sim, events, pools_of, index, flush=index in reading.flushes)
         for dropped in reading.dropped.get(index, ()):
             _drop(sim, dropped, ids[dropped])
     idle = sim.peak_reserved - min(sim.active_at_peak, sim.peak_reserved)
@@ -347,10 +329,59 @@ def _simulate(
     return _Measured(figures, failed)
 
 
+def _simulator(
+    pools_of: _Pools,
+    reading: _Reading,
+    settings: AllocatorSettings,
+    driver: SimulatedDriver,
+    device_memory: int | None,
+) -> Simulator:
+    """An empty simulator whose pools have the traits of the reading."""
+    sim = Simulator(settings, driver, device_memory=device_memory, tie_rule=reading.tie_rule)
+    for index in reading.whole:
+        sim.pool(index).no_split = True
+    for index in pools_of.own_allocators:
+        sim.pool(index).own_allocator = True
+    for index in reading.overflow:
+        sim.pool(index).use_on_oom = True
+    return sim
+
+
+def _complete(sim: Simulator, block: PoolBlock | None) -> None:
+    """Complete the free of a block, if its request was served."""
+    if block is not None:
+        if block.allocated:
+            sim.request_free(block)
+        sim.complete(block)
+
+
+def _serve(sim: Simulator, size: int, stream: int, pool: int, *, graph: bool) -> bool:
+    """Whether a request that failed in the recording is served here. It is freed at once: the
+    program's use of the memory is unknown."""
+    block = request(sim, size, stream, pool, graph=graph)
+    if block is None:
+        return False
+    sim.free(block)
+    return True
+
+
+def _release(
+    sim: Simulator, events: EventColumns, pools_of: _Pools, index: int, *, flush: bool
+) -> None:
+    """Replay the release at ``index``; with ``flush``, it begins a release by the program."""
+    pools, ids, _ = pools_of
+    pool = pools[index]
+    if pool:
+        sim.release_pool(pool)  # torch returns memory only of private pools without an owner
+    if flush:
+        _flush(sim, events, pools, index, mem_pool=ids[pool][0] == 0)
+
+
 def _flush(
     sim: Simulator, events: EventColumns, pools: Sequence[int], index: int, *, mem_pool: bool
 ) -> None:
-    """The release that begins at ``index``: of one pool as it ends, or of all released pools."""
+    """Replay the release that begins at ``index``: of one pool that ends, or of all pools without
+    an owner."""
     released = {pools[index]}
     at = index
     while at < len(events) and events.action[at] in (_SEGMENT_FREE, _UNMAP):
@@ -358,12 +389,12 @@ def _flush(
         at += 1
     for pool in released - {0}:
         sim.release_pool(pool)
-    # The end of a `MemPool` gives back its own cache.
+    # The end of a `MemPool` releases its own cache.
     sim.empty_cache(pools[index] if mem_pool and len(released) == 1 else 0)
 
 
 def _drop(sim: Simulator, pool: int, name: tuple[int, int]) -> None:
-    """The last owner of the pool goes. The end of a ``MemPool`` returns its cache, too."""
+    """Remove the last owner of the pool. The end of a ``MemPool`` returns its cache, too."""
     sim.release_pool(pool)
     if name[0] == 0:
         sim.empty_cache(pool)
@@ -375,8 +406,8 @@ _CALLS = ("device_allocs", "device_frees", "retries", "ooms")
 def request(
     sim: Simulator, size: int, stream: int, pool: int, *, graph: bool = False
 ) -> PoolBlock | None:
-    """One allocation. Into a graph's own pool it is within a capture: nothing is released to make
-    room then."""
+    """Allocate ``size`` bytes. In a graph's private pool this is part of a capture, during which
+    nothing is released to make room."""
     if pool == 0:
         return sim.malloc(size, stream)
     sim.begin_capture(pool, frozenset({stream}) if graph else None)
@@ -387,10 +418,10 @@ def request(
 
 
 def _allocate_old(sim: Simulator, state: StartState) -> dict[int, PoolBlock]:
-    """Allocate what was alive before the trace, lowest address first."""
-    housed = [(old, part.stream, part.pool) for part in state.parts() for old in part.blocks]
+    """Allocate the blocks from before the trace, lowest address first."""
+    placed = [(old, part.stream, part.pool) for part in state.parts() for old in part.blocks]
     live = {}
-    for old, stream, pool in [*housed, *((old, 0, 0) for old in state.homeless)]:
+    for old, stream, pool in [*placed, *((old, 0, 0) for old in state.unplaced)]:
         block = request(sim, old.requested, stream, pool)
         if block is not None:
             live[old.address] = block
@@ -402,15 +433,15 @@ def _allocate_old(sim: Simulator, state: StartState) -> dict[int, PoolBlock]:
 def search(
     trace: MemoryTrace, recorded: TraceReplay, *, capacity: int | None = None
 ) -> SettingsAdvice:
-    """Try the sensible settings and find the smallest change that helps.
+    """Try sensible settings and find the smallest change that helps.
 
-    Helping means: no out-of-memory where the recorded settings have one, else a peak of
-    reserved memory at least 2% and 20 MiB lower in the worst address order. Two keys are
-    advised over one only where they fit and one does not, or gain 5% more.
+    A change helps if it avoids the out-of-memory error of the recorded settings, or, if they have
+    none, lowers the peak of reserved memory by at least 2% and 20 MiB in the worst address order.
+    Two keys are recommended over one only if two fit and one does not, or if they gain 5% more.
     """
     baseline = what_if(trace, recorded, recorded.settings, capacity=capacity)
     singles = _candidates(recorded.settings)
-    # One order for the first look: the promising ones are then run under all.
+    # One order first: the promising settings are then simulated in all orders.
     quick = [
         what_if(trace, recorded, s, capacity=capacity, orders=ADDRESS_ORDERS[:1]) for s in singles
     ]
@@ -464,7 +495,7 @@ def _much_better(baseline: WhatIfOutcome, single: WhatIfOutcome, pair: WhatIfOut
 
 
 def _candidates(now: AllocatorSettings) -> list[AllocatorSettings]:
-    """Every sensible change of one key, none of them on already."""
+    """Every sensible change of one key that is not set already."""
     found = []
     if not now.expandable_segments:
         found.append(replace(now, expandable_segments=True))
@@ -514,3 +545,39 @@ def _pairs(now: AllocatorSettings, singles: list[AllocatorSettings]) -> list[All
                 continue  # torch refuses a max_split_size below the segment size
             found.append(both)
     return found
+
+
+def reserved_alone(trace: MemoryTrace) -> int:
+    """Peak reserved bytes of a trace's requests in an otherwise empty allocator.
+
+    The blocks from before the trace are allocated first, the lowest address first."""
+    sim = Simulator(trace.settings or AllocatorSettings(), SimulatedDriver())
+    live: dict[int, PoolBlock] = {}
+
+    def allocate(address: int, size: int, stream: int, pool: int) -> None:
+        block = request(sim, size, stream, pool)
+        if block is not None:
+            live[address] = block
+
+    before, events = trace.baseline, trace.events
+    old = zip(
+        before.address, before.size, before.column("stream"), before.column("pool"), strict=True
+    )
+    for row in sorted(old):
+        allocate(*row)
+    rows = zip(
+        events.action,
+        events.address,
+        events.size,
+        events.column("stream"),
+        event_pools(trace),
+        strict=True,
+    )
+    for code, address, size, stream, pool in rows:
+        if code == TraceAction.ALLOC.code:
+            allocate(address, size, stream, pool)
+        elif code == TraceAction.FREE_COMPLETED.code:
+            block = live.pop(address, None)
+            if block is not None:
+                sim.free(block)
+    return sim.peak_reserved

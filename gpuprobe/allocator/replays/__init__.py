@@ -1,1 +1,0 @@
-"""Replaying recorded allocations exactly, and under other settings."""

@@ -1,0 +1,142 @@
+"""What `gpuprobe.replay` returns: replays of traces, with the what-ifs of other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuprobe.allocator import whatif
+from gpuprobe.allocator.replay import Divergence, TraceReplay, replay_trace
+from gpuprobe.allocator.settings import parse_conf
+from gpuprobe.allocator.whatif import SettingsAdvice, WhatIfOutcome
+from gpuprobe.errors import UsageError
+from gpuprobe.model.display import Displayed
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
+
+
+@dataclass(frozen=True, slots=True)
+class TraceResult:
+    """The replay of one device's trace (in a recording: of one step), and its what-ifs.
+
+    ``baseline`` is the recorded settings, simulated like ``what_if``: compare the two.
+    """
+
+    recorded: TraceReplay
+    baseline: WhatIfOutcome | None = None
+    what_if: WhatIfOutcome | None = None
+    advice: SettingsAdvice | None = None
+    capacity: int | None = None
+    capacity_source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult(Displayed):
+    """All replayed traces. Sizes in bytes."""
+
+    path: str
+    traces: tuple[TraceResult, ...]
+
+    def __repr__(self) -> str:
+        how = "exact" if self.exact else "not exact"
+        return f"<replay of {self.path or 'a trace'}: {how}, {len(self.traces)} traces>"
+
+    @property
+    def exact(self) -> bool:
+        """Every trace was reproduced: all addresses, segments and final layouts."""
+        return all(t.recorded.exact for t in self.traces)
+
+    @property
+    def first_divergence(self) -> Divergence | None:
+        """The divergence of the first trace that has one."""
+        found = (t.recorded.first_divergence for t in self.traces)
+        return next((d for d in found if d is not None), None)
+
+    @property
+    def peak_allocated(self) -> int:
+        """The highest of any device; with other settings, that of the what-if (in the worst
+        address order)."""
+        return max(
+            (t.what_if.peak_allocated.most if t.what_if else t.recorded.peak_allocated)
+            for t in self.traces
+        )
+
+    @property
+    def peak_reserved(self) -> int:
+        """The highest of any device, with the same choice as `peak_allocated`."""
+        return max(
+            (t.what_if.peak_reserved.most if t.what_if else t.recorded.peak_reserved)
+            for t in self.traces
+        )
+
+    @property
+    def final_reserved(self) -> int:
+        """Reserved bytes after the recorded trace, on the device with the most."""
+        return max(t.recorded.final_reserved for t in self.traces)
+
+    @property
+    def device_allocs(self) -> int:
+        """``cudaMalloc`` and page-mapping calls within the traces, as recorded."""
+        return sum(t.recorded.device_allocs for t in self.traces)
+
+    @property
+    def events(self) -> int:
+        return sum(t.recorded.events for t in self.traces)
+
+    @property
+    def would_oom(self) -> bool:
+        """The what-if fails a request that the recording served, in some address order."""
+        return any(t.what_if is not None and t.what_if.would_oom > 0 for t in self.traces)
+
+
+def replay_all(
+    traces: Sequence[MemoryTrace],
+    settings: AllocatorSettings | str | None,
+    *,
+    capacity: int | None = None,
+    search: bool = False,
+    torch: str = "",
+) -> tuple[TraceResult, ...]:
+    """Replay every trace as recorded, and simulate the one with the highest peak of each device
+    under ``settings``; with ``search``, also find the settings to recommend.
+
+    Raises what `gpuprobe.replay` does for its arguments. ``torch``: the version that recorded the
+    traces, if known.
+    """
+    results = [TraceResult(recorded=replay_trace(trace, torch=torch)) for trace in traces]
+    if settings is None and not search:
+        return tuple(results)
+    highest: dict[str, int] = {}
+    for index, result in enumerate(results):
+        best = highest.setdefault(result.recorded.device, index)
+        if result.recorded.peak_reserved > results[best].recorded.peak_reserved:
+            highest[result.recorded.device] = index
+    for index in highest.values():
+        results[index] = _with_what_ifs(traces[index], results[index], settings, capacity, search)
+    return tuple(results)
+
+
+def _with_what_ifs(
+    trace: MemoryTrace,
+    result: TraceResult,
+    settings: AllocatorSettings | str | None,
+    capacity: int | None,
+    search: bool,
+) -> TraceResult:
+    """The result of a trace, with its what-ifs."""
+    recorded = result.recorded
+    source = "given" if capacity is not None else ""
+    if capacity is None and recorded.memory_limit is not None:
+        capacity, source = recorded.memory_limit, "from the recorded out-of-memory"
+    elif capacity is not None and capacity <= 0:
+        raise UsageError("the capacity must be more than 0 bytes")
+    result = replace(result, capacity=capacity, capacity_source=source)
+    if settings is not None:
+        if isinstance(settings, str):
+            settings = parse_conf(settings, recorded.settings)
+        baseline = whatif.what_if(trace, recorded, recorded.settings, capacity=capacity)
+        outcome = whatif.what_if(trace, recorded, settings, capacity=capacity)
+        result = replace(result, baseline=baseline, what_if=outcome)
+    if search:
+        advice = whatif.search(trace, recorded, capacity=capacity)
+        result = replace(result, baseline=advice.baseline, advice=advice)
+    return result
