@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gpuprobe.errors import MissingExtra, UsageError
-from gpuprobe.gate.files import ensure_replaceable, read_known, write_known
-from gpuprobe.gate.rank_files import clear_rank_file, together
+from gpuprobe.gate.files import (
+    clear_rank_file,
+    ensure_replaceable,
+    read_known,
+    together,
+    write_known,
+)
 from gpuprobe.hazards.findings.known import compare as compare_known
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
     from gpuprobe.model.plans.links import Links
-    from gpuprobe.planning.job import Job
-    from gpuprobe.planning.processes.needs import Other
+    from gpuprobe.planning.peers import Job
+    from gpuprobe.planning.processes import Other
     from gpuprobe.sampler.program import Program
 
 
@@ -154,8 +154,8 @@ def estimate(
     from gpuprobe.engines.choice import prepare
 
     engine = prepare(engine, _endless(gpu, "real", conf, assume, torch))
-    from gpuprobe.planning.auto import estimate_with
-    from gpuprobe.planning.job import Job
+    from gpuprobe.planning.peers import Job
+    from gpuprobe.planning.trials import estimate_with
 
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -232,10 +232,15 @@ def estimate_program(
 
     engine = prepare(engine, _endless(gpu, "real", conf, assume, torch))
     from gpuprobe.api.recordings import scratch_recording
-    from gpuprobe.planning.auto import Start, estimate_with
-    from gpuprobe.planning.job import Job
-    from gpuprobe.planning.processes import needs
-    from gpuprobe.planning.processes.waiting import Stalled, not_forever
+    from gpuprobe.planning.peers import Job
+    from gpuprobe.planning.processes import (
+        ProcessRecorder,
+        Stalled,
+        assumption_text,
+        not_forever,
+        other_processes,
+    )
+    from gpuprobe.planning.trials import Start, estimate_with
     from gpuprobe.sampler.hooks.processes.children import following
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
     from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
@@ -250,7 +255,7 @@ def estimate_program(
         with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
             folder = scratch.parent
             try:
-                started = following(needs.Needs(folder, steps))
+                started = following(ProcessRecorder(folder, steps))
                 with not_forever(folder), started, signals_put_back():
                     program.run()
             except Enough as enough:
@@ -283,9 +288,9 @@ def estimate_program(
                 place = place_in(error)
                 text = f"the program failed at {place}: {type(error).__name__}: {reason}"
                 raise _failed(measured, text) from error
-            processes, others = needs.other_processes(folder, measured.models())
+            processes, others = other_processes(folder, measured.models())
             if processes:
-                measured.assume(needs.sentence(processes))
+                measured.assume(assumption_text(processes))
         return count()
 
     unused = (
@@ -400,7 +405,7 @@ def _estimate(
     from gpuprobe.api.watch import record
     from gpuprobe.engines.choice import measurement
     from gpuprobe.planning.figures import device_fit, device_rows, estimate_of, fullest
-    from gpuprobe.planning.processes.needs import NOTHING
+    from gpuprobe.planning.processes import NOTHING
     from gpuprobe.sampler.environment import as_rank
 
     measured = measurement(engine, order, job, bounded=bounded)
@@ -524,7 +529,7 @@ def fit(
     """
     from gpuprobe.model.plans.fit import Trial
     from gpuprobe.model.values import Bytes
-    from gpuprobe.planning.search import check_bounds, fit_of, search
+    from gpuprobe.planning.fit import check_bounds, fit_of, search
 
     check_bounds(least, most)
     of_gpu: dict[str, Any] = {}
@@ -561,21 +566,20 @@ def fit(
 
 def trial() -> None:
     """One estimate, in this process; its order is the first argument, as JSON: see
-    `gpuprobe.planning.trial`.
+    `gpuprobe.planning.trials`.
     """
     import json
 
-    from gpuprobe.planning.trial import answer
+    from gpuprobe.planning.trials import answer
 
     answer(json.loads(sys.argv[1]), estimate_program)
 
 
 def serve_trials() -> None:
-    """The estimates of `fit_program`, a process for each: see `gpuprobe.planning.warm`."""
+    """The estimates of `fit_program`, a process for each: see `gpuprobe.planning.trials`."""
     from gpuprobe.engines.base import Order
     from gpuprobe.engines.choice import choose
-    from gpuprobe.planning.trial import answer
-    from gpuprobe.planning.warm import serve
+    from gpuprobe.planning.trials import answer, serve
 
     def load() -> None:  # CUDA is initialised in the children: no process forks it
         from gpuprobe.catalogue.gpus import parse_spec

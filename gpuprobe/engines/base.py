@@ -55,7 +55,7 @@ class Order:
 
 
 class SimulatedRank(Protocol):
-    """The job that an estimated run is one rank of: `gpuprobe.planning.job.Job`."""
+    """The job that an estimated run is one rank of: `gpuprobe.planning.peers.Job`."""
 
     @property
     def rank(self) -> int:

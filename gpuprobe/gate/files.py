@@ -1,9 +1,10 @@
-"""The files of the gate: baselines of memory, and of known hazards."""
+"""The files of the gate: baselines of memory, known hazards, and the hazards of each rank."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,7 @@ from gpuprobe.model.io.files import atomic_write, read_regular, read_text
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, Tolerance
     from gpuprobe.hazards.findings.known import KnownFinding
+    from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
 
 StrPath = str | os.PathLike[str]
@@ -203,3 +205,55 @@ def _write(path: StrPath, text: str) -> None:
 def _cannot_write(path: Path, reason: str) -> UsageError:
     hint = "" if path.parent.is_dir() else f"the folder {path.parent} does not exist"
     return UsageError(f"cannot write {path}: {reason}", hint=hint)
+
+
+def rank_file(path: Path, rank: int) -> Path:
+    """Where a rank's own result lies, next to the ``path`` of all of them."""
+    return path.with_name(f"{path.stem}.rank-{rank:05d}.json")
+
+
+def clear_rank_file(path: Path) -> None:
+    """Before the program runs: what this rank wrote in an earlier run is not this run's."""
+    from gpuprobe.sampler.environment import ranks
+
+    rank, _, world_size = ranks()
+    if world_size > 1:
+        rank_file(path, rank).unlink(missing_ok=True)
+
+
+def together(found: Hazards, path: Path | None) -> Iterator[Hazards]:
+    """What is to be written: ``found`` alone where there is one rank, or no ``path``.
+
+    Else this rank's result is written next to ``path``, and what all ranks have found so far is
+    given: again as long as other ranks finish while it is being written. No rank waits for
+    another; the one that finishes last has written everything.
+    """
+    from gpuprobe.hazards.findings.ranks import merge
+    from gpuprobe.reporters.json.hazards import document
+    from gpuprobe.sampler.environment import ranks
+
+    rank, _, world_size = ranks()
+    if world_size == 1 or path is None:
+        yield found
+        return
+    with atomic_write(rank_file(path, rank)) as stream:
+        stream.write(json.dumps(document(found), indent=2).encode("ascii"))
+    files = [rank_file(path, number) for number in range(world_size)]
+    there: list[tuple[int, int]] = []
+    while True:
+        before = there
+        there = [
+            (number, file.stat().st_mtime_ns) for number, file in enumerate(files) if file.exists()
+        ]
+        if there == before:
+            return
+        yield merge({number: _read(files[number]) for number, _ in there}, world_size)
+
+
+def _read(path: Path) -> Hazards:
+    from gpuprobe.reporters.json.hazards import from_document
+
+    try:
+        return from_document(json.loads(read_text(path)), str(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error

@@ -30,7 +30,7 @@ from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Unavailable, available
-from gpuprobe.planning.processes.needs import NOTHING, Other
+from gpuprobe.planning.processes import NOTHING, Other
 
 _OTHER_PROGRAMS = "other programs on the same GPU"
 _NOT_MODELLED = {

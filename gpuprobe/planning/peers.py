@@ -1,7 +1,7 @@
-"""The other ranks of a pretended job: a process for each that somebody waits for.
+"""The simulated job that an estimate is one rank of, and the processes of its other ranks.
 
-They meet in a directory: what a rank posts is a file there, with the name that sender and receiver
-both know. Who needs a file waits for it, and starts the rank that is to post it, unless it runs.
+The ranks exchange files in a shared directory. A rank that needs a file waits for it; it starts the
+process of the sending rank if that does not run yet.
 """
 
 from __future__ import annotations
@@ -18,11 +18,57 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Final
 
-from gpuprobe.errors import ProgramFailed
+from gpuprobe.errors import ProgramFailed, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``rank`` of ``ranks``, and how it reaches the others. Raises UsageError for a rank that the
+    job does not have.
+    """
+
+    rank: int
+    ranks: int
+    peers: Peers | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.ranks:
+            raise UsageError(
+                f"there is no rank {self.rank} of {self.ranks}",
+                hint=f"ranks are counted from 0: the last one is {self.ranks - 1}",
+            )
+
+    def environment(self, per_node: int) -> dict[str, object]:
+        """What else ``torchrun`` sets, with so many ranks on each machine."""
+        nodes = -(-self.ranks // per_node)
+        return {
+            "GROUP_RANK": self.rank // per_node,
+            "GROUP_WORLD_SIZE": nodes,
+            "LOCAL_WORLD_SIZE": min(per_node, self.ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 29500,
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.ranks,
+        }
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.peers is not None:
+            self.peers.failed("" if error is None else str(error).partition("\n")[0])
+            self.peers.close()
+
 
 _PREFIX: Final = "gpuprobe-ranks-"
 _OWNER: Final = "owner"
@@ -30,7 +76,7 @@ _OWNER: Final = "owner"
 _PAUSE: Final = 0.02  # seconds between two looks for a file
 
 TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
-"""What the process of one estimate runs; its argument is the order: `gpuprobe.planning.trial`."""
+"""What the process of one estimate runs; its argument is the order: `gpuprobe.planning.trials`."""
 
 
 class Peers:

@@ -24,7 +24,7 @@ from gpuprobe.model.machine.devices import (
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
-from gpuprobe.probes.nvml.calls import pci_bus_id
+from gpuprobe.probes.nvml.readings import pci_bus_id
 
 _LIBRARY = "libcuda.so.1"
 

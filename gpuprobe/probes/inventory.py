@@ -22,8 +22,8 @@ from gpuprobe.model.machine.devices import (
     TopologyMatrix,
 )
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.probes.joining.devices import join, join_drivers
-from gpuprobe.probes.joining.waterfall import waterfall
+from gpuprobe.probes.joining import join, join_drivers
+from gpuprobe.probes.memory import waterfall
 
 if TYPE_CHECKING:
     from gpuprobe.probes.base import Detail, DeviceSource, SourceView
@@ -95,7 +95,7 @@ class DeviceWatch:
 
     def read(self) -> Inventory:
         """Ask every source again."""
-        from gpuprobe.probes.host.describe import describe_host, describe_processes, kernel_module
+        from gpuprobe.probes.host import describe_host, describe_processes, kernel_module
 
         full = self.detail == "full"
         statuses: list[SourceStatus] = []
@@ -115,7 +115,7 @@ class DeviceWatch:
         driver = join_drivers(views)
         topology = None
         if full:
-            from gpuprobe.probes.joining.topology import join_topology
+            from gpuprobe.probes.joining import join_topology
 
             driver = replace(driver, kernel_module=kernel_module())
             topology = join_topology(views)

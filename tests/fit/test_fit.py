@@ -20,7 +20,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.fit import Trial
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import Way, way, with_constant, with_option
-from gpuprobe.planning.search import search
+from gpuprobe.planning.fit import search
 
 SCRIPT = """
 import argparse

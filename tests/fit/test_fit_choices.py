@@ -13,8 +13,7 @@ from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.plans.fit import Fit, FitChoice, Trial
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import Way
-from gpuprobe.planning.auto import Start
-from gpuprobe.planning.trial import program_of
+from gpuprobe.planning.trials import Start, program_of
 from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import fit_sections
 

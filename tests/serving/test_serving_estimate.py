@@ -15,9 +15,14 @@ from gpuprobe.api.serving import estimate_serving, print_serving
 from gpuprobe.catalogue.gpus import find
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.serving import ServingEstimate
-from gpuprobe.planning.serving.figures import advice, last_error, needs_compiler, serving_estimate
-from gpuprobe.planning.serving.overheads import overheads
-from gpuprobe.planning.serving.peak import HighestMoment, highest
+from gpuprobe.planning.serving.figures import (
+    advice,
+    last_error,
+    needs_compiler,
+    overheads,
+    serving_estimate,
+)
+from gpuprobe.planning.serving.observer import HighestMoment, highest
 from gpuprobe.reporters.json import serving as serving_json
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,8 +17,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.estimate import FITS, Estimate
 from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.distinct import Classes
-from gpuprobe.planning.ranks import of_ranks, separated
+from gpuprobe.planning.ranks import Classes, of_ranks, separated
 from gpuprobe.torch_support.jobs.traffic import Traffic
 from gpuprobe.virtual.session import VirtualSession, machine_of
 

@@ -1,14 +1,14 @@
-"""A serving estimate from the events of a vLLM and, where it failed, from its log."""
+"""A serving estimate, from the events of a vLLM and, if it failed, from its log."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.model.plans.serving import PeakLine, ServingEstimate
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.serving.overheads import Overheads
 
 _STAGES: Final = {
     "init_device": "at the start",
@@ -184,3 +184,39 @@ def advice(error: str, stage: str) -> tuple[str, ...]:
     if "not a valid" in error or "LocalEntryNotFound" in error or "offline" in error.lower():
         return ("a folder with the model's config.json in place of its name",)
     return ()
+
+
+_GIB: Final = 1 << 30
+_START: Final = 0.51 * _GIB
+"""Bytes in use when vLLM takes its first snapshot: of the CUDA context."""
+_FIRST_USE: Final = 0.25 * _GIB
+"""Bytes more after its profiling run: the code of kernels, handles of libraries."""
+_BELOW: Final = 0.02 * _GIB
+_ABOVE: Final = 0.22 * _GIB
+"""The least and the most of the public logs lie so far from the sum of both."""
+_REFERENCE: Final = "NVIDIA H100 80GB HBM3"
+
+
+class Overheads(NamedTuple):
+    """Bytes of one process on one GPU: at the start, more after the profiling run, and the range
+    of both together.
+    """
+
+    start: int
+    first_use: int
+    low: int
+    high: int
+
+
+def overheads(gpu: GpuModel) -> Overheads:
+    """Those of a GPU of the catalogue. One that the catalogue has no context of is taken for an
+    H100.
+    """
+    total = _START + _FIRST_USE
+    low, high = total - _BELOW, total + _ABOVE
+    if gpu.title != _REFERENCE and gpu.context_high:
+        middle = (gpu.context_low + gpu.context_high) / 2
+        low, high = min(gpu.context_low, middle - _BELOW), max(gpu.context_high, middle + _ABOVE)
+        total = middle
+    start = int(total * _START / (_START + _FIRST_USE))
+    return Overheads(start, int(total) - start, int(low), int(high))

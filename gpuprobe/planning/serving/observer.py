@@ -1,29 +1,30 @@
-"""Inside the processes of a vLLM that is started for an estimate: what each of them measures.
+"""Measurements inside the processes of a vLLM that is started for an estimate.
 
-vLLM calls `register` as a plugin of its group ``vllm.general_plugins``. Its own functions run as
-they are; a line of JSON is written after each stage, to a file for each process. Imported in
-programs that gpuprobe starts, so that it needs neither torch nor vLLM before they are loaded.
+vLLM calls `register` as a plugin of its group ``vllm.general_plugins``. vLLM's functions run
+unchanged; after each stage a line of JSON is written to the process's file. The module is imported
+in programs that gpuprobe starts, so it needs neither torch nor vLLM before they are loaded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpuprobe.patching import when_imported
-from gpuprobe.planning.serving.peak import at_peak
 
 FOLDER: Final = "GPUPROBE_SERVING"
 """The environment variable that names the folder of an estimate, with `PLAN` and the events."""
 PLAN: Final = "plan.json"
-"""Bytes that the native engine cannot know: see `gpuprobe.planning.serving.overheads`."""
+"""Bytes that the native engine cannot know: see `gpuprobe.planning.serving.figures`."""
 EVENTS: Final = "*.events"
 UP: Final = "up"
 """The last stage of an engine: weights, KV cache and CUDA graphs are where they stay."""
@@ -346,3 +347,90 @@ def _engine(config: Any, cache: Any, said: Mapping[str, Any]) -> dict[str, Any]:
         "concurrency": said.get("concurrency"),
         "compile_cache": said.get("compile_cache"),
     }
+
+
+_MOST_EVENTS: Final = 400_000
+_MOST_ROWS: Final = 20
+_NOT_THE_MODEL: Final = (
+    f"{os.sep}torch{os.sep}",
+    f"{os.sep}triton{os.sep}",
+    f"{os.sep}gpuprobe{os.sep}",
+    f"{os.sep}vllm{os.sep}compilation{os.sep}",
+    f"{os.sep}vllm{os.sep}_custom_ops.py",
+    f"{os.sep}functools.py",
+    f"{os.sep}contextlib.py",
+    "inductor",
+    "torch_compile_cache",
+    "<",
+)
+
+
+class PeakRow(NamedTuple):
+    """Bytes of blocks that one line allocated."""
+
+    place: str
+    function: str
+    bytes: int
+
+
+@dataclass
+class HighestMoment:
+    """The most that was allocated at one time since the beginning, in bytes; and by line."""
+
+    bytes: int = 0
+    rows: list[PeakRow] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def at_peak() -> Iterator[HighestMoment]:
+    """Trace the allocations of the block on the current device, and find its peak at its end."""
+    import torch
+
+    found = HighestMoment()
+    record = torch.cuda.memory._record_memory_history
+    record("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
+    try:
+        yield found
+        device = torch.cuda.current_device()
+        snapshot = torch.cuda.memory._snapshot(device)
+        traces = snapshot["device_traces"]
+        highest(traces[device if device < len(traces) else 0], found)
+    finally:
+        record(None)
+
+
+def highest(events: Sequence[dict[str, Any]], found: HighestMoment) -> None:
+    """Fill in ``found`` from the events of one device, in torch's format."""
+    live = 0
+    top, when = 0, -1
+    sizes: dict[int, int] = {}
+    for index, event in enumerate(events):
+        if event["action"] == "alloc":
+            sizes[event["addr"]] = event["size"]
+            live += event["size"]
+            if live > top:
+                top, when = live, index
+        elif event["action"] == "free_completed":
+            live -= sizes.pop(event["addr"], 0)
+    blocks: dict[int, dict[str, Any]] = {}
+    for event in events[: when + 1]:
+        if event["action"] == "alloc":
+            blocks[event["addr"]] = event
+        elif event["action"] == "free_completed":
+            blocks.pop(event["addr"], None)
+    rows: dict[tuple[str, str], int] = {}
+    for block in blocks.values():
+        key = _line(block.get("frames", ()))
+        rows[key] = rows.get(key, 0) + block["size"]
+    ordered = sorted(rows.items(), key=lambda item: (-item[1], item[0]))
+    found.bytes = top
+    found.rows = [PeakRow(place, name, size) for (place, name), size in ordered[:_MOST_ROWS]]
+
+
+def _line(frames: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """The innermost frame that is not torch's or of compiled code: its place and function."""
+    for frame in frames:
+        file = frame["filename"]
+        if not any(part in file for part in _NOT_THE_MODEL):
+            return f"{file}:{frame['line']}", frame["name"]
+    return ("", "") if not frames else (f"{frames[0]['filename']}:{frames[0]['line']}", "")

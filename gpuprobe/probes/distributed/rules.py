@@ -1,6 +1,6 @@
 """The rules of ``gpuprobe doctor --distributed``, and checking what the ranks report.
 
-Pure: `gpuprobe.probes.distributed.benchmark` does the talking between the ranks.
+Pure: `gpuprobe.probes.distributed.meeting` does the talking between the ranks.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from gpuprobe.probes.health import allocator_conf, devices, driver, host, sharing
+from gpuprobe.probes.health import devices, driver, environment, sharing
 from gpuprobe.probes.health.base import HealthCheck, MachineFacts, Outcome, examine
 
 __all__ = ["CHECKS", "RULES", "HealthCheck", "MachineFacts", "Outcome", "examine"]
 
 CHECKS: tuple[HealthCheck, ...] = tuple(
     sorted(
-        (*driver.CHECKS, *devices.CHECKS, *allocator_conf.CHECKS, *host.CHECKS, *sharing.CHECKS),
+        (*driver.CHECKS, *devices.CHECKS, *environment.CHECKS, *sharing.CHECKS),
         key=lambda check: check.rule.id,
     )
 )

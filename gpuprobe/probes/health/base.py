@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.machine.devices import Device, Inventory
+from gpuprobe.model.machine.devices import Device, Inventory, SourceStatus
 from gpuprobe.model.machine.diagnosis import NotChecked
 from gpuprobe.model.rules import Rule, define
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, T, Unavailable
@@ -165,3 +165,32 @@ def name_of(device: Device) -> str:
     label = device.key if isinstance(index, Unavailable) else f"GPU {index}"
     name = device.name.value
     return label if isinstance(name, Unavailable) else f"{label} ({name})"
+
+
+def driver_status(inventory: Inventory) -> SourceStatus | Unavailable:
+    """How NVML, the source that stands for the driver, answered."""
+    for source in inventory.sources:
+        if source.name == "nvml":
+            return source
+    return Unavailable("NVML was not queried", ReadStatus.NOT_COLLECTED)
+
+
+def answering(facts: MachineFacts) -> Inventory | Unavailable:
+    """The inventory, if the driver answered."""
+    if isinstance(facts.inventory, Unavailable):
+        return facts.inventory
+    status = driver_status(facts.inventory)
+    if isinstance(status, Unavailable):
+        return status
+    if not status.available:
+        return Unavailable("no driver")
+    return facts.inventory
+
+
+def is_lost(device: Device) -> bool:
+    """Whether the device stopped answering: everything measured is lost then."""
+    return ReadStatus.LOST in (
+        device.throttling.status,
+        device.utilisation.gpu.status,
+        device.memory.used.status,
+    )

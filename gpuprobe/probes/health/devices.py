@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.machine.devices import Device, Inventory
+from gpuprobe.model.machine.devices import Device
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import MachineFacts, name_of, rule, unread
-from gpuprobe.probes.health.driver import driver_status
+from gpuprobe.probes.health.base import MachineFacts, answering, is_lost, name_of, rule, unread
 from gpuprobe.probes.health.xid import XidEvent, parse_xids
 
 _BUSY = 30  # percent of SM utilisation above which a PCIe link has no reason to be slow
@@ -29,18 +28,6 @@ _LIMITS = {
 }
 
 
-def answering(facts: MachineFacts) -> Inventory | Unavailable:
-    """The inventory, if the driver answered."""
-    if isinstance(facts.inventory, Unavailable):
-        return facts.inventory
-    status = driver_status(facts.inventory)
-    if isinstance(status, Unavailable):
-        return status
-    if not status.available:
-        return Unavailable("no driver")
-    return facts.inventory
-
-
 DeviceCheck = Callable[[Rule, Device], Iterator[Finding | Unavailable]]
 
 
@@ -56,15 +43,6 @@ def _each(rule: Rule, facts: MachineFacts, check: DeviceCheck) -> Iterator[Findi
             yield Unavailable(f"{name_of(device)} does not answer", ReadStatus.LOST)
         else:
             yield from check(rule, device)
-
-
-def is_lost(device: Device) -> bool:
-    """Whether the device stopped answering: everything measured is lost then."""
-    return ReadStatus.LOST in (
-        device.throttling.status,
-        device.utilisation.gpu.status,
-        device.memory.used.status,
-    )
 
 
 @rule("GP120", "throttling", "No GPU is throttled", (Level.WARNING, Level.NOTE), "nvml")

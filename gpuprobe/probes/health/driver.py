@@ -6,20 +6,12 @@ import re
 from collections.abc import Iterator
 
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.machine.devices import Inventory, SourceStatus
+from gpuprobe.model.machine.devices import SourceStatus
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import MachineFacts, name_of, rule
+from gpuprobe.probes.health.base import MachineFacts, driver_status, name_of, rule
 
 _COMPATIBILITY = "docs.nvidia.com/deploy/cuda-compatibility"
-
-
-def driver_status(inventory: Inventory) -> SourceStatus | Unavailable:
-    """How NVML, the source that stands for the driver, answered."""
-    for source in inventory.sources:
-        if source.name == "nvml":
-            return source
-    return Unavailable("NVML was not queried", ReadStatus.NOT_COLLECTED)
 
 
 def version_pair(text: str) -> tuple[int, int] | None:

@@ -24,7 +24,7 @@ from gpuprobe.probes.health.base import (
     SharedMemory,
     TorchFacts,
 )
-from gpuprobe.probes.host.describe import ProcTree, container_of
+from gpuprobe.probes.host import ProcTree, container_of
 
 _TIME_LIMIT = 60.0  # seconds: a cold import of torch from a network disk takes tens
 _MARK = "gpuprobe facts: "

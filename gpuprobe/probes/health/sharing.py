@@ -8,8 +8,7 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import MachineFacts, name_of, rule, unread
-from gpuprobe.probes.health.devices import answering, is_lost
+from gpuprobe.probes.health.base import MachineFacts, answering, is_lost, name_of, rule, unread
 
 # Bytes. Drivers before 510 count what they reserve for themselves as used, which is over
 # 500 MiB on the largest GPUs.

@@ -24,8 +24,7 @@ from gpuprobe.model.machine.devices import (
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail
-from gpuprobe.probes.nvml.calls import Calls, pci_bus_id, text
-from gpuprobe.probes.nvml.readings import read_group, sm_count
+from gpuprobe.probes.nvml.readings import Calls, pci_bus_id, read_group, sm_count, text
 
 # nvml.h, nvmlClocksEventReasons. Not all of them are trouble: see `read_throttling`.
 THROTTLE_REASONS = {

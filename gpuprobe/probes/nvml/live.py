@@ -25,8 +25,7 @@ from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
 from gpuprobe.probes.nvml import device as nvml_device
 from gpuprobe.probes.nvml import source as nvml
-from gpuprobe.probes.nvml.calls import Calls, text
-from gpuprobe.probes.nvml.readings import read_again
+from gpuprobe.probes.nvml.readings import Calls, read_again, text
 
 RENEW = 60
 """Readings after which everything is asked again: modes, limits, errors in rarer counters."""

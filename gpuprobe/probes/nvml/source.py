@@ -1,6 +1,6 @@
 """NVML through nvidia-ml-py: all GPUs of the machine, whatever CUDA may see of them.
 
-Asking NVML creates no CUDA context and wakes no device.
+No query creates a CUDA context or wakes a device.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from gpuprobe.model.machine.devices import (
     GpuProcess,
     ProbeError,
     SourceStatus,
+    TopologyCell,
+    TopologyMatrix,
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
-from gpuprobe.probes.nvml.calls import Calls, text
 from gpuprobe.probes.nvml.device import identify, read_device
+from gpuprobe.probes.nvml.readings import Calls, text
 
 # What the common failures of nvmlInit mean, by NVML's return code.
 _INIT = {
@@ -108,7 +110,7 @@ class NvmlSource:
             processes.extend(self._processes(calls, device, handle))
         topology = None
         if detail == "full" and len(devices) > 1:
-            from gpuprobe.probes.nvml.topology import read_topology
+            from gpuprobe.probes.nvml.source import read_topology
 
             topology = read_topology(calls, devices, handles)
         return SourceView(
@@ -203,3 +205,96 @@ def _process_memory(info: Any) -> Reading[Bytes]:
         missing = Unavailable("the driver does not report this process's share", ReadStatus.DENIED)
         return Reading(missing, "nvml")
     return Reading(Bytes(int(used)), "nvml")
+
+
+# nvml.h, nvmlGpuTopologyLevel_t.
+_ANCESTORS = {
+    0: "internal",
+    10: "single",
+    20: "multiple",
+    30: "hostbridge",
+    40: "node",
+    50: "system",
+}
+
+# nvml.h, nvmlGpuP2PStatus_t.
+_P2P = {
+    0: "ok",
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "PCIe topology not supported",
+    4: "disabled by a driver setting",
+    5: "not supported",
+    6: "unknown",
+}
+
+_P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ
+
+
+def read_topology(calls: Calls, devices: list[Device], handles: dict[str, Any]) -> TopologyMatrix:
+    """The matrix over all devices. A device without a handle has unavailable cells."""
+    rows = []
+    for a in devices:
+        row: list[TopologyCell | None] = []
+        for b in devices:
+            if a.key == b.key:
+                row.append(None)
+                continue
+            row.append(_cell(calls, a, b, handles))
+        rows.append(tuple(row))
+    return TopologyMatrix(tuple(d.key for d in devices), tuple(rows))
+
+
+def _cell(calls: Calls, a: Device, b: Device, handles: dict[str, Any]) -> TopologyCell:
+    gone = next((d for d in (a, b) if d.key not in handles), None)
+    if gone is not None:
+        missing: Reading[Any] = Reading(
+            Unavailable(f"{gone.key} does not answer", ReadStatus.LOST), "nvml"
+        )
+        return TopologyCell(missing, missing, missing)
+    first, second = handles[a.key], handles[b.key]
+    return TopologyCell(
+        nvlinks=_links_between(a, b),
+        ancestor=calls.read(
+            a.key,
+            "DeviceGetTopologyCommonAncestor",
+            first,
+            second,
+            convert=lambda level: _ANCESTORS.get(level, f"level {level}"),
+        ),
+        p2p=calls.read(
+            a.key,
+            "DeviceGetP2PStatus",
+            first,
+            second,
+            _P2P_READ,
+            convert=lambda status: _P2P.get(status, f"status {status}"),
+        ),
+    )
+
+
+def _links_between(a: Device, b: Device) -> Reading[int]:
+    """Active links from ``a`` that end at ``b``, or at a switch that ``b`` is linked to too.
+
+    Behind switches every GPU reaches every other with all its links, so the number is the
+    smaller of the two sides' links to switches.
+    """
+    if isinstance(a.nvlinks.value, Unavailable):
+        return Reading(a.nvlinks.value, "nvml")
+    if isinstance(b.nvlinks.value, Unavailable):
+        return Reading(b.nvlinks.value, "nvml")
+    active = [link for link in a.nvlinks.value if link.active.value is True]
+    direct = sum(
+        1
+        for link in active
+        if link.remote_kind.value != "switch" and link.remote.value == b.identity.pci_bus_id
+    )
+    switched = min(
+        sum(1 for link in active if link.remote_kind.value == "switch"),
+        sum(
+            1
+            for link in b.nvlinks.value
+            if link.active.value is True and link.remote_kind.value == "switch"
+        ),
+    )
+    return Reading(direct + switched, "nvml")

@@ -1,6 +1,6 @@
-"""What ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` make of a machine's GPUs.
+"""The GPUs that CUDA enumerates under ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``.
 
-A pure function: no library is asked. Each rule names its source:
+A pure function: it calls no library. Each rule names its source:
 
 * [guide] CUDA C++ Programming Guide, "CUDA Environment Variables".
 * [mig] NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration".

@@ -1,7 +1,7 @@
-"""What the processes need that an estimated program starts: each has its own CUDA context and
-allocator on the GPUs that it uses.
+"""Processes that an estimated program starts: their memory, and their end.
 
-Each leaves a file with the peaks of its virtual GPUs. It imports no torch: it is unpickled in
+Each process has its own CUDA context and allocator on the GPUs that it uses, and leaves a file with
+the peaks of its virtual GPUs. The module does not import torch: `ProcessRecorder` is unpickled in
 processes that have not imported it yet.
 """
 
@@ -9,26 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuprobe.model.io.files import atomic_write
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.processes import ENDED
+from gpuprobe.sampler.hooks.step_limit import Enough
 
 if TYPE_CHECKING:
     from gpuprobe.catalogue.gpu_model import GpuModel
     from gpuprobe.engines.base import EngineSession
+
+ENDED: Final = ".ended"
+"""The suffix of the file that a process leaves which was ended after its steps."""
+
 
 _OF_PROCESSES: Final = 0.02
 """Of their reserved memory, to both sides, as for the ranks of a job: which blocks are reused
 depends on addresses, and their allocations are not simulated in several orders."""
 
 
-class Needs(NamedTuple):
+class ProcessRecorder(NamedTuple):
     """A `StartInProcess` of `gpuprobe.sampler.hooks.processes.children`. ``steps``: a process ends,
     as if it called ``sys.exit(0)``, after so many optimizer steps.
     """
@@ -130,10 +138,80 @@ def _most_at_once(uses: Sequence[_Use]) -> list[_Use]:
     )
 
 
-def sentence(processes: int) -> str:
+def assumption_text(processes: int) -> str:
     """What an estimate assumes of them."""
     started = "1 process that uses" if processes == 1 else f"{processes} processes that use"
     return (
         f"{started} the GPU, started by the program: that they need the most when the program "
         "does, and at once if they were alive at the same time in this simulation"
     )
+
+
+_PATIENCE_S: Final = 5.0
+_IDLE_S: Final = 0.2
+"""Of processor time within that, of the program and all that it started: less is none."""
+
+
+class Stalled(Enough):
+    """Ends a program that waits for such a process."""
+
+
+@contextmanager
+def not_forever(folder: Path) -> Iterator[None]:
+    """Raise `Stalled` in the program if nothing works for some seconds after a process was ended
+    (``folder`` has its file): what the program waits for will never come. Where `Enough` ends the
+    program, the processes that it started end too.
+    """
+    main = threading.main_thread()
+    if threading.current_thread() is not main or not hasattr(signal, "pthread_kill"):
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise Stalled
+
+    others = {process.pid for process in multiprocessing.active_children()}
+    over = threading.Event()
+    # SIGURG is ignored by default, so that one which comes too late does no harm.
+    handler = signal.signal(signal.SIGURG, interrupt)
+    watcher = threading.Thread(
+        target=_watch, args=(folder, _PATIENCE_S, over, main.ident), name="gpuprobe-stalled"
+    )
+    watcher.daemon = True
+    watcher.start()
+    try:
+        yield
+    except Enough:
+        for process in multiprocessing.active_children():
+            if process.pid not in others:
+                process.terminate()
+        raise
+    finally:
+        over.set()
+        watcher.join()
+        signal.signal(signal.SIGURG, handler)
+
+
+def _watch(folder: Path, patience: float, over: threading.Event, main: int) -> None:
+    used, since = 0.0, time.monotonic()
+    while not over.wait(patience / 5):
+        now = _processor_time()
+        if now - used > _IDLE_S or not any(folder.glob(f"*{ENDED}")):
+            used, since = now, time.monotonic()
+        elif time.monotonic() - since >= patience:
+            signal.pthread_kill(main, signal.SIGURG)
+            since = time.monotonic()
+
+
+def _processor_time() -> float:
+    """Seconds, of this process without the calling thread, and of those that it started."""
+    import psutil  # 20 ms, in each process that the program starts
+
+    total = time.process_time() - time.thread_time()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # it has ended
+            continue
+        total += times.user + times.system
+    return total

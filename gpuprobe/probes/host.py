@@ -1,19 +1,23 @@
 """The machine and the processes on it, from ``/proc`` and package metadata.
 
-Reads ``/proc`` itself: importing psutil for it would cost more than all the reads together.
-The folder can be another one (a host's ``/proc`` mounted into a container, or a test's tree):
-`proc_root` says which.
+Reads ``/proc`` directly: importing psutil would take longer than all the reads together. The folder
+may be a different one (a host's ``/proc`` mounted into a container, or a test's tree), see
+`proc_root`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.model.machine.devices import Container, GpuProcess, HostInfo
+from gpuprobe.model.machine.process import ProcessDetails
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
 # The inode of the first PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
@@ -154,6 +158,41 @@ class ProcTree:
         if len(fields) < 20 or not fields[19].isdecimal():
             return Unavailable("the stat line has no start time")
         return self._boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What is used of a ``/proc/PID/stat`` line (Linux, proc_pid_stat(5)).
+
+    ``busy`` and ``start`` in clock ticks, ``resident`` in pages.
+    """
+
+    name: str
+    state: str
+    parent: int
+    busy: int
+    start: int
+    resident: int
+
+
+def parse_stat(line: str) -> Stat | Unavailable:
+    """The name may hold anything, brackets too: it ends at the last one."""
+    head, closed, tail = line.rpartition(")")
+    fields = tail.split()
+    if not closed or len(fields) < 20:
+        return Unavailable("the stat line is incomplete")
+    name = head.partition("(")[2]
+    try:
+        return Stat(
+            name=name,
+            state=fields[0],
+            parent=int(fields[1]),
+            busy=int(fields[11]) + int(fields[12]),
+            start=int(fields[19]),
+            resident=int(fields[21]) if len(fields) > 21 else 0,
+        )
+    except ValueError:
+        return Unavailable("the stat line has invalid numbers")
 
 
 def describe_processes(
@@ -343,3 +382,86 @@ def _torch_cuda(torch: Reading[str]) -> Reading[str]:
         if not isinstance(runtime.value, Unavailable):
             return Reading(".".join(runtime.value.split(".")[:2]), "metadata")
     return Reading(Unavailable("not in the package metadata"), "metadata")
+
+
+_ENDED = Unavailable("the process has ended")
+
+
+def process_details(pid: int, ticks: int, tree: ProcTree | None = None) -> ProcessDetails:
+    """The process with this PID that started at ``ticks`` (clock ticks since boot); 0 for any.
+
+    Nothing is masked here: `gpuprobe.api.monitor.process_details` is for screens.
+    """
+    tree = ProcTree() if tree is None else tree
+    line = tree.read(str(pid), "stat")
+    stat = line if isinstance(line, Unavailable) else parse_stat(line)
+    if isinstance(stat, Unavailable) or (ticks and stat.start != ticks):
+        return ProcessDetails(pid, _ENDED, _ENDED, _ENDED)
+    command = tree.read(str(pid), "cmdline")
+    environ = tree.read(str(pid), "environ")
+    status = tree.read(str(pid), "status")
+    threads = (
+        None if isinstance(status, Unavailable) else re.search(r"^Threads:\s+(\d+)", status, 8)
+    )
+    return ProcessDetails(
+        pid,
+        command if isinstance(command, Unavailable) else tuple(command.rstrip("\0").split("\0")),
+        _folder(tree, pid),
+        environ
+        if isinstance(environ, Unavailable)
+        else tuple(
+            (name, value)
+            for name, equals, value in (one.partition("=") for one in environ.split("\0"))
+            if equals
+        ),
+        int(threads.group(1)) if threads else 0,
+    )
+
+
+def _folder(tree: ProcTree, pid: int) -> str | Unavailable:
+    try:
+        return os.readlink(f"{tree.root}/{pid}/cwd")  # noqa: PTH115 (as `ProcTree`: no pathlib)
+    except PermissionError:
+        return Unavailable("no permission to read cwd", ReadStatus.DENIED)
+    except OSError as error:
+        return Unavailable(f"cwd: {error.strerror}")
+
+
+def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
+    """Send a signal to the process that has this PID *and* started at ``ticks``.
+
+    ``ticks``: clock ticks since boot, field 22 of ``/proc/PID/stat``. The process is held by a
+    descriptor (``pidfd_open``, Linux 5.3) before its start is compared, so that the signal
+    cannot reach a process that was given the number in between.
+
+    Raises EnvironmentUnavailable where it ended, where the number is another's, and where the
+    kernel cannot do this; PermissionError where it belongs to someone else.
+    """
+    if pid <= 1 or ticks <= 0:
+        raise EnvironmentUnavailable(f"process {pid} is not visible from here")
+    opened = getattr(os, "pidfd_open", None)
+    send = getattr(signal, "pidfd_send_signal", None)
+    if opened is None or send is None:
+        raise EnvironmentUnavailable("this platform has no process file descriptors")
+    try:
+        held = opened(pid)
+    except ProcessLookupError as error:
+        raise EnvironmentUnavailable(f"process {pid} has ended") from error
+    try:
+        if _start_of(pid) != ticks:
+            raise EnvironmentUnavailable(
+                f"process {pid} has ended; its PID now belongs to another process"
+            )
+        try:
+            send(held, number)
+        except ProcessLookupError as error:
+            raise EnvironmentUnavailable(f"process {pid} has ended") from error
+    finally:
+        os.close(held)
+
+
+def _start_of(pid: int) -> int:
+    # The real /proc, whatever tree the screen shows: signals go to real processes.
+    line = ProcTree("/proc").read(str(pid), "stat")
+    stat = line if isinstance(line, Unavailable) else parse_stat(line)
+    return 0 if isinstance(stat, Unavailable) else stat.start

@@ -1,21 +1,60 @@
-"""A copy of a project in which some files have other texts: what a trial runs in.
+"""One trial of a check: its request and result, and the copy of the project that it runs in.
 
-The copy is a real tree, because everything that finds a file by its path then works as it does in
-the project: relative names, ``__file__``, ``python -m``, processes that the program starts. The
-folders on the way to a file of the program are real, and so are small files in them: what the
-program overwrites there is the copy. All else (data sets, checkpoints, environments) is a link to
-the project's own.
+The copy is a real tree, so that everything that finds a file by its path works as in the project:
+relative names, ``__file__``, ``python -m``, processes that the program starts. The folders on the
+path to a file of the program are real, and so are small files in them: what the program overwrites
+there is the copy. Everything else (data sets, checkpoints, environments) is a link to the project's
+own.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from gpuprobe.errors import EnvironmentUnavailable
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """What is run: as `gpuprobe.api.check.measure` takes it, in the copy ``tree`` of the project
+    ``root``. ``folder``: the working directory, in the copy. ``seconds``: after which it is
+    ended. ``result``: the file that gets the figures. ``test``: the node id of a test of pytest,
+    whose options ``arguments`` are then."""
+
+    tree: str
+    root: str
+    folder: str
+    target: str
+    arguments: list[str]
+    module: bool
+    virtual: str | None
+    hazards: bool
+    steps: int | None
+    compute: str
+    engine: str
+    seconds: float
+    result: str
+    test: str = ""
+
+    def line(self) -> str:
+        """As the server reads it."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class TrialFigures:
+    """What a run took: metrics and phases as a baseline has them; or why it was not measured."""
+
+    metrics: dict[str, int]
+    phases: dict[str, int]
+    failed: str = ""
+
 
 _MOST_COPIED: Final = 256 << 10  # bytes of a file that is copied, not linked
 _MOST_ENTRIES: Final = 5_000  # of one folder

@@ -1,4 +1,4 @@
-"""Join what the sources saw into one list of devices, and name what they disagree on.
+"""Join what the sources report into one list of devices, and name their disagreements.
 
 Devices are joined by UUID, then by PCI bus id. Never by an index: NVML counts all GPUs by PCI
 address, CUDA the visible ones, by default the fastest first.
@@ -16,13 +16,15 @@ from gpuprobe.model.machine.devices import (
     Disagreement,
     DriverInfo,
     MigInstance,
+    TopologyCell,
+    TopologyMatrix,
     Visibility,
 )
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import SourceView
-from gpuprobe.probes.joining.visibility import candidates, resolve
+from gpuprobe.probes.visibility import candidates, resolve
 
 # Who is believed where two sources have a value: the one nearest to the hardware.
 _RANK = {"nvml": 0, "cuda": 1, "pycuda": 2, "torch": 3}
@@ -412,3 +414,35 @@ def _orders(devices: Sequence[Device], visibility: Visibility) -> list[Disagreem
             expected=visibility.setting is not None and shifted,
         )
     ]
+
+
+_NOT_SEEN: Reading[bool] = Reading(
+    Unavailable("not both are visible to CUDA", ReadStatus.UNSUPPORTED), "cuda"
+)
+
+
+def join_topology(views: Sequence[SourceView]) -> TopologyMatrix | None:
+    """NVML's matrix with CUDA's peer access in it; either alone; None where neither has one."""
+    by_source = {view.source: view.topology for view in views if view.topology is not None}
+    paths, peers = by_source.get("nvml"), by_source.get("cuda")
+    if paths is None or peers is None:
+        return paths or peers
+    known = {
+        (a, b): peers.cells[i][j]
+        for i, a in enumerate(peers.devices)
+        for j, b in enumerate(peers.devices)
+    }
+
+    def joined(a: str, b: str, cell: TopologyCell | None) -> TopologyCell | None:
+        if cell is None:
+            return None
+        seen = known.get((a, b))
+        return replace(cell, peer=_NOT_SEEN if seen is None else seen.peer)
+
+    return TopologyMatrix(
+        paths.devices,
+        tuple(
+            tuple(joined(a, b, cell) for b, cell in zip(paths.devices, row, strict=True))
+            for a, row in zip(paths.devices, paths.cells, strict=True)
+        ),
+    )

@@ -13,8 +13,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -28,15 +27,10 @@ from gpuprobe.model.machine.diagnosis import (
     NotChecked,
     RankDiagnosis,
     RankPlace,
-    TransferSpeed,
 )
-from gpuprobe.model.values import Bytes
-from gpuprobe.probes.distributed import links, rules
+from gpuprobe.probes.distributed import collectives, rules
 from gpuprobe.probes.distributed.rules import JobEnvironment, Member
 
-# (bytes, rounds) of the all-reduces that are timed; the last one on GPUs only.
-_SIZES = ((1 << 10, 20), (64 << 10, 20), (1 << 20, 10), (16 << 20, 3), (256 << 20, 3))
-_GPU_ONLY = 64 << 20
 _CLOCK_ROUNDS = 8
 _GRACE = 10.0  # seconds that other ranks wait longer than rank 0, whose word they wait for
 
@@ -222,7 +216,7 @@ class _RankMeeting:
         findings += found
         if not found and job.world_size > 1:
             steps.append("clocks agree")
-        mine = _collectives(self.store, job, backend, self.timeout, self.me.device)
+        mine = collectives.run_collectives(self.store, job, backend, self.timeout, self.me.device)
         self.store.set("result/0", json.dumps(mine))
         keys = [f"result/{rank}" for rank in range(job.world_size)]
         self._wait(keys, self.timeout)
@@ -230,22 +224,22 @@ class _RankMeeting:
             rank: json.loads(self.store.get(key)) if self.store.check([key]) else None
             for rank, key in enumerate(keys)
         }
-        findings += _check_results(results, backend)
+        findings += collectives.check_results(results, backend)
         done = [result for result in results.values() if result is not None]
         if len(done) == job.world_size:
             steps += [step for step in done[0]["steps"] if all(step in r["steps"] for r in done)]
         found_links: tuple[LinkSpeed, ...] = ()
         if len(done) == job.world_size:
             times = {rank: result["link"] for rank, result in results.items() if result is not None}
-            found_links = links.link_speeds(times)
-            findings += links.check_links(found_links)
+            found_links = collectives.link_speeds(times)
+            findings += collectives.check_links(found_links)
         return replace(
             report,
             backend=backend,
             links=found_links,
             steps=tuple(steps),
             skews=tuple(skew for skew in skews if skew is not None),
-            speeds=_speeds(done, job.world_size) if len(done) == job.world_size else (),
+            speeds=collectives.speeds(done, job.world_size) if len(done) == job.world_size else (),
         )
 
     def _announce(self, report: RankDiagnosis, ranks: list[int]) -> None:
@@ -263,7 +257,9 @@ class _RankMeeting:
         plan = json.loads(self.store.get("plan"))
         if plan["go"]:
             self._answer_clock()
-            mine = _collectives(self.store, self.job, plan["backend"], self.timeout, self.me.device)
+            mine = collectives.run_collectives(
+                self.store, self.job, plan["backend"], self.timeout, self.me.device
+            )
             self.store.set(f"result/{self.job.rank}", json.dumps(mine))
         if not self._wait(["verdict"], 2 * self.timeout + _GRACE):
             return replace(started, findings=(self._nobody("went away"),))
@@ -334,8 +330,8 @@ def _describe(job: JobEnvironment) -> Member:
 
     device = "cpu"
     if torch.cuda.is_available():
-        uuid = getattr(torch.cuda.get_device_properties(_ordinal(job)), "uuid", None)
-        device = f"GPU-{uuid}" if uuid is not None else f"cuda:{_ordinal(job)}"
+        uuid = getattr(torch.cuda.get_device_properties(collectives.ordinal(job)), "uuid", None)
+        device = f"GPU-{uuid}" if uuid is not None else f"cuda:{collectives.ordinal(job)}"
     return Member(
         job.rank,
         job.world_size,
@@ -347,228 +343,6 @@ def _describe(job: JobEnvironment) -> Member:
     )
 
 
-def _ordinal(job: JobEnvironment) -> int:
-    """The GPU of this rank: that of its local rank, or the only one its launcher lets it see."""
-    import torch
-
-    count: int = torch.cuda.device_count()
-    return job.local_rank % count
-
-
 def _sorted(findings: list[Finding]) -> list[Finding]:
     order = list(Level)
     return sorted(findings, key=lambda finding: order.index(finding.level))
-
-
-# -- collectives
-
-
-def _collectives(
-    store: Any, job: JobEnvironment, backend: str, timeout: float, device: str
-) -> dict[str, Any]:
-    """Set up a process group and use it. Never raises for what a collective does wrong."""
-    result: dict[str, Any] = {"steps": [], "error": "", "doing": "", "wrong": 0, "times": []}
-    result |= {"others": {}, "link": 0}
-
-    def step(name: str, action: Callable[[], Any]) -> Any:
-        result["doing"] = name
-        value = action()
-        result["steps"].append(name)
-        result["doing"] = ""
-        return value
-
-    try:
-        with _group(store, job, backend, timeout, step) as place:
-            step("barrier", lambda: _barrier(backend, timeout, place))
-            result["wrong"] = step("all-reduce", lambda: _wrong_sums(job, place))
-            if result["wrong"]:
-                result["steps"].remove("all-reduce")
-            for name, check in links.checks(job, place).items():
-                _checked(result, name, check, step)
-            result["times"] = step("speed measured", lambda: _times(job, place, backend))
-            if not result["times"]:
-                result["steps"].remove("speed measured")
-            else:
-                result["link"] = step(
-                    "links measured", lambda: links.ring(job, place, _clock(place))
-                )
-    except (RuntimeError, ValueError, TimeoutError) as error:
-        words = str(error).strip().splitlines()
-        result["error"] = f"{type(error).__name__}: {words[0] if words else ''}"
-    return result
-
-
-def _checked(
-    result: dict[str, Any], name: str, check: Callable[[], int], step: Callable[..., Any]
-) -> None:
-    """Run a check; a backend that does not have the collective is not at fault."""
-    try:
-        wrong = step(name, check)
-    except RuntimeError as error:
-        if not any(word in str(error) for word in _NOT_SUPPORTED):
-            raise
-        result["doing"] = ""
-        return
-    if wrong:
-        result["others"][name] = wrong
-        result["steps"].remove(name)
-
-
-_NOT_SUPPORTED = ("does not support", "not supported", "not implemented")
-"""What torch raises if a backend lacks a collective (torch/csrc/distributed/c10d/Backend.hpp)."""
-
-
-def _clock(place: Any) -> Callable[[], int]:
-    """A clock that is read when the device has done what it was given."""
-    import torch
-
-    def settled() -> int:
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
-        return time.perf_counter_ns()
-
-    return settled
-
-
-@contextmanager
-def _group(
-    store: Any, job: JobEnvironment, backend: str, timeout: float, step: Callable[..., Any]
-) -> Iterator[Any]:
-    """A process group of all ranks; gives the device its tensors belong on."""
-    import torch
-    import torch.distributed as dist
-
-    place = torch.device("cpu")
-    variable = "TORCH_NCCL_BLOCKING_WAIT"
-    before = os.environ.get(variable)
-    if backend == "nccl":
-        place = torch.device("cuda", _ordinal(job))
-        torch.cuda.set_device(place)
-        # A timeout is to be an exception here; by default NCCL's watchdog ends the process.
-        os.environ[variable] = "1"
-    try:
-        step(
-            "process group",
-            lambda: dist.init_process_group(
-                backend,
-                store=dist.PrefixStore("group", store),
-                rank=job.rank,
-                world_size=job.world_size,
-                timeout=timedelta(seconds=timeout),
-            ),
-        )
-        yield place
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        if backend == "nccl":
-            if before is None:
-                os.environ.pop(variable, None)
-            else:
-                os.environ[variable] = before
-
-
-def _barrier(backend: str, timeout: float, place: Any) -> None:
-    import torch.distributed as dist
-
-    if backend == "gloo":  # the one that names who is missing
-        dist.monitored_barrier(timeout=timedelta(seconds=timeout), wait_all_ranks=True)
-    else:
-        dist.barrier(device_ids=[place.index])
-
-
-def _wrong_sums(job: JobEnvironment, place: Any) -> int:
-    """How many elements of two all-reduces are not what they must be, on this rank."""
-    import torch
-    import torch.distributed as dist
-
-    count = 1 << 16
-    total = job.world_size * (job.world_size + 1) // 2
-    # Sums below 2^24 are exact in float32 in any order.
-    pattern = torch.arange(count, device=place) % max(1, min(1009, (1 << 24) // total))
-    wrong = 0
-    for dtype in (torch.int64, torch.float32):
-        tensor = (pattern * (job.rank + 1)).to(dtype)
-        dist.all_reduce(tensor)
-        wrong += int((tensor != (pattern * total).to(dtype)).sum().item())
-    return wrong
-
-
-def _times(job: JobEnvironment, place: Any, backend: str) -> list[tuple[int, int, int]]:
-    """(bytes, rounds, nanoseconds for all of them) of this rank. Nothing where it is alone."""
-    import torch
-    import torch.distributed as dist
-
-    def settled() -> int:
-        if backend == "nccl":
-            torch.cuda.synchronize(place)
-        return time.perf_counter_ns()
-
-    rows = []
-    for size, rounds in _SIZES if job.world_size > 1 else ():
-        if backend == "gloo" and size > _GPU_ONLY:
-            continue
-        tensor = torch.zeros(size // 4, device=place)
-        dist.all_reduce(tensor)  # connections and buffers are made at first use
-        _barrier(backend, 60.0, place)
-        begin = settled()
-        for _ in range(rounds):
-            dist.all_reduce(tensor)
-        rows.append((size, rounds, settled() - begin))
-    return rows
-
-
-def _check_results(results: Mapping[int, Any], backend: str) -> Iterator[Finding]:
-    """What is wrong with what the ranks found."""
-    silent = [rank for rank, result in results.items() if result is None]
-    failed = {rank: r for rank, r in results.items() if r is not None and r["error"]}
-    if silent or failed:
-        doing = next((r["doing"] for r in failed.values()), "") or "collectives"
-        evidence = [(f"rank {rank}", result["error"]) for rank, result in failed.items()]
-        evidence += [(f"rank {rank}", "no answer in time") for rank in silent]
-        hint = (
-            "NCCL_DEBUG=INFO prints details; NCCL_SOCKET_IFNAME selects the interface."
-            if backend == "nccl"
-            else "GLOO_SOCKET_IFNAME selects the interface; the firewall must allow all ports "
-            "between the machines."
-        )
-        yield rules.COLLECTIVE.finding(
-            f"{doing} failed ({backend})",
-            *evidence,
-            fix=hint,
-            code="export NCCL_DEBUG=INFO"
-            if backend == "nccl"
-            else "export GLOO_SOCKET_IFNAME=eth0",
-            subject=doing,
-        )
-    done = {rank: result for rank, result in results.items() if result is not None}
-    for name in dict.fromkeys(name for r in done.values() for name in r.get("others", {})):
-        at = {rank: r["others"][name] for rank, r in done.items() if name in r["others"]}
-        yield rules.WRONG.finding(
-            f"{name} gave wrong values on rank {', '.join(map(str, at))}",
-            *((f"rank {rank}", f"{count} elements wrong") for rank, count in at.items()),
-            fix="Run again with NCCL_P2P_DISABLE=1, and test the GPUs and links.",
-            code="NCCL_P2P_DISABLE=1 torchrun ... -m gpuprobe doctor --distributed",
-            subject=name,
-        )
-    wrong = {rank: r["wrong"] for rank, r in done.items() if r["wrong"]}
-    if wrong:
-        yield rules.WRONG.finding(
-            f"an all-reduce gave wrong sums on rank {', '.join(map(str, wrong))}",
-            *((f"rank {rank}", f"{count} elements wrong") for rank, count in wrong.items()),
-            fix="Run again with NCCL_P2P_DISABLE=1. If the sums are then right, disable the "
-            "IOMMU (ACS) or fix it in the BIOS; otherwise test the GPUs and links.",
-            code="NCCL_P2P_DISABLE=1 torchrun ... -m gpuprobe doctor --distributed",
-            subject="sum",
-        )
-
-
-def _speeds(results: list[Any], world_size: int) -> tuple[TransferSpeed, ...]:
-    rows = []
-    for row in zip(*(result["times"] for result in results), strict=True):
-        size, rounds, _ = row[0]
-        slowest = max(duration for _, _, duration in row)
-        latency = max(1, slowest // rounds)
-        factor = 2 * (world_size - 1) / world_size
-        rows.append(TransferSpeed(Bytes(size), rounds, latency, factor * size / latency * 1e9))
-    return tuple(rows)
