@@ -175,7 +175,7 @@ class _XidCount:
         for event in parse_xids(log):
             if event.seconds > self._seen:
                 for name, bus in self._buses.items():
-                    if event.is_of(bus):
+                    if event.is_from(bus):
                         counts = self._counts.setdefault(name, {})
                         counts[event.code] = counts.get(event.code, 0) + 1
         self._seen = max([self._seen, *(message.seconds for message in log)])

@@ -11,9 +11,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.model.machine.devices import Container, GpuProcess, HostInfo
@@ -27,7 +27,7 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
 
-# Compiled when first used, by `re`'s own cache: the table needs none of them.
+# Compiled at first use, by the cache of `re`: the table needs none of them.
 _HEX_ID = r"[0-9a-f]{12,64}"
 _POD = r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})"
 _SLURM_JOB = r"job_(\d+)(?:/step_([^/]+))?"
@@ -37,6 +37,23 @@ _RUNTIMES = (
     ("cri-containerd-", "containerd"),
     ("crio-", "crio"),
 )
+_PARENT_FOLDERS = {"docker": "docker", "libpod": "podman", "podman": "podman"}
+
+_ENDED = Unavailable("the process has ended")
+
+
+class ProcessFacts(TypedDict, total=False):
+    """The fields of `GpuProcess` that ``/proc`` has; without ``full``, only those of the table."""
+
+    hidden: bool
+    uid: Reading[int]
+    user: Reading[str]
+    name: Reading[str]
+    command: Reading[str]
+    started_at: Reading[float]
+    container: Reading[Container]
+    rank: Reading[int]
+    local_rank: Reading[int]
 
 
 def proc_root(environ: Mapping[str, str] = os.environ) -> str:
@@ -53,29 +70,19 @@ def container_of(cgroup: str) -> Container | None:
     runtime = identifier = pod = job = ""
     for line in cgroup.splitlines():
         path = line.split(":", 2)[-1]
-        parts = path.split("/")
         match = re.search(_POD, path)
         if match:
             pod = pod or match.group(1).replace("_", "-")
         match = re.search(_SLURM_JOB, path)
         if match:
             job = job or match.group(1) + (f".{match.group(2)}" if match.group(2) else "")
+        parts = path.split("/")
         for position, part in enumerate(parts):
-            name = part.removesuffix(".scope")
-            for prefix, known in _RUNTIMES:
-                if name.startswith(prefix) and re.fullmatch(_HEX_ID, name[len(prefix) :]):
-                    runtime, identifier = runtime or known, identifier or name[len(prefix) :]
-            if position and re.fullmatch(_HEX_ID, part) and len(part) == 64:
-                parent = parts[position - 1]
-                if parent in ("docker", "libpod", "podman") or pod:
-                    known = {"libpod": "podman"}.get(parent, parent)
-                    runtime = runtime or (known if known in ("docker", "podman") else "")
-                    identifier = identifier or part
-            if parts[position - 1] in ("lxc", "lxc.payload") and part:
-                runtime, identifier = runtime or "lxc", identifier or part
-            if part.startswith("lxc.payload."):
-                runtime = runtime or "lxc"
-                identifier = identifier or part.removeprefix("lxc.payload.")
+            parent = parts[position - 1]
+            for known, number in _container_ids(
+                part, parent if position else "", bool(pod and position)
+            ):
+                runtime, identifier = runtime or known, identifier or number
     if pod:
         runtime = "kubernetes"
     elif job and not runtime:
@@ -83,10 +90,26 @@ def container_of(cgroup: str) -> Container | None:
     return Container(runtime, identifier, pod, job) if runtime else None
 
 
+def _container_ids(part: str, parent: str, in_pod: bool) -> Iterator[tuple[str, str]]:
+    """(runtime, container id) that a folder of a cgroup path, below ``parent``, names. Inside a
+    kubernetes pod, a folder with a container id does not name its runtime: "".
+    """
+    name = part.removesuffix(".scope")
+    for prefix, runtime in _RUNTIMES:
+        if name.startswith(prefix) and re.fullmatch(_HEX_ID, name[len(prefix) :]):
+            yield runtime, name[len(prefix) :]
+    if (parent in _PARENT_FOLDERS or in_pod) and len(part) == 64 and re.fullmatch(_HEX_ID, part):
+        yield _PARENT_FOLDERS.get(parent, ""), part
+    if parent in ("lxc", "lxc.payload") and part:
+        yield "lxc", part
+    if part.startswith("lxc.payload."):
+        yield "lxc", part.removeprefix("lxc.payload.")
+
+
 class ProcTree:
     """One ``/proc`` folder."""
 
-    # No pathlib in this module: its import takes 5 ms of the 60 that `gpuprobe info` has.
+    # No pathlib in this module: importing it takes 5 of the 60 ms of `gpuprobe info`.
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = proc_root() if root is None else os.fspath(root)
@@ -95,10 +118,10 @@ class ProcTree:
         self._real = self.root == "/proc"
 
     def read(self, *parts: str) -> str | Unavailable:
-        """A file's text; bytes that are no text are kept (surrogateescape)."""
+        """A file's text; bytes that are not UTF-8 are preserved (surrogateescape)."""
         path = "/".join((self.root, *parts))
         try:
-            # Not Path.open: this runs for several files of every process.
+            # Not Path.open: this reads several files of every process.
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123
                 return file.read().decode("utf-8", "surrogateescape")
         except PermissionError:
@@ -110,7 +133,7 @@ class ProcTree:
 
     @property
     def is_real(self) -> bool:
-        """Whether this is the ``/proc`` of this process, not another machine's."""
+        """Whether this is this process's own ``/proc``, not a different tree."""
         return self._real
 
     def machine(self) -> tuple[str, int]:
@@ -119,15 +142,20 @@ class ProcTree:
         cpus = 0 if isinstance(stat, Unavailable) else len(re.findall(r"^cpu\d+ ", stat, re.M))
         return "" if isinstance(name, Unavailable) else name.strip(), cpus
 
+    def stat(self, pid: int) -> Stat | Unavailable:
+        """The ``/proc/PID/stat`` of a process."""
+        line = self.read(str(pid), "stat")
+        return line if isinstance(line, Unavailable) else parse_stat(line)
+
     def in_first_namespace(self) -> bool | Unavailable:
-        """Whether the PIDs seen here are those of the whole machine."""
+        """Whether PIDs in this tree are those of the whole machine."""
         try:
             return os.readlink(f"{self.root}/self/ns/pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115
         except OSError as error:
             return Unavailable(f"PID namespace: {error.strerror}")
 
     def user(self, uid: int) -> str:
-        """The user's name, or the number as text where nobody has it."""
+        """The user's name, or the number as text if no user has it."""
         if self._real:
             import pwd
 
@@ -136,7 +164,7 @@ class ProcTree:
             except KeyError:
                 return str(uid)
         if self._users is None:
-            # The passwd file of the machine the tree belongs to, mounted next to it.
+            # The passwd file of the tree's machine, mounted next to it.
             self._users = {}
             text = self.read("..", "etc", "passwd")
             for line in "" if isinstance(text, Unavailable) else text.split("\n"):
@@ -153,7 +181,7 @@ class ProcTree:
             self._boot = float(match.group(1)) if match else Unavailable("boot time unknown")
         if isinstance(self._boot, Unavailable):
             return self._boot
-        # Field 22 counts from the field after the name, which may hold spaces and brackets.
+        # Counted from the end of the name, which may contain spaces and brackets: field 22.
         fields = stat.rpartition(")")[2].split()
         if len(fields) < 20 or not fields[19].isdecimal():
             return Unavailable("the stat line has no start time")
@@ -162,9 +190,9 @@ class ProcTree:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What is used of a ``/proc/PID/stat`` line (Linux, proc_pid_stat(5)).
+    """Fields of a ``/proc/PID/stat`` line (Linux, proc_pid_stat(5)).
 
-    ``busy`` and ``start`` in clock ticks, ``resident`` in pages.
+    ``busy`` (time on a CPU) and ``start`` in clock ticks, ``resident`` in pages.
     """
 
     name: str
@@ -176,7 +204,7 @@ class Stat:
 
 
 def parse_stat(line: str) -> Stat | Unavailable:
-    """The name may hold anything, brackets too: it ends at the last one."""
+    """Parse a line. The name may contain any character, brackets too: it ends at the last one."""
     head, closed, tail = line.rpartition(")")
     fields = tail.split()
     if not closed or len(fields) < 20:
@@ -202,7 +230,7 @@ def describe_processes(
     if not processes:
         return ()
     tree = ProcTree() if proc is None else proc
-    known: dict[int, dict[str, Any]] = {}
+    known: dict[int, ProcessFacts] = {}
     described = []
     for process in processes:
         if process.pid not in known:
@@ -211,8 +239,8 @@ def describe_processes(
     return tuple(described)
 
 
-def add_facts(process: GpuProcess, facts: dict[str, Any]) -> GpuProcess:
-    """The process with what `process_facts` found. Not ``dataclasses.replace``: it takes longer."""
+def add_facts(process: GpuProcess, facts: ProcessFacts) -> GpuProcess:
+    """Add the result of `process_facts`. Not ``dataclasses.replace``: it takes longer."""
     return GpuProcess(
         process.pid,
         process.device,
@@ -224,10 +252,8 @@ def add_facts(process: GpuProcess, facts: dict[str, Any]) -> GpuProcess:
     )
 
 
-def process_facts(tree: ProcTree, pid: int, full: bool = True) -> dict[str, Any]:
-    """What ``/proc`` has of a process, by the fields of `GpuProcess`; without ``full``, only what
-    a table shows.
-    """
+def process_facts(tree: ProcTree, pid: int, full: bool = True) -> ProcessFacts:
+    """A process's user, name and command; with ``full`` also its start, container and rank."""
     status = tree.read(str(pid), "status")
     if isinstance(status, Unavailable):
         return _unknown_process(tree, status)
@@ -235,26 +261,30 @@ def process_facts(tree: ProcTree, pid: int, full: bool = True) -> dict[str, Any]
     real_uid = fields.get("Uid", "").split("\t")[0]
     uid: int | Unavailable = int(real_uid) if real_uid.isdecimal() else Unavailable("no Uid line")
     command = tree.read(str(pid), "cmdline")
-    facts: dict[str, Any] = {
-        "uid": uid,
-        "user": uid if isinstance(uid, Unavailable) else tree.user(uid),
-        "name": fields.get("Name", Unavailable("no Name line")),
-        "command": command if isinstance(command, Unavailable) else _command(command),
+    if not isinstance(command, Unavailable):
+        command = _command(command)
+    name = fields.get("Name", Unavailable("no Name line"))
+    facts: ProcessFacts = {
+        "uid": Reading(uid, "host"),
+        "user": Reading(uid if isinstance(uid, Unavailable) else tree.user(uid), "host"),
+        "name": Reading(name, "host"),
+        # A kernel thread or a zombie has no arguments.
+        "command": Reading(name if command == "" else command, "host"),
     }
-    if isinstance(facts["command"], str) and not facts["command"]:
-        facts["command"] = facts["name"]  # a kernel thread or a zombie has no arguments
     if full:
         stat = tree.read(str(pid), "stat")
-        facts["started_at"] = stat if isinstance(stat, Unavailable) else tree.started_at(stat)
+        started = stat if isinstance(stat, Unavailable) else tree.started_at(stat)
         cgroup = tree.read(str(pid), "cgroup")
-        facts["container"] = cgroup if isinstance(cgroup, Unavailable) else _container(cgroup)
+        container = cgroup if isinstance(cgroup, Unavailable) else _container(cgroup)
         environ = tree.read(str(pid), "environ")
-        facts["rank"] = _number(environ, _RANK)
-        facts["local_rank"] = _number(environ, _LOCAL_RANK)
-    return {key: Reading(value, "host") for key, value in facts.items()}
+        facts["started_at"] = Reading(started, "host")
+        facts["container"] = Reading(container, "host")
+        facts["rank"] = Reading(_number(environ, _RANK), "host")
+        facts["local_rank"] = Reading(_number(environ, _LOCAL_RANK), "host")
+    return facts
 
 
-def _unknown_process(tree: ProcTree, missing: Unavailable) -> dict[str, Any]:
+def _unknown_process(tree: ProcTree, missing: Unavailable) -> ProcessFacts:
     first = tree.in_first_namespace()
     hidden = first is False and missing.status is ReadStatus.ERROR
     if hidden:
@@ -265,13 +295,24 @@ def _unknown_process(tree: ProcTree, missing: Unavailable) -> dict[str, Any]:
         reason = Unavailable("no such process: it ended, or it is hidden", ReadStatus.ERROR)
         if first is True:
             reason = Unavailable("no such process: it ended but still holds memory")
-    reading: Reading[Any] = Reading(reason, "host")
-    names = ("user", "uid", "name", "command", "started_at", "container", "rank", "local_rank")
-    return {"hidden": hidden, **dict.fromkeys(names, reading)}
+    text, number = Reading[str](reason, "host"), Reading[int](reason, "host")
+    return {
+        "hidden": hidden,
+        "uid": number,
+        "user": text,
+        "name": text,
+        "command": text,
+        "started_at": Reading(reason, "host"),
+        "container": Reading(reason, "host"),
+        "rank": number,
+        "local_rank": number,
+    }
 
 
 def _command(raw: str) -> str:
-    """Arguments are separated by NULs; some programs write one text with trailing NULs."""
+    """A ``cmdline`` as text: arguments are separated by NULs; some programs overwrite it with one
+    text and trailing NULs.
+    """
     return raw.rstrip("\0").replace("\0", " ")
 
 
@@ -281,6 +322,7 @@ def _container(cgroup: str) -> Container | Unavailable:
 
 
 def _number(environ: str | Unavailable, names: tuple[str, ...]) -> int | Unavailable:
+    """The value of the first of these variables that is a number."""
     if isinstance(environ, Unavailable):
         return environ
     values = dict(entry.partition("=")[::2] for entry in environ.split("\0"))
@@ -292,7 +334,7 @@ def _number(environ: str | Unavailable, names: tuple[str, ...]) -> int | Unavail
 
 
 def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInfo:
-    """This machine and this process; imports no package to learn its version."""
+    """This machine and this process. Reads package versions without importing the packages."""
     tree = ProcTree() if proc is None else proc
     torch = _version("torch")
     names = os.uname()
@@ -318,9 +360,8 @@ def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInf
 
 
 def kernel_module(proc: ProcTree | None = None) -> Reading[str]:
-    """The version of the NVIDIA kernel module that is loaded, with "(open)" for the open one.
-
-    It differs from the libraries' version after an update without a reboot.
+    """The version of the loaded NVIDIA kernel module, with "(open)" for the open one. It differs
+    from the libraries' version after an update without a reboot.
     """
     text = (ProcTree() if proc is None else proc).read("driver", "nvidia", "version")
     if isinstance(text, Unavailable):
@@ -344,29 +385,28 @@ def meminfo(text: str | Unavailable, name: str) -> Reading[Bytes]:
 
 
 def _version(distribution: str) -> Reading[str]:
-    """A package's version from the folder its installer wrote, without importing anything.
+    """A package's version, from the name of its ``.dist-info`` folder (PEP 427).
 
-    ``importlib.metadata`` takes 20 ms to import (it brings ``email``); the version is in the
-    name of the ``.dist-info`` folder, as the wheel specification (PEP 427) has it.
+    ``importlib.metadata`` would take 20 ms to import: it imports ``email``.
     """
-    wanted = distribution.replace("-", "_").lower() + "-"
+    prefix = distribution.replace("-", "_").lower() + "-"
     for entry in sys.path:
         try:
             names = os.listdir(entry or ".")  # noqa: PTH208 (hundreds of names, no paths needed)
         except OSError:
-            continue  # sys.path may name folders that do not exist, and zip files
+            continue  # sys.path may contain zip files and folders that do not exist
         for name in names:
-            if name.endswith(".dist-info") and name.lower().startswith(wanted):
-                return Reading(name[len(wanted) : -len(".dist-info")], "metadata")
+            if name.endswith(".dist-info") and name.lower().startswith(prefix):
+                return Reading(name[len(prefix) : -len(".dist-info")], "metadata")
     missing = Unavailable(f"{distribution} is not installed", ReadStatus.UNSUPPORTED)
     return Reading(missing, "metadata")
 
 
 def _torch_cuda(torch: Reading[str]) -> Reading[str]:
-    """The CUDA runtime a torch wheel was built with, from its local version: ``+cu126``.
+    """The CUDA runtime that a torch wheel was built with, from its local version: ``+cu126``.
 
-    PyPI's wheels have no local version; there the ``nvidia-cuda-runtime`` package that they
-    depend on tells.
+    PyPI's wheels have no local version; they depend on a ``nvidia-cuda-runtime`` package, whose
+    version is used instead.
     """
     if isinstance(torch.value, Unavailable):
         return torch
@@ -384,17 +424,14 @@ def _torch_cuda(torch: Reading[str]) -> Reading[str]:
     return Reading(Unavailable("not in the package metadata"), "metadata")
 
 
-_ENDED = Unavailable("the process has ended")
-
-
 def process_details(pid: int, ticks: int, tree: ProcTree | None = None) -> ProcessDetails:
-    """The process with this PID that started at ``ticks`` (clock ticks since boot); 0 for any.
+    """One process in depth: the process with this PID that started at ``ticks`` (clock ticks since
+    boot); 0 for any.
 
-    Nothing is masked here: `gpuprobe.api.monitor.process_details` is for screens.
+    Nothing is masked here: `gpuprobe.api.monitor.process_details` masks secrets for screens.
     """
     tree = ProcTree() if tree is None else tree
-    line = tree.read(str(pid), "stat")
-    stat = line if isinstance(line, Unavailable) else parse_stat(line)
+    stat = tree.stat(pid)
     if isinstance(stat, Unavailable) or (ticks and stat.start != ticks):
         return ProcessDetails(pid, _ENDED, _ENDED, _ENDED)
     command = tree.read(str(pid), "cmdline")
@@ -430,12 +467,12 @@ def _folder(tree: ProcTree, pid: int) -> str | Unavailable:
 def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
     """Send a signal to the process that has this PID *and* started at ``ticks``.
 
-    ``ticks``: clock ticks since boot, field 22 of ``/proc/PID/stat``. The process is held by a
-    descriptor (``pidfd_open``, Linux 5.3) before its start is compared, so that the signal
-    cannot reach a process that was given the number in between.
+    ``ticks``: clock ticks since boot, field 22 of ``/proc/PID/stat``. The process is opened as a
+    descriptor (``pidfd_open``, Linux 5.3) before its start is compared, so that the signal cannot
+    reach a later process with the same PID.
 
-    Raises EnvironmentUnavailable where it ended, where the number is another's, and where the
-    kernel cannot do this; PermissionError where it belongs to someone else.
+    Raises EnvironmentUnavailable if the process has ended, the PID now belongs to a different one,
+    or the kernel does not support this; PermissionError if the process belongs to another user.
     """
     if pid <= 1 or ticks <= 0:
         raise EnvironmentUnavailable(f"process {pid} is not visible from here")
@@ -444,24 +481,19 @@ def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
     if opened is None or send is None:
         raise EnvironmentUnavailable("this platform has no process file descriptors")
     try:
-        held = opened(pid)
+        descriptor = opened(pid)
     except ProcessLookupError as error:
         raise EnvironmentUnavailable(f"process {pid} has ended") from error
     try:
-        if _start_of(pid) != ticks:
+        # The real /proc, even if the screen shows a different tree: signals reach real processes.
+        stat = ProcTree("/proc").stat(pid)
+        if isinstance(stat, Unavailable) or stat.start != ticks:
             raise EnvironmentUnavailable(
                 f"process {pid} has ended; its PID now belongs to another process"
             )
         try:
-            send(held, number)
+            send(descriptor, number)
         except ProcessLookupError as error:
             raise EnvironmentUnavailable(f"process {pid} has ended") from error
     finally:
-        os.close(held)
-
-
-def _start_of(pid: int) -> int:
-    # The real /proc, whatever tree the screen shows: signals go to real processes.
-    line = ProcTree("/proc").read(str(pid), "stat")
-    stat = line if isinstance(line, Unavailable) else parse_stat(line)
-    return 0 if isinstance(stat, Unavailable) else stat.start
+        os.close(descriptor)

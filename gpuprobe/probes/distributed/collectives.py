@@ -1,4 +1,4 @@
-"""The collectives that every rank of a job runs: whether they work, give right values, how fast."""
+"""The collectives that every rank of a job runs: they are checked for errors, values and speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from statistics import median_low
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.machine.diagnosis import LinkSpeed, TransferSpeed
@@ -17,12 +17,19 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.probes.distributed import rules
 from gpuprobe.probes.distributed.rules import JobEnvironment
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed import Store
+
+T = TypeVar("T")
+
 # (bytes, rounds) of the all-reduces that are timed; the last one on GPUs only.
 _SIZES = ((1 << 10, 20), (64 << 10, 20), (1 << 20, 10), (16 << 20, 3), (256 << 20, 3))
 _GPU_ONLY = 64 << 20
 
 LINK_BYTES: Final = 4 << 20
-"""What is sent over a link at a time: enough that bandwidth decides, not latency."""
+"""Bytes of one transfer over a link: large enough that bandwidth matters, not latency."""
 
 _LINK_ROUNDS: Final = 8
 
@@ -30,25 +37,49 @@ SLOW_LINK: Final = 3.0
 """A link is slow if the fastest of its rounds takes this many times the median of all links."""
 
 LEAST_NS: Final = 2_000_000
-"""And that much longer: what the scheduler of a busy machine delays a process by."""
+"""And this much longer: a busy machine's scheduler may delay a process by this."""
 
 
 def ordinal(job: JobEnvironment) -> int:
-    """The GPU of this rank: that of its local rank, or the only one its launcher lets it see."""
+    """The GPU of this rank: that of its local rank, or the only one that its launcher shows it."""
     import torch
 
     count: int = torch.cuda.device_count()
     return job.local_rank % count
 
 
-def run_collectives(
-    store: Any, job: JobEnvironment, backend: str, timeout: float, device: str
-) -> dict[str, Any]:
-    """Set up a process group and use it. Never raises for what a collective does wrong."""
-    result: dict[str, Any] = {"steps": [], "error": "", "doing": "", "wrong": 0, "times": []}
-    result |= {"others": {}, "link": 0}
+class Result(TypedDict):
+    """The results of one rank. ``steps``: those that succeeded; ``doing``: the one that failed,
+    with ``error``. ``wrong``: elements of all-reduces, ``others``: elements of other collectives,
+    by name. ``times``: (bytes, rounds, nanoseconds of all of them) of all-reduces. ``link``:
+    nanoseconds of a transfer from the previous rank, 0 if not measured.
+    """
 
-    def step(name: str, action: Callable[[], Any]) -> Any:
+    steps: list[str]
+    error: str
+    doing: str
+    wrong: int
+    times: list[tuple[int, int, int]]
+    others: dict[str, int]
+    link: int
+
+
+Step = Callable[[str, Callable[[], T]], T]
+
+
+def run_collectives(store: Store, job: JobEnvironment, backend: str, timeout: float) -> Result:
+    """Set up a process group and use it. Errors of collectives are in the result, not raised."""
+    result: Result = {
+        "steps": [],
+        "error": "",
+        "doing": "",
+        "wrong": 0,
+        "times": [],
+        "others": {},
+        "link": 0,
+    }
+
+    def step(name: str, action: Callable[[], T]) -> T:
         result["doing"] = name
         value = action()
         result["steps"].append(name)
@@ -56,28 +87,26 @@ def run_collectives(
         return value
 
     try:
-        with _group(store, job, backend, timeout, step) as place:
-            step("barrier", lambda: _barrier(backend, timeout, place))
-            result["wrong"] = step("all-reduce", lambda: _wrong_sums(job, place))
+        with _group(store, job, backend, timeout, step) as device:
+            step("barrier", lambda: _barrier(backend, timeout, device))
+            result["wrong"] = step("all-reduce", lambda: _wrong_sums(job, device))
             if result["wrong"]:
                 result["steps"].remove("all-reduce")
-            for name, check in _checks(job, place).items():
+            for name, check in _checks(job, device).items():
                 _checked(result, name, check, step)
-            result["times"] = step("speed measured", lambda: _times(job, place, backend))
+            result["times"] = step("speed measured", lambda: _times(job, device, backend))
             if not result["times"]:
                 result["steps"].remove("speed measured")
             else:
-                result["link"] = step("links measured", lambda: _ring(job, place, _clock(place)))
+                result["link"] = step("links measured", lambda: _ring(job, device))
     except (RuntimeError, ValueError, TimeoutError) as error:
-        words = str(error).strip().splitlines()
-        result["error"] = f"{type(error).__name__}: {words[0] if words else ''}"
+        lines = str(error).strip().splitlines()
+        result["error"] = f"{type(error).__name__}: {lines[0] if lines else ''}"
     return result
 
 
-def _checked(
-    result: dict[str, Any], name: str, check: Callable[[], int], step: Callable[..., Any]
-) -> None:
-    """Run a check; a backend that does not have the collective is not at fault."""
+def _checked(result: Result, name: str, check: Callable[[], int], step: Step[int]) -> None:
+    """Run a check. A backend without the collective is not an error."""
     try:
         wrong = step(name, check)
     except RuntimeError as error:
@@ -91,36 +120,33 @@ def _checked(
 
 
 _NOT_SUPPORTED = ("does not support", "not supported", "not implemented")
-"""What torch raises if a backend lacks a collective (torch/csrc/distributed/c10d/Backend.hpp)."""
+"""Parts of torch's error for a missing collective (torch/csrc/distributed/c10d/Backend.hpp)."""
 
 
-def _clock(place: Any) -> Callable[[], int]:
-    """A clock that is read when the device has done what it was given."""
+def _clock(device: torch.device) -> int:
+    """The time in nanoseconds when the device has finished its work."""
     import torch
 
-    def settled() -> int:
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
-        return time.perf_counter_ns()
-
-    return settled
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns()
 
 
 @contextmanager
 def _group(
-    store: Any, job: JobEnvironment, backend: str, timeout: float, step: Callable[..., Any]
-) -> Iterator[Any]:
-    """A process group of all ranks; gives the device its tensors belong on."""
+    store: Store, job: JobEnvironment, backend: str, timeout: float, step: Step[None]
+) -> Iterator[torch.device]:
+    """A process group of all ranks, and the device for its tensors."""
     import torch
     import torch.distributed as dist
 
-    place = torch.device("cpu")
+    device = torch.device("cpu")
     variable = "TORCH_NCCL_BLOCKING_WAIT"
     before = os.environ.get(variable)
     if backend == "nccl":
-        place = torch.device("cuda", ordinal(job))
-        torch.cuda.set_device(place)
-        # A timeout is to be an exception here; by default NCCL's watchdog ends the process.
+        device = torch.device("cuda", ordinal(job))
+        torch.cuda.set_device(device)
+        # So that a timeout raises; by default NCCL's watchdog ends the process.
         os.environ[variable] = "1"
     try:
         step(
@@ -133,7 +159,7 @@ def _group(
                 timeout=timedelta(seconds=timeout),
             ),
         )
-        yield place
+        yield device
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -144,24 +170,24 @@ def _group(
                 os.environ[variable] = before
 
 
-def _barrier(backend: str, timeout: float, place: Any) -> None:
+def _barrier(backend: str, timeout: float, device: torch.device) -> None:
     import torch.distributed as dist
 
-    if backend == "gloo":  # the one that names who is missing
+    if backend == "gloo":  # its barrier names the missing ranks
         dist.monitored_barrier(timeout=timedelta(seconds=timeout), wait_all_ranks=True)
     else:
-        dist.barrier(device_ids=[place.index])
+        dist.barrier(device_ids=[device.index])
 
 
-def _wrong_sums(job: JobEnvironment, place: Any) -> int:
-    """How many elements of two all-reduces are not what they must be, on this rank."""
+def _wrong_sums(job: JobEnvironment, device: torch.device) -> int:
+    """The number of wrong elements in two all-reduces on this rank."""
     import torch
     import torch.distributed as dist
 
     count = 1 << 16
     total = job.world_size * (job.world_size + 1) // 2
     # Sums below 2^24 are exact in float32 in any order.
-    pattern = torch.arange(count, device=place) % max(1, min(1009, (1 << 24) // total))
+    pattern = torch.arange(count, device=device) % max(1, min(1009, (1 << 24) // total))
     wrong = 0
     for dtype in (torch.int64, torch.float32):
         tensor = (pattern * (job.rank + 1)).to(dtype)
@@ -170,32 +196,27 @@ def _wrong_sums(job: JobEnvironment, place: Any) -> int:
     return wrong
 
 
-def _times(job: JobEnvironment, place: Any, backend: str) -> list[tuple[int, int, int]]:
-    """(bytes, rounds, nanoseconds for all of them) of this rank. Nothing where it is alone."""
+def _times(job: JobEnvironment, device: torch.device, backend: str) -> list[tuple[int, int, int]]:
+    """(bytes, rounds, nanoseconds of all of them) of all-reduces; empty for a job of one rank."""
     import torch
     import torch.distributed as dist
-
-    def settled() -> int:
-        if backend == "nccl":
-            torch.cuda.synchronize(place)
-        return time.perf_counter_ns()
 
     rows = []
     for size, rounds in _SIZES if job.world_size > 1 else ():
         if backend == "gloo" and size > _GPU_ONLY:
             continue
-        tensor = torch.zeros(size // 4, device=place)
-        dist.all_reduce(tensor)  # connections and buffers are made at first use
-        _barrier(backend, 60.0, place)
-        begin = settled()
+        tensor = torch.zeros(size // 4, device=device)
+        dist.all_reduce(tensor)  # connections and buffers are created at first use
+        _barrier(backend, 60.0, device)
+        begin = _clock(device)
         for _ in range(rounds):
             dist.all_reduce(tensor)
-        rows.append((size, rounds, settled() - begin))
+        rows.append((size, rounds, _clock(device) - begin))
     return rows
 
 
-def check_results(results: Mapping[int, Any], backend: str) -> Iterator[Finding]:
-    """What is wrong with what the ranks found."""
+def check_results(results: Mapping[int, Result | None], backend: str) -> Iterator[Finding]:
+    """Findings about the ranks' results, None for a rank without one."""
     silent = [rank for rank, result in results.items() if result is None]
     failed = {rank: r for rank, r in results.items() if r is not None and r["error"]}
     if silent or failed:
@@ -239,7 +260,8 @@ def check_results(results: Mapping[int, Any], backend: str) -> Iterator[Finding]
         )
 
 
-def speeds(results: list[Any], world_size: int) -> tuple[TransferSpeed, ...]:
+def speeds(results: list[Result], world_size: int) -> tuple[TransferSpeed, ...]:
+    """The latency and bandwidth of all-reduces of each size, by the slowest rank."""
     rows = []
     for row in zip(*(result["times"] for result in results), strict=True):
         size, rounds, _ = row[0]
@@ -253,20 +275,20 @@ def speeds(results: list[Any], world_size: int) -> tuple[TransferSpeed, ...]:
 # -- other collectives, and single links
 
 
-def _checks(job: JobEnvironment, place: Any) -> dict[str, Callable[[], int]]:
-    """By name, collectives of which each element is known beforehand; each returns how many
-    elements are wrong on this rank.
+def _checks(job: JobEnvironment, device: torch.device) -> dict[str, Callable[[], int]]:
+    """Collectives by name whose elements are known beforehand; each returns the number of wrong
+    elements on this rank.
     """
     import torch
     import torch.distributed as dist
 
     count, ranks, mine = 1 << 12, job.world_size, job.rank
 
-    def block(value: int) -> Any:
-        return torch.full((count,), value, dtype=torch.int64, device=place)
+    def block(value: int) -> Tensor:
+        return torch.full((count,), value, dtype=torch.int64, device=device)
 
     def gathered() -> int:
-        found = torch.empty(ranks * count, dtype=torch.int64, device=place)
+        found = torch.empty(ranks * count, dtype=torch.int64, device=device)
         dist.all_gather_into_tensor(found, block(mine + 1))
         return _wrong(found, torch.cat([block(rank + 1) for rank in range(ranks)]))
 
@@ -278,57 +300,57 @@ def _checks(job: JobEnvironment, place: Any) -> dict[str, Callable[[], int]]:
         return _wrong(found, block(mine * ranks * (ranks + 1) // 2))
 
     def exchanged() -> int:
-        found = torch.empty(ranks * count, dtype=torch.int64, device=place)
-        given = torch.cat([block(mine * ranks + rank) for rank in range(ranks)])
-        dist.all_to_all_single(found, given)
+        found = torch.empty(ranks * count, dtype=torch.int64, device=device)
+        sent = torch.cat([block(mine * ranks + rank) for rank in range(ranks)])
+        dist.all_to_all_single(found, sent)
         return _wrong(found, torch.cat([block(rank * ranks + mine) for rank in range(ranks)]))
 
     return {"all-gather": gathered, "reduce-scatter": scattered, "all-to-all": exchanged}
 
 
-def _wrong(found: Any, wanted: Any) -> int:
-    return int((found != wanted).sum().item())
+def _wrong(found: Tensor, expected: Tensor) -> int:
+    return int((found != expected).sum().item())
 
 
-def _ring(job: JobEnvironment, place: Any, settled: Callable[[], int]) -> int:
-    """The fastest of some transfers from the rank before this one, in nanoseconds; 0 for a rank
-    that is alone. One link at a time, so that links do not share what they go through.
+def _ring(job: JobEnvironment, device: torch.device) -> int:
+    """The fastest of several transfers from the previous rank, in nanoseconds; 0 for a job of one
+    rank. One link at a time, so that links do not compete for switches and buses.
     """
     import torch
     import torch.distributed as dist
 
     best = 0
-    tensor = torch.zeros(LINK_BYTES // 4, device=place)
-    word = torch.zeros(1, device=place)
+    tensor = torch.zeros(LINK_BYTES // 4, device=device)
+    ready = torch.zeros(1, device=device)
     for source in range(job.world_size if job.world_size > 1 else 0):
         target = (source + 1) % job.world_size
         dist.barrier()
         for _ in range(_LINK_ROUNDS + 1):
             if job.rank == source:
-                dist.recv(word, target)  # the other is ready
+                dist.recv(ready, target)
                 dist.send(tensor, target)
             elif job.rank == target:
-                dist.send(word, source)
-                began = settled()
+                dist.send(ready, source)
+                began = _clock(device)
                 dist.recv(tensor, source)
-                spent = max(1, settled() - began)
-                best = min(best, spent) if best else spent
+                duration = max(1, _clock(device) - began)
+                best = min(best, duration) if best else duration
     return best
 
 
 def link_speeds(times: Mapping[int, int]) -> tuple[LinkSpeed, ...]:
-    """``times`` by the rank that receives."""
+    """The links of the ring, from ``times`` by the receiving rank."""
     ranks = len(times)
     return tuple(
-        LinkSpeed((rank - 1) % ranks, rank, Bytes(LINK_BYTES), spent)
-        for rank, spent in sorted(times.items())
-        if spent
+        LinkSpeed((rank - 1) % ranks, rank, Bytes(LINK_BYTES), duration)
+        for rank, duration in sorted(times.items())
+        if duration
     )
 
 
 def check_links(links: Sequence[LinkSpeed]) -> Iterator[Finding]:
-    """Links that are far slower than the others, and a rank whose links both are."""
-    if len(links) < 3:  # of two, either may be the slow one
+    """Findings for links that are much slower than the others, and for a rank with two of them."""
+    if len(links) < 3:  # with two links, either may be the slow one
         return
     middle = median_low(link.latency_ns for link in links)
     slow = [

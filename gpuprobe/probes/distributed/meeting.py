@@ -1,8 +1,8 @@
-"""Checking a distributed job from within: every rank calls `check_ranks`.
+"""The check of a distributed job from inside: every rank calls `check_ranks`.
 
-The ranks meet in a ``TCPStore`` before any collective, so that those that do not come can be
-named: a process group that waits for them could only time out. All further steps are agreed
-on in that store too, and so is the verdict, so that every rank ends with the same one.
+The ranks meet in a ``TCPStore`` before any collective, so that the missing ones can be named: a
+process group that waits for them could only time out. The next steps and the verdict are shared
+through that store too, so that every rank ends with the same verdict.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.findings import Finding, Level
@@ -31,8 +31,11 @@ from gpuprobe.model.machine.diagnosis import (
 from gpuprobe.probes.distributed import collectives, rules
 from gpuprobe.probes.distributed.rules import JobEnvironment, Member
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 _CLOCK_ROUNDS = 8
-_GRACE = 10.0  # seconds that other ranks wait longer than rank 0, whose word they wait for
+_GRACE = 10.0  # seconds that other ranks wait longer than rank 0, for its decision
 
 
 def check_ranks(environ: Mapping[str, str], timeout: float) -> RankDiagnosis:
@@ -71,8 +74,8 @@ def check_ranks(environ: Mapping[str, str], timeout: float) -> RankDiagnosis:
         return replace(started, findings=(*notes, lost))
 
 
-def _open_store(job: JobEnvironment, timeout: float) -> tuple[Any, tuple[Finding, ...]] | Finding:
-    """The store at the meeting point, or why there is none."""
+def _open_store(job: JobEnvironment, timeout: float) -> tuple[Store, tuple[Finding, ...]] | Finding:
+    """The store at the meeting point, or why it cannot be opened."""
     import torch.distributed as dist
 
     where = f"{job.address}:{job.port}"
@@ -87,10 +90,10 @@ def _open_store(job: JobEnvironment, timeout: float) -> tuple[Any, tuple[Finding
             subject="address",
         )
     notes: tuple[Finding, ...] = ()
-    listening: dict[str, Any] = {}
-    serving = job.rank == 0 and not job.agent_store
-    if serving:
-        taken = _listen(job, [entry[:1] + entry[4:] for entry in found])
+    listening: dict[str, int] = {}
+    is_master = job.rank == 0 and not job.agent_store
+    if is_master:
+        taken = _listen(job, [(entry[0], entry[4]) for entry in found])
         if isinstance(taken, Finding):
             return taken
         listener, notes = taken
@@ -99,7 +102,7 @@ def _open_store(job: JobEnvironment, timeout: float) -> tuple[Any, tuple[Finding
         store = dist.TCPStore(
             job.address,
             job.port,
-            is_master=serving,
+            is_master=is_master,
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,
             **listening,
@@ -116,10 +119,10 @@ def _open_store(job: JobEnvironment, timeout: float) -> tuple[Any, tuple[Finding
 
 
 def _listen(
-    job: JobEnvironment, addresses: list[tuple[Any, ...]]
+    job: JobEnvironment, addresses: list[tuple[int, tuple[object, ...]]]
 ) -> tuple[int, tuple[Finding, ...]] | Finding:
-    """A listening socket for the store, on the address the ranks are given and no other one
-    where that is possible: torch alone would listen on all of them.
+    """A listening socket for the store, only on the address that the ranks use if possible: torch
+    alone would listen on all addresses.
     """
     problem: OSError | None = None
     for family, where in (*addresses, (socket.AF_INET, ("", job.port))):
@@ -164,12 +167,13 @@ def _listen(
 class _RankMeeting:
     """One rank's side of the protocol. Keys in the store:
 
-    ``joined`` counts members, ``member/N`` describes one, ``claim/R`` is set when rank R came;
-    ``plan`` is rank 0's word on how to go on, ``clock/…`` the exchange of clocks,
-    ``result/R`` what rank R found, ``verdict`` all findings, ``left/R`` that R has read it.
+    ``joined`` counts members, ``member/N`` describes one, ``claim/R`` is set when rank R has
+    joined; ``plan`` is rank 0's decision on the next steps, ``clock/…`` the exchange of clocks,
+    ``result/R`` the results of rank R, ``verdict`` all findings, ``left/R`` is set when R has read
+    the verdict.
     """
 
-    def __init__(self, store: Any, job: JobEnvironment, timeout: float) -> None:
+    def __init__(self, store: Store, job: JobEnvironment, timeout: float) -> None:
         self.store = store
         self.job = job
         self.timeout = timeout
@@ -181,7 +185,7 @@ class _RankMeeting:
         self.store.set(f"claim/{self.job.rank}", "")
 
     def lead(self, started: RankDiagnosis, notes: tuple[Finding, ...]) -> RankDiagnosis:
-        """Rank 0: wait for all, decide, take part, and collect."""
+        """Run rank 0's part: wait for all ranks, decide, measure, and collect."""
         job = self.job
         self.join()
         self._wait([f"claim/{rank}" for rank in range(job.world_size)], self.timeout)
@@ -211,13 +215,13 @@ class _RankMeeting:
     ) -> RankDiagnosis:
         job = self.job
         steps = ["every rank joined", "the ranks agree on the job"]
-        skews = [self._ask_clock(rank) for rank in range(1, job.world_size)]
+        skews = [self._clock_skew(rank) for rank in range(1, job.world_size)]
         found = list(rules.check_skews([skew for skew in skews if skew is not None]))
         findings += found
         if not found and job.world_size > 1:
             steps.append("clocks agree")
-        mine = collectives.run_collectives(self.store, job, backend, self.timeout, self.me.device)
-        self.store.set("result/0", json.dumps(mine))
+        result = collectives.run_collectives(self.store, job, backend, self.timeout)
+        self.store.set("result/0", json.dumps(result))
         keys = [f"result/{rank}" for rank in range(job.world_size)]
         self._wait(keys, self.timeout)
         results = {
@@ -243,33 +247,33 @@ class _RankMeeting:
         )
 
     def _announce(self, report: RankDiagnosis, ranks: list[int]) -> None:
-        """Publish the verdict, and stay until every rank has read it: the store may live in this
+        """Publish the verdict, and wait until every rank has read it: the store may be in this
         process.
         """
         self.store.set("verdict", json.dumps([to_plain(found) for found in report.findings]))
         self._wait([f"left/{rank}" for rank in ranks if rank], self.timeout)
 
     def follow(self, started: RankDiagnosis) -> RankDiagnosis:
-        """Every other rank: do as rank 0 says, and take its verdict."""
+        """Run another rank's part: follow the plan of rank 0, and take its verdict."""
         self.join()
         if not self._wait(["plan"], 2 * self.timeout + _GRACE):
-            return replace(started, findings=(self._nobody("did not join"),), missing=(0,))
+            return replace(started, findings=(self._leader_missing("did not join"),), missing=(0,))
         plan = json.loads(self.store.get("plan"))
         if plan["go"]:
-            self._answer_clock()
-            mine = collectives.run_collectives(
-                self.store, self.job, plan["backend"], self.timeout, self.me.device
+            self._report_clock()
+            result = collectives.run_collectives(
+                self.store, self.job, plan["backend"], self.timeout
             )
-            self.store.set(f"result/{self.job.rank}", json.dumps(mine))
+            self.store.set(f"result/{self.job.rank}", json.dumps(result))
         if not self._wait(["verdict"], 2 * self.timeout + _GRACE):
-            return replace(started, findings=(self._nobody("went away"),))
+            return replace(started, findings=(self._leader_missing("went away"),))
         findings = tuple(
             from_plain(Finding, entry) for entry in json.loads(self.store.get("verdict"))
         )
         self.store.set(f"left/{self.job.rank}", "")
         return replace(started, findings=findings, speaks=False)
 
-    def _nobody(self, what: str) -> Finding:
+    def _leader_missing(self, what: str) -> Finding:
         return rules.MISSING.finding(
             f"rank 0 of {self.job.world_size} {what}: rank {self.job.rank} timed out waiting for "
             "it",
@@ -279,7 +283,7 @@ class _RankMeeting:
         )
 
     def _wait(self, keys: list[str], seconds: float) -> bool:
-        """Wait for keys. False where they did not all come in time, or the store is gone."""
+        """Wait for keys. False if one is not set in time, or the store is gone."""
         import torch.distributed as dist
 
         if not keys:
@@ -294,14 +298,15 @@ class _RankMeeting:
         members = []
         for number in range(1, self.store.add("joined", 0) + 1):
             key = f"member/{number}"
-            if self._wait([key], 1.0):  # counted, and about to be described
+            if self._wait([key], 1.0):  # counted, and described next
                 members.append(from_plain(Member, json.loads(self.store.get(key))))
         return members
 
-    # The exchange of clocks is NTP's: the other clock is read between two readings of one's
-    # own. Rank 0 asks, so that nobody waits but for it; the fastest round is the best one.
+    # Clocks are compared as NTP does: the other clock is read between two readings of rank 0's own.
+    # Rank 0 requests each reading, so that the other ranks wait only for it. The fastest round has
+    # the smallest error.
 
-    def _ask_clock(self, rank: int) -> ClockSkew | None:
+    def _clock_skew(self, rank: int) -> ClockSkew | None:
         best: ClockSkew | None = None
         for number in range(_CLOCK_ROUNDS):
             before = time.time_ns()
@@ -315,13 +320,13 @@ class _RankMeeting:
                 best = ClockSkew(rank, theirs - (before + after) // 2, error)
         return best
 
-    def _answer_clock(self) -> None:
+    def _report_clock(self) -> None:
         rank = self.job.rank
-        # Rank 0 asks one rank after the other.
+        # Rank 0 queries one rank after the other.
         patience = self.timeout + _GRACE
         for number in range(_CLOCK_ROUNDS):
             if not self._wait([f"clock/{rank}/{number}/ask"], patience):
-                return  # rank 0 is gone; waiting for the verdict will say so
+                return  # rank 0 is gone, which the wait for the verdict reports
             self.store.set(f"clock/{rank}/{number}/answer", str(time.time_ns()))
 
 

@@ -1,6 +1,6 @@
 """The rules of ``gpuprobe doctor``, and the facts they read.
 
-``CHECKS`` is in the order of the ids. An id is never used for another rule again.
+``CHECKS`` is in the order of the ids. The id of a removed rule is never reused.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _COMPATIBILITY = "docs.nvidia.com/deploy/cuda-compatibility"
 
 
 def version_pair(text: str) -> tuple[int, int] | None:
-    """``12.8.1`` as (12, 8), None where the text is no version."""
+    """``12.8.1`` as (12, 8); None if the text is not a version."""
     match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match.group(1)), int(match.group(2))) if match else None
 
@@ -158,7 +158,7 @@ def _torch_runtime(facts: MachineFacts) -> str | Unavailable:
 
 
 def _gpus(facts: MachineFacts) -> int | Unavailable:
-    """How many NVIDIA GPUs the machine has."""
+    """The number of the machine's NVIDIA GPUs."""
     if isinstance(facts.inventory, Unavailable):
         return facts.inventory
     status = driver_status(facts.inventory)

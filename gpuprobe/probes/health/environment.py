@@ -26,8 +26,7 @@ NEW = "PYTORCH_ALLOC_CONF"  # since torch 2.9, for every accelerator
 
 _RENAMED_IN = (2, 9)
 
-# Keys of torch 2.13's headers that torch 2.6's parser does not have. Which version between
-# brought each is not needed to warn the users of 2.6 and older.
+# Keys in torch 2.13's headers that torch 2.6's parser lacks: the users of 2.6 get a warning.
 _AFTER_2_6 = frozenset(
     {
         "large_segment_size_mb",
@@ -71,7 +70,7 @@ _NATIVE_ONLY = frozenset(
 
 
 def _split(conf: str) -> list[tuple[str, str | None]]:
-    """(key, value) pairs, None where there is no colon. Torch drops every blank."""
+    """(key, value) pairs; the value is None without a colon. torch ignores blanks."""
     parts = re.split(r",(?![^\[]*\])", conf.replace(" ", ""))
     pairs: list[tuple[str, str | None]] = []
     for part in parts:
@@ -82,7 +81,7 @@ def _split(conf: str) -> list[tuple[str, str | None]]:
 
 
 def _problem(key: str, value: str | None, torch: tuple[int, int] | None) -> str:
-    """What torch would refuse in one pair, or an empty text."""
+    """Why torch would reject a pair, or an empty text."""
     name = _ROCM.get(key, key)
     if name not in KEYS:
         near = difflib.get_close_matches(key, KEYS, n=1)
@@ -455,7 +454,7 @@ def nccl_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
         return
     built, loaded = facts.torch.nccl_built, facts.torch.nccl_loaded
     if isinstance(built, Unavailable):
-        yield built  # whether it should have one is GP160's business
+        yield built  # GP160 checks whether there should be one
         return
     if isinstance(loaded, Unavailable):
         yield loaded

@@ -15,51 +15,55 @@ from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
 T = TypeVar("T")
 
-# NVML's return codes, from nvml.h (nvmlReturn_t). Read off the number, so that a code that
-# this release of nvidia-ml-py has no class for is still told apart.
+# NVML's return codes, from nvml.h (nvmlReturn_t): numbers, so that a code that this release of
+# nvidia-ml-py has no class for has its status too.
 _STATUS = {
-    2: ReadStatus.UNSUPPORTED,  # INVALID_ARGUMENT: this chip does not know the sensor or counter
+    2: ReadStatus.UNSUPPORTED,  # INVALID_ARGUMENT: this chip lacks the sensor or counter
     3: ReadStatus.UNSUPPORTED,  # NOT_SUPPORTED
     4: ReadStatus.DENIED,  # NO_PERMISSION
     6: ReadStatus.UNSUPPORTED,  # NOT_FOUND: no such fan, link or instance
     13: ReadStatus.UNSUPPORTED,  # FUNCTION_NOT_FOUND: the driver is older than the function
     15: ReadStatus.LOST,  # GPU_IS_LOST
-    16: ReadStatus.LOST,  # RESET_REQUIRED: answers nothing until it is reset
+    16: ReadStatus.LOST,  # RESET_REQUIRED: every call fails until it is reset
     25: ReadStatus.UNSUPPORTED,  # ARGUMENT_VERSION_MISMATCH
     26: ReadStatus.UNSUPPORTED,  # DEPRECATED
 }
 
 _NOTHING_FOUND = (0, 6)
-"""SUCCESS, which nvidia-ml-py raises where a list is empty, and NOT_FOUND."""
+"""SUCCESS, which nvidia-ml-py raises for an empty list, and NOT_FOUND."""
 
 _NOTHING = (0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF)
-"""What NVML puts in a field it has no value for (NVML_VALUE_NOT_AVAILABLE)."""
+"""NVML's marks for a missing value (NVML_VALUE_NOT_AVAILABLE)."""
 
 
 class Calls:
-    """Guards calls into nvidia-ml-py and remembers what failed.
+    """Calls nvidia-ml-py one value at a time, so that one failure costs one value; and collects the
+    errors.
 
-    A device that answered "lost" once is not asked again: every further call could block in
-    the kernel driver for seconds.
+    A device that returned "lost" once is not queried again: each further call could block in the
+    kernel driver for seconds.
     """
 
     def __init__(self, pynvml: Any) -> None:
         self.pynvml = pynvml
         self.errors: list[ProbeError] = []
         self._lost: dict[str, Unavailable] = {}
-        # Raised, as well as NVMLError, by unversioned functions whose newest form the driver lacks.
-        self._mismatch: Any = getattr(pynvml, "NVMLLibraryMismatchError", ())
+        # Raised in addition to NVMLError by unversioned functions if the driver lacks their newest
+        # version.
+        self._mismatch: type[Exception] | tuple[()] = getattr(
+            pynvml, "NVMLLibraryMismatchError", ()
+        )
 
     def attempt(
         self,
         device: str,
         name: str,
-        *args: Any,
+        *args: object,
         convert: Callable[[Any], T] | None = None,
         none: Any = None,
     ) -> T | Any | Unavailable:
-        """The result of ``nvml<name>(*args)``, or why there is none. ``none`` is the result
-        where a list is asked for and NVML finds nothing to put on it.
+        """The result of ``nvml<name>(*args)``, or why it is missing. ``none`` is the result if the
+        function returns a list and NVML reports that it is empty.
         """
         lost = self._lost.get(device)
         if lost is not None:
@@ -78,25 +82,25 @@ class Calls:
         except self._mismatch:
             missing = Unavailable("the driver is older than the function", ReadStatus.UNSUPPORTED)
         except (ValueError, TypeError, LookupError, OSError, ctypes.ArgumentError) as error:
-            # Text that is no text, a code without a meaning, a structure of another version.
+            # Text that cannot be decoded, an unknown code, a structure of a different version.
             missing = Unavailable(f"{type(error).__name__}: {error}", ReadStatus.ERROR)
         self.note(device, name, missing)
         return missing
 
     def note(self, device: str, what: str, missing: Unavailable) -> None:
-        """Remember a failure, unless it only says that the device has no such value."""
+        """Add a failure to the errors, unless the device only lacks the value."""
         if missing.status in (ReadStatus.UNSUPPORTED, ReadStatus.NOT_COLLECTED):
             return
         if missing.status is ReadStatus.LOST and device:
             self._lost[device] = missing
         error = ProbeError("nvml", missing.status, missing.reason, device, what)
-        if error not in self.errors:  # one call may serve two values
+        if error not in self.errors:  # one call may return two values
             self.errors.append(error)
 
     def read(
-        self, device: str, name: str, *args: Any, convert: Callable[[Any], T] | None = None
+        self, device: str, name: str, *args: object, convert: Callable[[Any], T] | None = None
     ) -> Reading[Any]:
-        """`attempt` as a `Reading`. A number that NVML uses for "no value" is unsupported."""
+        """`attempt` as a `Reading`. A number that means "no value" to NVML is unsupported."""
         value = self.attempt(device, name, *args, convert=convert)
         if type(value) is int and value in _NOTHING:
             value = Unavailable("the driver reports no value", ReadStatus.UNSUPPORTED)
@@ -104,7 +108,7 @@ class Calls:
 
 
 def text(value: object) -> str:
-    """Text from NVML, which returns bytes or str depending on the package's version."""
+    """Text from NVML, which is bytes or str depending on the package's version."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     return str(value)
@@ -113,8 +117,8 @@ def text(value: object) -> str:
 def pci_bus_id(raw: object) -> str:
     """A PCI address as ``dddddddd:bb:dd.f`` in lower case.
 
-    NVML prints eight digits of domain, CUDA and sysfs four, some tools capitals, pycuda and
-    older drivers no domain at all. Raises ValueError for something else.
+    NVML prints eight digits of domain, CUDA and sysfs four, some tools capital letters, pycuda and
+    older drivers no domain. Raises ValueError if it is not a PCI address.
     """
     address = text(raw).strip().lower()
     head, _, function = address.partition(".")
@@ -159,8 +163,8 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "excl
 
 
 class _Query(NamedTuple):
-    """``function`` is called with the device's handle and ``arguments``. ``table``: read for the
-    one-shot table, too, not only at detail ``full``. ``moves``: read again by the monitor.
+    """A call of ``function`` with the device's handle and ``arguments``. ``table``: read for the
+    one-shot table too, not only at detail ``full``. ``moves``: read repeatedly by the monitor.
     """
 
     function: str
@@ -194,11 +198,11 @@ _CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}  # nvmlClockType_t
 _THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
 _LIMITS = "DeviceGetPowerManagementLimitConstraints"
 
-# Part of the device ("" for itself) -> its field -> how it is read, in the order of the calls.
+# Group of the device ("" for the device itself) -> field -> query, in the order of the calls.
 _QUERIES: Mapping[str, Mapping[str, _Query]] = {
     "": {
         "name": _Query("DeviceGetName", convert=text, table=True),
-        # FASTEST_FIRST is PCI order only among equal models: the order rule needs this.
+        # In the table too: FASTEST_FIRST is PCI order only for equal models.
         "compute_capability": _Query(
             "DeviceGetCudaComputeCapability",
             convert=lambda pair: (int(pair[0]), int(pair[1])),
@@ -206,7 +210,7 @@ _QUERIES: Mapping[str, Mapping[str, _Query]] = {
         ),
         "brand": _Query("DeviceGetBrand", convert=lambda code: _BRANDS.get(code, f"brand {code}")),
         "architecture": _Query("DeviceGetArchitecture", convert=_architecture),
-        # NVML counts SMs only through a MIG-capable chip's attributes, or not at all.
+        # NVML reports the SM count only in the attributes of MIG-capable chips.
         "sm_count": _Query(
             "DeviceGetAttributes_v2", convert=lambda found: int(found.multiprocessorCount)
         ),
@@ -263,7 +267,7 @@ _QUERIES: Mapping[str, Mapping[str, _Query]] = {
         "width": _Query("DeviceGetCurrPcieLinkWidth", moves=True),
         "max_generation": _Query("DeviceGetMaxPcieLinkGeneration"),
         "max_width": _Query("DeviceGetMaxPcieLinkWidth"),
-        # KB/s of 1000 bytes, measured over 20 ms while the caller waits.
+        # KB/s (1000 bytes), measured over 20 ms while the caller waits.
         "tx": _Query("DeviceGetPcieThroughput", (0,), _kilobytes, moves=True),
         "rx": _Query("DeviceGetPcieThroughput", (1,), _kilobytes, moves=True),
         "replays": _Query("DeviceGetPcieReplayCounter"),
@@ -271,16 +275,14 @@ _QUERIES: Mapping[str, Mapping[str, _Query]] = {
 }
 
 
-def sm_count(calls: Calls, key: str, handle: Any) -> Reading[int]:
-    """Of a device, or of a MIG instance."""
+def sm_count(calls: Calls, key: str, handle: object) -> Reading[int]:
+    """The SM count of a device, or of a MIG instance."""
     query = _QUERIES[""]["sm_count"]
     return calls.read(key, query.function, handle, convert=query.convert)
 
 
-def read_group(calls: Calls, key: str, handle: Any, group: str, full: bool) -> dict[str, Any]:
-    """The readings of one part of the device, by field; those that the table does not show only
-    where ``full``.
-    """
+def read_group(calls: Calls, key: str, handle: object, group: str, full: bool) -> dict[str, Any]:
+    """The readings of a group of the device, by field; without ``full``, those of the table."""
     return {
         field: calls.read(key, query.function, handle, *query.arguments, convert=query.convert)
         for field, query in _QUERIES[group].items()
@@ -288,11 +290,17 @@ def read_group(calls: Calls, key: str, handle: Any, group: str, full: bool) -> d
     }
 
 
-def read_again(
-    calls: Calls, key: str, handle: Any, group: str, old: Any, *, without: tuple[str, ...] = ()
+def read_moving(
+    calls: Calls,
+    key: str,
+    handle: object,
+    group: str,
+    old: object,
+    *,
+    without: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Those that move, read again; ``old`` is that part of the device as it was. What the device
-    does not have is not asked for each time.
+    """The readings of a group that change over time, except ``without``, read again. ``old`` are
+    the previous ones: those that the device does not support are not queried again.
     """
     found: dict[str, Reading[Any]] = {}
     for field, query in _QUERIES[group].items():
