@@ -295,7 +295,8 @@ def _unknown_process(tree: ProcTree, missing: Unavailable) -> ProcessFacts:
         reason = Unavailable("no such process: it ended, or it is hidden", ReadStatus.ERROR)
         if first is True:
             reason = Unavailable("no such process: it ended but still holds memory")
-    text, number = Reading[str](reason, "host"), Reading[int](reason, "host")
+    text: Reading[str] = Reading(reason, "host")
+    number: Reading[int] = Reading(reason, "host")
     return {
         "hidden": hidden,
         "uid": number,

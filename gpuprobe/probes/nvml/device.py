@@ -253,7 +253,8 @@ def _ecc(
 ) -> EccCounts:
     mode = calls.attempt(key, "DeviceGetEccMode", handle)
     if isinstance(mode, Unavailable):
-        flag, count = Reading[bool](mode, "nvml"), Reading[int](mode, "nvml")
+        flag: Reading[bool] = Reading(mode, "nvml")
+        count: Reading[int] = Reading(mode, "nvml")
         return EccCounts(flag, flag, count, count, count, count)
     enabled, pending = (Reading(bool(part), "nvml") for part in mode)
     return EccCounts(enabled=enabled, pending=pending, **group("ecc"))
@@ -295,7 +296,7 @@ def _affinity(calls: Calls, key: str, handle: object) -> Reading[tuple[int, ...]
 def _mig_mode(calls: Calls, key: str, handle: object, full: bool) -> MigMode:
     mode = calls.attempt(key, "DeviceGetMigMode", handle)
     if isinstance(mode, Unavailable):
-        flag = Reading[bool](mode, "nvml")
+        flag: Reading[bool] = Reading(mode, "nvml")
         return MigMode(flag, flag, Reading(mode, "nvml"))
     most = NOT_READ
     if full or mode[0]:

@@ -153,7 +153,7 @@ class LiveNvmlSource(NvmlSource):
     def _rate(self, device: Device, now: float) -> LinkRate:
         links = device.nvlinks.value
         if isinstance(links, Unavailable):
-            missing = Reading[float](links, "nvml")
+            missing: Reading[float] = Reading(links, "nvml")
             return LinkRate(device.key, missing, missing)
         rate, counted = link_rate(device.key, links, self._link_bytes.get(device.key), now)
         if counted is not None:
@@ -216,14 +216,14 @@ def link_rate(
     if failed is None and not sent:
         failed = Unavailable("no NVLink is active", ReadStatus.UNSUPPORTED)
     if failed is not None:
-        missing = Reading[float](failed, "nvml")
+        missing: Reading[float] = Reading(failed, "nvml")
         return LinkRate(key, missing, missing), None
     tx = sum(v for v in sent if not isinstance(v, Unavailable))
     rx = sum(v for v in received if not isinstance(v, Unavailable))
     counted = LinkBytes(now, tx, rx)
     if before is None or now <= before.time or tx < before.tx or rx < before.rx:
         first = Unavailable("counted only since the last reading", ReadStatus.NOT_COLLECTED)
-        missing = Reading[float](first, "nvml")
+        missing = Reading(first, "nvml")
         return LinkRate(key, missing, missing), counted
     seconds = now - before.time
     return (
@@ -308,7 +308,7 @@ def _links(
     ]
     values = calls.attempt(key, "DeviceGetFieldValues", handle, fields)
     if isinstance(values, Unavailable):
-        missing = Reading[int](values, "nvml")
+        missing: Reading[int] = Reading(values, "nvml")
         return Reading(tuple(replace(link, tx=missing, rx=missing) for link in old.value), "nvml")
     counts = iter([_counter(entry) for entry in values])
     return Reading(

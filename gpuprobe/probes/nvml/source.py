@@ -247,7 +247,7 @@ def _cell(calls: Calls, a: Device, b: Device, handles: dict[str, object]) -> Top
     lost = next((d for d in (a, b) if d.key not in handles), None)
     if lost is not None:
         missing = Unavailable(f"{lost.key} does not answer", ReadStatus.LOST)
-        text_missing = Reading[str](missing, "nvml")
+        text_missing: Reading[str] = Reading(missing, "nvml")
         return TopologyCell(Reading(missing, "nvml"), text_missing, text_missing)
     first, second = handles[a.key], handles[b.key]
     return TopologyCell(
