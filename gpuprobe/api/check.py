@@ -183,7 +183,7 @@ def measure(
         here = Path.cwd()
         opened = OpenedFiles()
         try:
-            with opened.noting():
+            with opened.recording():
                 result = watch.run(
                     watched,
                     path,

@@ -14,8 +14,8 @@ from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.gate.files import (
     clear_rank_file,
     ensure_replaceable,
+    merged_hazards,
     read_known,
-    together,
     write_known,
 )
 from gpuprobe.hazards.findings.known import compare as compare_known
@@ -34,9 +34,9 @@ __all__ = [
     "detect_hazards",
     "ensure_replaceable",
     "findings_so_far",
+    "merged_hazards",
     "print_hazards",
     "read_known",
-    "together",
     "write_hazards",
     "write_known",
 ]

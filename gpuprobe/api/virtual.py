@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.fit import Fit
     from gpuprobe.model.plans.links import Links
     from gpuprobe.planning.peers import Job
-    from gpuprobe.planning.processes import Other
+    from gpuprobe.planning.processes import OtherProcesses
     from gpuprobe.sampler.program import Program
 
 
@@ -240,13 +240,13 @@ def estimate_program(
         not_forever,
         other_processes,
     )
-    from gpuprobe.planning.trials import Start, estimate_with
+    from gpuprobe.planning.trials import ProgramStart, estimate_with
     from gpuprobe.sampler.hooks.processes.children import following
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
     from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
     from gpuprobe.torch_support.error_places import of_host_memory, place_in
 
-    others: dict[int, Other] = {}
+    others: dict[int, OtherProcesses] = {}
     waits = False  # for a process of its own that was stopped
 
     def run(measured: Measurement, recorder: Any) -> int:
@@ -297,7 +297,7 @@ def estimate_program(
         "the program ran on the CPU: move model and data to the GPU if "
         "torch.cuda.is_available(), or with an option of the script (after --)"
     )
-    start = Start(program)
+    start = ProgramStart(program)
     links = _links(link, gpu, ranks, per_node)
     order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
     order.update(link=link, per_node=per_node, torch=torch, engine=engine)
@@ -307,10 +307,10 @@ def estimate_program(
             f"the recording {output} exists already", hint="choose another name, or delete it"
         )
     if not isinstance(rank, int):
-        from gpuprobe.planning.ranks import of_ranks
+        from gpuprobe.planning.ranks import estimate_ranks
 
         order.update(output=kept, recorded=[] if isinstance(rank, str) else [*rank])
-        return of_ranks(rank, ranks, start.peers, {**order, "compute": compute}, notify)
+        return estimate_ranks(rank, ranks, start.peers, {**order, "compute": compute}, notify)
     Job(rank, ranks)
     if recorded and rank not in recorded:
         kept = ""
@@ -392,7 +392,7 @@ def _estimate(
     links: Links | None,
     per_node: int,
     output: str = "",
-    started: Callable[[], tuple[Mapping[int, Other], bool]] = lambda: ({}, False),
+    started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
 ) -> tuple[Estimate, str]:
     """An estimate of what runs on the GPUs of ``order``, and the first line whose size depends on
     values and was the largest possible, if any. ``why``: why the engine computes what it does.
@@ -405,7 +405,7 @@ def _estimate(
     from gpuprobe.api.watch import record
     from gpuprobe.engines.choice import measurement
     from gpuprobe.planning.figures import device_fit, device_rows, estimate_of, fullest
-    from gpuprobe.planning.processes import NOTHING
+    from gpuprobe.planning.processes import NO_PROCESSES
     from gpuprobe.sampler.environment import as_rank
 
     measured = measurement(engine, order, job, bounded=bounded)
@@ -445,7 +445,7 @@ def _estimate(
         if not ran.devices:
             raise UsageError("nothing was allocated on the GPU", hint=unused)
         fits = {
-            device.index: device_fit(ran, device, others.get(device.number, NOTHING))
+            device.index: device_fit(ran, device, others.get(device.number, NO_PROCESSES))
             for device in ran.devices
         }
         worst = fullest(ran, fits)
@@ -570,16 +570,16 @@ def trial() -> None:
     """
     import json
 
-    from gpuprobe.planning.trials import answer
+    from gpuprobe.planning.trials import run_request
 
-    answer(json.loads(sys.argv[1]), estimate_program)
+    run_request(json.loads(sys.argv[1]), estimate_program)
 
 
 def serve_trials() -> None:
     """The estimates of `fit_program`, a process for each: see `gpuprobe.planning.trials`."""
     from gpuprobe.engines.base import Order
     from gpuprobe.engines.choice import choose
-    from gpuprobe.planning.trials import answer, serve
+    from gpuprobe.planning.trials import run_request, serve
 
     def load() -> None:  # CUDA is initialised in the children: no process forks it
         from gpuprobe.catalogue.gpus import parse_spec
@@ -595,7 +595,7 @@ def serve_trials() -> None:
 
     virtual = functools.partial(estimate, step, steps=1, compute="shapes", engine="virtual")
     warm_up = load if choose(sys.argv[1], Order()) == "native" else virtual
-    serve(warm_up, functools.partial(answer, estimate=estimate_program))
+    serve(warm_up, functools.partial(run_request, estimate=estimate_program))
 
 
 def _require_torch(why: str) -> None:

@@ -34,13 +34,13 @@ _MOST_BYTES: Final = 4 << 20  # of one file
 def read_sources(
     files: Mapping[str, str], root: str = "", not_after: float | None = None
 ) -> dict[str, Source]:
-    """The sources of ``files`` (names, and the files), and of what they import of the project in
-    ``root``. Files that cannot be read, and those that were changed since ``not_after`` (seconds
-    since the Unix epoch), are left out: their lines are not those that ran.
+    """The sources of ``files`` (paths by name), and of the project's files in ``root`` that they
+    import. Files that cannot be read are left out, and files changed since ``not_after`` (seconds
+    since the Unix epoch): their lines are not those that ran.
     """
     found: dict[str, Source] = {}
     pending = [(name, Path(root, file)) for name, file in sorted(files.items())]
-    seen = {name for name, _ in pending}
+    visited = {name for name, _ in pending}
     while pending and len(found) < _MOST_FILES:
         name, path = pending.pop(0)
         text = _text(path, not_after)
@@ -50,23 +50,23 @@ def read_sources(
         if name.startswith((SITE_PACKAGES, ".../")):
             continue
         for other in _imported(source, name, path):
-            if other not in seen:
-                seen.add(other)
+            if other not in visited:
+                visited.add(other)
                 pending.append((other, _sibling(path, name, other)))
     return dict(sorted(found.items()))
 
 
 def with_text(sources: Mapping[str, Source], root: str = "") -> dict[str, Source]:
-    """Sources of which a baseline that was read knows the digests alone, with the text of the files
-    that still have them. ``root``: the project's folder, default the working directory."""
+    """Add texts to the sources of a baseline, which has only their digests, from files with equal
+    digests. ``root``: the project's folder, by default the working directory."""
     found = {}
     for name, source in sources.items():
         inside = name.startswith(SITE_PACKAGES)
         rest = name[len(SITE_PACKAGES) :] if inside else name
         folders = [path for path in sys.path if path] if inside else [root]
         texts = (_text(Path(folder, rest), None) for folder in folders)
-        whole = (source_of(text) for text in texts if text is not None)
-        same = (other for other in whole if other.statements == source.statements)
+        complete = (source_of(text) for text in texts if text is not None)
+        same = (other for other in complete if other.statements == source.statements)
         found[name] = next(same, source)
     return found
 
@@ -78,12 +78,12 @@ def _text(path: Path, not_after: float | None) -> str | None:
         if not_after is not None and path.stat().st_mtime > not_after:
             return None
         return read_text(path, most=_MOST_BYTES)
-    except (OSError, ValueError):  # not there; no text, or no name of a file (a null byte)
+    except (OSError, ValueError):  # missing, not text, or a name with a null byte
         return None
 
 
 def _imported(source: Source, name: str, path: Path) -> list[str]:
-    """The files that a file imports and that lie in the project, by name."""
+    """The names of the project's files that a file imports."""
     try:
         tree = ast.parse(source.text or "")
     except (SyntaxError, ValueError, RecursionError):
@@ -92,14 +92,14 @@ def _imported(source: Source, name: str, path: Path) -> list[str]:
     top = len(Path(name).parts)
     found = []
     for node in ast.walk(tree):
-        wanted: list[tuple[str, int]] = []
+        modules: list[tuple[str, int]] = []
         if isinstance(node, ast.Import):
-            wanted = [(alias.name, 0) for alias in node.names]
+            modules = [(alias.name, 0) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            wanted = [(module, node.level)]
-            wanted += [(f"{module}.{alias.name}".strip("."), node.level) for alias in node.names]
-        for module, level in wanted:
+            modules = [(module, node.level)]
+            modules += [(f"{module}.{alias.name}".strip("."), node.level) for alias in node.names]
+        for module, level in modules:
             tail = module.replace(".", "/")
             folders = ["", "src", here]
             if level:
@@ -116,7 +116,7 @@ def _imported(source: Source, name: str, path: Path) -> list[str]:
 
 
 def _sibling(path: Path, name: str, other: str) -> Path:
-    """The file of a name, next to one that is known: both names are relative to one folder."""
+    """The path of a name, from the ``path`` of another ``name`` relative to the same folder."""
     root = path
     for _ in Path(name).parts:
         root = root.parent
@@ -133,23 +133,24 @@ _SECRET: Final = re.compile(
     r"|(^|[._-])tokens?(\.(txt|json|ya?ml|toml|ini|cfg))?$",
     re.IGNORECASE,
 )
-"""Names of files that may contain what must not be published."""
+"""Names of files that may contain secrets."""
 
 _ELSEWHERE: Final = frozenset(("site-packages", "dist-packages", "node_modules", "__pycache__"))
 
 
 class OpenedFiles:
-    """The names of files that this process opens for reading, and those on the command lines of
-    processes that it starts, as they were given, with the working directory of that time."""
+    """The names of files that this process opens for reading, and those on the command lines of its
+    subprocesses, with the working directory at that time."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[str, str], None] = {}
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note what is opened inside by ``open``, `io.open` (which `pathlib` calls) and on command
-        lines. An audit hook would see more, and cost 0.4 µs for each attribute that any class looks
-        up by ``__getattr__``: 1% of a check."""
+    def recording(self) -> Iterator[None]:
+        """Record the files that are opened inside by ``open`` and `io.open` (which `pathlib`
+        calls), and those on command lines. An audit hook would catch more, but cost 0.4 µs for each
+        attribute that a class resolves by ``__getattr__``: 1% of a check.
+        """
         originals = builtins.open, subprocess.Popen.__init__
 
         @functools.wraps(originals[0])
@@ -163,7 +164,7 @@ class OpenedFiles:
             originals[1](process, args, *arguments, **options)
 
         builtins.open = io.open = opened
-        accessor: Any = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10
+        accessor: Any = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10
         if accessor is not None:
             accessor.open = staticmethod(opened)
         subprocess.Popen.__init__ = started  # type: ignore[method-assign,assignment]
@@ -179,20 +180,20 @@ class OpenedFiles:
             if subprocess.Popen.__init__ is started:
                 subprocess.Popen.__init__ = originals[1]  # type: ignore[method-assign]
 
-    def _opened(self, name: Any, mode: Any) -> None:
+    def _opened(self, name: object, mode: object) -> None:
         if not isinstance(name, (str, bytes, os.PathLike)):
-            return  # a descriptor, or the caller's mistake
+            return  # a descriptor, or an invalid argument
         if isinstance(mode, str) and mode[:1] not in ("w", "x", "a"):
             with contextlib.suppress(TypeError, ValueError):
                 plain = os.fsdecode(name)
                 if not plain.endswith(_NO_TEXT):
                     self._add(plain)
 
-    def _started(self, words: Any) -> None:
+    def _started(self, arguments: Any) -> None:
         with contextlib.suppress(TypeError, ValueError):
-            single = isinstance(words, (str, bytes, os.PathLike))
-            for word in [words] if single else list(words):
-                for part in re.split(r"[\s'\"=;&|<>()]+", os.fsdecode(word)):
+            single = isinstance(arguments, (str, bytes, os.PathLike))
+            for argument in [arguments] if single else list(arguments):
+                for part in re.split(r"[\s'\"=;&|<>()]+", os.fsdecode(argument)):
                     if "." in part or "/" in part:
                         self._add(part)
 
@@ -201,7 +202,7 @@ class OpenedFiles:
             self._names[name, "" if os.path.isabs(name) else _folder()] = None  # noqa: PTH117
 
     def inside(self, root: str) -> set[str]:
-        """Those that are files below ``root``, relative to it, with ``/``."""
+        """The recorded files below ``root``, relative to it, with ``/``."""
         found = set()
         for name, folder in self._names:
             relative = below(os.path.join(folder, name), root)  # noqa: PTH118
@@ -218,16 +219,16 @@ def _folder() -> str:
     try:
         return os.getcwd()  # noqa: PTH109 - called for each file that is opened
     except OSError:
-        return ""  # it was removed
+        return ""  # the folder was removed
 
 
 def below(path: str, root: str) -> str | None:
-    """The name of a file relative to the project's folder ``root`` (absolute); None outside, in
-    hidden folders and among installed packages."""
-    whole = os.path.abspath(path)  # noqa: PTH100 - for each file that is opened
+    """The name of a file relative to the project's folder ``root`` (absolute); None for other
+    files, and for those in hidden folders and installed packages."""
+    absolute = os.path.abspath(path)  # noqa: PTH100 - for each file that is opened
     for folder in _roots(root):
-        if whole.startswith(folder):
-            parts = Path(whole[len(folder) :]).parts
+        if absolute.startswith(folder):
+            parts = Path(absolute[len(folder) :]).parts
             if _ELSEWHERE & set(parts) or any(part.startswith(".") for part in parts[:-1]):
                 return None
             return "/".join(parts)
@@ -236,7 +237,7 @@ def below(path: str, root: str) -> str | None:
 
 @functools.cache
 def _roots(root: str) -> tuple[str, ...]:
-    """The project's folder as it is named and without links, each with a separator behind it."""
+    """The project's folder as given and with links resolved, each with a trailing separator."""
     folders = (root, os.path.realpath(root))
     return tuple(dict.fromkeys(os.path.join(folder, "") for folder in folders))  # noqa: PTH118
 
@@ -254,8 +255,8 @@ def own_modules(root: str) -> set[str]:
 
 
 def kept_texts(names: Iterable[str], root: str, not_after: float | None = None) -> dict[str, str]:
-    """The texts of those of the project's files that may be kept, by name. ``not_after``: files
-    changed since (seconds since the Unix epoch) are left out: they are not those that were read."""
+    """The texts of the project's files that may be stored, by name. Files changed since
+    ``not_after`` (seconds since the Unix epoch) are left out: the program read other texts."""
     found: dict[str, str] = {}
     left = MOST_TOGETHER
     for name in sorted(set(names), key=lambda name: (not name.endswith(".py"), name)):
@@ -269,8 +270,9 @@ def kept_texts(names: Iterable[str], root: str, not_after: float | None = None) 
 
 
 def text_of(path: Path, not_after: float | None = None) -> str | None:
-    """The text of a file, with its line ends; None where it is large, binary, gone, hidden, of
-    secrets, or changed since."""
+    """The text of a file, with its line ends; None if the file is large, binary, missing, hidden,
+    may contain secrets, or was changed after ``not_after``.
+    """
     if path.name.startswith(".") or _SECRET.search(path.name):
         return None
     most = MOST_PYTHON if path.suffix == ".py" else MOST_SETTINGS
@@ -285,8 +287,7 @@ def text_of(path: Path, not_after: float | None = None) -> str | None:
 
 
 def ignored_by_git(names: Collection[str], root: str) -> set[str]:
-    """Those of the project's files that a repository's settings exclude; none where there is no
-    git."""
+    """The names of files that the repository ignores; none without git."""
     if not names:
         return set()
     try:

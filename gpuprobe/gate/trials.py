@@ -22,10 +22,11 @@ from gpuprobe.errors import EnvironmentUnavailable
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """What is run: as `gpuprobe.api.check.measure` takes it, in the copy ``tree`` of the project
-    ``root``. ``folder``: the working directory, in the copy. ``seconds``: after which it is
-    ended. ``result``: the file that gets the figures. ``test``: the node id of a test of pytest,
-    whose options ``arguments`` are then."""
+    """A run, with the arguments of `gpuprobe.api.check.measure`, in the copy ``tree`` of the
+    project ``root``. ``folder``: the working directory, in the copy. ``seconds``: its time limit.
+    ``result``: the file for its figures. ``test``: the node id of a test of pytest, whose options
+    are ``arguments`` then.
+    """
 
     tree: str
     root: str
@@ -43,13 +44,13 @@ class TrialRequest:
     test: str = ""
 
     def line(self) -> str:
-        """As the server reads it."""
+        """The request as a line of JSON, which the server reads."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
 class TrialFigures:
-    """What a run took: metrics and phases as a baseline has them; or why it was not measured."""
+    """The figures of a run: metrics and phases as in a baseline; or why it was not measured."""
 
     metrics: dict[str, int]
     phases: dict[str, int]
@@ -62,9 +63,10 @@ _LEFT_OUT: Final = frozenset(("__pycache__",))
 
 
 def make_tree(folder: Path, root: Path, texts: Mapping[str, str | None]) -> None:
-    """Copy the project in ``root`` into the new ``folder``; ``texts`` are those of the program's
-    files, None of a file that must not exist. Raises OSError if the copy cannot be written,
-    EnvironmentUnavailable for a folder with too many files."""
+    """Copy the project in ``root`` into the new ``folder``. ``texts``: the contents of the
+    program's files, None for a file that must not exist. Raises OSError if the copy cannot be
+    written, EnvironmentUnavailable for a folder with too many files.
+    """
     folders = {"."}
     for name in texts:
         folders.update(str(parent) for parent in PurePosixPath(name).parents)
@@ -102,7 +104,7 @@ def _mirror(
 
 
 def moved(text: str, root: str, folder: str) -> str:
-    """An argument or a setting in which the project's folder is named, with that of the copy."""
+    """An argument or a setting with the project's folder replaced by that of the copy."""
     for one in dict.fromkeys((root, os.path.realpath(root))):
         if text == one or f"{one}{os.sep}" in text:
             return text.replace(one, folder)

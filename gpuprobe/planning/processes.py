@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuprobe.model.io.files import atomic_write
 from gpuprobe.model.values import Bytes
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from gpuprobe.engines.base import EngineSession
 
 ENDED: Final = ".ended"
-"""The suffix of the file that a process leaves which was ended after its steps."""
+"""The suffix of the file that a process leaves when it is ended after its steps."""
 
-
-_OF_PROCESSES: Final = 0.02
-"""Of their reserved memory, to both sides, as for the ranks of a job: which blocks are reused
-depends on addresses, and their allocations are not simulated in several orders."""
+_UNCERTAINTY: Final = 0.02
+"""Of the reserved memory, in both directions, as for the ranks of a job: the reuse of blocks
+depends on addresses, and the processes' allocations are not simulated in several orders."""
 
 
 class ProcessRecorder(NamedTuple):
-    """A `StartInProcess` of `gpuprobe.sampler.hooks.processes.children`. ``steps``: a process ends,
-    as if it called ``sys.exit(0)``, after so many optimizer steps.
+    """A `StartInProcess` of `gpuprobe.sampler.hooks.processes.children`, which records the peaks of
+    each process in ``folder``. After ``steps`` optimizer steps a process ends, as by
+    ``sys.exit(0)``.
     """
 
     folder: Path
     steps: int
 
-    def __call__(self, since: float) -> _Process | None:
+    def __call__(self, since: float) -> _ProcessPeaks | None:
         from gpuprobe.engines.choice import current
         from gpuprobe.sampler.hooks.step_limit import exit_after
 
@@ -52,14 +52,16 @@ class ProcessRecorder(NamedTuple):
         if session is None:
             return None
         exit_after(self.steps, self._ended)
-        return _Process(session, self.folder, since)
+        return _ProcessPeaks(session, self.folder, since)
 
     def _ended(self) -> None:
-        with contextlib.suppress(OSError):  # as in `_Process`
+        with contextlib.suppress(OSError):  # as in `_ProcessPeaks`
             (self.folder / f"{os.getpid()}{ENDED}").touch()
 
 
-class _Process:
+class _ProcessPeaks:
+    """Writes the peaks of this process's virtual GPUs to its file."""
+
     def __init__(self, session: EngineSession, folder: Path, since: float) -> None:
         self._session = session
         self._file = folder / f"{os.getpid()}.json"
@@ -80,14 +82,14 @@ class _Process:
     def _write(self, peaks: dict[int, list[int]], until: float | None) -> None:
         self._written = peaks
         found = {"since": self._since, "until": until, "devices": peaks}
-        # An error means that the estimate is over: no other process reads it.
+        # An error means that the estimate is over and its folder removed.
         with contextlib.suppress(OSError), atomic_write(self._file) as file:
             file.write(json.dumps(found).encode())
 
 
-class Other(NamedTuple):
-    """What other processes need on one GPU where they need the most at one time: so many of them;
-    bytes, with their contexts.
+class OtherProcesses(NamedTuple):
+    """The other processes on one GPU at the time when they need the most: their number, and the
+    range of their memory in bytes, with their contexts.
     """
 
     processes: int
@@ -95,7 +97,7 @@ class Other(NamedTuple):
     high: Bytes
 
 
-NOTHING: Final = Other(0, Bytes(0), Bytes(0))
+NO_PROCESSES: Final = OtherProcesses(0, Bytes(0), Bytes(0))
 
 
 class _Use(NamedTuple):
@@ -104,8 +106,10 @@ class _Use(NamedTuple):
     reserved: int
 
 
-def other_processes(folder: Path, models: Mapping[int, GpuModel]) -> tuple[int, dict[int, Other]]:
-    """How many processes used a GPU, and what they need, by the GPU's number in the machine."""
+def other_processes(
+    folder: Path, models: Mapping[int, GpuModel]
+) -> tuple[int, dict[int, OtherProcesses]]:
+    """The number of processes that used a GPU, and their needs by the GPU's index."""
     uses: dict[int, list[_Use]] = {}
     processes = 0
     for file in sorted(folder.glob("*.json")):
@@ -119,16 +123,16 @@ def other_processes(folder: Path, models: Mapping[int, GpuModel]) -> tuple[int, 
         together = _most_at_once(found)
         reserved = sum(use.reserved for use in together)
         model = models[number]
-        needs[number] = Other(
+        needs[number] = OtherProcesses(
             len(together),
-            Bytes(int(reserved * (1 - _OF_PROCESSES)) + len(together) * model.context_low),
-            Bytes(int(reserved * (1 + _OF_PROCESSES)) + len(together) * model.context_high),
+            Bytes(int(reserved * (1 - _UNCERTAINTY)) + len(together) * model.context_low),
+            Bytes(int(reserved * (1 + _UNCERTAINTY)) + len(together) * model.context_high),
         )
     return processes, needs
 
 
 def _most_at_once(uses: Sequence[_Use]) -> list[_Use]:
-    """Those of one instant at which they reserve the most: a process begins while they all run."""
+    """The processes alive at the time when they reserve the most: always at the start of one."""
 
     def at(instant: float) -> list[_Use]:
         return [use for use in uses if use.since <= instant < use.until]
@@ -139,7 +143,7 @@ def _most_at_once(uses: Sequence[_Use]) -> list[_Use]:
 
 
 def assumption_text(processes: int) -> str:
-    """What an estimate assumes of them."""
+    """The assumption of an estimate about the processes, as a sentence."""
     started = "1 process that uses" if processes == 1 else f"{processes} processes that use"
     return (
         f"{started} the GPU, started by the program: that they need the most when the program "
@@ -149,36 +153,38 @@ def assumption_text(processes: int) -> str:
 
 _PATIENCE_S: Final = 5.0
 _IDLE_S: Final = 0.2
-"""Of processor time within that, of the program and all that it started: less is none."""
+"""CPU time of the program and its processes within `_PATIENCE_S`: with less, it is stalled."""
 
 
 class Stalled(Enough):
-    """Ends a program that waits for such a process."""
+    """Ends a program that waits for a process which was ended after its steps."""
 
 
 @contextmanager
 def not_forever(folder: Path) -> Iterator[None]:
-    """Raise `Stalled` in the program if nothing works for some seconds after a process was ended
-    (``folder`` has its file): what the program waits for will never come. Where `Enough` ends the
-    program, the processes that it started end too.
+    """Raise `Stalled` in the program if it and its processes are idle for a few seconds after one
+    of them was ended (``folder`` has its file): it may be waiting for that process. If `Enough`
+    ends the program, its processes end too.
     """
     main = threading.main_thread()
     if threading.current_thread() is not main or not hasattr(signal, "pthread_kill"):
         yield
         return
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: object) -> None:
         raise Stalled
 
     others = {process.pid for process in multiprocessing.active_children()}
     over = threading.Event()
-    # SIGURG is ignored by default, so that one which comes too late does no harm.
+    # SIGURG is ignored by default, so a late one does no harm.
     handler = signal.signal(signal.SIGURG, interrupt)
-    watcher = threading.Thread(
-        target=_watch, args=(folder, _PATIENCE_S, over, main.ident), name="gpuprobe-stalled"
+    thread = threading.Thread(
+        target=_interrupt_stall,
+        args=(folder, _PATIENCE_S, over, main.ident),
+        name="gpuprobe-stalled",
+        daemon=True,
     )
-    watcher.daemon = True
-    watcher.start()
+    thread.start()
     try:
         yield
     except Enough:
@@ -188,11 +194,11 @@ def not_forever(folder: Path) -> Iterator[None]:
         raise
     finally:
         over.set()
-        watcher.join()
+        thread.join()
         signal.signal(signal.SIGURG, handler)
 
 
-def _watch(folder: Path, patience: float, over: threading.Event, main: int) -> None:
+def _interrupt_stall(folder: Path, patience: float, over: threading.Event, main: int) -> None:
     used, since = 0.0, time.monotonic()
     while not over.wait(patience / 5):
         now = _processor_time()
@@ -204,7 +210,7 @@ def _watch(folder: Path, patience: float, over: threading.Event, main: int) -> N
 
 
 def _processor_time() -> float:
-    """Seconds, of this process without the calling thread, and of those that it started."""
+    """CPU seconds of this process, without the calling thread, and of the processes it started."""
     import psutil  # 20 ms, in each process that the program starts
 
     total = time.process_time() - time.thread_time()

@@ -19,10 +19,10 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NoReturn
 
 from gpuprobe.errors import GpuprobeError, ProgramFailed, TooLarge, UsageError, ValueNeeded
 from gpuprobe.model.plans.estimate import Estimate
@@ -34,8 +34,8 @@ from gpuprobe.sampler.program import Program, load_module, load_script, own_trac
 
 COMPUTE: Final = ("auto", "shapes", "real")
 
-ASKED: Final = "as requested"
-_ENOUGH: Final = "sufficient for this script"
+_REQUESTED: Final = "as requested"
+_SUFFICIENT: Final = "sufficient for this script"
 
 
 def estimate_with(
@@ -43,22 +43,25 @@ def estimate_with(
     attempt: Callable[[str, str], tuple[Estimate, str]],
     again: Callable[[str], Estimate],
 ) -> Estimate:
-    """The estimate of a run. ``attempt`` makes one with ``"shapes"`` or ``"real"`` values, and is
-    told why; with it comes the line of the first size that depends on values, and was the largest
-    possible (`gpuprobe.virtual.reads.bounds`), ``""`` where there was none. ``again`` makes one
-    with all values, of the run as it was before the first attempt, and raises `TooLarge` where it
-    is too large for that.
+    """Estimate a run with ``compute``; ``"auto"`` tries shapes first, then all values if the run
+    needs them and is small enough.
 
-    Raises UsageError for an unknown ``compute``, and what they raise.
+    ``attempt`` makes an estimate with ``"shapes"`` or ``"real"`` values, for a reason; it also
+    returns the line of the first size that depends on values and was assumed to be the largest
+    possible (`gpuprobe.virtual.reads.bounds`), ``""`` if there is none. ``again`` makes one with
+    all values, from the state before the first attempt, and raises `TooLarge` if the run is too
+    large for that.
+
+    Raises UsageError for an unknown ``compute``, and the errors of both functions.
     """
     if compute not in COMPUTE:
         raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
     if compute != "auto":
-        return attempt(compute, ASKED)[0]
+        return attempt(compute, _REQUESTED)[0]
     try:
-        found, bounded = attempt("shapes", _ENOUGH)
+        found, bounded = attempt("shapes", _SUFFICIENT)
     except ValueNeeded as error:
-        needed = error.with_traceback(None)  # its frames keep the first run's tensors alive
+        needed = error.with_traceback(None)  # its frames would keep the first run's tensors alive
         needed.__context__ = None
     else:
         return _exact(found, bounded, again) if bounded else found
@@ -75,8 +78,8 @@ def estimate_with(
 
 
 def _exact(bound: Estimate, place: str, again: Callable[[str], Estimate]) -> Estimate:
-    """The estimate with all values, and the ``bound`` on it where that run is too large, or fails:
-    many a program cannot be run twice in one folder.
+    """The estimate with all values, or the upper ``bound`` if that run is too large or fails: some
+    programs cannot run twice in one folder.
     """
     try:
         return again(f"{place} has a size that depends on values, and the run is small enough")
@@ -87,32 +90,36 @@ def _exact(bound: Estimate, place: str, again: Callable[[str], Estimate]) -> Est
     return replace(bound, compute_why=f"sizes as at {place} are the largest possible; {why}")
 
 
-class Start:
-    """How a program was started: what a second run of it, in a process of its own, is given."""
+class ProgramStart:
+    """The working directory, environment and arguments of a program, to run it again in a separate
+    process.
+    """
 
     def __init__(self, program: Program) -> None:
         self._cwd = Path.cwd()
         self._environment = dict(os.environ)
         self._program = program
 
-    def peers(self, rank: int, meeting: str = "", **order: Any) -> Peers:
-        """The other ranks of a pretended job, of which this process is one. ``order`` is that of
-        every rank.
+    def peers(self, rank: int, meeting: str = "", **request: object) -> Peers:
+        """The ranks of a simulated job, with this process as one of them. ``request``: the values
+        that are equal for all ranks.
         """
 
-        def order_of(number: int, place: str) -> dict[str, Any]:
-            return {**self.order(), **order, "rank": number, "meeting": place}
+        def request_of(number: int, folder: str) -> Mapping[str, object]:
+            return {**self.request(), **request, "rank": number, "meeting": folder}
 
-        return Peers(rank, order_of, cwd=self._cwd, environment=self._environment, meeting=meeting)
+        return Peers(
+            rank, request_of, cwd=self._cwd, environment=self._environment, meeting=meeting
+        )
 
-    def again(self, why: str, **order: Any) -> Estimate:
-        """An estimate of the program from its beginning, within the bounds of `Budget`. It prints
-        where the first run did, to stderr.
+    def again(self, why: str, **request: object) -> Estimate:
+        """An estimate of a second run of the program, within the bounds of `Budget`. Its output
+        goes to stderr.
 
-        Raises `TooLarge` beyond those bounds, ProgramFailed where there is no estimate.
+        Raises `TooLarge` beyond those bounds, ProgramFailed if there is no estimate.
         """
         done = subprocess.run(
-            [sys.executable, "-c", TRIAL, json.dumps({**self.order(), **order, "why": why})],
+            [sys.executable, "-c", TRIAL, json.dumps({**self.request(), **request, "why": why})],
             stdout=subprocess.PIPE,
             text=True,
             errors="replace",
@@ -120,7 +127,7 @@ class Start:
             env=self._environment,
             check=False,
         )
-        document = answer_of(done.stdout, done.returncode)
+        document = parse_response(done.stdout, done.returncode)
         if "too_large" in document:
             raise TooLarge(document["too_large"])
         if "error" in document:
@@ -128,18 +135,18 @@ class Start:
             raise ProgramFailed(text, hint=document.get("hint", ""))
         return estimate_of(document)
 
-    def order(self) -> dict[str, Any]:
-        """What a process is told of the program: see `gpuprobe.planning.trial`."""
+    def request(self) -> dict[str, object]:
+        """The part of a request that names the program."""
         spec = self._program.spec
         module = "" if spec is None else spec.name.removesuffix(".__main__")
         first, *arguments = self._program.argv
-        order = {"script": module or first, "module": bool(module), "arguments": arguments}
-        return {**order, **self._program.changes}
+        request = {"script": module or first, "module": bool(module), "arguments": arguments}
+        return {**request, **self._program.changes}
 
 
-def answer_of(output: str, code: int, last_words: Sequence[str] = ()) -> dict[str, Any]:
-    """The document that a process printed last, or ``{"error": text}`` where it has printed none.
-    ``code``: how it ended; ``last_words``: its other output.
+def parse_response(output: str, code: int, errors: Sequence[str] = ()) -> dict[str, Any]:
+    """The document in the last line of a process's output, or ``{"error": text}`` if there is none.
+    ``code``: its exit code; ``errors``: the lines of its stderr.
     """
     try:
         found: dict[str, Any] = json.loads(output.strip().rpartition("\n")[2])
@@ -147,8 +154,8 @@ def answer_of(output: str, code: int, last_words: Sequence[str] = ()) -> dict[st
         import signal
 
         how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-        words = next((line for line in reversed(last_words) if line.strip()), "")
-        return {"error": words.strip() or f"the estimate ended {how}"}
+        last = next((line for line in reversed(errors) if line.strip()), "")
+        return {"error": last.strip() or f"the estimate ended {how}"}
     return found
 
 
@@ -164,22 +171,24 @@ _OPTIONAL: Final = (
 )
 
 
-def answer(order: dict[str, Any], estimate: Callable[..., Estimate]) -> None:
-    """Do what the order says, with `gpuprobe.api.virtual.estimate_program`."""
-    out = os.dup(1)
-    os.dup2(2, 1)  # what the program prints, from C too, is not the answer
-    with contextlib.redirect_stdout(sys.stderr):
-        found = _estimate(order, estimate)
-    with os.fdopen(out, "w") as stream:
-        stream.write("\n" + json.dumps(found) + "\n")
-
-
-def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[str, Any]:
-    """The document of the estimate that ``order`` describes: of a script (a case and a value, for
-    `gpuprobe.planning.fit`), or of a program once more (for `gpuprobe.planning.auto`).
+def run_request(request: Mapping[str, Any], estimate: Callable[..., Estimate]) -> None:
+    """Make the requested estimate and print its document, in the process that a request is for.
+    ``estimate``: `gpuprobe.api.virtual.estimate_program`.
     """
-    program = program_of(order)
-    change = order.get("change", "")
+    out = os.dup(1)
+    os.dup2(2, 1)  # the program's output, from C too, is not part of the response
+    with contextlib.redirect_stdout(sys.stderr):
+        document = _estimate(request, estimate)
+    with os.fdopen(out, "w") as stream:
+        stream.write("\n" + json.dumps(document) + "\n")
+
+
+def _estimate(request: Mapping[str, Any], estimate: Callable[..., Estimate]) -> dict[str, Any]:
+    """The document of a requested estimate: of a script with a value (for `gpuprobe.planning.fit`),
+    or of another run or rank of a program (for `ProgramStart`).
+    """
+    program = program_of(request)
+    change = request.get("change", "")
     if change not in ("", "expandable"):
         from gpuprobe.planning.changes import apply
 
@@ -187,16 +196,16 @@ def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[
     try:
         found = estimate(
             program,
-            order["gpu"],
-            steps=order["steps"],
-            compute=order["compute"],
-            conf=order["conf"],
-            ranks=order["ranks"],
-            assume=order["assume"],
+            request["gpu"],
+            steps=request["steps"],
+            compute=request["compute"],
+            conf=request["conf"],
+            ranks=request["ranks"],
+            assume=request["assume"],
             **{
-                name: order[key]
+                name: request[key]
                 for name, key in (("within", "why"), *((key, key) for key in _OPTIONAL))
-                if key in order
+                if key in request
             },
         )
     except TooLarge as error:
@@ -214,55 +223,54 @@ def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[
     return estimate_json.document(found)
 
 
-def program_of(order: dict[str, Any]) -> Program:
-    """The program that an order names, with the value and the change that it describes."""
-    arguments, script = list(order["arguments"]), order["script"]
-    if order.get("module"):
+def program_of(request: Mapping[str, Any]) -> Program:
+    """The requested program, with the requested value and change."""
+    arguments, script = list(request["arguments"]), request["script"]
+    if request.get("module"):
         return load_module(script, arguments)
-    way = order.get("way")
-    if way is None:
+    parameter = request.get("parameter")
+    if parameter is None:
         return load_script(script, arguments)
-    if way["option"]:
-        arguments = with_option(arguments, way["option"], order["value"])
+    if parameter["option"]:
+        arguments = with_option(arguments, parameter["option"], request["value"])
     program = load_script(script, arguments)
-    program.changes = {key: order[key] for key in ("way", "value", "change")}
-    if way["constant"]:
+    program.changes = {key: request[key] for key in ("parameter", "value", "change")}
+    if parameter["constant"]:
         source = Path(script).read_text(encoding="utf-8")
-        tree = with_constant(source, way["constant"], order["value"])
+        tree = with_constant(source, parameter["constant"], request["value"])
         program.code = compile(tree, program.file, "exec", dont_inherit=True)
     return program
 
 
 SERVE: Final = "from gpuprobe.api.virtual import serve_trials; serve_trials()"
 _LIMIT: Final = 1800  # seconds for one estimate
-_MOST_WORDS: Final = 1 << 16  # bytes kept of what a run prints
+_MOST_OUTPUT: Final = 1 << 16  # bytes of a run's stderr that are read
 
 
-class Estimates:
-    """Makes estimates of orders (`gpuprobe.planning.trial`), one after the other. A context: on the
-    way out the process is ended, and an estimate that it is making. ``engine``: on which they are
-    made, as in ``--engine``.
+class EstimateServer:
+    """A process that makes requested estimates one after the other (`serve`), on ``engine`` (as in
+    ``--engine``). A context manager: leaving it ends the process and its current estimate.
     """
 
     def __init__(self, engine: str = "auto") -> None:
         self._engine = engine
         self._server: subprocess.Popen[bytes] | None = None
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed on exit
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed on exit
 
-    def __enter__(self) -> Estimates:
+    def __enter__(self) -> EstimateServer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
-        self._words.close()
+        self._stderr.close()
 
-    def __call__(self, order: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, request: Mapping[str, object]) -> dict[str, Any]:
         """The JSON document of one estimate, or ``{"error": text}``."""
         server = self._server = self._server or self._start()
         assert server.stdin is not None
         assert server.stdout is not None
         try:
-            server.stdin.write(json.dumps(order).encode() + b"\n")
+            server.stdin.write(json.dumps(request).encode() + b"\n")
             server.stdin.flush()
         except BrokenPipeError:
             return self._ended(server)
@@ -274,27 +282,27 @@ class Estimates:
         if not line:
             return self._ended(server)
         reply = json.loads(line)
-        return answer_of(reply["answer"], reply["code"], reply["words"].splitlines())
+        return parse_response(reply["output"], reply["code"], reply["errors"].splitlines())
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-c", SERVE, self._engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._words,
-            start_new_session=True,  # Ctrl-C is this process's to answer
+            stderr=self._stderr,
+            start_new_session=True,  # Ctrl-C is handled by this process
         )
 
     def _ended(self, server: subprocess.Popen[bytes]) -> dict[str, Any]:
         code = server.wait()
         self._server = None
-        return answer_of("", code, _last(self._words).splitlines())
+        return parse_response("", code, _last_output(self._stderr).splitlines())
 
     def _end(self) -> None:
         server, self._server = self._server, None
         if server is None:
             return
-        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it may have ended already
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
         for stream in (server.stdin, server.stdout):
@@ -302,49 +310,50 @@ class Estimates:
                 stream.close()
 
 
-def serve(warm_up: Callable[[], object], answer: Callable[[dict[str, Any]], None]) -> None:
-    """Call ``warm_up``, which makes an estimate import what it needs, then fork a process for each
-    order on stdin, a line of JSON each, and write a line about it to stdout: ``code``, how the
-    process ended, ``answer``, what it printed, and ``words``, the end of its stderr.
+def serve(warm_up: Callable[[], object], run: Callable[[dict[str, Any]], None]) -> None:
+    """Call ``warm_up``, which imports what estimates need. Then fork a process that calls ``run``
+    for each request on stdin, a line of JSON, and write a line of JSON to stdout: the process's
+    exit ``code``, its ``output``, and ``errors``, the end of its stderr.
     """
     warm_up()
-    orders = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     with Path(os.devnull).open("r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
-    for line in orders:
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as words:
+    for line in requests:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
             with warnings.catch_warnings():
-                # NumPy's BLAS has threads, which Python 3.12 warns of; it handles forks itself.
+                # Python 3.12 warns about the threads of NumPy's BLAS, which handles forks itself.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if not child:
-                _be_child(answer, json.loads(line), out, words)
+                _run_and_exit(run, json.loads(line), out, errors)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             out.seek(0)
-            found = {
+            reply = {
                 "code": code,
-                "answer": out.read().decode("utf-8", "replace"),
-                "words": _last(words),
+                "output": out.read().decode("utf-8", "replace"),
+                "errors": _last_output(errors),
             }
-        replies.write(json.dumps(found) + "\n")
+        replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
 
-def _be_child(
-    answer: Callable[[dict[str, Any]], None],
-    order: dict[str, Any],
+def _run_and_exit(
+    run: Callable[[dict[str, Any]], None],
+    request: dict[str, Any],
     out: IO[bytes],
-    words: IO[bytes],
-) -> None:
+    errors: IO[bytes],
+) -> NoReturn:
+    """In the forked process: run a request with its output in files, and exit."""
     code = 1
     try:
         os.dup2(out.fileno(), 1)
-        os.dup2(words.fileno(), 2)
-        answer(order)
+        os.dup2(errors.fileno(), 2)
+        run(request)
         code = 0
-    except BaseException:  # noqa: BLE001 - the reply has it
+    except BaseException:  # noqa: BLE001 - it is in the reply
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -352,7 +361,7 @@ def _be_child(
         os._exit(code)
 
 
-def _last(words: IO[bytes]) -> str:
-    size = words.seek(0, os.SEEK_END)
-    words.seek(max(0, size - _MOST_WORDS))
-    return words.read().decode("utf-8", "replace")
+def _last_output(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _MOST_OUTPUT))
+    return file.read().decode("utf-8", "replace")

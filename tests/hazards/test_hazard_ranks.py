@@ -110,10 +110,10 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_rank_that_ends_meanwhile_is_written_too(tmp_path: Path, as_rank: Any) -> None:
     path = tmp_path / "h.json"
     as_rank(0)
-    first = files.together(Hazards(findings=[_finding("a" * 16)]), path)
+    first = files.merged_hazards(Hazards(findings=[_finding("a" * 16)]), path)
     assert [item.fingerprint for item in next(first).findings] == ["a" * 16]
     as_rank(1)  # ends, and writes, before rank 0 has written what it was given
-    (second,) = files.together(Hazards(findings=[_finding("b" * 16)]), path)
+    (second,) = files.merged_hazards(Hazards(findings=[_finding("b" * 16)]), path)
     assert second.ranks == (0, 1)
     (again,) = first
     assert [item.fingerprint[0] for item in again.findings] == ["a", "b"]
@@ -122,7 +122,7 @@ def test_a_rank_that_ends_meanwhile_is_written_too(tmp_path: Path, as_rank: Any)
 def test_an_earlier_run_leaves_nothing(tmp_path: Path, as_rank: Any) -> None:
     path = tmp_path / "h.json"
     as_rank(1)
-    list(files.together(Hazards(), path))
+    list(files.merged_hazards(Hazards(), path))
     assert files.rank_file(path, 1).exists()
     files.clear_rank_file(path)
     assert not files.rank_file(path, 1).exists()
@@ -130,5 +130,5 @@ def test_an_earlier_run_leaves_nothing(tmp_path: Path, as_rank: Any) -> None:
 
 def test_one_rank_writes_no_file_of_its_own(tmp_path: Path) -> None:
     found = Hazards()
-    assert list(files.together(found, tmp_path / "h.json")) == [found]
+    assert list(files.merged_hazards(found, tmp_path / "h.json")) == [found]
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ from gpuprobe.planning.serving.figures import (
     overheads,
     serving_estimate,
 )
-from gpuprobe.planning.serving.observer import HighestMoment, highest
+from gpuprobe.planning.serving.observer import AllocationPeak, find_peak
 from gpuprobe.reporters.json import serving as serving_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,8 +129,8 @@ def test_the_highest_moment_of_a_history() -> None:
         ]
         return {"action": action, "addr": address, "size": size, "frames": frames}
 
-    found = HighestMoment()
-    highest(
+    found = AllocationPeak()
+    find_peak(
         [
             event("alloc", 1, 10, "a.py"),
             event("alloc", 2, 30, "b.py"),

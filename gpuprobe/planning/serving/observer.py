@@ -24,16 +24,16 @@ from gpuprobe.patching import when_imported
 FOLDER: Final = "GPUPROBE_SERVING"
 """The environment variable that names the folder of an estimate, with `PLAN` and the events."""
 PLAN: Final = "plan.json"
-"""Bytes that the native engine cannot know: see `gpuprobe.planning.serving.figures`."""
+"""The file with the bytes that the native engine cannot know (`Overheads`)."""
 EVENTS: Final = "*.events"
 UP: Final = "up"
-"""The last stage of an engine: weights, KV cache and CUDA graphs are where they stay."""
+"""The last stage of an engine: weights, KV cache and CUDA graphs are allocated."""
 
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 _REAL_LOADERS: Final = ("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors")
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 _MOST_TEXT: Final = 20_000
-"""Characters of a message that are kept."""
+"""The most characters of a message that are written."""
 
 _registered = False
 
@@ -53,14 +53,16 @@ def register() -> None:
 
 
 class _Observer:
+    """Wraps functions of vLLM and writes an event after each."""
+
     def __init__(self, folder: Path) -> None:
         self._file = folder / f"{os.getpid()}{EVENTS[1:]}"
         self._plan: dict[str, Any] = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         self._rank = -1
-        self._said: dict[str, Any] = {}
+        self._logged: dict[str, Any] = {}
 
     def write(self, stage: str, **values: Any) -> None:
-        """Append an event. Fails silently: the folder is gone when the estimate is over."""
+        """Append an event. Fails silently: the folder is removed when the estimate is over."""
         event = {"stage": stage, "pid": os.getpid(), "rank": self._rank, "time": time.time()}
         try:
             with self._file.open("a", encoding="utf-8") as file:
@@ -69,24 +71,24 @@ class _Observer:
             return
 
     def guarded(self, observe: Callable[[], None]) -> None:
-        """What fails in an observation does not end vLLM."""
+        """Run an observation; an error in it is an event and does not end vLLM."""
         try:
             observe()
-        except Exception as error:  # noqa: BLE001 - of whatever vLLM has renamed
+        except Exception as error:  # noqa: BLE001 - vLLM may have renamed anything
             self.write("not observed", error=f"{type(error).__name__}: {error}")
 
-    # --- vLLM's log, where a figure is nowhere else
+    # --- vLLM's log, for figures that are nowhere else
 
     def listen(self) -> None:
-        """Follow the few lines of the log whose figures no object keeps."""
-        handler = _Handler(self._said)
+        """Parse the few lines of the log with figures that no object has."""
+        handler = _Handler(self._logged)
         for name in ("vllm.v1.core.kv_cache_utils", "vllm.compilation"):
             logging.getLogger(name).addHandler(handler)
 
     # --- options
 
     def arguments(self) -> None:
-        """Dummy weights, and no tokenizer where there is none: neither is needed for memory."""
+        """Use dummy weights, and no tokenizer if the model has none: memory depends on neither."""
         from vllm.engine.arg_utils import EngineArgs
 
         original = EngineArgs.create_engine_config
@@ -120,7 +122,7 @@ class _Observer:
     # --- workers
 
     def worker(self) -> None:
-        """Follow the stages of a worker, one process for each GPU."""
+        """Observe the stages of a worker, which has one process for each GPU."""
         import vllm.v1.worker.gpu_worker as module
 
         self._stage(module.Worker, "init_device", self._device)
@@ -157,7 +159,7 @@ class _Observer:
         setattr(owner, name, stage)
 
     def failed(self, stage: str, error: BaseException) -> None:
-        """An exception that vLLM raised in a stage, with the memory at that time."""
+        """Write an exception that vLLM raised in a stage, with the memory at that time."""
         frames = traceback.extract_tb(error.__traceback__)
         memory: dict[str, Any] = {}
         self.guarded(lambda: memory.update(_memory()))
@@ -170,6 +172,7 @@ class _Observer:
         )
 
     def _hold(self, more: int) -> None:
+        """Allocate bytes on the GPU that torch does not know of."""
         from gpuprobe.native.process import loaded
 
         runtime = loaded()
@@ -197,7 +200,7 @@ class _Observer:
             original = runner.profile_run
 
             def profile_run(*given: Any, **named: Any) -> Any:
-                with at_peak() as found:
+                with traced_peak() as found:
                     result = original(*given, **named)
                 # The driver loads the code of kernels at their first use.
                 self._hold(int(self._plan["first_use"]))
@@ -236,7 +239,7 @@ class _Observer:
         ):
             value = getattr(worker, attribute, None)
             found[name] = None if value is None else int(value)
-        found["said"] = dict(self._said)
+        found["said"] = dict(self._logged)
         return found
 
     def _kv_cache(self, worker: Any, _: Any, config: Any) -> dict[str, Any]:
@@ -259,7 +262,7 @@ class _Observer:
     # --- the engine
 
     def engine(self) -> None:
-        """Follow the process that schedules, which all workers answer to."""
+        """Observe the scheduler's process, which controls all workers."""
         from vllm.v1.engine.core import EngineCore
 
         caches = EngineCore._initialize_kv_caches
@@ -272,7 +275,7 @@ class _Observer:
             except BaseException as error:
                 self.failed("engine", error)
                 raise
-            self.guarded(lambda: self.write("engine", **_engine(config, result, self._said)))
+            self.guarded(lambda: self.write("engine", **_engine(config, result, self._logged)))
             self.write(UP)
             return result
 
@@ -280,26 +283,26 @@ class _Observer:
 
 
 class _Handler(logging.Handler):
-    """Keeps the figures of vLLM's log lines, by their templates."""
+    """Collects the figures of vLLM's log lines, by their templates."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
+    def __init__(self, logged: dict[str, Any]) -> None:
         super().__init__()
-        self._said = said
+        self._logged = logged
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if text.startswith("GPU KV cache size:"):
-            self._said["tokens"] = int("".join(filter(str.isdecimal, text)))
+            self._logged["tokens"] = int("".join(filter(str.isdecimal, text)))
         elif text.startswith("Maximum concurrency for"):
-            self._said["concurrency"] = float(text.rpartition(":")[2].strip().rstrip("x"))
+            self._logged["concurrency"] = float(text.rpartition(":")[2].strip().rstrip("x"))
         elif text.startswith("Directly load the compiled graph"):
-            self._said["compile_cache"] = "warm"
+            self._logged["compile_cache"] = "warm"
         elif text.startswith(("Compiling a graph", "Cache the graph")):
-            self._said.setdefault("compile_cache", "cold")
+            self._logged.setdefault("compile_cache", "cold")
 
 
 def _memory() -> dict[str, int]:
-    """Bytes: of torch's allocator, and of the device."""
+    """Memory of torch's allocator and of the device, in bytes; and numbers of CUDA graphs."""
     import torch
 
     from gpuprobe.native.process import loaded
@@ -316,8 +319,8 @@ def _memory() -> dict[str, int]:
     }
 
 
-def _engine(config: Any, cache: Any, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What an engine is set to, in vLLM's names; and its KV cache in tokens."""
+def _engine(config: Any, cache: Any, logged: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an engine, with vLLM's names; and its KV cache in tokens."""
     sizes = [int(group.kv_cache_spec.block_size) for group in cache.kv_cache_groups]
     model, scheduler, parallel = (
         config.model_config,
@@ -343,9 +346,9 @@ def _engine(config: Any, cache: Any, said: Mapping[str, Any]) -> dict[str, Any]:
         "blocks": int(cache.num_blocks),
         "block_size": min(sizes, default=0),
         "groups": len(sizes),
-        "tokens": said.get("tokens"),
-        "concurrency": said.get("concurrency"),
-        "compile_cache": said.get("compile_cache"),
+        "tokens": logged.get("tokens"),
+        "concurrency": logged.get("concurrency"),
+        "compile_cache": logged.get("compile_cache"),
     }
 
 
@@ -366,7 +369,7 @@ _NOT_THE_MODEL: Final = (
 
 
 class PeakRow(NamedTuple):
-    """Bytes of blocks that one line allocated."""
+    """The bytes of all blocks that one line allocated."""
 
     place: str
     function: str
@@ -374,19 +377,19 @@ class PeakRow(NamedTuple):
 
 
 @dataclass
-class HighestMoment:
-    """The most that was allocated at one time since the beginning, in bytes; and by line."""
+class AllocationPeak:
+    """The peak of allocated memory in bytes; and by line."""
 
     bytes: int = 0
     rows: list[PeakRow] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def at_peak() -> Iterator[HighestMoment]:
-    """Trace the allocations of the block on the current device, and find its peak at its end."""
+def traced_peak() -> Iterator[AllocationPeak]:
+    """Trace the allocations of the block on the current device, and find their peak at its end."""
     import torch
 
-    found = HighestMoment()
+    found = AllocationPeak()
     record = torch.cuda.memory._record_memory_history
     record("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
     try:
@@ -394,12 +397,12 @@ def at_peak() -> Iterator[HighestMoment]:
         device = torch.cuda.current_device()
         snapshot = torch.cuda.memory._snapshot(device)
         traces = snapshot["device_traces"]
-        highest(traces[device if device < len(traces) else 0], found)
+        find_peak(traces[device if device < len(traces) else 0], found)
     finally:
         record(None)
 
 
-def highest(events: Sequence[dict[str, Any]], found: HighestMoment) -> None:
+def find_peak(events: Sequence[dict[str, Any]], found: AllocationPeak) -> None:
     """Fill in ``found`` from the events of one device, in torch's format."""
     live = 0
     top, when = 0, -1
@@ -428,7 +431,7 @@ def highest(events: Sequence[dict[str, Any]], found: HighestMoment) -> None:
 
 
 def _line(frames: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """The innermost frame that is not torch's or of compiled code: its place and function."""
+    """The location and function of the innermost frame outside torch and compiled code."""
     for frame in frames:
         file = frame["filename"]
         if not any(part in file for part in _NOT_THE_MODEL):

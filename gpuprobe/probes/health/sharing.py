@@ -150,7 +150,7 @@ def device_order(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
 def memory_without_owner(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Memory held by a process that no longer exists, or in use where no process is listed at
     all: usually a killed job whose child (a DataLoader worker, a hung NCCL thread) still has
-    the device open. In a container the owners may be outside of it, where the rule cannot see them.
+    the device open. In a container the owners may be outside, where the rule cannot see them.
     """
     inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
