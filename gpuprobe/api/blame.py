@@ -30,14 +30,14 @@ from gpuprobe.analysis.blame.source import source_of
 from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.gate.history import BaselineHistory, committed_texts
-from gpuprobe.gate.kept_files import ignored_by_git, text_of
+from gpuprobe.gate.sources import ignored_by_git, text_of
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes
 
 if TYPE_CHECKING:
     from gpuprobe.api.trials import Trials
     from gpuprobe.gate.plan import CheckPlan
-    from gpuprobe.gate.trial_request import TrialFigures
+    from gpuprobe.gate.trials import TrialFigures
 
 _TIMES: Final = 2.0
 """The budget of the trials, in times of the check's own duration."""

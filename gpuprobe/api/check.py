@@ -39,16 +39,17 @@ from gpuprobe.gate.files import (
     write_runs,
 )
 from gpuprobe.gate.history import BaselineHistory, history
-from gpuprobe.gate.kept_files import (
+from gpuprobe.gate.plan import CheckPlan, baseline_path, chosen_runs, is_recorded, plan, tolerances
+from gpuprobe.gate.project import ProjectSettings, read_project
+from gpuprobe.gate.sources import (
     OpenedFiles,
     below,
     ignored_by_git,
     kept_texts,
     own_modules,
+    read_sources,
+    with_text,
 )
-from gpuprobe.gate.plan import CheckPlan, baseline_path, chosen_runs, is_recorded, plan, tolerances
-from gpuprobe.gate.project import ProjectSettings, read_project
-from gpuprobe.gate.sources import read_sources, with_text
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline.measure import ReadSources
@@ -182,7 +183,7 @@ def measure(
         here = Path.cwd()
         opened = OpenedFiles()
         try:
-            with opened.noting():
+            with opened.recording():
                 result = watch.run(
                     watched,
                     path,

@@ -43,7 +43,7 @@ def diagnose(
     from gpuprobe.api.devices import inventory
     from gpuprobe.errors import UsageError
     from gpuprobe.probes.health import CHECKS, MachineFacts, examine
-    from gpuprobe.probes.health.driver import driver_status
+    from gpuprobe.probes.health.base import driver_status
     from gpuprobe.probes.health.facts import gather
 
     if bundle is not None and os.path.lexists(bundle):  # before the work, not after it
@@ -145,7 +145,7 @@ def diagnose_ranks(
 
     Raises MissingExtra where torch is not installed.
     """
-    from gpuprobe.probes.distributed.benchmark import check_ranks
+    from gpuprobe.probes.distributed.meeting import check_ranks
 
     return check_ranks(os.environ if environ is None else environ, timeout)
 

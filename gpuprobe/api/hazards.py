@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprobe.api.render import render
 from gpuprobe.errors import MissingExtra, UsageError
-from gpuprobe.gate.files import ensure_replaceable, read_known, write_known
-from gpuprobe.gate.rank_files import clear_rank_file, together
+from gpuprobe.gate.files import (
+    clear_rank_file,
+    ensure_replaceable,
+    merged_hazards,
+    read_known,
+    write_known,
+)
 from gpuprobe.hazards.findings.known import compare as compare_known
 
 if TYPE_CHECKING:
@@ -30,8 +35,8 @@ __all__ = [
     "detect_hazards",
     "ensure_replaceable",
     "findings_so_far",
+    "merged_hazards",
     "read_known",
-    "together",
     "write_hazards",
     "write_known",
 ]

@@ -23,7 +23,7 @@ from gpuprobe.api.devices import inventory
 from gpuprobe.model.machine.neighbours import Neighbours
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.neighbours import neighbours_of
+from gpuprobe.probes.memory import neighbours_of
 from gpuprobe.recording.load import Followed
 from gpuprobe.recording.running import is_alive
 from gpuprobe.recording.source import Excerpt, excerpt

@@ -21,7 +21,7 @@ from gpuprobe.reporters.text.runs import line as run_line
 if TYPE_CHECKING:
     from gpuprobe.model.machine.process import ProcessDetails
     from gpuprobe.model.run.summary import Run
-    from gpuprobe.probes.host.end_process import end_process
+    from gpuprobe.probes.host import end_process
     from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog, last_moment
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 _DEFERRED = {
     "MomentLog": "gpuprobe.recording.monitor_log",
     "ReplayedLog": "gpuprobe.recording.monitor_log",
-    "end_process": "gpuprobe.probes.host.end_process",
+    "end_process": "gpuprobe.probes.host",
     "last_moment": "gpuprobe.recording.monitor_log",
 }
 
@@ -80,7 +80,7 @@ def process_details(pid: int, ticks: int) -> ProcessDetails:
     from dataclasses import replace
 
     from gpuprobe.model.values import Unavailable
-    from gpuprobe.probes.host.process import process_details as read
+    from gpuprobe.probes.host import process_details as read
     from gpuprobe.reporters.support_bundle import Redactor
 
     found = read(pid, ticks)

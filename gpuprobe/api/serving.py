@@ -49,8 +49,7 @@ def estimate_serving(
     from gpuprobe.native.process import add_to_environment, settings_text
     from gpuprobe.planning.serving import launch
     from gpuprobe.planning.serving.command import serving_command
-    from gpuprobe.planning.serving.figures import needs_compiler, serving_estimate
-    from gpuprobe.planning.serving.overheads import overheads
+    from gpuprobe.planning.serving.figures import needs_compiler, overheads, serving_estimate
 
     command = serving_command(words, module=module)
     if command is None:

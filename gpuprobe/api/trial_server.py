@@ -27,8 +27,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from gpuprobe.api.trials import OVER_LIMITS
-from gpuprobe.gate.trial_request import TrialFigures, TrialRequest
-from gpuprobe.gate.trial_tree import moved, moved_all
+from gpuprobe.gate.trials import TrialFigures, TrialRequest, moved, moved_all
 from gpuprobe.model.text import visible
 
 _WAITING: Final = "OMP_WAIT_POLICY"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gpuprobe.gate.plan import CheckPlan
-    from gpuprobe.gate.trial_request import TrialFigures
+    from gpuprobe.gate.trials import TrialFigures
 
 OVER_LIMITS: Final = "GPU memory: "
 """What the message of a test begins with that needs more memory than it may."""
@@ -79,8 +79,7 @@ class Trials:
     def run(self, texts: Mapping[str, str | None], seconds: float) -> TrialFigures:
         """Run the program with these texts of its files, None for a file that must not exist, for
         at most so long."""
-        from gpuprobe.gate.trial_request import TrialFigures, TrialRequest
-        from gpuprobe.gate.trial_tree import make_tree
+        from gpuprobe.gate.trials import TrialFigures, TrialRequest, make_tree
 
         self.runs += 1
         base = Path(self._folder, str(self.runs))

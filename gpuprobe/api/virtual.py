@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
     from gpuprobe.model.plans.links import Links
-    from gpuprobe.planning.job import Job
-    from gpuprobe.planning.processes.needs import Other
+    from gpuprobe.planning.peers import Job
+    from gpuprobe.planning.processes import OtherProcesses
     from gpuprobe.sampler.program import Program
 
 
@@ -154,8 +154,8 @@ def estimate(
     from gpuprobe.engines.choice import prepare
 
     engine = prepare(engine, _endless(gpu, "real", conf, assume, torch))
-    from gpuprobe.planning.auto import estimate_with
-    from gpuprobe.planning.job import Job
+    from gpuprobe.planning.peers import Job
+    from gpuprobe.planning.trials import estimate_with
 
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -231,15 +231,15 @@ def estimate_program(
     from gpuprobe.engines.choice import prepare
 
     engine = prepare(engine, _endless(gpu, "real", conf, assume, torch))
-    from gpuprobe.planning.auto import Start, estimate_with
-    from gpuprobe.planning.job import Job
+    from gpuprobe.planning.peers import Job
+    from gpuprobe.planning.trials import ProgramStart, estimate_with
 
     run = _ProgramRun(program, steps, bounded=bool(within))
     unused = (
         "the program ran on the CPU: move model and data to the GPU if "
         "torch.cuda.is_available(), or with an option of the script (after --)"
     )
-    start = Start(program)
+    start = ProgramStart(program)
     links = _links(link, gpu, ranks, per_node)
     order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
     order.update(link=link, per_node=per_node, torch=torch, engine=engine)
@@ -249,10 +249,10 @@ def estimate_program(
             f"the recording {output} exists already", hint="choose another name, or delete it"
         )
     if not isinstance(rank, int):
-        from gpuprobe.planning.ranks import of_ranks
+        from gpuprobe.planning.ranks import estimate_ranks
 
         order.update(output=kept, recorded=[] if isinstance(rank, str) else [*rank])
-        return of_ranks(rank, ranks, start.peers, {**order, "compute": compute}, notify)
+        return estimate_ranks(rank, ranks, start.peers, {**order, "compute": compute}, notify)
     Job(rank, ranks)
     if recorded and rank not in recorded:
         kept = ""
@@ -295,14 +295,19 @@ class _ProgramRun:
         self._program = program
         self._steps = steps
         self._bounded = bounded
-        self.others: dict[int, Other] = {}
+        self.others: dict[int, OtherProcesses] = {}
         self.waits = False
 
     def __call__(self, measured: Measurement, recorder: Any) -> int:
         """Run the program; returns how many optimizer steps it made."""
         from gpuprobe.api.recordings import scratch_recording
-        from gpuprobe.planning.processes import needs
-        from gpuprobe.planning.processes.waiting import Stalled, not_forever
+        from gpuprobe.planning.processes import (
+            ProcessRecorder,
+            Stalled,
+            assumption_text,
+            not_forever,
+            other_processes,
+        )
         from gpuprobe.sampler.hooks.processes.children import following
         from gpuprobe.sampler.hooks.step_limit import Enough, limit
         from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
@@ -313,7 +318,7 @@ class _ProgramRun:
         with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
             folder = scratch.parent
             try:
-                started = following(needs.Needs(folder, steps))
+                started = following(ProcessRecorder(folder, steps))
                 with not_forever(folder), started, signals_put_back():
                     self._program.run()
             except Enough as enough:
@@ -341,9 +346,9 @@ class _ProgramRun:
                 reason = str(error).strip().partition("\n")[0]
                 text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
                 raise _failed(measured, text) from error
-            processes, self.others = needs.other_processes(folder, measured.models())
+            processes, self.others = other_processes(folder, measured.models())
             if processes:
-                measured.assume(needs.sentence(processes))
+                measured.assume(assumption_text(processes))
         return count()
 
     def _explained(self, measured: Measurement, error: Exception) -> GpuprobeError | None:
@@ -406,7 +411,7 @@ def _estimate(
     links: Links | None,
     per_node: int,
     output: str = "",
-    started: Callable[[], tuple[Mapping[int, Other], bool]] = lambda: ({}, False),
+    started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
 ) -> tuple[Estimate, str]:
     """An estimate of what runs on the GPUs of ``order``, and the first line whose size depends on
     values and was the largest possible, if any. ``why``: why the engine computes what it does.
@@ -419,7 +424,7 @@ def _estimate(
     from gpuprobe.api.watch import record
     from gpuprobe.engines.choice import measurement
     from gpuprobe.planning.figures import device_fit, device_rows, estimate_of, fullest
-    from gpuprobe.planning.processes.needs import NOTHING
+    from gpuprobe.planning.processes import NO_PROCESSES
     from gpuprobe.sampler.environment import as_rank
 
     measured = measurement(engine, order, job, bounded=bounded)
@@ -459,7 +464,7 @@ def _estimate(
         if not ran.devices:
             raise UsageError("nothing was allocated on the GPU", hint=unused)
         fits = {
-            device.index: device_fit(ran, device, others.get(device.number, NOTHING))
+            device.index: device_fit(ran, device, others.get(device.number, NO_PROCESSES))
             for device in ran.devices
         }
         worst = fullest(ran, fits)
@@ -543,7 +548,7 @@ def fit(
     """
     from gpuprobe.model.plans.fit import Trial
     from gpuprobe.model.values import Bytes
-    from gpuprobe.planning.search import check_bounds, fit_of, search
+    from gpuprobe.planning.fit import check_bounds, fit_of, search
 
     check_bounds(least, most)
     of_gpu: dict[str, Any] = {}
@@ -580,21 +585,20 @@ def fit(
 
 def trial() -> None:
     """One estimate, in this process; its order is the first argument, as JSON: see
-    `gpuprobe.planning.trial`.
+    `gpuprobe.planning.trials`.
     """
     import json
 
-    from gpuprobe.planning.trial import answer
+    from gpuprobe.planning.trials import run_request
 
-    answer(json.loads(sys.argv[1]), estimate_program)
+    run_request(json.loads(sys.argv[1]), estimate_program)
 
 
 def serve_trials() -> None:
-    """The estimates of `fit_program`, a process for each: see `gpuprobe.planning.warm`."""
+    """The estimates of `fit_program`, a process for each: see `gpuprobe.planning.trials`."""
     from gpuprobe.engines.base import Order
     from gpuprobe.engines.choice import choose
-    from gpuprobe.planning.trial import answer
-    from gpuprobe.planning.warm import serve
+    from gpuprobe.planning.trials import run_request, serve
 
     def load() -> None:  # CUDA is initialised in the children: no process forks it
         from gpuprobe.catalogue.gpus import parse_spec
@@ -610,7 +614,7 @@ def serve_trials() -> None:
 
     virtual = functools.partial(estimate, step, steps=1, compute="shapes", engine="virtual")
     warm_up = load if choose(sys.argv[1], Order()) == "native" else virtual
-    serve(warm_up, functools.partial(answer, estimate=estimate_program))
+    serve(warm_up, functools.partial(run_request, estimate=estimate_program))
 
 
 def _require_torch(why: str) -> None:

@@ -59,7 +59,7 @@ class Order:
 
 
 class SimulatedRank(Protocol):
-    """The distributed job of an estimated run: `gpuprobe.planning.job.Job`."""
+    """The distributed job of an estimated run: `gpuprobe.planning.peers.Job`."""
 
     @property
     def rank(self) -> int:

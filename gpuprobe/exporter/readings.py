@@ -180,7 +180,7 @@ class _XidCount:
         for event in parse_xids(log):
             if event.seconds > self._counted_to:
                 for name, bus in self._buses.items():
-                    if event.is_of(bus):
+                    if event.is_from(bus):
                         counts = self._counts.setdefault(name, {})
                         counts[event.code] = counts.get(event.code, 0) + 1
         self._counted_to = max([self._counted_to, *(message.seconds for message in log)])

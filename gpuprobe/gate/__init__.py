@@ -1,1 +1,1 @@
-"""What a memory check is to do: the project's settings, and the plan made of all settings."""
+"""The memory check of a project: its settings, plan, baselines, their history, and trials."""

@@ -1,12 +1,13 @@
-"""The files of the gate: baselines of memory, and of known hazards."""
+"""The files of the gate: baselines of memory, known hazards, and the hazards of each rank."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.io.files import atomic_write, read_regular, read_text
@@ -14,16 +15,17 @@ from gpuprobe.model.io.files import atomic_write, read_regular, read_text
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, Tolerance
     from gpuprobe.hazards.findings.known import KnownFinding
+    from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
 
 StrPath = str | os.PathLike[str]
 
 
 def read_baseline(path: StrPath, run: str = "") -> Baseline:
-    """The baseline of a run; of a file with one baseline, which has no name, that one.
+    """The baseline of a run; with "", that of a file with a single, unnamed baseline.
 
-    Raises UsageError where there is no file, or no baseline of the run in it, and DataError for
-    something else.
+    Raises UsageError if the file is missing or has no baseline of the run, and DataError if it is
+    not a baseline.
     """
     found = read_runs(path)
     if run not in found:
@@ -32,8 +34,8 @@ def read_baseline(path: StrPath, run: str = "") -> Baseline:
 
 
 def read_runs(path: StrPath) -> dict[str, Baseline]:
-    """All baselines of a file, by the names of their runs; "" of the only one of a file that names
-    none. Raises UsageError where there is none, DataError for something else."""
+    """All baselines of a file, by the names of their runs; "" for a single, unnamed one. Raises
+    UsageError if the file is missing, DataError if it is not a baseline."""
     from gpuprobe.analysis.baseline import loads_runs
 
     hint = "create it with gpuprobe baseline update and the same arguments"
@@ -41,8 +43,8 @@ def read_runs(path: StrPath) -> dict[str, Baseline]:
 
 
 def run_names(path: StrPath) -> list[str]:
-    """The runs that a file has baselines of, one with merge conflicts too: empty where there is no
-    file. Raises DataError for what is no baseline."""
+    """The names of the runs in a file, also in one with merge conflicts; empty if the file is
+    missing. Raises DataError if it is not a baseline."""
     from gpuprobe.analysis.baseline import merged_tolerances
 
     if not Path(path).exists():
@@ -54,9 +56,9 @@ def run_names(path: StrPath) -> list[str]:
 def replaced_baseline(
     path: StrPath, run: str = ""
 ) -> tuple[Baseline | None, Mapping[str, Tolerance]]:
-    """The baseline that is to be written anew, and its tolerances. One with merge conflicts is
-    none, and has the tolerances of both sides; a run that is new to the file has those of the
-    baseline that has no name. Raises DataError for what is no baseline, UsageError where the file
+    """The baseline that will be rewritten, and its tolerances. With merge conflicts the baseline is
+    None, and the tolerances are those of both sides; for a run that is new to the file they are
+    those of the unnamed baseline. Raises DataError if the file is not a baseline, UsageError if it
     has several runs and none is named."""
     from gpuprobe.analysis.baseline import merged_tolerances
 
@@ -70,26 +72,19 @@ def replaced_baseline(
     before = found.get(run)
     if merged is not None:
         return None, merged.get(run, merged.get("", {}))
-    return before, (before or found.get("") or _EMPTY).tolerances or {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Empty:
-    tolerances: Mapping[str, Tolerance] | None = None
-
-
-_EMPTY: Final = _Empty()
+    source = before or found.get("")
+    return before, (source.tolerances if source is not None else None) or {}
 
 
 def _no_run(path: StrPath, run: str, names: Sequence[str]) -> UsageError:
-    where = Path(path)
+    file = Path(path)
     if not run:
         return UsageError(
-            f"{where} has baselines of several runs: {', '.join(names)}",
+            f"{file} has baselines of several runs: {', '.join(names)}",
             hint="choose one with --run NAME",
         )
     return UsageError(
-        f"{where} has no baseline of the run {run!r}",
+        f"{file} has no baseline of the run {run!r}",
         hint=f"gpuprobe baseline update --run {run} adds it",
     )
 
@@ -100,7 +95,7 @@ def write_baseline(
     tolerance: Mapping[str, Tolerance] | None = None,
     run: str = "",
 ) -> None:
-    """`write_runs` of one."""
+    """Write the baseline of one run, as `write_runs` does."""
     write_runs({run: baseline}, path, tolerance)
 
 
@@ -109,12 +104,12 @@ def write_runs(
     path: StrPath,
     tolerance: Mapping[str, Tolerance] | None = None,
 ) -> None:
-    """Write baselines by the names of their runs, the file whole or not at all, with ``tolerance``.
-    Tolerances of baselines that are there are kept, and so are the baselines of other runs. Raises
-    UsageError where it cannot be written, DataError where what is there is none."""
+    """Write baselines by the names of their runs, atomically, with ``tolerance``. Tolerances of
+    existing baselines and the baselines of other runs are preserved. Raises UsageError if the file
+    cannot be written, DataError if the existing file is not a baseline."""
     from gpuprobe.analysis.baseline import dumps_runs, merged_tolerances
 
-    kept = {name: replaced_baseline(path, name)[1] for name in baselines}
+    existing = {name: replaced_baseline(path, name)[1] for name in baselines}
     others: dict[str, Baseline] = {}
     if Path(path).exists():
         merged = merged_tolerances(_text(path, ""))
@@ -127,60 +122,60 @@ def write_runs(
         others = read_runs(path) if merged is None else {}
     others.pop("", None)
     written = {
-        name: replace(baseline, tolerances={**kept[name], **(tolerance or {})})
+        name: replace(baseline, tolerances={**existing[name], **(tolerance or {})})
         for name, baseline in baselines.items()
     }
     _write(path, dumps_runs(others | written))
 
 
 def read_known(path: StrPath) -> tuple[KnownFinding, ...]:
-    """The hazards that are known. Raises UsageError where there is no such file, DataError for
-    something else."""
+    """The known hazards in a file. Raises UsageError if the file is missing, DataError if it is not
+    a baseline of hazards."""
     from gpuprobe.hazards.findings.known import loads
 
     return loads(_text(path, "add --hazards-baseline-update to create it"), str(Path(path)))
 
 
 def ensure_replaceable(path: StrPath) -> None:
-    """A baseline of hazards may be replaced, and a damaged one; anything else is left alone.
-    Raises DataError for that."""
+    """Check that a file may be replaced: it is missing, or a baseline of hazards, even a damaged
+    one. Raises DataError otherwise."""
     from gpuprobe.hazards.findings.known import may_be_one
 
-    where = Path(path)
+    file = Path(path)
     try:
-        replaceable = may_be_one(read_regular(where).decode("utf-8", "replace"))
+        replaceable = may_be_one(read_regular(file).decode("utf-8", "replace"))
     except FileNotFoundError:
         return
     except OSError:
         replaceable = False  # a folder, a device, or larger than any baseline
     if not replaceable:
-        raise DataError(f"{where} is not a baseline of hazards", hint="name another file")
+        raise DataError(f"{file} is not a baseline of hazards", hint="name another file")
 
 
 def write_known(findings: Sequence[Finding], path: StrPath) -> None:
-    """Write it whole or not at all. Raises UsageError where it cannot be written."""
+    """Write a baseline of hazards, atomically. Raises UsageError if it cannot be written."""
     from gpuprobe.hazards.findings.known import dumps, known
 
     _write(path, dumps(known(findings)))
 
 
 def ensure_writable(*paths: StrPath | None) -> None:
-    """Refuse a file that cannot be written before a program has run for it, not afterwards. None
-    is no file. Raises UsageError."""
+    """Check that files can be written, before a program runs for them; None is skipped. Raises
+    UsageError."""
     for path in paths:
         if path is None:
             continue
-        where = Path(path)
-        if where.is_dir():
-            raise _cannot_write(where, "it is a folder")
-        if not where.parent.is_dir():
-            raise _cannot_write(where, "No such file or directory")
-        if not os.access(where if where.exists() else where.parent, os.W_OK):
-            raise _cannot_write(where, "Permission denied")
+        file = Path(path)
+        if file.is_dir():
+            raise _cannot_write(file, "it is a folder")
+        if not file.parent.is_dir():
+            raise _cannot_write(file, "No such file or directory")
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise _cannot_write(file, "Permission denied")
 
 
 def _text(path: StrPath, hint: str) -> str:
-    """``hint``: what to do where there is no such file."""
+    """The text of a baseline. ``hint``: what to do if the file is missing."""
     try:
         return read_text(path)
     except FileNotFoundError:
@@ -203,3 +198,55 @@ def _write(path: StrPath, text: str) -> None:
 def _cannot_write(path: Path, reason: str) -> UsageError:
     hint = "" if path.parent.is_dir() else f"the folder {path.parent} does not exist"
     return UsageError(f"cannot write {path}: {reason}", hint=hint)
+
+
+def rank_file(path: Path, rank: int) -> Path:
+    """The file of one rank's hazards, next to the ``path`` of all ranks'."""
+    return path.with_name(f"{path.stem}.rank-{rank:05d}.json")
+
+
+def clear_rank_file(path: Path) -> None:
+    """Remove this rank's file of an earlier run, before the program runs."""
+    from gpuprobe.sampler.environment import ranks
+
+    rank, _, world_size = ranks()
+    if world_size > 1:
+        rank_file(path, rank).unlink(missing_ok=True)
+
+
+def merged_hazards(found: Hazards, path: Path | None) -> Iterator[Hazards]:
+    """The hazards to write to ``path``: only ``found`` if there is one rank, or no path.
+
+    For several ranks, this rank's hazards are written next to ``path``, and those of all ranks so
+    far are yielded: repeatedly if other ranks finish while they are being written. No rank waits
+    for another; the last one to finish writes all of them.
+    """
+    from gpuprobe.hazards.findings.ranks import merge
+    from gpuprobe.reporters.json.hazards import document
+    from gpuprobe.sampler.environment import ranks
+
+    rank, _, world_size = ranks()
+    if world_size == 1 or path is None:
+        yield found
+        return
+    with atomic_write(rank_file(path, rank)) as stream:
+        stream.write(json.dumps(document(found), indent=2).encode("ascii"))
+    files = [rank_file(path, number) for number in range(world_size)]
+    finished: list[tuple[int, int]] = []
+    while True:
+        before = finished
+        finished = [
+            (number, file.stat().st_mtime_ns) for number, file in enumerate(files) if file.exists()
+        ]
+        if finished == before:
+            return
+        yield merge({number: _read_rank(files[number]) for number, _ in finished}, world_size)
+
+
+def _read_rank(path: Path) -> Hazards:
+    from gpuprobe.reporters.json.hazards import from_document
+
+    try:
+        return from_document(json.loads(read_text(path)), str(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error

@@ -1,10 +1,9 @@
-"""What a repository knows of a baseline: the program's source as it was committed with it.
+"""The history of a baseline: the program's source in the commit of the baseline's file.
 
-A baseline keeps digests of the program's statements, so it can be compared without a repository.
-Where there is one, the commit that last changed the baseline's file has the text as well. A file is
-taken from there only where its digests are those of the baseline: the program may have been
-measured with changes that were committed later, or never, and a shallow clone has another commit
-for the one that is meant.
+A baseline has digests of the program's statements, so it can be compared without a repository. With
+a repository, the commit that last changed the baseline's file has the texts as well. A text is used
+only if its digests are equal to the baseline's: the program may have been measured with changes
+that were committed later, or never, and in a shallow clone the commit may be a different one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline
 
 _SECONDS: Final = 30
-"""git is given so long for one answer: a disk of a network may never give it."""
+"""The time limit of one call of git: a network disk may never respond."""
 
 _SETTINGS: Final = (
     ".cfg",
@@ -38,13 +37,13 @@ _SETTINGS: Final = (
     ".yaml",
     ".yml",
 )
-"""Files that a program is set up with, by the ends of their names."""
+"""Suffixes of files that configure programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineHistory:
-    """``baseline``: with the text of its sources, as far as the commit has them. ``settings``: the
-    files that are not Python, and were changed since; names relative to the project."""
+    """A baseline with the texts of its sources, as far as the commit has them. ``settings``: the
+    names of changed files that are not Python, relative to the project."""
 
     commit: str
     baseline: Baseline
@@ -54,9 +53,9 @@ class BaselineHistory:
 def history(
     before: Baseline, path: str | os.PathLike[str], root: str, now: Mapping[str, Source]
 ) -> BaselineHistory | None:
-    """What the repository of the project in ``root`` knows of the baseline in the file ``path``;
-    None where there is none, no git, or the file was never committed. ``now``: the sources of
-    today, whose names are taken where the baseline has none (one of an earlier version).
+    """The history of the baseline in the file ``path``, from the repository of the project in
+    ``root``; None without a repository or git, or if the file was never committed. ``now``: the
+    current sources, whose names are used if the baseline has none (an earlier version's).
     """
     folder = root or str(Path.cwd())
     file = os.path.realpath(path)
@@ -65,7 +64,7 @@ def history(
     if not commit:
         return None
     sources: dict[str, Source] = dict(before.sources)
-    if sources or _is_of(folder, file, whole=bool(parents)):
+    if sources or _is_unchanged(folder, file, has_parents=bool(parents)):
         names = list(sources) or [name for name in now if not name.startswith(_ELSEWHERE)]
         for name, text in _texts(folder, commit, names).items():
             source = source_of(text)
@@ -77,42 +76,43 @@ def history(
 _ELSEWHERE: Final = (SITE_PACKAGES, ".../", "<")
 
 
-def _is_of(folder: str, file: str, *, whole: bool) -> bool:
-    """Whether the baseline is as it was committed, in a commit that is not merely the first one
-    that a shallow clone has."""
+def _is_unchanged(folder: str, file: str, *, has_parents: bool) -> bool:
+    """Whether the file is as it was committed. A commit without parents may only be the oldest one
+    of a shallow clone, which does not count."""
     if _git(folder, "diff", "--quiet", "HEAD", "--", file) is None:
         return False
-    return whole or _git(folder, "rev-parse", "--is-shallow-repository") == b"false\n"
+    return has_parents or _git(folder, "rev-parse", "--is-shallow-repository") == b"false\n"
 
 
 def _texts(folder: str, commit: str, names: Sequence[str]) -> dict[str, str]:
-    """The files of a commit, as text; names are relative to the folder."""
-    wanted = [name for name in names if "\n" not in name and "\0" not in name]
-    asked = "".join(f"{commit}:./{name}\n" for name in wanted)
-    answer = _git(folder, "cat-file", "--batch", stdin=asked.encode("utf-8", "surrogateescape"))
+    """The texts of a commit's files, whose names are relative to the folder."""
+    names = [name for name in names if "\n" not in name and "\0" not in name]
+    request = "".join(f"{commit}:./{name}\n" for name in names)
+    output = _git(folder, "cat-file", "--batch", stdin=request.encode("utf-8", "surrogateescape"))
     found: dict[str, str] = {}
-    at = 0
-    for name in wanted if answer is not None else ():
-        assert answer is not None
-        end = answer.find(b"\n", at)
-        words = answer[at:end].split()
-        at = end + 1
-        if len(words) != 3 or words[1] not in (b"blob", b"tree", b"commit", b"tag"):
+    if output is None:
+        return found
+    position = 0
+    for name in names:
+        end = output.find(b"\n", position)
+        header = output[position:end].split()
+        position = end + 1
+        if len(header) != 3 or header[1] not in (b"blob", b"tree", b"commit", b"tag"):
             continue  # missing
-        size = int(words[2])
-        text = answer[at : at + size]
-        at += size + 1
-        if words[1] == b"blob":
+        size = int(header[2])
+        text = output[position : position + size]
+        position += size + 1
+        if header[1] == b"blob":
             found[name] = text.decode("utf-8", "replace")
     return found
 
 
 def committed_texts(
-    found: BaselineHistory, known: Mapping[str, KeptFile], wanted: Iterable[str], root: str
+    found: BaselineHistory, known: Mapping[str, KeptFile], names: Iterable[str], root: str
 ) -> dict[str, str]:
-    """The texts of files as they were when the baseline was committed, by name. ``known``: files of
-    the baseline, whose digests they must have."""
-    texts = _texts(root or str(Path.cwd()), found.commit, sorted(wanted))
+    """The texts of files in the commit of the baseline, by name. Files that are ``known`` to the
+    baseline with a different digest are left out."""
+    texts = _texts(root or str(Path.cwd()), found.commit, sorted(names))
     return {
         name: text
         for name, text in texts.items()
@@ -121,11 +121,11 @@ def committed_texts(
 
 
 def _changed(folder: str, commit: str, file: str) -> tuple[str, ...]:
-    """The files that set programs up, and are others now than in the commit; not ``file``."""
-    answer = _git(
+    """The files that configure programs and differ from the commit, except ``file``."""
+    output = _git(
         folder, "diff", "--name-only", "--relative", "-z", "--no-ext-diff", commit, "--", "."
     )
-    names = (answer or b"").decode("utf-8", "replace").split("\0")
+    names = (output or b"").decode("utf-8", "replace").split("\0")
     return tuple(
         name
         for name in names
@@ -134,8 +134,8 @@ def _changed(folder: str, commit: str, file: str) -> tuple[str, ...]:
 
 
 def _git(folder: str, *arguments: str, stdin: bytes = b"") -> bytes | None:
-    """What git answers; None where it fails, or there is none."""
-    # A hook of git's own (pre-push) names its repository in these, relative to another folder.
+    """The output of git; None if it fails or is not installed."""
+    # Inside a git hook (pre-push) these name the repository, relative to a different folder.
     environment = {
         name: value
         for name, value in os.environ.items()

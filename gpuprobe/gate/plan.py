@@ -1,14 +1,14 @@
-"""What a check is to do, and where each setting comes from.
+"""The plan of a check: its settings, and the source of each.
 
-Four places may set how a run is measured and compared. The nearest to the user goes first:
+Four sources may set how a run is measured and compared, in this order of precedence:
 
 1. the command line (or the call's arguments);
-2. the baseline, which must be compared with the same thing measured again;
+2. the baseline, because the same run must be measured to be comparable;
 3. ``[tool.gpuprobe]`` in ``pyproject.toml``;
 4. the defaults.
 
-Where a baseline is written anew, what it held before goes after ``pyproject.toml``: there the
-project states what it wants from now on.
+When a baseline is rewritten, ``pyproject.toml`` takes precedence over the old baseline: it has the
+project's settings from now on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gpuprobe.errors import ConfigError, UsageError
 from gpuprobe.gate.files import run_names
@@ -36,24 +36,31 @@ DEFAULT: Final = "default"
 _VIRTUAL = "virtual "
 _OWN = "this machine's"
 
+T = TypeVar("T")
 
-class _Sourced(NamedTuple):
-    value: Any
+
+@dataclass(frozen=True, slots=True)
+class _Sourced(Generic[T]):
+    """The value of a setting, and its source."""
+
+    value: T
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """``target`` and ``arguments``: a recording, a script, or (``module``) a module. ``gpu`` is a
-    virtual GPU, None for the machine's own; ``steps`` None for the whole program. ``settings``
-    are the same in words, with the place each was found in. ``root``: the project's folder.
-    ``folder``: where it is run, "" for the working directory; what a project names to run is run in
-    the project's folder. ``command``: what a baseline of it keeps, with the script relative to the
-    project; empty of a recording.
-    ``name``: of the run, where there are several.
-    ``accept_environment``: another environment is a caution. ``repeat``: how often the program is
-    run; None: once, and again where memory grew. ``compute``: what a virtual GPU does; ``engine``:
-    what it is. ``test``: the node id of a test of pytest, whose options ``arguments`` are then.
+    """The settings of one run of a check.
+
+    ``target`` and ``arguments``: a recording, a script, or (``module``) a module. ``test``: the
+    node id of a test of pytest, whose options are ``arguments`` then. ``gpu`` is a virtual GPU,
+    None for the machine's own; ``steps`` is None for the whole program. ``compute`` and ``engine``
+    are those of a virtual GPU. ``settings`` describe the settings for the report, with their
+    sources. ``root``: the project's folder. ``folder``: the working directory of the run, "" for
+    the current one; a command from the project's settings runs in the project's folder.
+    ``command``: the command as stored in a baseline, with the script relative to the project; empty
+    for a recording. ``name``: the run's name, if there are several. ``accept_environment``: a
+    different environment is only a caution. ``repeat``: how often the program runs; None: once, and
+    again if memory grew.
     """
 
     target: str
@@ -76,18 +83,19 @@ class CheckPlan:
 
 
 def chosen_runs(
-    asked: Sequence[str], given: bool, baseline: Path | None, project: ProjectSettings
+    requested: Sequence[str], has_command: bool, baseline: Path | None, project: ProjectSettings
 ) -> list[str]:
-    """The names of the runs to check or to write: those ``asked`` for, else the project's, else
-    those that the file ``baseline`` has; "" for the only one. ``given``: what to run is on the
-    command line, which is one run. Raises UsageError where that is to be several."""
-    names = list(dict.fromkeys(asked))
-    if given and len(names) > 1:
+    """The names of the runs to check or to write: the requested ones, otherwise the project's,
+    otherwise those in the file ``baseline``; "" for a single, unnamed run. ``has_command``: the
+    command line has a command, which is one run. Raises UsageError if several runs are requested
+    then, and for an invalid name."""
+    names = list(dict.fromkeys(requested))
+    if has_command and len(names) > 1:
         raise UsageError(
             f"one script is one run, and these are {len(names)}: {', '.join(names)}",
             hint="name one with --run, or leave the script to the baselines",
         )
-    if given or names:
+    if has_command or names:
         wrong = next((name for name in names if not _is_name(name)), None)
         if wrong is not None:
             raise UsageError(
@@ -106,7 +114,7 @@ def _is_name(name: str) -> bool:
 
 
 def baseline_path(given: Path | None, project: ProjectSettings) -> Path:
-    """The file to compare with. Raises UsageError where nothing names one."""
+    """The file to compare with. Raises UsageError if neither the call nor the project names one."""
     found = given if given is not None else project.baseline
     if found is None:
         raise UsageError(
@@ -134,13 +142,12 @@ def plan(
     repeat: int | None = None,
     name: str = "",
 ) -> CheckPlan:
-    """Settle what is to be done. ``command`` is the target and its arguments, empty where the
-    project's own is to be taken, with ``more`` arguments; ``writing`` a baseline puts the project
-    before it.
+    """Merge all settings into a plan. ``command`` is the target and its arguments, empty for the
+    project's own command or, if it has none, the baseline's; ``more`` arguments are appended.
+    ``name``: the run's name, if there are several, whose settings in the project are used.
+    ``writing``: the baseline ``before`` is rewritten, so the project takes precedence over it.
 
-    ``name``: of the run, where there are several: the project's own settings of it are taken.
-    Where nothing else names what to run, it is what the baseline is of. Raises UsageError where the
-    baseline is of another script, and where nothing names what to run.
+    Raises UsageError if the baseline belongs to a different script, and if there is no command.
     """
     from gpuprobe.analysis.baseline import Setting
 
@@ -150,15 +157,15 @@ def plan(
         command, more = more, ()
     target, arguments, module, source = _command(command, module, project, before)
     arguments = (*arguments, *more)
-    ours = _of_baseline(before)
+    measured = _measured(before)
 
-    def first(name: str, given: Any, from_project: Any, default: Any) -> _Sourced:
-        places = [_Sourced(ours.get(name), BASELINE), _Sourced(from_project, PROJECT)]
+    def first(call: T | None, baseline: T | None, project: T | None, default: T) -> _Sourced[T]:
+        sources = [_Sourced(baseline, BASELINE), _Sourced(project, PROJECT)]
         if writing:
-            places.reverse()
-        for found in (_Sourced(given, CALL), *places):
+            sources.reverse()
+        for found in (_Sourced(call, CALL), *sources):
             if found.value is not None:
-                return found
+                return _Sourced(found.value, found.source)
         return _Sourced(default, DEFAULT)
 
     line = [*(["-m"] if module else []), target, *arguments]
@@ -166,41 +173,38 @@ def plan(
     recorded = source == CALL and not module and is_recorded(target)
     folder = project.root if source in (PROJECT, BASELINE) else ""
     is_read = not module and is_recorded(os.path.join(folder, target))  # noqa: PTH118
-    kept = () if is_read else _kept(target, arguments, module, folder, project.root)
-    if before is not None and before.command and kept and not writing:
-        _ensure_same(before.command, kept)
-    chosen = {
-        "gpu": first("gpu", gpu, project.gpu, None),
-        "steps": first("steps", steps, project.steps, None),
-        "hazards": first("hazards", hazards, project.hazards, False),
-        "compute": first("compute", compute, project.compute, "real"),
-        "engine": first("engine", engine, project.engine, "auto"),
-    }
+    stored = () if is_read else _stored_command(target, arguments, module, folder, project.root)
+    if before is not None and before.command and stored and not writing:
+        _ensure_same(before.command, stored)
+    device = first(gpu, measured.gpu, project.gpu, None)
+    limit = first(steps, measured.steps, project.steps, None)
+    counted = first(hazards, measured.hazards, project.hazards, False)
+    computed = first(compute, measured.compute, project.compute, "real")
+    engines = first(engine, measured.engine, project.engine, "auto")
     if not recorded:
-        words = {
-            "gpu": f"virtual {chosen['gpu'].value}" if chosen["gpu"].value else _OWN,
-            "steps": str(chosen["steps"].value or "all"),
-            "hazards": "counted" if chosen["hazards"].value else "not counted",
-        }
-        if chosen["compute"].value != "real":
-            words["compute"] = str(chosen["compute"].value)
-        if chosen["engine"].value != "auto":
-            words["engine"] = str(chosen["engine"].value)
-        settings += [Setting(name, words[name], chosen[name].source) for name in words]
+        settings += [
+            Setting("gpu", f"virtual {device.value}" if device.value else _OWN, device.source),
+            Setting("steps", str(limit.value or "all"), limit.source),
+            Setting("hazards", "counted" if counted.value else "not counted", counted.source),
+        ]
+        if computed.value != "real":
+            settings.append(Setting("compute", computed.value, computed.source))
+        if engines.value != "auto":
+            settings.append(Setting("engine", engines.value, engines.source))
     return CheckPlan(
         target=target,
         arguments=arguments,
         module=module,
-        gpu=chosen["gpu"].value,
-        steps=chosen["steps"].value,
-        hazards=bool(chosen["hazards"].value),
-        compute=str(chosen["compute"].value),
-        engine=str(chosen["engine"].value),
+        gpu=device.value,
+        steps=limit.value,
+        hazards=counted.value,
+        compute=computed.value,
+        engine=engines.value,
         tolerances=_tolerances(accepted or {}, before, project),
         settings=tuple(settings),
         root=project.root,
         folder=folder,
-        command=kept,
+        command=stored,
         accept_environment=accept_environment,
         repeat=repeat,
         name=name,
@@ -208,8 +212,8 @@ def plan(
 
 
 def is_recorded(target: str) -> bool:
-    """Whether this is read, not run: a recording (a directory), or a memory snapshot: ``.pickle``,
-    or what begins as a pickle of protocol 2 and up does, and no source text can.
+    """Whether a target is read instead of run: a recording (a directory), or a memory snapshot:
+    ``.pickle``, or a file that begins like a pickle of protocol 2 and later, as no source text can.
     """
     path = Path(target)
     if path.is_dir() or path.suffix == ".pickle":
@@ -218,14 +222,14 @@ def is_recorded(target: str) -> bool:
         with open_regular(path) as file:
             return file.read(1) == b"\x80"
     except OSError:
-        return False  # whoever runs it says what is wrong
+        return False  # running it reports the error
 
 
-def _kept(
+def _stored_command(
     target: str, arguments: tuple[str, ...], module: bool, folder: str, root: str
 ) -> tuple[str, ...]:
-    """What a baseline keeps of a command: a script is relative to the project's folder, so that it
-    is the same wherever that lies."""
+    """The command as stored in a baseline: a script is relative to the project's folder, so that it
+    does not depend on the location of that folder."""
     if module:
         return ("-m", target, *arguments)
     script = os.path.relpath(os.path.join(folder, target), root or None)  # noqa: PTH118
@@ -233,7 +237,7 @@ def _kept(
 
 
 def _ensure_same(before: Sequence[str], now: Sequence[str]) -> None:
-    """Raises UsageError where a baseline is of another script or module."""
+    """Raise UsageError if a baseline belongs to a different script or module."""
     length = 2 if "-m" in (before[0], now[0]) else 1
     ours, theirs = before[:length], now[:length]
     if ours != theirs:
@@ -244,19 +248,19 @@ def _ensure_same(before: Sequence[str], now: Sequence[str]) -> None:
         )
 
 
-def _of_baseline(before: Baseline | None) -> dict[str, Any]:
-    """How a baseline was measured, as far as it records that."""
+def _measured(before: Baseline | None) -> ProjectSettings:
+    """The settings that a baseline was measured with, as far as it has them."""
     if before is None:
-        return {}
+        return ProjectSettings()
     device = before.environment.get("device", "")
     counted = "races" in before.metrics or "implicit_syncs_per_step" in before.metrics
-    return {
-        "gpu": device[len(_VIRTUAL) :] if device.startswith(_VIRTUAL) else None,
-        "steps": before.stopped_after,
-        "hazards": True if counted else None,
-        "compute": before.environment.get("compute"),
-        "engine": before.environment.get("engine"),
-    }
+    return ProjectSettings(
+        gpu=device[len(_VIRTUAL) :] if device.startswith(_VIRTUAL) else None,
+        steps=before.stopped_after,
+        hazards=True if counted else None,
+        compute=before.environment.get("compute"),
+        engine=before.environment.get("engine"),
+    )
 
 
 def _command(
@@ -266,21 +270,17 @@ def _command(
         return command[0], tuple(command[1:]), module, CALL
     if module:
         raise UsageError("-m needs the name of a module")
-    if project.run is None and before is not None and before.command:
-        kept = before.command
-        return (
-            (kept[1], kept[2:], True, BASELINE)
-            if kept[0] == "-m"
-            else (kept[0], kept[1:], False, BASELINE)
-        )
-    if project.run is None:
+    words, source = project.run, PROJECT
+    if words is None and before is not None and before.command:
+        words, source = before.command, BASELINE
+    if words is None:
         raise UsageError(
             "nothing to check",
             hint=f'give a recording or script, or run = "train.py" in [tool.gpuprobe] of {PROJECT}',
         )
-    if project.run[0] == "-m":
-        return project.run[1], project.run[2:], True, PROJECT
-    return project.run[0], project.run[1:], False, PROJECT
+    if words[0] == "-m":
+        return words[1], words[2:], True, source
+    return words[0], words[1:], False, source
 
 
 def _tolerances(
@@ -294,9 +294,9 @@ def _tolerances(
 
 
 def tolerances(texts: Sequence[str]) -> dict[str, Tolerance]:
-    """``peak_allocated=2%`` or ``peak_reserved=64MiB`` or both, ``=2%,64MiB``.
+    """Parse ``peak_allocated=2%``, ``peak_reserved=64MiB``, or both amounts, ``=2%,64MiB``.
 
-    Raises ConfigError for an unknown metric or amount.
+    Raises ConfigError for an unknown metric or an invalid amount.
     """
     import difflib
 

@@ -1,10 +1,10 @@
-"""``[tool.gpuprobe]`` of a project's ``pyproject.toml``: what a check is to do by itself.
+"""The settings of a check in a project's ``pyproject.toml``: ``[tool.gpuprobe]``.
 
 ::
 
     [tool.gpuprobe]
     gpu = "h100-80gb"             # the virtual GPU to run on
-    run = "-m shop.train --fast"  # what is run: a script or a module, and its arguments
+    run = "-m shop.train --fast"  # a script or a module, and its arguments
     steps = 6                     # stop it after so many optimizer steps
     baseline = "memory.json"      # relative to this file
     hazards = true                # also count races and implicit synchronisations
@@ -16,7 +16,7 @@
     peak_reserved = "2%, 64 MiB"  # the larger of the two
     implicit_syncs_per_step = 1
 
-Several runs have names, and what they do not say themselves is that of the table above::
+Several runs have names; a setting that a run lacks is taken from the table above::
 
     [tool.gpuprobe.runs.train]
     run = "-m shop.train --fast"
@@ -25,8 +25,8 @@ Several runs have names, and what they do not say themselves is that of the tabl
     [tool.gpuprobe.runs.evaluate]
     run = "evaluate.py"
 
-Every key may be left out. A key that is not known is an error: a misspelt tolerance that is
-silently not applied would be worse than none.
+All keys are optional. An unknown key is an error: a misspelt tolerance that is silently ignored
+would be worse than none.
 """
 
 from __future__ import annotations
@@ -67,16 +67,15 @@ _NAME = "pyproject.toml"
 
 _MOST_SHARE = 1e6
 _MOST_AMOUNT = 1 << 62
-"""More than this is accepted of nothing; a baseline has the same limits."""
+"""The largest accepted amount; a baseline has the same limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectSettings:
-    """The settings of a project's file; None where it has none.
+    """The settings in a project's file; None for those that it lacks.
 
-    ``path`` is that file, None where there is none with a ``[tool.gpuprobe]`` table.
-    ``baseline`` is a path that no longer depends on the working directory. ``runs``: of each run
-    that has a name its own settings, with those of the project where it has none.
+    ``path`` is the file, None if there is none with a ``[tool.gpuprobe]`` table. ``baseline`` is an
+    absolute path. ``runs``: the settings of each named run, completed by those of the project.
     """
 
     path: Path | None = None
@@ -92,16 +91,16 @@ class ProjectSettings:
 
     @property
     def root(self) -> str:
-        """The project's folder, "" where there is no such file."""
+        """The project's folder, "" without a file."""
         return "" if self.path is None else str(self.path.parent)
 
 
 def read_project(start: str | os.PathLike[str] = ".") -> ProjectSettings:
-    """The settings of the nearest ``pyproject.toml`` at or above ``start``.
+    """The settings in the nearest ``pyproject.toml``, in the folder ``start`` or above it.
 
-    Raises ConfigError for a file that cannot be read, an unknown key or a wrong value; on
-    Python 3.10, which has no TOML reader, also where ``tomli`` is not installed and the file
-    has a ``[tool.gpuprobe]`` table.
+    Raises ConfigError for a file that cannot be read, an unknown key or an invalid value; on Python
+    3.10, which has no TOML reader, also if ``tomli`` is not installed and the file has a
+    ``[tool.gpuprobe]`` table.
     """
     here = Path(start).resolve()
     for folder in (here, *here.parents):
@@ -119,7 +118,7 @@ def _read(path: Path) -> ProjectSettings:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot read {shown}: {reason}") from error
     if not re.search(r"gpuprobe", text):
-        return ProjectSettings()  # nearly every project's: not worth a parser
+        return ProjectSettings()  # most projects: skip the parser
     document = _parse(text, shown)
     tool = document.get("tool")
     table = tool.get("gpuprobe") if isinstance(tool, dict) else None
@@ -145,7 +144,7 @@ def _settings(table: _RunTable, path: Path, where: str) -> ProjectSettings:
 
 
 def _runs(table: _ProjectTable, common: ProjectSettings, shown: str) -> dict[str, ProjectSettings]:
-    """The settings of each run, with what it does not set itself from ``common``."""
+    """The settings of each run, completed by the ``common`` ones."""
     from gpuprobe.analysis.baseline import NAME
 
     if table.runs and table.run is not None:
@@ -176,7 +175,7 @@ def _runs(table: _ProjectTable, common: ProjectSettings, shown: str) -> dict[str
 
 def _parse(text: str, shown: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
-        import tomllib as reader  # 5 ms, and only where the file has a word for us
+        import tomllib as reader  # 5 ms, only if the file has settings for gpuprobe
     else:
         try:
             import tomli as reader
@@ -236,7 +235,7 @@ _Text = Annotated[str, Parsed(str, _text)]
 @closed
 @dataclass(frozen=True)
 class _RunTable:
-    """The table of a run as it is written."""
+    """The table of a run in the file."""
 
     gpu: _Text | None = None
     run: Annotated[tuple[str, ...], Parsed(str | list[str], _command)] | None = None
@@ -251,7 +250,7 @@ class _RunTable:
 @closed
 @dataclass(frozen=True)
 class _ProjectTable(_RunTable):
-    """The table as it is written."""
+    """The table ``[tool.gpuprobe]`` in the file."""
 
     runs: dict[str, _RunTable] = field(default_factory=dict)
 
@@ -267,10 +266,10 @@ def _tolerances(table: Mapping[str, Any], where: str) -> dict[str, Tolerance]:
 
 
 def tolerance_of(name: str, value: object, where: str = "") -> Tolerance:
-    """What is accepted of one metric: ``"2%"``, ``"64 MiB"``, both (``"2%, 64MiB"``: the larger
-    counts), a number of bytes or of times, or ``{relative = 0.02, absolute = "64 MiB"}``.
+    """The tolerance of a metric: ``"2%"``, ``"64 MiB"``, both (``"2%, 64MiB"``: the larger counts),
+    a number of bytes or of times, or ``{relative = 0.02, absolute = "64 MiB"}``.
 
-    Raises ConfigError for anything else.
+    Raises ConfigError for an invalid amount.
     """
     from gpuprobe.analysis.baseline import Tolerance
 
@@ -284,7 +283,7 @@ def tolerance_of(name: str, value: object, where: str = "") -> Tolerance:
 
 
 def _amount(value: object) -> tuple[float, int] | None:
-    """(share, amount), None where it is neither."""
+    """(share, amount); None for an invalid value."""
     if isinstance(value, dict):
         share = value.get("relative", 0)
         rest = _amount(value.get("absolute", 0))

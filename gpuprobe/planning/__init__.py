@@ -1,1 +1,1 @@
-"""What would happen on a GPU that is not here: the figures of an estimate, the search of a fit."""
+"""Estimates of runs on a GPU that this machine lacks, and the search for the largest that fits."""

@@ -1,4 +1,4 @@
-"""How a value reaches a script: as one of its options, or in place of a constant of its."""
+"""How a value is passed to a script: as an option, or in place of a constant in its source."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from gpuprobe.errors import ProgramFailed, UsageError
 
 
-class Way(NamedTuple):
-    """How a value reaches the program: as an ``option`` of its, or in place of a ``constant`` that
-    it assigns at its top level. ``value`` is the program's own, 0 where it is not known.
+class ParameterSource(NamedTuple):
+    """Where a program takes a parameter from: a command-line ``option``, or a ``constant`` that it
+    assigns at its top level. ``value`` is the program's own, 0 if unknown.
     """
 
     option: str = ""
@@ -22,18 +22,17 @@ class Way(NamedTuple):
     value: int = 0
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.option:
             return f"as the option {self.option}"
         return f"in place of the constant {self.constant}"
 
 
-def way(script: str, argument: str, arguments: Sequence[str] = ()) -> Way:
-    """Where a program takes ``argument`` from: an option of its (``batch_size`` stands for
-    ``--batch-size`` and ``--batch_size``), or a number assigned at its top level (``batch_size``,
-    ``BATCH_SIZE``).
+def parameter_source(script: str, argument: str, arguments: Sequence[str] = ()) -> ParameterSource:
+    """Find where a script takes ``argument`` from: an option (``batch_size`` means ``--batch-size``
+    or ``--batch_size``), or a number assigned at its top level (``batch_size``, ``BATCH_SIZE``).
 
-    Raises UsageError where it has neither; the message names what it has.
+    Raises UsageError if it has neither; the message lists similar names.
     """
     path = Path(script)
     try:
@@ -44,7 +43,7 @@ def way(script: str, argument: str, arguments: Sequence[str] = ()) -> Way:
     except (SyntaxError, ValueError) as error:
         raise ProgramFailed(f"{script} is not Python: {error}") from None
     bare = argument.lstrip("-")
-    wanted = {argument, f"--{bare}", f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}"}
+    accepted = {argument, f"--{bare}", f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}"}
     given = {word.partition("=")[0] for word in arguments}
     options = {
         node.value
@@ -53,8 +52,8 @@ def way(script: str, argument: str, arguments: Sequence[str] = ()) -> Way:
         and isinstance(node.value, str)
         and re.fullmatch(r"--?[A-Za-z][\w-]*", node.value)
     }
-    for option in sorted(wanted & (options | given)):
-        return Way(option, value=_given(arguments, option) or _default(tree, option))
+    for option in sorted(accepted & (options | given)):
+        return ParameterSource(option, value=_given(arguments, option) or _default(tree, option))
     names = {
         target.id: node.value.value
         for node in tree.body
@@ -67,7 +66,7 @@ def way(script: str, argument: str, arguments: Sequence[str] = ()) -> Way:
     plain = bare.replace("-", "_")
     for name in (plain, plain.upper()):
         if name in names:
-            return Way(constant=name, value=max(0, names[name]))
+            return ParameterSource(constant=name, value=max(0, names[name]))
     has = sorted({*options, *names})
     near = difflib.get_close_matches(bare, has, n=3, cutoff=0.4)
     raise UsageError(
@@ -77,7 +76,7 @@ def way(script: str, argument: str, arguments: Sequence[str] = ()) -> Way:
 
 
 def _given(arguments: Sequence[str], option: str) -> int:
-    """The value that ``arguments`` have for an option; 0 where they have none."""
+    """The value of an option in ``arguments``; 0 if there is none."""
     for index, word in enumerate(arguments):
         name, _, value = word.partition("=")
         if name == option:
@@ -87,7 +86,7 @@ def _given(arguments: Sequence[str], option: str) -> int:
 
 
 def _default(tree: ast.Module, option: str) -> int:
-    """The default that an ``add_argument(option, default=8)`` or the like has; 0 for none."""
+    """The default in a call such as ``add_argument(option, default=8)``; 0 if there is none."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and any(
             isinstance(argument, ast.Constant) and argument.value == option
@@ -102,14 +101,14 @@ def _default(tree: ast.Module, option: str) -> int:
 
 def with_option(arguments: list[str], option: str, value: int) -> list[str]:
     """``arguments`` with the option's value replaced, or added at the end."""
-    kept: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word == option:
-            next(words, None)
-        elif not word.startswith(f"{option}="):
-            kept.append(word)
-    return [*kept, option, str(value)]
+    others: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == option:
+            next(remaining, None)
+        elif not argument.startswith(f"{option}="):
+            others.append(argument)
+    return [*others, option, str(value)]
 
 
 def with_constant(source: str, name: str, value: int) -> ast.Module:

@@ -1,6 +1,6 @@
-"""Changes to a training run that need no edit of it: for `gpuprobe fit` to estimate.
+"""Changes to a training run, made without editing its source, that `gpuprobe fit` estimates.
 
-Each takes hold of torch before the program runs, in a process that does nothing else.
+Each patches torch before the program runs, in a process that only runs this estimate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuprobe.errors import UsageError
 
 
 def apply(change: str) -> None:
-    """``change`` is ``bf16``, ``checkpoint``, ``accumulate`` or ``fused``."""
+    """Apply ``bf16``, ``checkpoint``, ``accumulate`` or ``fused``."""
     {
         "bf16": _bf16,
         "checkpoint": _checkpoint,
@@ -27,7 +27,7 @@ def apply(change: str) -> None:
 
 
 def _outermost(around: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:
-    """Have ``around`` called for every module that no other module calls."""
+    """Call ``around`` for every module that is not called by another module."""
     original = nn.Module.__call__
     depth = 0
 
@@ -58,7 +58,7 @@ def _bf16() -> None:
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of the outermost lists of several of one kind."""
+    """The blocks of the outermost lists that have several blocks of one class."""
     for child in module.children():
         blocks = list(child.children())
         if (
@@ -103,31 +103,30 @@ def _checkpoint() -> None:
 
 
 def _accumulate() -> None:
-    """Every second call of ``step`` and ``zero_grad`` counts."""
+    """Skip every second call of ``step`` and ``zero_grad``."""
     original = torch.optim.Optimizer.__init__
 
     @functools.wraps(original)
-    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def init(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        for name, at in (("step", 1), ("zero_grad", 1)):
-            _every_second(optimizer, name, at)
+        _every_second(optimizer, "step", first=False)
+        _every_second(optimizer, "zero_grad", first=True)
 
     torch.optim.Optimizer.__init__ = init
 
 
-def _every_second(optimizer: Any, name: str, at: int) -> None:
-    whole = getattr(type(optimizer), name)
+def _every_second(optimizer: torch.optim.Optimizer, name: str, *, first: bool) -> None:
+    """Make only every second call of a method count: the ``first`` one and the third, or the second
+    and the fourth.
+    """
+    original = getattr(type(optimizer), name)
     count = 0
 
-    @functools.wraps(whole)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(original)
+    def method(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         nonlocal count
         count += 1
-        if count % 2 == at % 2 and name == "step":
-            return None
-        if name == "zero_grad" and count % 2 == 0:
-            return None
-        return whole(self, *args, **kwargs)
+        return original(self, *args, **kwargs) if (count % 2 == 1) == first else None
 
     setattr(optimizer, name, MethodType(method, optimizer))
 
@@ -139,8 +138,8 @@ def _fused() -> None:
         original = kind.__init__
 
         @functools.wraps(original)
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            if type(optimizer) is not kind:  # called by a subclass's
+        def init(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            if type(optimizer) is not kind:  # called by the subclass's __init__
                 original(optimizer, *args, **kwargs)
                 return
             if kwargs.get("fused"):

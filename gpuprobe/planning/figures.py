@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -30,7 +30,10 @@ from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Unavailable, available
-from gpuprobe.planning.processes.needs import NOTHING, Other
+from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
+
+if TYPE_CHECKING:
+    from gpuprobe.torch_support.jobs.traffic import Traffic
 
 _OTHER_PROGRAMS = "other programs on the same GPU"
 _NOT_MODELLED = {
@@ -39,23 +42,22 @@ _NOT_MODELLED = {
 }
 
 MARGIN: Final = 0.02
-"""Of the reserved memory: what the estimate may be off by where nothing else is known. Twice the
+"""The error of an estimate without a better bound, as a part of the reserved memory. Twice the
 worst error that the project's accuracy goal allows."""
 
-_OF_JOBS = 0.02
-"""Of the reserved memory of one of several ranks, to both sides. Published peaks of torchtitan were
-missed by up to 0.6%: ``benchmarks/torchtitan_rows.py``."""
+_RANK_UNCERTAINTY = 0.02
+"""Of the reserved memory of one of several ranks, in both directions. The error for published peaks
+of torchtitan was up to 0.6%: ``benchmarks/torchtitan_rows.py``."""
 
-_NOTEWORTHY = 0.01
-"""Of the highest end of a step: by how much the last one is above the one before."""
+_GROWTH_THRESHOLD = 0.01
+"""The growth in the last step that is reported, as a part of the highest end of a step."""
 
 
 class DeviceFit(NamedTuple):
-    """Whether a run fits on one device. ``low`` to ``high`` is the reserved memory,
-    ``allocated_low`` to ``allocated_high`` the peak of allocated memory, with the most that cuDNN's
-    workspaces can be;
-    the largest of them has ``workspace`` bytes at most. ``others``: what processes need there that
-    the program starts.
+    """Whether a run fits on one device. ``low`` to ``high`` is the range of reserved memory,
+    ``allocated_low`` to ``allocated_high`` that of the peak of allocated memory, with cuDNN's
+    workspaces at their largest; the largest of them has at most ``workspace`` bytes. ``others``:
+    the processes that the program starts there.
     """
 
     low: int
@@ -65,13 +67,15 @@ class DeviceFit(NamedTuple):
     workspace: int
     nccl_low: Bytes
     nccl_high: Bytes
-    others: Other
+    others: OtherProcesses
     verdict: str
     why: str
 
 
-def device_fit(run: EngineRun, device: DeviceRun, others: Other = NOTHING) -> DeviceFit:
-    """Whether the run fits on a device, next to what processes need that it starts (``others``)."""
+def device_fit(
+    run: EngineRun, device: DeviceRun, others: OtherProcesses = NO_PROCESSES
+) -> DeviceFit:
+    """Whether the run fits on a device, next to the processes that it starts (``others``)."""
     model, trace, peak = device.model, device.trace, device.peak_allocated
     recorded = replay_trace(trace, torch=getattr(sys.modules.get("torch"), "__version__", ""))
     low = high = device.peak_reserved
@@ -92,7 +96,7 @@ def device_fit(run: EngineRun, device: DeviceRun, others: Other = NOTHING) -> De
     low, high = max(lowest, low - margin.below), high + margin.above
     simulated = high
     if run.ranks > 1:
-        low, high = int(low * (1 - _OF_JOBS)), int(high * (1 + _OF_JOBS))
+        low, high = int(low * (1 - _RANK_UNCERTAINTY)), int(high * (1 + _RANK_UNCERTAINTY))
     need = Need(
         model.total_memory,
         peak,
@@ -127,7 +131,7 @@ def fullest(run: EngineRun, fits: Mapping[int, DeviceFit]) -> DeviceRun:
 def device_rows(
     run: EngineRun, fits: Mapping[int, DeviceFit], recording: Recording
 ) -> tuple[DeviceEstimate, ...]:
-    """A row for each device; none if there is one."""
+    """A row for each device of several; no rows for a single device."""
     if len(fits) < 2:
         return ()
     tables = device_categories(recording)
@@ -160,9 +164,9 @@ def estimate_of(
     links: Links | None = None,
     per_node: int = 1,
 ) -> Estimate:
-    """What a run needs, from the device with the least room, whether it fits there, and the report
-    of its recording about that device. ``why`` the engine computes what it does.
-    ``links``: over which the ranks communicate, ``per_node`` on each node.
+    """The estimate of a run, from the device with the least room, its fit, and the report of the
+    recording about that device. ``why``: the reason for the mode of computing. ``links``: those
+    between the ranks, ``per_node`` on each node.
     """
     model = device.model
     low, high, lowest, peak, workspace, nccl_low, nccl_high, others, verdict, verdict_why = fit
@@ -185,9 +189,9 @@ def estimate_of(
         )
     if run.ranks > 1:
         run.assume(
-            f"reserved memory is given with {_OF_JOBS:.0%} to both sides: of sharded training it "
-            "is divided among several streams, and which blocks one of them can reuse depends on "
-            "the versions of torch and its libraries"
+            f"reserved memory is given with {_RANK_UNCERTAINTY:.0%} to both sides: of sharded "
+            "training it is divided among several streams, and which blocks one of them can reuse "
+            "depends on the versions of torch and its libraries"
         )
     for text in run.unused_assumptions:
         run.assume(f"--assume {text} was not used: that line needs no value")
@@ -244,10 +248,10 @@ def _workspaces(largest: int) -> str:
 
 
 class Need(NamedTuple):
-    """What a run needs of a GPU with ``capacity`` bytes. ``low`` to ``high`` is the reserved
-    memory, as simulated without limit and as it is printed, ``simulated`` its upper end before it
-    was widened; ``outside_low`` to ``outside_high`` the memory of the CUDA context, of
-    NCCL and of processes that the program starts.
+    """The memory that a run needs on a GPU with ``capacity`` bytes. ``low`` to ``high`` is the
+    printed range of reserved memory, as simulated without a limit, ``simulated`` its upper end
+    before it was widened; ``outside_low`` to ``outside_high`` is the memory of the CUDA context, of
+    NCCL and of the processes that the program starts.
     """
 
     capacity: int
@@ -264,12 +268,12 @@ def verdict_of(
     within: Callable[[int], WhatIfOutcome],
     without: Callable[[int], WhatIfOutcome] | None = None,
 ) -> tuple[str, str]:
-    """The verdict, and the sentence why it is not `FITS` ("" if it is).
+    """The verdict, and a sentence that explains it ("" for `FITS`).
 
-    ``within`` simulates the run with that many bytes for the allocator, which releases cached
-    memory before it fails, as torch does; ``without``: without workspaces that are known as a range
-    only, if it has some. It is `FITS` only if the whole printed range is within
-    the capacity.
+    ``within`` simulates the run with a limit in bytes for the allocator, which releases cached
+    memory before it fails, as torch does; ``without`` the same without workspaces whose size is a
+    range, if there are any. The verdict is `FITS` only if the whole printed range is within the
+    capacity.
     """
     capacity = human_bytes(need.capacity)
     reserved = max(need.high, round(need.simulated * (1 + MARGIN)))
@@ -310,7 +314,9 @@ def verdict_of(
 
 
 def _sent(run: EngineRun, report: Report) -> dict[int, CollectiveRecord]:
-    """What the rank sends in the last whole step, by number: the first ones also set things up."""
+    """The rank's collectives in the last complete step, by number. The first steps also set up
+    communication.
+    """
     if run.traffic is None:
         return {}
     records = dict(enumerate(run.traffic.records))
@@ -326,17 +332,20 @@ def _sent(run: EngineRun, report: Report) -> dict[int, CollectiveRecord]:
 
 
 def _times(
-    traffic: Any, records: Mapping[int, CollectiveRecord], links: Links | None, per_node: int
+    traffic: Traffic | None,
+    records: Mapping[int, CollectiveRecord],
+    links: Links | None,
+    per_node: int,
 ) -> tuple[LinkTime, ...]:
-    """How long the records take over these links, in a row for each kind; the longest first."""
+    """The duration of the records over these links, a row for each kind; the longest first."""
     if links is None or traffic is None:
         return ()
-    rows: dict[tuple[Any, ...], list[float]] = {}
+    rows: dict[tuple[str, str, int, int, bool], list[float]] = {}
     for number, record in records.items():
         nodes, together = node_shape(traffic.members[record.group], per_node)
-        took = seconds(record.op, record.payload, record.ranks, nodes, together, links)
+        duration = seconds(record.op, record.payload, record.ranks, nodes, together, links)
         key = (record.op, record.axis, record.ranks, nodes, number in traffic.overlaps)
-        rows.setdefault(key, []).append(took)
+        rows.setdefault(key, []).append(duration)
     ordered = sorted(rows.items(), key=lambda row: (-sum(row[1]), row[0]))
     return tuple(
         LinkTime(
@@ -344,17 +353,17 @@ def _times(
             axis,
             ranks,
             nodes,
-            len(took),
+            len(durations),
             overlaps,
-            round(sum(took) * LOW * 1e9),
-            round(sum(took) * HIGH * 1e9),
+            round(sum(durations) * LOW * 1e9),
+            round(sum(durations) * HIGH * 1e9),
         )
-        for (op, axis, ranks, nodes, overlaps), took in ordered
+        for (op, axis, ranks, nodes, overlaps), durations in ordered
     )
 
 
 def _traced(report: Report) -> int:
-    """What the tables sum to: the peak, or where its step has no trace the highest that has."""
+    """The sum of the tables: the peak, or the highest traced one if the peak has no trace."""
     if not isinstance(report.peak.traced, Unavailable):
         return report.peak.traced
     table = report.top_lines
@@ -362,9 +371,9 @@ def _traced(report: Report) -> int:
 
 
 def _growing(report: Report, device: str) -> int:
-    """Bytes by which the end of the last step is above that of the step before, where that is
-    worth a word; 0 where it is not. The first step is none to compare with: optimizers make
-    their state in it.
+    """The growth in bytes from the end of the second-last step to that of the last one, if it is
+    large enough to report; otherwise 0. The first step is not compared: optimizers create their
+    state in it.
     """
     ends = [
         window.end.allocated
@@ -377,7 +386,7 @@ def _growing(report: Report, device: str) -> int:
     if len(ends) < 3 or len(known) < len(ends):
         return 0
     grown = known[-1] - known[-2]
-    return grown if grown > _NOTEWORTHY * max(known) else 0
+    return grown if grown > _GROWTH_THRESHOLD * max(known) else 0
 
 
 def _shares(table: ShareTable | Unavailable) -> tuple[EstimateShare, ...]:

@@ -1,24 +1,27 @@
-"""Fitting a script: each figure is an estimate of a changed run, in a process of its own."""
+"""The largest value of an argument with which a script fits on a GPU.
+
+Each figure is an estimate of a changed run, in a separate process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.errors import ProgramFailed
+from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.argument import Way, way
-from gpuprobe.planning.search import check_bounds, fit_of, search
-from gpuprobe.planning.warm import Estimates
+from gpuprobe.planning.argument import ParameterSource, parameter_source
+from gpuprobe.planning.trials import EstimateServer
 
 
 class _Case(NamedTuple):
-    """What one estimate is made of, but for the value."""
+    """The arguments of an estimate except the value."""
 
     script: str
     arguments: tuple[str, ...]
@@ -28,7 +31,7 @@ class _Case(NamedTuple):
     conf: str | None
     ranks: int
     assume: tuple[str, ...]
-    way: Way
+    parameter: ParameterSource
     rank: int | Sequence[int] | str = 0
     change: str = ""
     torch: str = ""
@@ -62,9 +65,9 @@ def fit_script(
     check_bounds(least, most)
     gpus = [part.strip() for part in gpu.split(",")]
     for name in gpus:
-        parse_spec(name)  # a name that is unknown is refused before anything runs
-    chosen = way(script, argument, arguments)
-    Assumptions(assume)  # as is an assumption that is none
+        parse_spec(name)  # an unknown name is an error before anything runs
+    parameter = parameter_source(script, argument, arguments)
+    Assumptions(assume)  # as is an invalid assumption
     cases = [
         _Case(
             script,
@@ -75,7 +78,7 @@ def fit_script(
             conf,
             count,
             tuple(assume),
-            chosen,
+            parameter,
             rank,
             torch=torch,
             engine=engine,
@@ -83,44 +86,44 @@ def fit_script(
         for name in gpus
         for count in ranks
     ]
-    with Estimates(engine) as estimate:
-        found: list[_Searched] = []
-        start = chosen.value
+    with EstimateServer(engine) as estimate:
+        searches: list[_CaseSearch] = []
+        start = parameter.value
         for case in cases:
-            run = _Search(estimate, argument, notify, case.label if len(cases) > 1 else "")
-            one = _Searched(run, case, least, most, auto=compute == "auto")
-            found.append(one)
+            runner = _Runner(estimate, argument, notify, case.label if len(cases) > 1 else "")
+            one = _CaseSearch(runner, case, least, most, auto=compute == "auto")
+            searches.append(one)
             one.search(start)
             start = one.largest or start
             if one.interrupted:
                 break
-        if all(one.failed for one in found):
-            raise ProgramFailed(found[0].failed)
-        best = max(found, key=lambda one: (one.choice().total, not one.failed))
+        if all(one.failed for one in searches):
+            raise ProgramFailed(searches[0].failed)
+        best = max(searches, key=lambda one: (one.choice().total, not one.failed))
         suggestions: list[FitSuggestion] = []
         left_out: list[str] = []
-        if suggest and not any(one.interrupted for one in found):
-            answer = best.answer()
-            at = answer.proof or answer.trials[0]
+        if suggest and not any(one.interrupted for one in searches):
+            result = best.result()
+            at = result.proof or result.trials[0]
             try:
-                _suggest(best.run, best.case, at, most, suggestions, left_out)
+                _suggest(best.runner, best.case, at, most, suggestions, left_out)
             except KeyboardInterrupt:
                 left_out.append("other changes to the run: interrupted")
-        return best.answer(
+        return best.result(
             suggestions=tuple(suggestions),
             not_tried=tuple(left_out),
-            interrupted=any(one.interrupted for one in found),
-            choices=tuple(one.choice() for one in found) if len(cases) > 1 else (),
+            interrupted=any(one.interrupted for one in searches),
+            choices=tuple(one.choice() for one in searches) if len(cases) > 1 else (),
         )
 
 
-class _Searched:
-    """The search of one case, and what it has found. ``auto``: with all values where it needs
-    some.
+class _CaseSearch:
+    """The search for the largest value of one case, and its trials. ``auto``: compute all values if
+    the program needs one.
     """
 
-    def __init__(self, run: _Search, case: _Case, least: int, most: int, *, auto: bool) -> None:
-        self.run = run
+    def __init__(self, runner: _Runner, case: _Case, least: int, most: int, *, auto: bool) -> None:
+        self.runner = runner
         self.case = case
         self.failed = ""
         self.interrupted = False
@@ -130,34 +133,34 @@ class _Searched:
         self._gpu: dict[str, Any] = {}
 
     def search(self, start: int) -> None:
-        """Start from a value; from the least one where the program fails with it."""
+        """Search from ``start``, or from the least value if the program fails with ``start``."""
         least, most = self._bounds
-        run = self.run
+        runner = self.runner
         start = min(max(start, least), most)
-        first = run.document(self.case, start)
+        first = runner.document(self.case, start)
         if first.get("needs_value") and self._auto:
-            run.say("the program needs values; computing them takes longer")
+            runner.notify("the program needs values; computing them takes longer")
             self.case = self.case._replace(compute="real")
-            first = run.document(self.case, start)
+            first = runner.document(self.case, start)
         if "error" in first and start > least:
-            run.say(f"{run.argument} {start}: {first['error']}")
+            runner.notify(f"{runner.argument} {start}: {first['error']}")
             start = least
-            first = run.document(self.case, start)
+            first = runner.document(self.case, start)
         if "error" in first:
-            self.failed = f"with {run.argument} {start}: {first['error']}"
-            run.say(self.failed)
+            self.failed = f"with {runner.argument} {start}: {first['error']}"
+            runner.notify(self.failed)
             return
         self._gpu = {"gpu": str(first["gpu"]), "capacity": Bytes(first["capacity"])}
         self._tried[start] = _trial(start, first)
-        run.report(self._tried[start])
+        runner.report(self._tried[start])
         try:
-            search(run.trials(self.case), least, most, self._tried, start=start)
+            search(runner.trials(self.case), least, most, self._tried, start=start)
         except KeyboardInterrupt:
             self.interrupted = True
 
     @property
     def largest(self) -> int:
-        """0 where none fits."""
+        """The largest value that fits; 0 if none does."""
         return max((value for value, trial in self._tried.items() if trial.fits), default=0)
 
     def choice(self) -> FitChoice:
@@ -171,14 +174,14 @@ class _Searched:
             self.failed,
         )
 
-    def answer(self, **rest: Any) -> Fit:
+    def result(self, **rest: Any) -> Fit:
         least, most = self._bounds
         fields = {"suggestions": (), "not_tried": (), **rest}
         return fit_of(
             self._tried,
             **self._gpu,
-            argument=self.run.argument,
-            applied=self.case.way.words,
+            argument=self.runner.argument,
+            applied=self.case.parameter.description,
             compute=self.case.compute,
             least=least,
             most=most,
@@ -187,8 +190,8 @@ class _Searched:
         )
 
 
-class _Search:
-    """Estimates of one search, each told of as it is made, with the largest that fits so far."""
+class _Runner:
+    """Runs the estimates of a search and reports each, with the largest value that fits so far."""
 
     def __init__(
         self,
@@ -203,16 +206,17 @@ class _Search:
         self._label = f"{label}: " if label else ""
         self._best = 0
 
-    def say(self, message: str) -> None:
+    def notify(self, message: str) -> None:
         self._notify(f"{self._label}{message}")
 
     def document(self, case: _Case, value: int) -> dict[str, Any]:
         """The JSON document of one estimate, or ``{"error": ...}``."""
-        return self._estimate({**case._asdict(), "way": case.way._asdict(), "value": value})
+        parameter = case.parameter._asdict()
+        return self._estimate({**case._asdict(), "parameter": parameter, "value": value})
 
     def trials(self, case: _Case, name: str = "", share: int = 1) -> Callable[[int], Trial]:
-        """Estimates of ``case``, changed by what is called ``name``; a value is a ``share``-th of
-        the one that is reported.
+        """A function that estimates ``case`` with a value. ``name`` is the change in it, if any;
+        ``share`` times the value is reported.
         """
 
         def trial(value: int) -> Trial:
@@ -230,7 +234,7 @@ class _Search:
         if not name and trial.fits:
             self._best = max(self._best, trial.value)
         best = f" (largest so far: {self._best})" if self._best and not name else ""
-        self.say(f"{self.argument} {trial.value * share}{changed}: {result}{best}")
+        self.notify(f"{self.argument} {trial.value * share}{changed}: {result}{best}")
 
 
 def _trial(value: int, document: dict[str, Any]) -> Trial:
@@ -273,17 +277,17 @@ _CHANGES: Final = (
 
 
 def _suggest(
-    run: _Search,
+    runner: _Runner,
     case: _Case,
     at: Trial,
     most: int,
     found: list[FitSuggestion],
     left_out: list[str],
 ) -> None:
-    """Estimates of each change at the value found, and how far the value could go with it: into
-    ``found``, the change that needs least first, and ``left_out`` in words.
+    """Estimate each change at the largest value, and the largest value with each change: in
+    ``found``, the change that needs the least memory first. ``left_out``: why others were skipped.
     """
-    argument = run.argument
+    argument = runner.argument
     for name, change, how in _CHANGES:
         changed = case._replace(change=change)
         share = 1
@@ -302,7 +306,7 @@ def _suggest(
                 left_out.append(f"{name}: a batch of {at.value} cannot be halved")
                 continue
             changed = changed._replace(steps=2 * case.steps)
-        trial = run.trials(changed, name, share)
+        trial = runner.trials(changed, name, share)
         after = trial(at.value // share)
         if after.failed:
             left_out.append(f"{name}: {after.failed}")
@@ -318,3 +322,95 @@ def _suggest(
         left_out.append("8-bit optimizers: bitsandbytes is not installed")
     else:
         left_out.append("8-bit optimizers: their kernels run on a GPU only")
+
+
+_MOST_ESTIMATES: Final = 24  # of one search; halving 2^24 values takes as many
+
+
+def check_bounds(least: int, most: int) -> None:
+    """Raise UsageError if there is no value between them."""
+    if not 1 <= least <= most:
+        raise UsageError(f"no value between {least} and {most}")
+
+
+def fit_of(tried: Mapping[int, Trial], **rest: Any) -> Fit:
+    """The result of a `search`; ``rest`` are the fields of `Fit` that do not follow from trials."""
+    trials = tuple(sorted(tried.values(), key=lambda item: item.value))
+    fitting = [item for item in trials if item.fits]
+    largest = fitting[-1].value if fitting else None
+    return Fit(
+        largest=largest,
+        proof=fitting[-1] if fitting else None,
+        beyond=next((t for t in trials if largest is not None and t.value > largest), None),
+        trials=trials,
+        unusual=_falling([item for item in trials if not item.failed]),
+        **rest,
+    )
+
+
+def _falling(trials: Sequence[Trial]) -> tuple[int, ...]:
+    """Values that need over a hundredth less memory than the value before them; less than that is
+    the allocator's rounding.
+    """
+    return tuple(
+        after.value for before, after in pairwise(trials) if after.needed < 0.99 * before.needed
+    )
+
+
+def search(
+    trial: Callable[[int], Trial],
+    least: int,
+    most: int,
+    tried: dict[int, Trial] | None = None,
+    coarse: int = 0,
+    start: int = 0,
+) -> dict[int, Trial]:
+    """Estimates by value: among them the largest that fits, and the next one if there is one.
+
+    Doubles the value from ``start`` (default ``least``), or halves it if that does not fit; then
+    searches between the bounds: at the intersection of the GPU's memory with the straight line
+    through the needs at both bounds, and every third time in the middle. ``coarse``: stop when the
+    bounds are within this part of the lower one (100: a hundredth). ``tried``, if given, contains
+    known estimates, and gets every new one.
+    """
+    if tried is None:
+        tried = {}
+
+    def at(value: int) -> Trial:
+        if value not in tried:
+            tried[value] = trial(value)
+        return tried[value]
+
+    low = high = min(max(start, least), most)
+    while not at(low).fits and low > least and len(tried) < _MOST_ESTIMATES:
+        low, high = max(least, low // 2), low
+    if not at(low).fits:
+        return tried
+    while at(high).fits and high < most and len(tried) < _MOST_ESTIMATES:
+        low, high = high, min(most, high * 2)
+    secants = 0
+    while not at(high).fits and high - low > max(1, low // coarse if coarse else 1):
+        if len(tried) >= _MOST_ESTIMATES:
+            break
+        step = max(1, low // coarse if coarse else 1)
+        # Needs are nearly linear, so two secants are often enough; halving bounds other cases.
+        halve = secants == 2
+        secants = 0 if halve else secants + 1
+        middle = (low + high) // 2 if halve else _between(tried, low, high, step)
+        if at(middle).fits:
+            low = middle
+        else:
+            high = middle
+    return tried
+
+
+def _between(tried: dict[int, Trial], low: int, high: int, step: int) -> int:
+    """A value between two bounds: the intersection of the GPU's memory with the straight line
+    through the two needs, at least ``step`` from the bounds so that the interval shrinks.
+    """
+    one, other = tried[low], tried[high]
+    half = (low + high) // 2
+    if other.failed or other.needed <= one.needed:
+        return half
+    guess = low + (one.capacity - one.needed) * (high - low) // (other.needed - one.needed)
+    return max(min(max(guess, low + step), high - step), low + 1)

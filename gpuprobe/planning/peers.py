@@ -1,7 +1,7 @@
-"""The other ranks of a pretended job: a process for each that somebody waits for.
+"""The simulated job that an estimate is one rank of, and the processes of its other ranks.
 
-They meet in a directory: what a rank posts is a file there, with the name that sender and receiver
-both know. Who needs a file waits for it, and starts the rank that is to post it, unless it runs.
+The ranks exchange files in a shared directory. A rank that needs a file waits for it; it starts the
+process of the sending rank if that does not run yet.
 """
 
 from __future__ import annotations
@@ -17,69 +17,118 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Final
 
-from gpuprobe.errors import ProgramFailed
+from gpuprobe.errors import ProgramFailed, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``rank`` of ``ranks``, and the processes of the others. Raises UsageError for a rank that the
+    job does not have.
+    """
+
+    rank: int
+    ranks: int
+    peers: Peers | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.ranks:
+            raise UsageError(
+                f"there is no rank {self.rank} of {self.ranks}",
+                hint=f"ranks are counted from 0: the last one is {self.ranks - 1}",
+            )
+
+    def environment(self, per_node: int) -> dict[str, object]:
+        """The other variables that ``torchrun`` sets, with ``per_node`` ranks on each machine."""
+        nodes = -(-self.ranks // per_node)
+        return {
+            "GROUP_RANK": self.rank // per_node,
+            "GROUP_WORLD_SIZE": nodes,
+            "LOCAL_WORLD_SIZE": min(per_node, self.ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 29500,
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.ranks,
+        }
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.peers is not None:
+            self.peers.failed("" if error is None else str(error).partition("\n")[0])
+            self.peers.close()
+
 
 _PREFIX: Final = "gpuprobe-ranks-"
 _OWNER: Final = "owner"
-"""The file that has the process which was asked first, and where that is."""
-_PAUSE: Final = 0.02  # seconds between two looks for a file
+"""The file with the PID and the machine of the job's first process."""
+_PAUSE: Final = 0.02  # seconds between two checks for a file
 
 TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
-"""What the process of one estimate runs; its argument is the order: `gpuprobe.planning.trial`."""
+"""The program of one estimate's process; its argument is the request: `gpuprobe.planning.trials`.
+"""
 
 
 class Peers:
-    """The ranks of one pretended job; ``rank`` is -1 in a process that is none of them. ``order``
-    makes the order of a rank's process, whose ``peers`` is this directory; ``meeting`` is that of
-    the process that was asked first, "" in that one.
+    """The ranks of one simulated job; ``rank`` is -1 in a process that is not a rank.
+
+    ``request`` returns the request for a rank's process, from its number and the shared directory.
+    ``meeting`` is the shared directory, "" in the job's first process, which creates it and ends
+    the others.
     """
 
     def __init__(
         self,
         rank: int,
-        order: Callable[..., dict[str, Any]],
+        request: Callable[[int, str], Mapping[str, object]],
         *,
         cwd: Path,
         environment: dict[str, str],
         meeting: str = "",
     ) -> None:
         self._rank = rank
-        self._order = order
+        self._request = request
         self._cwd = cwd
         self._environment = environment
         self._owner = not meeting
         if self._owner:
-            remove_left_over(Path(tempfile.gettempdir()))
-        self._place = Path(meeting or tempfile.mkdtemp(prefix=_PREFIX))
+            remove_stale_jobs(Path(tempfile.gettempdir()))
+        self._folder = Path(meeting or tempfile.mkdtemp(prefix=_PREFIX))
         self._started: list[subprocess.Popen[bytes]] = []
         self._restore: Callable[[], None] = lambda: None
         if self._owner:
-            (self._place / _OWNER).write_text(f"{_here()} {os.getpid()}")
+            (self._folder / _OWNER).write_text(f"{_machine()} {os.getpid()}")
             self._restore = self._closed_by_sigterm()
-        (self._place / f"started-{rank}").write_text(str(os.getpid()))
+        (self._folder / f"started-{rank}").write_text(str(os.getpid()))
 
     @property
     def meeting(self) -> str:
-        return str(self._place)
+        return str(self._folder)
 
     def post(self, name: str, content: bytes) -> None:
-        """Have ``content`` ready for whoever takes what has that name."""
-        target = self._place / name
+        """Publish ``content`` under a name that its receiver knows."""
+        target = self._folder / name
         partial = target.with_name(f"{name}.{os.getpid()}")
         partial.write_bytes(content)
         partial.replace(target)
 
     def take(self, name: str, rank: int) -> bytes:
-        """What ``rank`` posts under a name, once it has.
+        """Wait for the content that ``rank`` posts under a name.
 
-        Raises ProgramFailed where that rank ends without it.
+        Raises ProgramFailed if that rank ends without posting it.
         """
-        path = self._place / name
+        path = self._folder / name
         self.start(rank)
         while True:
             ended = self._ended(rank)
@@ -96,28 +145,28 @@ class Peers:
             time.sleep(_PAUSE)
 
     def failed(self, reason: str) -> None:
-        """Tell the others why this rank posts nothing more."""
+        """Post the reason why this rank posts nothing more."""
         self.post(f"ended-{self._rank}", reason.encode())
 
     def close(self) -> None:
-        """In the process that was asked first, end all that were started. Another one leaves those
-        that it started: some other rank may wait for them, or they are wanted themselves.
+        """In the job's first process, end all processes of the job. Another process leaves those
+        that it started running: other ranks may wait for them, or their estimates were requested.
         """
         if not self._owner:
             return
-        for path in self._place.glob("started-*"):
+        for path in self._folder.glob("started-*"):
             text = path.read_text()
             if text.isdecimal() and int(text) != os.getpid():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(text), 15)
         for process in self._started:
             process.wait()
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._restore()
 
     def _closed_by_sigterm(self) -> Callable[[], None]:
-        """Have SIGTERM close this job before it ends the process, if nobody else handles it.
-        Returns what puts back how it was.
+        """Close this job on SIGTERM before it ends the process, unless the signal has a handler.
+        Returns a function that restores the default.
         """
         owner = os.getpid()
         if (
@@ -128,7 +177,7 @@ class Peers:
 
         def on_sigterm(number: int, frame: FrameType | None) -> None:
             signal.signal(number, signal.SIG_DFL)
-            if os.getpid() == owner:  # and no process that the program has forked
+            if os.getpid() == owner:  # not in a process that the program has forked
                 self.close()
             os.kill(os.getpid(), number)
 
@@ -140,15 +189,15 @@ class Peers:
         return restore
 
     def start(self, rank: int) -> None:
-        """Start the process of a rank, if nobody has."""
-        mark = self._place / f"started-{rank}"
+        """Start the process of a rank, unless it has been started already."""
+        mark = self._folder / f"started-{rank}"
         try:
-            handle = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            descriptor = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
             return
-        with os.fdopen(handle, "w") as stream, (self._place / f"log-{rank}").open("wb") as log:
+        with os.fdopen(descriptor, "w") as stream, (self._folder / f"log-{rank}").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", TRIAL, json.dumps(self._order(rank, self.meeting))],
+                [sys.executable, "-c", TRIAL, json.dumps(self._request(rank, self.meeting))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -158,76 +207,78 @@ class Peers:
             stream.write(str(process.pid))
         self._started.append(process)
 
-    def is_over(self, rank: int) -> bool:
+    def has_ended(self, rank: int) -> bool:
         """Whether the process of a rank that was started has ended."""
         for process in self._started:
             process.poll()
-        text = (self._place / f"started-{rank}").read_text()
+        text = (self._folder / f"started-{rank}").read_text()
         return text.isdecimal() and not _runs(int(text))
 
     def started(self, rank: int) -> bool:
-        """Whether a rank runs, or has run: another one may have waited for it."""
-        return (self._place / f"started-{rank}").exists()
+        """Whether a rank runs or has run: another one may have waited for it."""
+        return (self._folder / f"started-{rank}").exists()
 
-    def post_differences(self, document: dict[str, Any]) -> None:
-        """Have ready in what ranks differ, as this one has found."""
+    def post_differences(self, document: Mapping[str, object]) -> None:
+        """Publish the differences between ranks that this one has found
+        (`gpuprobe.torch_support.jobs.differences`).
+        """
         self.post(f"differences-{self._rank}", json.dumps(document).encode())
 
     def differences(self, rank: int) -> dict[str, Any]:
-        """What a rank that has ended has posted so."""
-        found: dict[str, Any] = json.loads((self._place / f"differences-{rank}").read_bytes())
+        """The differences that a rank has found, after it has ended."""
+        found: dict[str, Any] = json.loads((self._folder / f"differences-{rank}").read_bytes())
         return found
 
     def output(self, rank: int) -> str:
-        """What the process of a rank has printed."""
-        return (self._place / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
+        """The output of a rank's process."""
+        return (self._folder / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
 
     def _ended(self, rank: int) -> str | None:
-        """Why a rank posts nothing more, None where it still runs."""
+        """Why a rank posts nothing more; None while it runs."""
         try:
-            return f": {(self._place / f'ended-{rank}').read_text()}"
+            return f": {(self._folder / f'ended-{rank}').read_text()}"
         except FileNotFoundError:
             pass
-        return "" if self.is_over(rank) else None
+        return "" if self.has_ended(rank) else None
 
 
-def remove_left_over(folder: Path) -> None:
-    """Remove what jobs have left in ``folder`` whose first process was killed (SIGKILL), and end
-    the processes of their ranks, which wait for one another.
+def remove_stale_jobs(folder: Path) -> None:
+    """Remove the directories in ``folder`` of jobs whose first process was killed (SIGKILL), and
+    end the processes of their ranks, which wait for one another.
     """
-    for place in folder.glob(f"{_PREFIX}*"):
+    for shared in folder.glob(f"{_PREFIX}*"):
         try:
-            here, _, pid = (place / _OWNER).read_text().rpartition(" ")
-        except OSError:  # a job that begins at this moment, or somebody else's
+            machine, _, pid = (shared / _OWNER).read_text().rpartition(" ")
+        except OSError:  # a job that is just starting, or another user's
             continue
-        if here != _here() or not pid.isdecimal() or _runs(int(pid)):
+        if machine != _machine() or not pid.isdecimal() or _runs(int(pid)):
             continue
-        for path in place.glob("started-*"):
-            _end_rank(path, place)
-        shutil.rmtree(place, ignore_errors=True)
+        for path in shared.glob("started-*"):
+            _end_rank(path, shared)
+        shutil.rmtree(shared, ignore_errors=True)
 
 
-def _end_rank(mark: Path, place: Path) -> None:
-    """End the process of a rank that met others in ``place``: its command line names it."""
+def _end_rank(mark: Path, shared: Path) -> None:
+    """End the process of a rank of the job in ``shared``, which its command line names."""
     import psutil  # as in `_runs`
 
     with contextlib.suppress(OSError, ValueError, psutil.Error):
         process = psutil.Process(int(mark.read_text()))
-        if any(str(place) in argument for argument in process.cmdline()):
+        if any(str(shared) in argument for argument in process.cmdline()):
             process.terminate()
 
 
-def _here() -> str:
-    """Where the numbers of processes are this process's: a machine, and a container on it."""
+def _machine() -> str:
+    """The machine and its PID namespace: PIDs of a different one mean other processes."""
     try:
-        space = str(Path("/proc/self/ns/pid").readlink())
+        namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
-        space = ""
-    return f"{platform.node()} {space}".strip()
+        namespace = ""
+    return f"{platform.node()} {namespace}".strip()
 
 
 def _runs(pid: int) -> bool:
-    import psutil  # 20 ms, where a rank is waited for
+    import psutil  # 20 ms, only if a rank is waited for
 
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)

@@ -1,58 +1,59 @@
-"""Estimates of several ranks of one pretended job, a process for each, side by side."""
+"""Estimates of several ranks of one simulated job, in parallel processes."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.estimate import SEVERITY, Estimate, RankEstimate
 from gpuprobe.model.text import ranges
-from gpuprobe.planning.distinct import Classes
 from gpuprobe.planning.peers import Peers
 from gpuprobe.reporters.json.estimate import estimate_of
 
-_PAUSE: Final = 0.05  # seconds between two looks at the processes
+_PAUSE: Final = 0.05  # seconds between two checks of the processes
 DISTINCT: Final = "distinct"
 
 
-def of_ranks(
-    wanted: Sequence[int] | str,
+def estimate_ranks(
+    requested: Sequence[int] | str,
     ranks: int,
     peers: Callable[..., Peers],
-    order: dict[str, Any],
+    request: Mapping[str, object],
     notify: Callable[[str], None],
 ) -> Estimate:
-    """The estimate of the rank that needs most, with a row for each of ``wanted``: numbers, or
-    `DISTINCT` for one rank of each group of ranks that behave alike.
+    """The estimate of the rank that needs most, with a row for each requested one: numbers, or
+    `DISTINCT` for one rank of each class of ranks that behave alike.
 
-    Raises UsageError for a rank that the job does not have and another word, ProgramFailed where
-    a rank has no estimate.
+    Raises UsageError for a rank that the job does not have and for a different word, ProgramFailed
+    if a rank has no estimate.
     """
-    if isinstance(wanted, str):
-        if wanted != DISTINCT:
-            raise UsageError(f"unknown ranks {wanted!r}", hint=f"numbers from 0, or {DISTINCT!r}")
-        return _distinct(ranks, peers(-1, **order), notify)
-    for rank in wanted:
+    if isinstance(requested, str):
+        if requested != DISTINCT:
+            raise UsageError(
+                f"unknown ranks {requested!r}", hint=f"numbers from 0, or {DISTINCT!r}"
+            )
+        return _distinct(ranks, peers(-1, **request), notify)
+    for rank in requested:
         if not 0 <= rank < ranks:
             raise UsageError(
                 f"there is no rank {rank} of {ranks}",
                 hint=f"ranks are counted from 0: the last one is {ranks - 1}",
             )
-    job = peers(-1, **order)
+    job = peers(-1, **request)
     try:
-        found = _estimates(sorted(set(wanted)), job, notify)
+        found = _estimates(sorted(set(requested)), job, notify)
     finally:
         job.close()
     return worst_of(found)
 
 
 def worst_of(found: dict[int, Estimate]) -> Estimate:
-    """The estimate that needs most, with a row for each."""
+    """The estimate of the rank that needs most, with a row for each rank."""
     rows = tuple(
         RankEstimate(
             rank, one.verdict, one.peak_allocated, one.peak_reserved, one.total_low, one.total_high
@@ -67,18 +68,18 @@ def worst_of(found: dict[int, Estimate]) -> Estimate:
 
 
 def _distinct(ranks: int, job: Peers, notify: Callable[[str], None]) -> Estimate:
-    """Rank 0 first, whose differences from others show whom to estimate next, until every class
-    has one. Of its class the last rank too, as a check: a program may do more on rank 0.
+    """Estimate rank 0, then one rank of each class that the differences found so far show. As a
+    check, estimate the last rank in the class of rank 0 too: a program may do more on rank 0.
     """
-    classes = Classes(ranks)
+    classes = RankClasses(ranks)
     found: dict[int, Estimate] = {}
     try:
-        wanted = [0]
-        while wanted:
-            found |= _estimates(wanted, job, notify)
-            for rank in wanted:
+        pending = [0]
+        while pending:
+            found |= _estimates(pending, job, notify)
+            for rank in pending:
                 classes.report(rank, job.differences(rank))
-            wanted = [
+            pending = [
                 next(filter(job.started, group), group[0])
                 for group in classes.all()
                 if found.keys().isdisjoint(group)
@@ -91,8 +92,8 @@ def _distinct(ranks: int, job: Peers, notify: Callable[[str], None]) -> Estimate
     return separated(found, classes)
 
 
-def separated(found: dict[int, Estimate], classes: Classes) -> Estimate:
-    """The worst of the ranks that were estimated, each with those that are alike."""
+def separated(found: dict[int, Estimate], classes: RankClasses) -> Estimate:
+    """The worst of the estimated ranks, with a row for each and the ranks that it represents."""
     worst = worst_of(found)
     rows: dict[int, RankEstimate] = {}
     unlike = ""
@@ -118,17 +119,19 @@ def separated(found: dict[int, Estimate], classes: Classes) -> Estimate:
 
 
 def _estimates(
-    wanted: Sequence[int], job: Peers, notify: Callable[[str], None]
+    ranks: Sequence[int], job: Peers, notify: Callable[[str], None]
 ) -> dict[int, Estimate]:
-    """As many at a time as there are cores; one that waits for another starts it."""
-    waiting = list(wanted)
+    """Estimate ranks in parallel, as many as there are cores. A rank that waits for another starts
+    it.
+    """
+    waiting = list(ranks)
     running: list[int] = []
     found: dict[int, Estimate] = {}
     while waiting or running:
         while waiting and len(running) < (os.cpu_count() or 1):
             running.append(waiting.pop(0))
             job.start(running[-1])
-        for rank in [rank for rank in running if job.is_over(rank)]:
+        for rank in [rank for rank in running if job.has_ended(rank)]:
             running.remove(rank)
             found[rank] = _estimate(rank, job)
             notify(f"rank {rank}: {found[rank].verdict}")
@@ -137,7 +140,7 @@ def _estimates(
 
 
 def _estimate(rank: int, job: Peers) -> Estimate:
-    """What the process of a rank has answered, among all that it printed."""
+    """The estimate in the output of a rank's process."""
     output = job.output(rank)
     for line in reversed(output.splitlines()):
         if not line.startswith("{"):
@@ -152,3 +155,53 @@ def _estimate(rank: int, job: Peers) -> Estimate:
         return estimate_of(document)
     last = next((line for line in reversed(output.splitlines()) if line.strip()), "no output")
     raise ProgramFailed(f"rank {rank} ended without an estimate: {last.strip()}")
+
+
+class RankClasses:
+    """A partition of a job's ranks into classes that behave alike. It starts as one class, and each
+    rank's report (`gpuprobe.torch_support.jobs.differences`) may split it.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._labels: list[tuple[int | None, ...]] = [()] * ranks
+        self._groups: dict[tuple[int, ...], None] = {}
+
+    def report(self, rank: int, document: dict[str, Any]) -> None:
+        """Split by a rank's report: all ranks by the stages of its pipeline, then the ranks of its
+        class by its uneven shards.
+        """
+        for group in [range(self._ranks), *document["groups"]]:
+            self._groups.setdefault(tuple(group))
+        for stage in document["stages"]:
+            self._split(range(self._ranks), stage, range(len(stage)))
+        for group, labels in document["shards"]:
+            self._split(self.of(rank), group, labels)
+
+    def of(self, rank: int) -> list[int]:
+        """The ranks in the class of ``rank``, with itself."""
+        label = self._labels[rank]
+        return [other for other in range(self._ranks) if self._labels[other] == label]
+
+    def all(self) -> list[list[int]]:
+        """All classes, in the order of their first ranks."""
+        found: dict[tuple[int | None, ...], list[int]] = {}
+        for rank, label in enumerate(self._labels):
+            found.setdefault(label, []).append(rank)
+        return list(found.values())
+
+    def _split(self, members: Iterable[int], group: Sequence[int], labels: Sequence[int]) -> None:
+        """Split members by their positions in groups of the same size and spacing as ``group``."""
+        positions: dict[int, int] = {}
+        shape = _shape(group)
+        for other in self._groups:
+            if _shape(other) == shape:
+                for index, rank in enumerate(other):
+                    positions.setdefault(rank, index)
+        for rank in members:
+            position = positions.get(rank)
+            self._labels[rank] += (None if position is None else labels[position],)
+
+
+def _shape(group: Sequence[int]) -> tuple[int, ...]:
+    return tuple(rank - group[0] for rank in group)

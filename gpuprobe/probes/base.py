@@ -1,8 +1,8 @@
-"""What every source of device facts offers.
+"""The interface of a source of device facts, and what it returns.
 
-A source is asked in two steps: ``status()`` says whether it can be asked at all, and never
-raises; ``collect()`` returns what it sees, with every value it could not read marked and every
-failure listed. Neither creates a CUDA context.
+A source is queried in two steps: ``status()`` reports whether the source is available, and never
+raises; ``collect()`` returns the devices it finds, with each value that could not be read marked as
+unavailable and each failure listed. Neither creates a CUDA context.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from gpuprobe.model.machine.devices import (
 from gpuprobe.model.record import record
 
 Detail = Literal["table", "full"]
-"""``table``: the values that the one-shot table prints. ``full``: everything, which takes tens
-of milliseconds per GPU more (NVML measures PCIe throughput over 20 ms)."""
+"""``table``: the values that the one-shot table prints. ``full``: all values, which takes tens of
+milliseconds longer for each GPU (NVML measures PCIe throughput over 20 ms)."""
 
 
 @record(frozen=True, slots=True)
 class SourceView:
-    """What one source saw. Its devices carry only the readings this source can make."""
+    """The devices and processes that one source reports, with only the readings it supports.
+
+    ``torch_archs`` are the CUDA architectures that torch was built for, ``torch_cuda`` its CUDA
+    version; None from sources other than torch.
+    """
 
     source: str
     devices: tuple[Device, ...] = ()
@@ -35,7 +39,6 @@ class SourceView:
     driver: DriverInfo = field(default_factory=DriverInfo)
     topology: TopologyMatrix | None = None
     errors: tuple[ProbeError, ...] = ()
-    # Packages: the CUDA architectures this torch was built for, and its CUDA version.
     torch_archs: tuple[str, ...] | None = None
     torch_cuda: str | None = None
 
@@ -48,7 +51,7 @@ class DeviceSource(Protocol):
         """``nvml``, ``cuda``, ``torch`` or ``pycuda``."""
 
     def status(self) -> SourceStatus:
-        """Whether the source can be asked, and if not, why. Never raises."""
+        """Whether the source is available, and if not, why. Never raises."""
 
     def collect(self, detail: Detail = "full") -> SourceView:
-        """What the source sees. Called only where `status` said it is available."""
+        """The devices that the source reports. Called only if `status` is available."""

@@ -1,9 +1,9 @@
-"""The CUDA driver itself (``libcuda``), through ctypes: which GPU is which CUDA ordinal.
+"""The CUDA driver (``libcuda``) through ctypes: which GPU has which CUDA ordinal.
 
-``cuInit`` and the ``cuDevice…`` queries create no context and hold no device memory. They do
-initialise the driver in this process for good: it reads ``CUDA_VISIBLE_DEVICES`` then and never
-again, and CUDA does not work in processes forked afterwards. So the command line asks this
-source by default, a library call only on request.
+``cuInit`` and the ``cuDevice…`` queries create no context and allocate no device memory. They do
+initialise the driver in this process permanently: it reads ``CUDA_VISIBLE_DEVICES`` once, and CUDA
+does not work in processes forked afterwards. So the command line queries this source by default,
+the library only on request.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gpuprobe.model.machine.devices import (
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
-from gpuprobe.probes.nvml.calls import pci_bus_id
+from gpuprobe.probes.nvml.readings import pci_bus_id
 
 _LIBRARY = "libcuda.so.1"
 
-# cuda.h, CUresult: what the failures of cuInit mean.
+# cuda.h, CUresult: the meaning of cuInit's errors.
 _INIT = {
     3: "the driver is not initialised or is shutting down (CUDA cannot be used after a fork)",
     34: "the library is a stub without a driver behind it",
@@ -41,7 +41,7 @@ _INIT = {
     999: "unknown error (a driver in a bad state, or no access to /dev/nvidia*)",
 }
 
-# cuda.h, CUdevice_attribute: those that a PyTorch user has a question about.
+# cuda.h, CUdevice_attribute: those that matter to a user of PyTorch.
 _ATTRIBUTES = {
     "max_threads_per_block": 1,
     "max_shared_memory_per_block": 8,
@@ -71,13 +71,13 @@ _ATTRIBUTES = {
 
 
 class CudaDriverSource:
-    """Asks libcuda, loaded when first asked. ``load`` opens a shared library by name."""
+    """Queries libcuda, which is loaded at first use. ``load`` opens a shared library by name."""
 
     name = "cuda"
 
-    def __init__(self, load: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, load: Callable[[str], object] | None = None) -> None:
         self._load = load
-        self._library: Any = None
+        self._library: Any = None  # a ctypes.CDLL, or a fake
         self._status: SourceStatus | None = None
 
     def status(self) -> SourceStatus:
@@ -100,22 +100,21 @@ class CudaDriverSource:
         errors: list[ProbeError] = []
         number = self._integer(errors, "", "cuDeviceGetCount")
         version = self._integer(errors, "", "cuDriverGetVersion")
-        cuda = version
-        text: str | Unavailable
-        if isinstance(cuda, Unavailable):
-            text = cuda
+        cuda: str | Unavailable
+        if isinstance(version, Unavailable):
+            cuda = version
         else:
-            text = f"{cuda // 1000}.{cuda % 1000 // 10}"
+            cuda = f"{version // 1000}.{version % 1000 // 10}"
         devices = tuple(
             self._device(ordinal, errors, detail)
             for ordinal in range(0 if isinstance(number, Unavailable) else number)
         )
-        driver = DriverInfo(cuda=Reading(text, "cuda"))
+        driver = DriverInfo(cuda=Reading(cuda, "cuda"))
         topology = self._peers(devices, errors) if detail == "full" else None
         return SourceView("cuda", devices, driver=driver, topology=topology, errors=tuple(errors))
 
     def _peers(self, devices: tuple[Device, ...], errors: list[ProbeError]) -> TopologyMatrix:
-        """Which GPU may read which other's memory. Creates no context, unlike torch's call."""
+        """Peer access between each two GPUs. Creates no context, unlike torch's call."""
         handles = []
         for ordinal, device in enumerate(devices):
             handle = ctypes.c_int()
@@ -125,11 +124,11 @@ class CudaDriverSource:
         def cell(a: int, b: int) -> TopologyCell | None:
             if a == b:
                 return None
-            answer = self._integer(
+            value = self._integer(
                 errors, devices[a].key, "cuDeviceCanAccessPeer", handles[a], handles[b]
             )
-            known = answer if isinstance(answer, Unavailable) else bool(answer)
-            return TopologyCell(peer=Reading(known, "cuda"))
+            access = value if isinstance(value, Unavailable) else bool(value)
+            return TopologyCell(peer=Reading(access, "cuda"))
 
         numbers = range(len(devices))
         return TopologyMatrix(
@@ -138,9 +137,9 @@ class CudaDriverSource:
         )
 
     def _call(
-        self, errors: list[ProbeError], key: str, name: str, *args: Any
+        self, errors: list[ProbeError], key: str, name: str, *args: object
     ) -> Unavailable | None:
-        """Call ``name``; None if it worked."""
+        """Call the function ``name``; None if it succeeded. An error is added to ``errors``."""
         function = getattr(self._library, name, None)
         if function is None:
             return Unavailable(f"libcuda has no {name}", ReadStatus.UNSUPPORTED)
@@ -154,21 +153,22 @@ class CudaDriverSource:
         return missing
 
     def _integer(
-        self, errors: list[ProbeError], key: str, name: str, *args: Any
+        self, errors: list[ProbeError], key: str, name: str, *args: object
     ) -> int | Unavailable:
+        """The integer that the function ``name`` writes to its first argument."""
         value = ctypes.c_int()
         failed = self._call(errors, key, name, ctypes.byref(value), *args)
         return value.value if failed is None else failed
 
     def _device(self, ordinal: int, errors: list[ProbeError], detail: Detail) -> Device:
-        spot = f"cuda-{ordinal}"
+        key = f"cuda-{ordinal}"
         handle = ctypes.c_int()
-        failed = self._call(errors, spot, "cuDeviceGet", ctypes.byref(handle), ordinal)
+        failed = self._call(errors, key, "cuDeviceGet", ctypes.byref(handle), ordinal)
         if failed is not None:
             return Device(DeviceIdentity(cuda_ordinal=ordinal, uuid=failed, pci_bus_id=failed))
 
         def attribute(number: int) -> int | Unavailable:
-            return self._integer(errors, spot, "cuDeviceGetAttribute", number, handle)
+            return self._integer(errors, key, "cuDeviceGetAttribute", number, handle)
 
         major, minor = attribute(75), attribute(76)
         capability: tuple[int, int] | Unavailable
@@ -181,20 +181,20 @@ class CudaDriverSource:
         attributes = _ATTRIBUTES if detail == "full" else {}
         return Device(
             DeviceIdentity(
-                uuid=self._uuid(errors, spot, handle),
-                pci_bus_id=self._bus(errors, spot, handle),
+                uuid=self._uuid(errors, key, handle),
+                pci_bus_id=self._bus(errors, key, handle),
                 cuda_ordinal=ordinal,
             ),
-            name=Reading(self._name(errors, spot, handle), "cuda"),
+            name=Reading(self._name(errors, key, handle), "cuda"),
             compute_capability=Reading(capability, "cuda"),
             sm_count=Reading(attribute(16), "cuda"),
-            memory=DeviceMemory(total=Reading(self._total(errors, spot, handle), "cuda")),
+            memory=DeviceMemory(total=Reading(self._total(errors, key, handle), "cuda")),
             attributes={n: Reading(attribute(code), "cuda") for n, code in attributes.items()},
         )
 
-    def _uuid(self, errors: list[ProbeError], key: str, handle: Any) -> str | Unavailable:
+    def _uuid(self, errors: list[ProbeError], key: str, handle: ctypes.c_int) -> str | Unavailable:
         raw = (ctypes.c_ubyte * 16)()
-        # Version 2 gives a MIG instance its own UUID; version 1 its parent's.
+        # Version 2 returns a MIG instance's own UUID, version 1 its parent's.
         for name in ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"):
             if getattr(self._library, name, None) is None:
                 continue
@@ -206,7 +206,7 @@ class CudaDriverSource:
             return "GPU-" + "-".join(groups)
         return Unavailable("libcuda has no cuDeviceGetUuid", ReadStatus.UNSUPPORTED)
 
-    def _bus(self, errors: list[ProbeError], key: str, handle: Any) -> str | Unavailable:
+    def _bus(self, errors: list[ProbeError], key: str, handle: ctypes.c_int) -> str | Unavailable:
         buffer = ctypes.create_string_buffer(32)
         failed = self._call(errors, key, "cuDeviceGetPCIBusId", buffer, len(buffer), handle)
         if failed is not None:
@@ -216,14 +216,16 @@ class CudaDriverSource:
         except ValueError as error:
             return Unavailable(str(error))
 
-    def _name(self, errors: list[ProbeError], key: str, handle: Any) -> str | Unavailable:
+    def _name(self, errors: list[ProbeError], key: str, handle: ctypes.c_int) -> str | Unavailable:
         buffer = ctypes.create_string_buffer(256)
         failed = self._call(errors, key, "cuDeviceGetName", buffer, len(buffer), handle)
         if failed is not None:
             return failed
         return buffer.value.decode("utf-8", "surrogateescape")
 
-    def _total(self, errors: list[ProbeError], key: str, handle: Any) -> Bytes | Unavailable:
+    def _total(
+        self, errors: list[ProbeError], key: str, handle: ctypes.c_int
+    ) -> Bytes | Unavailable:
         value = ctypes.c_size_t()
         failed = self._call(errors, key, "cuDeviceTotalMem_v2", ctypes.byref(value), handle)
         return Bytes(value.value) if failed is None else failed

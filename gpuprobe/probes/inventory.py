@@ -1,4 +1,4 @@
-"""Asking several sources, and joining what they see into one inventory."""
+"""The inventory of a machine: its sources are queried, and their results joined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.machine.devices import (
@@ -22,13 +22,13 @@ from gpuprobe.model.machine.devices import (
     TopologyMatrix,
 )
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.probes.joining.devices import join, join_drivers
-from gpuprobe.probes.joining.waterfall import waterfall
+from gpuprobe.probes.joining import join, join_drivers
+from gpuprobe.probes.memory import waterfall
 
 if TYPE_CHECKING:
     from gpuprobe.probes.base import Detail, DeviceSource, SourceView
 
-# name -> (module, class, what pip calls the package, the extra that brings it).
+# name -> (module, class, the package's name on PyPI, the extra that installs it).
 _SOURCES: dict[str, tuple[str, str, str, str]] = {
     "nvml": ("gpuprobe.probes.nvml.source", "NvmlSource", "pynvml", ""),
     "cuda": ("gpuprobe.probes.cuda_driver", "CudaDriverSource", "", ""),
@@ -38,10 +38,10 @@ _SOURCES: dict[str, tuple[str, str, str, str]] = {
 
 
 class DeviceWatch:
-    """An open connection to the sources, to be read more than once (NVML starts once).
+    """An open connection to the sources, for repeated readings (NVML is initialised once).
 
-    A context manager; `read` returns a fresh `Inventory` each time. Arguments and errors are
-    those of `gpuprobe.api.devices.inventory`.
+    A context manager; `read` returns a new `Inventory` each time. Arguments and errors are those of
+    `gpuprobe.api.devices.inventory`.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class DeviceWatch:
                 stack.enter_context(fake_fleet(self._demo))
             for name in self._names:
                 module, kind, package, extra = _SOURCES[name]
-                source: Any = getattr(import_module(module), kind)()
+                source: DeviceSource = getattr(import_module(module), kind)()
                 if extra and name in self._required and not source.status().available:
                     from importlib.util import find_spec
 
                     if find_spec(package) is None:
                         raise MissingExtra(package, extra, why=f"--source {name}")
-                if hasattr(source, "close"):
+                if hasattr(source, "close"):  # only NVML has something to release
                     stack.callback(source.close)
                 self._sources.append(source)
             self._stack = stack.pop_all()
@@ -94,8 +94,8 @@ class DeviceWatch:
         self._stack.close()
 
     def read(self) -> Inventory:
-        """Ask every source again."""
-        from gpuprobe.probes.host.describe import describe_host, describe_processes, kernel_module
+        """Query every source again."""
+        from gpuprobe.probes.host import describe_host, describe_processes, kernel_module
 
         full = self.detail == "full"
         statuses: list[SourceStatus] = []
@@ -115,7 +115,7 @@ class DeviceWatch:
         driver = join_drivers(views)
         topology = None
         if full:
-            from gpuprobe.probes.joining.topology import join_topology
+            from gpuprobe.probes.joining import join_topology
 
             driver = replace(driver, kernel_module=kernel_module())
             topology = join_topology(views)
@@ -143,8 +143,8 @@ def assemble(
     topology: TopologyMatrix | None = None,
     demo: str = "",
 ) -> Inventory:
-    """One inventory of what the sources saw. A source without a view could not be asked;
-    ``environ`` is that of the CUDA process in question.
+    """Join the sources' views into one inventory. A source without a view was not available;
+    ``environ`` is the environment of the CUDA process that the inventory is for.
     """
     errors: list[ProbeError] = []
     by_source = {view.source: view for view in views}
@@ -164,7 +164,7 @@ def assemble(
         visibility=joined.visibility,
         disagreements=joined.disagreements,
         waterfalls=tuple(
-            waterfall(device, processes, os.getuid(), _unlisted(device.key, views, errors))
+            waterfall(device, processes, os.getuid(), _missing_processes(device.key, views, errors))
             for device in joined.devices
         ),
         topology=topology,
@@ -173,10 +173,10 @@ def assemble(
     )
 
 
-def _unlisted(
+def _missing_processes(
     key: str, views: Sequence[SourceView], errors: list[ProbeError]
 ) -> Unavailable | None:
-    """Why the processes of a device are not known, or None if they are."""
+    """Why the processes of a device are unknown, or None if they are known."""
     if not any(view.source == "nvml" for view in views):
         return Unavailable("only NVML lists processes, and it was not available")
     for error in errors:
@@ -188,7 +188,7 @@ def _unlisted(
 def _ordered(
     processes: tuple[GpuProcess, ...], devices: tuple[Device, ...]
 ) -> tuple[GpuProcess, ...]:
-    """By device, then by memory, the largest first."""
+    """The processes by device, then by memory, the largest first."""
     position = {device.key: i for i, device in enumerate(devices)}
 
     def order(process: GpuProcess) -> tuple[int, int, int]:

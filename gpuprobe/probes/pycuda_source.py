@@ -1,4 +1,4 @@
-"""The CUDA driver API through pycuda: every attribute the driver has of a device.
+"""The CUDA driver API through pycuda: every attribute that the driver reports for a device.
 
 ``pycuda.driver.init()`` creates no context (``pycuda.autoinit`` would, and is not imported).
 """
@@ -17,11 +17,11 @@ from gpuprobe.model.machine.devices import (
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
-from gpuprobe.probes.nvml.calls import pci_bus_id
+from gpuprobe.probes.nvml.readings import pci_bus_id
 
 
 class PycudaSource:
-    """Asks pycuda, imported when first asked."""
+    """Queries pycuda, which is imported at first use."""
 
     name = "pycuda"
 
@@ -43,7 +43,7 @@ class PycudaSource:
             if (error.name or "").partition(".")[0] == "pycuda":
                 return "pycuda is not installed", ""
             return f"pycuda cannot be imported: {error}", ""
-        except (ImportError, OSError) as error:  # libcuda is missing, or of another version
+        except (ImportError, OSError) as error:  # libcuda is missing or has another version
             return f"pycuda cannot be imported: {error}", ""
         version = str(getattr(pycuda, "VERSION_TEXT", ""))
         try:
@@ -89,10 +89,10 @@ class PycudaSource:
             return Device(DeviceIdentity(uuid=no_uuid, pci_bus_id=missing, cuda_ordinal=ordinal))
 
     def _attributes(self, device: Any) -> dict[str, Reading[int]]:
-        """Every attribute pycuda has a name for.
+        """Every attribute that pycuda has a name for, with the reason if it cannot be read.
 
-        Not ``device.get_attributes()``: that warns about each attribute an older driver does
-        not know, and leaves it out. Here it says why it is missing.
+        ``device.get_attributes()`` would warn about each attribute that an older driver lacks, and
+        omit it.
         """
         names = self._driver.device_attribute
         found: dict[str, Reading[int]] = {}

@@ -1,8 +1,8 @@
-"""What torch reports of the devices. Imports torch, so only where asked.
+"""The devices as torch reports them. Imports torch, so it is queried only on request.
 
-Neither ``device_count`` nor ``get_device_properties`` creates a context on a device; free
-memory does (``cudaMemGetInfo`` needs one), so it is asked only of devices that already have
-one. Asking for properties initialises CUDA in this process, as `cuda_driver` does.
+Neither ``device_count`` nor ``get_device_properties`` creates a context on a device; reading the
+free memory does (``cudaMemGetInfo`` needs one), so it is read only on devices that already have a
+context. Reading the properties initialises CUDA in this process, as `cuda_driver` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuprobe.probes.base import Detail, SourceView
 
 
 class TorchSource:
-    """Asks ``torch.cuda``. ``torch`` may be handed in; else it is imported when asked."""
+    """Queries ``torch.cuda``. ``torch``: the module; by default it is imported at first use."""
 
     name = "torch"
 
@@ -124,7 +124,7 @@ class TorchSource:
                 free = Bytes(cuda.mem_get_info(ordinal)[0])
             except RuntimeError as error:
                 free = Unavailable(f"torch: {error}")
-        # The allocator's counters are plain numbers of this process: no device is asked.
+        # The allocator's counters are plain numbers in this process: they need no device.
         return TorchView(
             initialised=initialised,
             total=total,
@@ -134,17 +134,17 @@ class TorchSource:
         )
 
     def _has_context(self, ordinal: int) -> bool | Unavailable:
-        ask = getattr(getattr(self._torch, "_C", None), "_cuda_hasPrimaryContext", None)
-        if ask is None:
+        has_context = getattr(getattr(self._torch, "_C", None), "_cuda_hasPrimaryContext", None)
+        if has_context is None:
             return Unavailable("not reported by this torch", ReadStatus.UNSUPPORTED)
         try:
-            return bool(ask(ordinal))
+            return bool(has_context(ordinal))
         except RuntimeError as error:
             return Unavailable(f"torch: {error}")
 
 
-def _uuid(properties: Any) -> str | Unavailable:
-    """torch prints the UUID without the ``GPU-`` in front."""
+def _uuid(properties: object) -> str | Unavailable:
+    """The UUID with its prefix; torch prints it without ``GPU-``."""
     value = getattr(properties, "uuid", None)
     if value is None:
         return Unavailable("this torch does not report the UUID", ReadStatus.UNSUPPORTED)
@@ -152,7 +152,7 @@ def _uuid(properties: Any) -> str | Unavailable:
     return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
 
 
-def _bus(properties: Any) -> str | Unavailable:
+def _bus(properties: object) -> str | Unavailable:
     parts = [getattr(properties, f"pci_{n}_id", None) for n in ("domain", "bus", "device")]
     if any(part is None for part in parts):
         return Unavailable("this torch does not report the PCI address", ReadStatus.UNSUPPORTED)

@@ -444,7 +444,7 @@ def test_no_run_more_for_a_check_that_passes(project: Path) -> None:
 
 
 def test_secrets_and_what_is_outside_are_not_kept(tmp_path: Path) -> None:
-    from gpuprobe.gate.kept_files import below, kept_texts
+    from gpuprobe.gate.sources import below, kept_texts
 
     root = tmp_path / "root"
     root.mkdir()

@@ -17,7 +17,7 @@ import pytest
 
 from gpuprobe.model.findings import Level
 from gpuprobe.model.machine.diagnosis import ClockSkew, RankDiagnosis
-from gpuprobe.probes.distributed.links import check_links, link_speeds
+from gpuprobe.probes.distributed.collectives import check_links, link_speeds
 from gpuprobe.probes.distributed.rules import (
     JobEnvironment,
     Member,
@@ -142,31 +142,31 @@ def test_clock_skew(ahead_ms: int, error_ms: int, level: Level | None) -> None:
 
 
 def test_what_the_ranks_report_is_judged() -> None:
-    from gpuprobe.probes.distributed.benchmark import _check_results, _speeds
+    from gpuprobe.probes.distributed.collectives import check_results, speeds
 
     good = {"steps": ["barrier"], "error": "", "doing": "", "wrong": 0, "times": [(1024, 10, 5000)]}
-    assert list(_check_results({0: good, 1: good}, "gloo")) == []
-    wrong = list(_check_results({0: good, 1: {**good, "wrong": 7}}, "nccl"))
+    assert list(check_results({0: good, 1: good}, "gloo")) == []
+    wrong = list(check_results({0: good, 1: {**good, "wrong": 7}}, "nccl"))
     assert [(f.rule, f.message) for f in wrong] == [
         ("GP186", "an all-reduce gave wrong sums on rank 1")
     ]
     failed = {**good, "error": "RuntimeError: Connection closed by peer", "doing": "barrier"}
-    silent = list(_check_results({0: failed, 1: None}, "gloo"))
+    silent = list(check_results({0: failed, 1: None}, "gloo"))
     assert [f.rule for f in silent] == ["GP185"]
     assert silent[0].message == "barrier failed (gloo)"
     assert ("rank 1", "no answer in time") in silent[0].evidence
     slow = {**good, "times": [(1024, 10, 20000)]}
-    (speed,) = _speeds([good, slow], 2)
+    (speed,) = speeds([good, slow], 2)
     assert speed.latency_ns == 2000  # the slowest rank's
     assert speed.bus_bandwidth == pytest.approx(1024 / 2000e-9)
 
 
 def test_other_collectives_are_checked() -> None:
-    from gpuprobe.probes.distributed.benchmark import _check_results, _checked
+    from gpuprobe.probes.distributed.collectives import _checked, check_results
 
     good: dict[str, Any] = {"steps": [], "error": "", "doing": "", "wrong": 0, "others": {}}
     bad = {**good, "others": {"all-to-all": 3}}
-    (found,) = _check_results({0: good, 1: bad}, "nccl")
+    (found,) = check_results({0: good, 1: bad}, "nccl")
     assert (found.rule, found.message) == ("GP186", "all-to-all gave wrong values on rank 1")
 
     def step(name: str, action: Callable[[], int]) -> int:

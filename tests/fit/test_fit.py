@@ -19,8 +19,8 @@ import gpuprobe
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.fit import Trial
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.argument import Way, way, with_constant, with_option
-from gpuprobe.planning.search import search
+from gpuprobe.planning.argument import ParameterSource, parameter_source, with_constant, with_option
+from gpuprobe.planning.fit import search
 
 SCRIPT = """
 import argparse
@@ -144,15 +144,15 @@ def test_a_function() -> None:
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [
-        ("batch_size", Way(option="--batch-size", value=8)),
-        ("--batch-size", Way(option="--batch-size", value=8)),
-        ("batch-size", Way(option="--batch-size", value=8)),
-        ("width", Way(constant="WIDTH", value=256)),
-        ("WIDTH", Way(constant="WIDTH", value=256)),
+        ("batch_size", ParameterSource(option="--batch-size", value=8)),
+        ("--batch-size", ParameterSource(option="--batch-size", value=8)),
+        ("batch-size", ParameterSource(option="--batch-size", value=8)),
+        ("width", ParameterSource(constant="WIDTH", value=256)),
+        ("WIDTH", ParameterSource(constant="WIDTH", value=256)),
     ],
 )
-def test_where_a_value_goes(script: Path, argument: str, expected: Way) -> None:
-    assert way(str(script), argument) == expected
+def test_where_a_value_goes(script: Path, argument: str, expected: ParameterSource) -> None:
+    assert parameter_source(str(script), argument) == expected
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,12 @@ def test_where_a_value_goes(script: Path, argument: str, expected: Way) -> None:
 def test_the_search_starts_from_the_value_that_the_script_is_given(
     script: Path, arguments: list[str], value: int
 ) -> None:
-    assert way(str(script), "batch_size", arguments).value == value
+    assert parameter_source(str(script), "batch_size", arguments).value == value
 
 
 def test_what_the_script_does_not_have(script: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        way(str(script), "batchsize")
+        parameter_source(str(script), "batchsize")
     assert "--batch-size" in caught.value.hint
 
 

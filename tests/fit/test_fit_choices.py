@@ -12,9 +12,8 @@ import pytest
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.plans.fit import Fit, FitChoice, Trial
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.argument import Way
-from gpuprobe.planning.auto import Start
-from gpuprobe.planning.trial import program_of
+from gpuprobe.planning.argument import ParameterSource
+from gpuprobe.planning.trials import ProgramStart, program_of
 from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import fit_sections
 
@@ -91,14 +90,14 @@ def test_other_processes_run_the_program_with_the_value(tmp_path: Path) -> None:
     order = {
         "script": str(script),
         "arguments": [],
-        "way": Way(constant="ROWS", value=1)._asdict(),
+        "parameter": ParameterSource(constant="ROWS", value=1)._asdict(),
         "value": 7,
         "change": "",
     }
     program = program_of(order)
-    again = Start(program).order()
-    assert {key: again[key] for key in ("way", "value", "change")} == {
-        key: order[key] for key in ("way", "value", "change")
+    again = ProgramStart(program).request()
+    assert {key: again[key] for key in ("parameter", "value", "change")} == {
+        key: order[key] for key in ("parameter", "value", "change")
     }
     namespace: dict[str, int] = {}
     exec(program_of(again).code, namespace)

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuprobe.gate import rank_files
+from gpuprobe.gate import files
 from gpuprobe.hazards.findings.ranks import merge
 from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding, Level
@@ -110,10 +110,10 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_rank_that_ends_meanwhile_is_written_too(tmp_path: Path, as_rank: Any) -> None:
     path = tmp_path / "h.json"
     as_rank(0)
-    first = rank_files.together(Hazards(findings=[_finding("a" * 16)]), path)
+    first = files.merged_hazards(Hazards(findings=[_finding("a" * 16)]), path)
     assert [item.fingerprint for item in next(first).findings] == ["a" * 16]
     as_rank(1)  # ends, and writes, before rank 0 has written what it was given
-    (second,) = rank_files.together(Hazards(findings=[_finding("b" * 16)]), path)
+    (second,) = files.merged_hazards(Hazards(findings=[_finding("b" * 16)]), path)
     assert second.ranks == (0, 1)
     (again,) = first
     assert [item.fingerprint[0] for item in again.findings] == ["a", "b"]
@@ -122,13 +122,13 @@ def test_a_rank_that_ends_meanwhile_is_written_too(tmp_path: Path, as_rank: Any)
 def test_an_earlier_run_leaves_nothing(tmp_path: Path, as_rank: Any) -> None:
     path = tmp_path / "h.json"
     as_rank(1)
-    list(rank_files.together(Hazards(), path))
-    assert rank_files.rank_file(path, 1).exists()
-    rank_files.clear_rank_file(path)
-    assert not rank_files.rank_file(path, 1).exists()
+    list(files.merged_hazards(Hazards(), path))
+    assert files.rank_file(path, 1).exists()
+    files.clear_rank_file(path)
+    assert not files.rank_file(path, 1).exists()
 
 
 def test_one_rank_writes_no_file_of_its_own(tmp_path: Path) -> None:
     found = Hazards()
-    assert list(rank_files.together(found, tmp_path / "h.json")) == [found]
+    assert list(files.merged_hazards(found, tmp_path / "h.json")) == [found]
     assert list(tmp_path.iterdir()) == []

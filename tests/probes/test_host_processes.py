@@ -9,7 +9,7 @@ import pytest
 
 from gpuprobe.model.machine.devices import Container, GpuProcess
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.host.describe import (
+from gpuprobe.probes.host import (
     ProcTree,
     container_of,
     describe_host,

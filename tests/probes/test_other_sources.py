@@ -15,7 +15,7 @@ from gpuprobe.api.devices import inventory
 from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.cuda_driver import CudaDriverSource
-from gpuprobe.probes.nvml.calls import Calls
+from gpuprobe.probes.nvml.readings import Calls
 from gpuprobe.probes.nvml.source import NvmlSource
 from gpuprobe.probes.pycuda_source import PycudaSource
 from gpuprobe.probes.torch_cuda import TorchSource

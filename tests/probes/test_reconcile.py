@@ -18,8 +18,8 @@ from gpuprobe.model.machine.devices import (
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import SourceView
-from gpuprobe.probes.joining.devices import join
-from gpuprobe.probes.nvml.calls import pci_bus_id
+from gpuprobe.probes.joining import join
+from gpuprobe.probes.nvml.readings import pci_bus_id
 
 NONE = Unavailable("not told", ReadStatus.UNSUPPORTED)
 GIB = 1 << 30

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuprobe.model.machine.devices import Device, DeviceIdentity
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.probes.joining.visibility import Candidate, MigCandidate, candidates, resolve
+from gpuprobe.probes.visibility import Candidate, MigCandidate, candidates, resolve
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-aaaa2222-0000-0000-0000-000000000000"

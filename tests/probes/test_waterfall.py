@@ -16,7 +16,7 @@ from gpuprobe.model.machine.devices import (
     WaterfallPart,
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
-from gpuprobe.probes.joining.waterfall import waterfall
+from gpuprobe.probes.memory import waterfall
 
 MIB = 1 << 20
 NO = Unavailable("refused", ReadStatus.DENIED)

@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from gpuprobe.catalogue.gpus import find
-from gpuprobe.planning.serving.overheads import overheads
+from gpuprobe.planning.serving.figures import overheads
 
 FILE = Path(__file__).resolve().parents[1] / "recorded" / "vllm" / "public_logs.json"
 GIB = 1 << 30

@@ -16,9 +16,14 @@ from gpuprobe.api.serving import estimate_serving
 from gpuprobe.catalogue.gpus import find
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.serving import ServingEstimate
-from gpuprobe.planning.serving.figures import advice, last_error, needs_compiler, serving_estimate
-from gpuprobe.planning.serving.overheads import overheads
-from gpuprobe.planning.serving.peak import HighestMoment, highest
+from gpuprobe.planning.serving.figures import (
+    advice,
+    last_error,
+    needs_compiler,
+    overheads,
+    serving_estimate,
+)
+from gpuprobe.planning.serving.observer import AllocationPeak, find_peak
 from gpuprobe.reporters.json import serving as serving_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,8 +130,8 @@ def test_the_highest_moment_of_a_history() -> None:
         ]
         return {"action": action, "addr": address, "size": size, "frames": frames}
 
-    found = HighestMoment()
-    highest(
+    found = AllocationPeak()
+    find_peak(
         [
             event("alloc", 1, 10, "a.py"),
             event("alloc", 2, 30, "b.py"),

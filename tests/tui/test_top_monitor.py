@@ -16,8 +16,8 @@ from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
 from gpuprobe.model.machine.devices import GpuProcess, NvLink
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.probes.host.describe import ProcTree
-from gpuprobe.probes.host.live import HostWatch, parse_stat
+from gpuprobe.probes.host import ProcTree, parse_stat
+from gpuprobe.probes.monitor import HostWatch
 from gpuprobe.probes.nvml.live import RENEW, link_rate
 from gpuprobe.recording.monitor_log import (
     WHOLE_EVERY,

@@ -26,7 +26,7 @@ from gpuprobe.errors import DataError, EnvironmentUnavailable
 from gpuprobe.model.machine.devices import GpuProcess, HostInfo, Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment, ProcessLoad
 from gpuprobe.model.values import Bytes, Reading, Unavailable
-from gpuprobe.probes.host.live import parse_stat
+from gpuprobe.probes.host import parse_stat
 from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp

@@ -15,7 +15,7 @@ import torch
 import gpuprobe
 from gpuprobe.errors import ProgramFailed, TooLarge, ValueNeeded
 from gpuprobe.model.plans.estimate import Estimate
-from gpuprobe.planning.auto import estimate_with
+from gpuprobe.planning.trials import estimate_with
 from gpuprobe.virtual.session import VirtualSession
 
 WIDTH = 1024  # squares of this many floats are too large to be computed

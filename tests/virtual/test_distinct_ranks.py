@@ -17,8 +17,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.estimate import FITS, Estimate
 from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.distinct import Classes
-from gpuprobe.planning.ranks import of_ranks, separated
+from gpuprobe.planning.ranks import RankClasses, estimate_ranks, separated
 from gpuprobe.torch_support.jobs.traffic import Traffic
 from gpuprobe.virtual.session import VirtualSession, machine_of
 
@@ -34,19 +33,19 @@ SHARDS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_job_without_differences_is_one_class() -> None:
-    classes = Classes(512)
+    classes = RankClasses(512)
     classes.report(0, report(groups=SHARDS))
     assert classes.all() == [list(range(512))]
 
 
 def test_the_stages_of_every_pipeline_are_told_apart() -> None:
-    classes = Classes(8)
+    classes = RankClasses(8)
     classes.report(0, report(groups=[*STAGES, *SHARDS], stages=[[0, 4]]))
     assert classes.all() == SHARDS
 
 
 def test_a_report_of_shards_is_about_the_stage_that_made_it() -> None:
-    classes = Classes(8)
+    classes = RankClasses(8)
     groups = [*STAGES, *SHARDS]
     classes.report(0, report(groups=groups, stages=[[0, 4]]))
     classes.report(4, report(groups=groups, stages=[[0, 4]], shards=[[SHARDS[1], [0, 0, 1, 2]]]))
@@ -54,13 +53,13 @@ def test_a_report_of_shards_is_about_the_stage_that_made_it() -> None:
 
 
 def test_a_pipeline_over_the_whole_job_has_a_stage_for_each_rank() -> None:
-    classes = Classes(3)
+    classes = RankClasses(3)
     classes.report(0, report(stages=[[0, 1, 2]]))
     assert classes.all() == [[0], [1], [2]]
 
 
 def test_ranks_without_such_a_group_are_a_class_of_theirs() -> None:
-    classes = Classes(4)
+    classes = RankClasses(4)
     classes.report(0, report(groups=[[0, 1]], stages=[[0, 1]]))
     assert classes.all() == [[0], [1], [2, 3]]
 
@@ -117,7 +116,7 @@ def test_shards_that_are_not_equally_large(rank_2_of_4: Traffic) -> None:
     found = rank_2_of_4.differences.document()
     assert found["shards"] == [[[2, 3], [0, 1]]]
     assert sorted(found["groups"]) == [[0, 1], [0, 2], [1, 3], [2, 3]]
-    classes = Classes(4)
+    classes = RankClasses(4)
     classes.report(2, found)
     assert classes.all() == [[0, 2], [1, 3]]
 
@@ -152,13 +151,13 @@ def estimate(rank: int, peak: int) -> Estimate:
 
 
 def test_ranks_that_are_alike_have_one_row() -> None:
-    found = separated({0: estimate(0, 7), 3: estimate(3, 7)}, Classes(4))
+    found = separated({0: estimate(0, 7), 3: estimate(3, 7)}, RankClasses(4))
     assert [(row.rank, row.alike) for row in found.by_rank] == [(0, "0-3")]
     assert "need the same memory" in found.assumed[-1]
 
 
 def test_ranks_that_only_seem_alike_are_named() -> None:
-    found = separated({0: estimate(0, 7), 3: estimate(3, 9)}, Classes(4))
+    found = separated({0: estimate(0, 7), 3: estimate(3, 9)}, RankClasses(4))
     assert found.rank == 3
     assert [(row.rank, row.alike) for row in found.by_rank] == [(0, ""), (3, "")]
     assert "ranks 0 and 3 hold equal shards" in found.assumed[-1]
@@ -170,4 +169,4 @@ def test_another_word_for_ranks() -> None:
         raise AssertionError("nothing is started")
 
     with pytest.raises(UsageError, match="unknown ranks 'all'"):
-        of_ranks("all", 4, peers, {}, lambda text: None)
+        estimate_ranks("all", 4, peers, {}, lambda text: None)

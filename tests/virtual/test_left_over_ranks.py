@@ -12,7 +12,7 @@ import pytest
 
 from gpuprobe.api.virtual import estimate_program
 from gpuprobe.errors import ProgramFailed
-from gpuprobe.planning.peers import Peers, remove_left_over
+from gpuprobe.planning.peers import Peers, remove_stale_jobs
 from gpuprobe.sampler.program import load_script
 
 OWNER = """
@@ -56,7 +56,7 @@ def test_what_sigkill_left_is_removed_by_the_next_job_and_what_runs_is_not(tmp_p
         (place / "started-1").write_text(str(stranger.pid))
         killed.kill()
         killed.wait()
-        remove_left_over(tmp_path)
+        remove_stale_jobs(tmp_path)
         assert not place.exists()
         assert rank.wait(60) == -signal.SIGTERM
         assert other.is_dir()

@@ -28,7 +28,8 @@ from gpuprobe.api.recordings import summary
 from gpuprobe.api.virtual import estimate_program
 from gpuprobe.cli import main
 from gpuprobe.errors import UsageError
-from gpuprobe.planning.processes import ENDED, waiting
+from gpuprobe.planning import processes as started_processes
+from gpuprobe.planning.processes import ENDED, Stalled, not_forever
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.torch_support import first_use
 
@@ -339,7 +340,7 @@ def test_an_estimate_does_not_wait_for_what_will_never_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process is stopped after its steps, so what it would have sent does not arrive."""
-    monkeypatch.setattr(waiting, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(started_processes, "_PATIENCE_S", 0.5)
     before = signal.getsignal(signal.SIGURG)
     with pytest.raises(UsageError, match="waits for one that was stopped") as raised:
         estimate_program(script(tmp_path, waits_for_an_answer, 4), "t4", steps=3)
@@ -349,7 +350,7 @@ def test_an_estimate_does_not_wait_for_what_will_never_come(
 
 
 def test_what_still_works_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(started_processes, "_PATIENCE_S", 0.05)
     (tmp_path / f"1{ENDED}").touch()
     used = iter(range(1_000_000))
     enough = threading.Event()
@@ -360,11 +361,11 @@ def test_what_still_works_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
             enough.set()
         return float(found)
 
-    monkeypatch.setattr(waiting, "_processor_time", busy)
-    with waiting.not_forever(tmp_path):
+    monkeypatch.setattr(started_processes, "_processor_time", busy)
+    with not_forever(tmp_path):
         assert enough.wait(30)
-    monkeypatch.setattr(waiting, "_processor_time", lambda: 0.0)
-    with pytest.raises(waiting.Stalled), waiting.not_forever(tmp_path):
+    monkeypatch.setattr(started_processes, "_processor_time", lambda: 0.0)
+    with pytest.raises(Stalled), not_forever(tmp_path):
         threading.Event().wait(30)
 
 

@@ -176,10 +176,10 @@ def _show_error(error: BaseException) -> None:
 def _report_and_compare(
     args: argparse.Namespace, found: Hazards, known: Sequence[KnownFinding] | None, code: int
 ) -> int:
-    from gpuprobe.api.hazards import compare_known, together, write_hazards, write_known
+    from gpuprobe.api.hazards import compare_known, merged_hazards, write_hazards, write_known
 
     files = _files(args)
-    for whole in together(found, files[0] if files else None):
+    for whole in merged_hazards(found, files[0] if files else None):
         for one in (found, whole):
             if known is not None:
                 one.comparison = compare_known(known, one.findings)

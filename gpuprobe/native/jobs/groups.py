@@ -24,7 +24,7 @@ _stores: Final[list[LoneStore]] = []
 
 
 class RankOfJob(Protocol):
-    """The job that this process is one rank of: `gpuprobe.planning.job.Job`."""
+    """The job that this process is one rank of: `gpuprobe.planning.peers.Job`."""
 
     @property
     def rank(self) -> int:

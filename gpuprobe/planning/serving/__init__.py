@@ -1,1 +1,1 @@
-"""Estimates of inference servers: vLLM is started on the native engine until it is up."""
+"""Estimates of inference servers: vLLM starts on the native engine until its engine is up."""

@@ -1,4 +1,4 @@
-"""The command that starts a vLLM: recognised, and as it is run for an estimate."""
+"""Commands that start vLLM: how they are recognised, and how they run for an estimate."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SERVERS: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_s
 
 @dataclass(frozen=True)
 class ServingCommand:
-    """A command that starts vLLM. ``words`` as the user wrote them, without the interpreter;
-    ``module``: the first is the name of a module. ``server``: it listens on a port. ``gpus``: how
-    many it needs; 0 where its options do not tell (of a script).
+    """A command that starts vLLM. ``words`` are the user's, without the interpreter; ``module``:
+    the first word is the name of a module. ``server``: it listens on a port. ``gpus``: the number
+    of GPUs that it needs; 0 if unknown (for a script).
     """
 
     words: tuple[str, ...]
@@ -39,58 +39,71 @@ class ServingCommand:
     model: str
 
     def arguments(self) -> list[str]:
-        """What is executed: with this interpreter, on a free port of this machine alone."""
-        words = list(self.words)
+        """The command line to run, with this interpreter, on a free port of this machine only."""
+        first, *rest = self.words
         if self.module:
-            start = [sys.executable, "-m", words[0]]
-        elif words[0].endswith(".py"):
-            start = [sys.executable, words[0]]
+            start = [sys.executable, "-m", first]
+        elif first.endswith(".py"):
+            start = [sys.executable, first]
         else:
             start = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
         port = ["--host", "127.0.0.1", "--port", str(_free_port())] if self.server else []
-        return [*start, *words[1:], *port]
+        return [*start, *rest, *port]
 
 
 def serving_command(words: Sequence[str], *, module: bool = False) -> ServingCommand | None:
-    """The command, where it starts vLLM: ``vllm serve …``, ``vllm bench latency …``, ``python -m
+    """The command if it starts vLLM: ``vllm serve …``, ``vllm bench latency …``, ``python -m
     vllm.entrypoints…`` or a script that imports vllm. None for all other programs.
 
     Raises UsageError for a command of vLLM that starts no engine.
     """
-    given = list(words)
-    if given and not module and _PYTHON.match(Path(given[0]).name):
-        given = given[1:]
-        if given[:1] == ["-m"]:
-            given, module = given[1:], True
-    if not given:
+    words = list(words)
+    if words and not module and _PYTHON.match(Path(words[0]).name):
+        words = words[1:]
+        if words[:1] == ["-m"]:
+            words, module = words[1:], True
+    if not words:
         return None
-    first = given[0]
     if module:
-        if first.partition(".")[0] != "vllm":
-            return None
-        if first in ("vllm", "vllm.entrypoints.cli.main"):
-            return serving_command(["vllm", *given[1:]])
-        return _described(given, module=True, server=first in _SERVERS)
-    if Path(first).name == "vllm":
-        if given[1:2] == ["serve"]:
-            return _described(given, module=False, server=True)
-        if given[1:2] == ["bench"] and given[2:3] and given[2] in ("latency", "throughput"):
-            return _described(given, module=False, server=False)
-        raise UsageError(
-            "this command of vllm starts no engine",
-            hint="vllm serve MODEL, vllm bench latency --model MODEL or vllm bench throughput …",
-        )
-    if first.endswith(".py"):
-        try:
-            text = Path(first).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return None
-        if _IMPORTS.search(text):
-            return ServingCommand(tuple(given), False, False, 0, "")
+        return _module(words)
+    if Path(words[0]).name == "vllm":
+        return _vllm(words)
+    if words[0].endswith(".py") and _imports_vllm(Path(words[0])):
+        return ServingCommand(tuple(words), False, False, 0, "")
     return None
 
 
-def _described(words: list[str], *, module: bool, server: bool) -> ServingCommand:
+def _module(words: list[str]) -> ServingCommand | None:
+    """The command of ``python -m``."""
+    if words[0].partition(".")[0] != "vllm":
+        return None
+    if words[0] in ("vllm", "vllm.entrypoints.cli.main"):
+        return _vllm(["vllm", *words[1:]])
+    return _with_options(words, module=True, server=words[0] in _SERVERS)
+
+
+def _vllm(words: list[str]) -> ServingCommand:
+    """The command of ``vllm``."""
+    if words[1:2] == ["serve"]:
+        return _with_options(words, module=False, server=True)
+    if words[1:2] == ["bench"] and words[2:3] and words[2] in ("latency", "throughput"):
+        return _with_options(words, module=False, server=False)
+    raise UsageError(
+        "this command of vllm starts no engine",
+        hint="vllm serve MODEL, vllm bench latency --model MODEL or vllm bench throughput …",
+    )
+
+
+def _imports_vllm(script: Path) -> bool:
+    try:
+        text = script.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return _IMPORTS.search(text) is not None
+
+
+def _with_options(words: list[str], *, module: bool, server: bool) -> ServingCommand:
+    """A command with the model and the number of GPUs from its options."""
     sizes = {"tensor": 1, "pipeline": 1, "data": 1}
     model = ""
     for at, word in enumerate(words):

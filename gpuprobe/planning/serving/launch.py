@@ -1,4 +1,4 @@
-"""A vLLM on the native engine, from its start until its engine is up: started, followed, ended."""
+"""The run of a vLLM on the native engine, until its engine is up."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ import psutil
 from gpuprobe.planning.serving.observer import EVENTS, FOLDER, PLAN, UP
 
 LOG: Final = "vllm.log"
+Event = Mapping[str, Any]
+"""A line of `gpuprobe.planning.serving.observer`: its ``stage``, ``time``, ``pid``, ``rank``, and
+the values of the stage."""
+
 STALLED_S: Final = 300.0
-"""Without an event and without a line in the log, vLLM is taken to hang."""
+"""vLLM hangs if it writes neither an event nor a line of its log for this time."""
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 15.0
-"""For processes to end by themselves once they are asked to."""
+"""The time that processes get to end after SIGTERM."""
 _ENTRY: Final = """[vllm.general_plugins]
 gpuprobe = gpuprobe.planning.serving.observer:register
 """
@@ -30,16 +34,16 @@ _SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 class ServerFailed(Exception):
-    """vLLM ended, or hangs, before its engine was up. ``code`` is None where it hangs."""
+    """vLLM ended or hangs before its engine was up. ``code`` is its exit code, None if it hangs."""
 
     def __init__(self, code: int | None) -> None:
         super().__init__(code)
         self.code = code
 
 
-def prepare(folder: Path, plan: Mapping[str, Any], environment: dict[str, str]) -> None:
-    """Have the processes that are started with ``environment`` observed: the plugin is found in
-    ``folder``, and no installation is changed.
+def prepare(folder: Path, plan: Mapping[str, int], environment: dict[str, str]) -> None:
+    """Set up the observation of processes that start with ``environment``: they find the plugin in
+    ``folder``, so no installation is changed.
     """
     (folder / PLAN).write_text(json.dumps(plan), encoding="utf-8")
     entry = folder / "plugin" / "gpuprobe_observer-0.dist-info"
@@ -64,14 +68,14 @@ def run(
     folder: Path,
     *,
     engines: int = 1,
-    observed: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    observed: Callable[[Event], None] = lambda event: None,
     stalled: float = STALLED_S,
-) -> list[dict[str, Any]]:
-    """The events of a vLLM until all its ``engines`` are up. However this ends, its processes have
-    ended too.
+) -> list[Event]:
+    """Run a vLLM until all its ``engines`` are up, and return its events. Its processes have always
+    ended when this returns or raises.
 
-    Raises `ServerFailed` where vLLM ends before, or is silent for ``stalled`` seconds; its log is
-    in ``folder``.
+    Raises `ServerFailed` if vLLM ends before that, or makes no progress for ``stalled`` seconds;
+    its log is in ``folder``.
     """
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
@@ -94,9 +98,9 @@ def _follow(
     process: subprocess.Popen[bytes],
     folder: Path,
     engines: int,
-    observed: Callable[[Mapping[str, Any]], None],
+    observed: Callable[[Event], None],
     stalled: float,
-) -> list[dict[str, Any]]:
+) -> list[Event]:
     reader = EventReader(folder)
     log = folder / LOG
     size, since = -1, time.monotonic()
@@ -117,35 +121,37 @@ def _follow(
 
 
 class EventReader:
-    """The events of all processes, in the order in which they are written."""
+    """Reads the events of all processes in the order of their times."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
 
-    def new(self) -> list[dict[str, Any]]:
-        """Those since the last call; a line that is being written waits for its end."""
-        found = []
+    def new(self) -> list[Event]:
+        """The events since the last call; an incomplete line is left for the next one."""
+        found: list[Event] = []
         for file in sorted(self._folder.glob(EVENTS)):
             with file.open("rb") as stream:
                 stream.seek(self._read.get(file, 0))
                 data = stream.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read[file] = self._read.get(file, 0) + len(whole)
-            found += [json.loads(line) for line in whole.splitlines()]
+            complete = data[: data.rfind(b"\n") + 1]
+            self._read[file] = self._read.get(file, 0) + len(complete)
+            found += [json.loads(line) for line in complete.splitlines()]
         found.sort(key=lambda event: event["time"])
         self.events += found
         return found
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End vLLM and all that it started: politely first, so that it removes its shared memory."""
-    left = _processes(process.pid)
+    """End vLLM and all processes that it started: by SIGTERM first, so that it removes its shared
+    memory.
+    """
+    running = _processes(process.pid)
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
-    psutil.wait_procs(left, timeout=_PATIENCE_S)
+    psutil.wait_procs(running, timeout=_PATIENCE_S)
     for other in _processes(process.pid):
         with contextlib.suppress(psutil.Error):
             other.kill()
@@ -155,8 +161,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _processes(root: int) -> list[psutil.Process]:
-    """All processes of the session that ``root`` leads, whoever is their parent by now. (Their
-    environment does not tell: vLLM writes titles over it.)
+    """All processes of the session that ``root`` leads, even if their parent has changed. (They
+    cannot be found by their environment: vLLM overwrites it with titles.)
     """
     found = []
     for process in psutil.process_iter():
@@ -167,7 +173,7 @@ def _processes(root: int) -> list[psutil.Process]:
 
 
 def _end_with_parent() -> None:
-    """In the new process: SIGTERM if gpuprobe is killed, so that nothing is left of it."""
+    """In the new process: get SIGTERM if gpuprobe is killed, so that no process remains."""
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
@@ -175,7 +181,7 @@ def _end_with_parent() -> None:
 def _signals_end_this() -> Iterator[None]:
     """SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt."""
 
-    def leave(number: int, _: Any) -> None:
+    def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
     before = {}
@@ -189,7 +195,7 @@ def _signals_end_this() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def all_events(folder: Path) -> list[dict[str, Any]]:
+def all_events(folder: Path) -> list[Event]:
     """The events of a vLLM that has ended."""
     reader = EventReader(folder)
     reader.new()

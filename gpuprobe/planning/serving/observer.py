@@ -1,38 +1,39 @@
-"""Inside the processes of a vLLM that is started for an estimate: what each of them measures.
+"""Measurements inside the processes of a vLLM that is started for an estimate.
 
-vLLM calls `register` as a plugin of its group ``vllm.general_plugins``. Its own functions run as
-they are; a line of JSON is written after each stage, to a file for each process. Imported in
-programs that gpuprobe starts, so that it needs neither torch nor vLLM before they are loaded.
+vLLM calls `register` as a plugin of its group ``vllm.general_plugins``. vLLM's functions run
+unchanged; after each stage a line of JSON is written to the process's file. The module is imported
+in programs that gpuprobe starts, so it needs neither torch nor vLLM before they are loaded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpuprobe.patching import when_imported
-from gpuprobe.planning.serving.peak import at_peak
 
 FOLDER: Final = "GPUPROBE_SERVING"
 """The environment variable that names the folder of an estimate, with `PLAN` and the events."""
 PLAN: Final = "plan.json"
-"""Bytes that the native engine cannot know: see `gpuprobe.planning.serving.overheads`."""
+"""The file with the bytes that the native engine cannot know (`Overheads`)."""
 EVENTS: Final = "*.events"
 UP: Final = "up"
-"""The last stage of an engine: weights, KV cache and CUDA graphs are where they stay."""
+"""The last stage of an engine: weights, KV cache and CUDA graphs are allocated."""
 
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 _REAL_LOADERS: Final = ("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors")
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 _MOST_TEXT: Final = 20_000
-"""Characters of a message that are kept."""
+"""The most characters of a message that are written."""
 
 _registered = False
 
@@ -52,14 +53,16 @@ def register() -> None:
 
 
 class _Observer:
+    """Wraps functions of vLLM and writes an event after each."""
+
     def __init__(self, folder: Path) -> None:
         self._file = folder / f"{os.getpid()}{EVENTS[1:]}"
         self._plan: dict[str, Any] = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         self._rank = -1
-        self._said: dict[str, Any] = {}
+        self._logged: dict[str, Any] = {}
 
     def write(self, stage: str, **values: Any) -> None:
-        """Append an event. Fails silently: the folder is gone when the estimate is over."""
+        """Append an event. Fails silently: the folder is removed when the estimate is over."""
         event = {"stage": stage, "pid": os.getpid(), "rank": self._rank, "time": time.time()}
         try:
             with self._file.open("a", encoding="utf-8") as file:
@@ -68,24 +71,24 @@ class _Observer:
             return
 
     def guarded(self, observe: Callable[[], None]) -> None:
-        """What fails in an observation does not end vLLM."""
+        """Run an observation; an error in it is an event and does not end vLLM."""
         try:
             observe()
-        except Exception as error:  # noqa: BLE001 - of whatever vLLM has renamed
+        except Exception as error:  # noqa: BLE001 - vLLM may have renamed anything
             self.write("not observed", error=f"{type(error).__name__}: {error}")
 
-    # --- vLLM's log, where a figure is nowhere else
+    # --- vLLM's log, for figures that are nowhere else
 
     def listen(self) -> None:
-        """Follow the few lines of the log whose figures no object keeps."""
-        handler = _Handler(self._said)
+        """Parse the few lines of the log with figures that no object has."""
+        handler = _Handler(self._logged)
         for name in ("vllm.v1.core.kv_cache_utils", "vllm.compilation"):
             logging.getLogger(name).addHandler(handler)
 
     # --- options
 
     def arguments(self) -> None:
-        """Dummy weights, and no tokenizer where there is none: neither is needed for memory."""
+        """Use dummy weights, and no tokenizer if the model has none: memory depends on neither."""
         from vllm.engine.arg_utils import EngineArgs
 
         original = EngineArgs.create_engine_config
@@ -119,7 +122,7 @@ class _Observer:
     # --- workers
 
     def worker(self) -> None:
-        """Follow the stages of a worker, one process for each GPU."""
+        """Observe the stages of a worker, which has one process for each GPU."""
         import vllm.v1.worker.gpu_worker as module
 
         self._stage(module.Worker, "init_device", self._device)
@@ -156,7 +159,7 @@ class _Observer:
         setattr(owner, name, stage)
 
     def failed(self, stage: str, error: BaseException) -> None:
-        """An exception that vLLM raised in a stage, with the memory at that time."""
+        """Write an exception that vLLM raised in a stage, with the memory at that time."""
         frames = traceback.extract_tb(error.__traceback__)
         memory: dict[str, Any] = {}
         self.guarded(lambda: memory.update(_memory()))
@@ -169,6 +172,7 @@ class _Observer:
         )
 
     def _hold(self, more: int) -> None:
+        """Allocate bytes on the GPU that torch does not know of."""
         from gpuprobe.native.process import loaded
 
         runtime = loaded()
@@ -196,7 +200,7 @@ class _Observer:
             original = runner.profile_run
 
             def profile_run(*given: Any, **named: Any) -> Any:
-                with at_peak() as found:
+                with traced_peak() as found:
                     result = original(*given, **named)
                 # The driver loads the code of kernels at their first use.
                 self._hold(int(self._plan["first_use"]))
@@ -235,7 +239,7 @@ class _Observer:
         ):
             value = getattr(worker, attribute, None)
             found[name] = None if value is None else int(value)
-        found["said"] = dict(self._said)
+        found["said"] = dict(self._logged)
         return found
 
     def _kv_cache(self, worker: Any, _: Any, config: Any) -> dict[str, Any]:
@@ -258,7 +262,7 @@ class _Observer:
     # --- the engine
 
     def engine(self) -> None:
-        """Follow the process that schedules, which all workers answer to."""
+        """Observe the scheduler's process, which controls all workers."""
         from vllm.v1.engine.core import EngineCore
 
         caches = EngineCore._initialize_kv_caches
@@ -271,7 +275,7 @@ class _Observer:
             except BaseException as error:
                 self.failed("engine", error)
                 raise
-            self.guarded(lambda: self.write("engine", **_engine(config, result, self._said)))
+            self.guarded(lambda: self.write("engine", **_engine(config, result, self._logged)))
             self.write(UP)
             return result
 
@@ -279,26 +283,26 @@ class _Observer:
 
 
 class _Handler(logging.Handler):
-    """Keeps the figures of vLLM's log lines, by their templates."""
+    """Collects the figures of vLLM's log lines, by their templates."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
+    def __init__(self, logged: dict[str, Any]) -> None:
         super().__init__()
-        self._said = said
+        self._logged = logged
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if text.startswith("GPU KV cache size:"):
-            self._said["tokens"] = int("".join(filter(str.isdecimal, text)))
+            self._logged["tokens"] = int("".join(filter(str.isdecimal, text)))
         elif text.startswith("Maximum concurrency for"):
-            self._said["concurrency"] = float(text.rpartition(":")[2].strip().rstrip("x"))
+            self._logged["concurrency"] = float(text.rpartition(":")[2].strip().rstrip("x"))
         elif text.startswith("Directly load the compiled graph"):
-            self._said["compile_cache"] = "warm"
+            self._logged["compile_cache"] = "warm"
         elif text.startswith(("Compiling a graph", "Cache the graph")):
-            self._said.setdefault("compile_cache", "cold")
+            self._logged.setdefault("compile_cache", "cold")
 
 
 def _memory() -> dict[str, int]:
-    """Bytes: of torch's allocator, and of the device."""
+    """Memory of torch's allocator and of the device, in bytes; and numbers of CUDA graphs."""
     import torch
 
     from gpuprobe.native.process import loaded
@@ -315,8 +319,8 @@ def _memory() -> dict[str, int]:
     }
 
 
-def _engine(config: Any, cache: Any, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What an engine is set to, in vLLM's names; and its KV cache in tokens."""
+def _engine(config: Any, cache: Any, logged: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an engine, with vLLM's names; and its KV cache in tokens."""
     sizes = [int(group.kv_cache_spec.block_size) for group in cache.kv_cache_groups]
     model, scheduler, parallel = (
         config.model_config,
@@ -342,7 +346,94 @@ def _engine(config: Any, cache: Any, said: Mapping[str, Any]) -> dict[str, Any]:
         "blocks": int(cache.num_blocks),
         "block_size": min(sizes, default=0),
         "groups": len(sizes),
-        "tokens": said.get("tokens"),
-        "concurrency": said.get("concurrency"),
-        "compile_cache": said.get("compile_cache"),
+        "tokens": logged.get("tokens"),
+        "concurrency": logged.get("concurrency"),
+        "compile_cache": logged.get("compile_cache"),
     }
+
+
+_MOST_EVENTS: Final = 400_000
+_MOST_ROWS: Final = 20
+_NOT_THE_MODEL: Final = (
+    f"{os.sep}torch{os.sep}",
+    f"{os.sep}triton{os.sep}",
+    f"{os.sep}gpuprobe{os.sep}",
+    f"{os.sep}vllm{os.sep}compilation{os.sep}",
+    f"{os.sep}vllm{os.sep}_custom_ops.py",
+    f"{os.sep}functools.py",
+    f"{os.sep}contextlib.py",
+    "inductor",
+    "torch_compile_cache",
+    "<",
+)
+
+
+class PeakRow(NamedTuple):
+    """The bytes of all blocks that one line allocated."""
+
+    place: str
+    function: str
+    bytes: int
+
+
+@dataclass
+class AllocationPeak:
+    """The peak of allocated memory in bytes; and by line."""
+
+    bytes: int = 0
+    rows: list[PeakRow] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def traced_peak() -> Iterator[AllocationPeak]:
+    """Trace the allocations of the block on the current device, and find their peak at its end."""
+    import torch
+
+    found = AllocationPeak()
+    record = torch.cuda.memory._record_memory_history
+    record("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
+    try:
+        yield found
+        device = torch.cuda.current_device()
+        snapshot = torch.cuda.memory._snapshot(device)
+        traces = snapshot["device_traces"]
+        find_peak(traces[device if device < len(traces) else 0], found)
+    finally:
+        record(None)
+
+
+def find_peak(events: Sequence[dict[str, Any]], found: AllocationPeak) -> None:
+    """Fill in ``found`` from the events of one device, in torch's format."""
+    live = 0
+    top, when = 0, -1
+    sizes: dict[int, int] = {}
+    for index, event in enumerate(events):
+        if event["action"] == "alloc":
+            sizes[event["addr"]] = event["size"]
+            live += event["size"]
+            if live > top:
+                top, when = live, index
+        elif event["action"] == "free_completed":
+            live -= sizes.pop(event["addr"], 0)
+    blocks: dict[int, dict[str, Any]] = {}
+    for event in events[: when + 1]:
+        if event["action"] == "alloc":
+            blocks[event["addr"]] = event
+        elif event["action"] == "free_completed":
+            blocks.pop(event["addr"], None)
+    rows: dict[tuple[str, str], int] = {}
+    for block in blocks.values():
+        key = _line(block.get("frames", ()))
+        rows[key] = rows.get(key, 0) + block["size"]
+    ordered = sorted(rows.items(), key=lambda item: (-item[1], item[0]))
+    found.bytes = top
+    found.rows = [PeakRow(place, name, size) for (place, name), size in ordered[:_MOST_ROWS]]
+
+
+def _line(frames: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """The location and function of the innermost frame outside torch and compiled code."""
+    for frame in frames:
+        file = frame["filename"]
+        if not any(part in file for part in _NOT_THE_MODEL):
+            return f"{file}:{frame['line']}", frame["name"]
+    return ("", "") if not frames else (f"{frames[0]['filename']}:{frames[0]['line']}", "")

@@ -1,1 +1,1 @@
-"""`doctor --distributed`: measuring and checking the ranks of a job."""
+"""`doctor --distributed`: a check of a job's ranks, their collectives, clocks and links."""

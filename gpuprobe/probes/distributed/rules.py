@@ -1,6 +1,6 @@
-"""The rules of ``gpuprobe doctor --distributed``, and checking what the ranks report.
+"""The rules of ``gpuprobe doctor --distributed``, and the checks of what the ranks report.
 
-Pure: `gpuprobe.probes.distributed.benchmark` does the talking between the ranks.
+Pure functions: the ranks communicate in `gpuprobe.probes.distributed.meeting`.
 """
 
 from __future__ import annotations
@@ -158,10 +158,10 @@ _SKEW_NOTE_NS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class JobEnvironment:
-    """What the environment says of the job and this process's place in it.
+    """The job as this process's environment describes it, and the process's rank in it.
 
-    ``agent_store``: the launcher already listens on the port (``torchrun`` does), so that no
-    rank has to.
+    ``agent_store``: the launcher already listens on the port (as ``torchrun`` does), so that no
+    rank has to. ``run`` separates the keys of this attempt in the store from an earlier one's.
     """
 
     rank: int
@@ -170,12 +170,12 @@ class JobEnvironment:
     address: str
     port: int
     agent_store: bool
-    run: str  # tells this attempt's keys in the store from those of an earlier one
+    run: str
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What one process says of itself when it joins. ``device``: a GPU's UUID, or ``cpu``."""
+    """One process as it describes itself when it joins. ``device``: a GPU's UUID, or ``cpu``."""
 
     rank: int
     world_size: int
@@ -187,7 +187,7 @@ class Member:
 
 
 def read_job(environ: Mapping[str, str]) -> JobEnvironment | tuple[Finding, ...]:
-    """The job, or what is wrong with the environment."""
+    """The job, or findings about an invalid environment."""
     missing = [name for name in _REQUIRED if not environ.get(name, "").strip()]
     if missing:
         return (
@@ -250,14 +250,14 @@ def read_job(environ: Mapping[str, str]) -> JobEnvironment | tuple[Finding, ...]
 
 
 def missing_ranks(world_size: int, members: Sequence[Member]) -> tuple[int, ...]:
-    """The ranks that nobody claims, in order."""
+    """The ranks that no process has, in order."""
     return tuple(sorted(set(range(world_size)) - {member.rank for member in members}))
 
 
 def check_members(
     job: JobEnvironment, members: Sequence[Member], timeout: float
 ) -> Iterator[Finding]:
-    """What is wrong with who joined, as rank 0 sees it. ``timeout`` in seconds was waited."""
+    """Findings of rank 0 about the processes that joined within ``timeout`` seconds."""
     missing = missing_ranks(job.world_size, members)
     if missing:
         listed = ", ".join(map(str, missing[:20])) + (" …" if len(missing) > 20 else "")
@@ -283,10 +283,10 @@ def check_members(
                 "--nproc-per-node on every machine.",
                 subject=f"world size {member.rank}",
             )
-    yield from _twice(members, "rank", lambda m: (m.rank,))
-    # Two nodes of a job may be on one host: the same LOCAL_RANK matters where it is the same GPU.
+    yield from _duplicates(members, "rank", lambda m: (m.rank,))
+    # Two nodes of a job may be on one host: the same LOCAL_RANK matters only on the same GPU.
     on_gpus = [member for member in members if member.device != "cpu"]
-    yield from _twice(on_gpus, "LOCAL_RANK", lambda m: (m.device, m.host, m.local_rank), 1)
+    yield from _duplicates(on_gpus, "LOCAL_RANK", lambda m: (m.device, m.host, m.local_rank), 1)
     versions = sorted({member.torch for member in members})
     if len(versions) > 1:
         yield DISAGREEMENT.finding(
@@ -323,13 +323,13 @@ def check_members(
             )
 
 
-def _twice(
+def _duplicates(
     members: Sequence[Member],
     what: str,
     key: Callable[[Member], tuple[object, ...]],
     hidden: int = 0,
 ) -> Iterator[Finding]:
-    """``hidden`` parts of the key are not shown."""
+    """Findings for processes with the same key, whose first ``hidden`` parts are not shown."""
     groups: dict[tuple[object, ...], list[Member]] = {}
     for member in members:
         groups.setdefault(key(member), []).append(member)
@@ -346,10 +346,10 @@ def _twice(
 
 
 def check_skews(skews: Sequence[ClockSkew]) -> Iterator[Finding]:
-    """Clocks that differ by more than the measurement's error can explain."""
+    """Findings for clocks that differ by more than the error of the measurement."""
     for skew in skews:
-        sure = abs(skew.ahead_ns) - skew.error_ns
-        if sure > _SKEW_NOTE_NS:
+        certain = abs(skew.ahead_ns) - skew.error_ns
+        if certain > _SKEW_NOTE_NS:
             word = "ahead of" if skew.ahead_ns > 0 else "behind"
             yield SKEW.finding(
                 f"rank {skew.rank}'s clock is {human_ns(abs(skew.ahead_ns))} {word} rank 0's",
@@ -357,5 +357,5 @@ def check_skews(skews: Sequence[ClockSkew]) -> Iterator[Finding]:
                 fix="Synchronise the clocks of all machines with NTP (chrony).",
                 code="chronyc tracking",
                 subject=f"rank {skew.rank}",
-                level=_W if sure > _SKEW_WARNING_NS else _N,
+                level=_W if certain > _SKEW_WARNING_NS else _N,
             )

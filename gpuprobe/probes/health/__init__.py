@@ -1,18 +1,18 @@
 """The rules of ``gpuprobe doctor``, and the facts they read.
 
-``CHECKS`` is in the order of the ids. An id is never used for another rule again.
+``CHECKS`` is in the order of the ids. The id of a removed rule is never reused.
 """
 
 from __future__ import annotations
 
-from gpuprobe.probes.health import allocator_conf, devices, driver, host, sharing
+from gpuprobe.probes.health import devices, driver, environment, sharing
 from gpuprobe.probes.health.base import HealthCheck, MachineFacts, Outcome, examine
 
 __all__ = ["CHECKS", "RULES", "HealthCheck", "MachineFacts", "Outcome", "examine"]
 
 CHECKS: tuple[HealthCheck, ...] = tuple(
     sorted(
-        (*driver.CHECKS, *devices.CHECKS, *allocator_conf.CHECKS, *host.CHECKS, *sharing.CHECKS),
+        (*driver.CHECKS, *devices.CHECKS, *environment.CHECKS, *sharing.CHECKS),
         key=lambda check: check.rule.id,
     )
 )

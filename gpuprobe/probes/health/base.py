@@ -1,8 +1,8 @@
-"""A rule, the facts it reads, and running all of them.
+"""A health rule, the facts it reads, and the run of all rules.
 
-A rule is a generator over `MachineFacts`: it yields a `Finding` for each thing that is wrong and an
-`Unavailable` for each thing it could not look at. Yielding nothing means: looked, all well.
-A rule never raises for a value it cannot read.
+A rule is a generator over `MachineFacts`: it yields a `Finding` for each problem and an
+`Unavailable` for each value that it needs and cannot read. A rule that yields nothing has passed. A
+rule never raises for a value that it cannot read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.machine.devices import Device, Inventory
+from gpuprobe.model.machine.devices import Device, Inventory, SourceStatus
 from gpuprobe.model.machine.diagnosis import NotChecked
 from gpuprobe.model.rules import Rule, define
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, T, Unavailable
@@ -22,10 +22,10 @@ NOT_GATHERED = Unavailable("not gathered", ReadStatus.NOT_COLLECTED)
 
 @dataclass(frozen=True, slots=True)
 class TorchFacts:
-    """What the installed torch says of itself, asked in a process of its own.
+    """The installed torch, as a separate process reports it.
 
-    ``nccl_built`` is the version torch was compiled against, ``nccl_loaded`` the library that
-    a process with torch has in use.
+    ``nccl_built`` is the version that torch was compiled against, ``nccl_loaded`` that of the
+    library that a process with torch loads.
     """
 
     version: str
@@ -47,7 +47,7 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class LibraryFile:
-    """A driver library the dynamic loader would take. ``path`` is resolved."""
+    """A driver library that the dynamic loader finds. ``path`` is resolved."""
 
     name: str
     path: str
@@ -64,11 +64,11 @@ class KernelMessage:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Everything the rules may read. What could not be read says why.
+    """All facts that the rules may read. A fact that could not be read has the reason.
 
-    ``memlock`` is the soft limit in bytes, -1 for none. ``packages`` maps distribution names
-    (as their metadata spells them, in lower case) to versions. ``pycuda_cuda`` is the CUDA
-    version pycuda was compiled against, ``libraries`` the driver libraries found.
+    ``memlock`` is the soft limit in bytes, -1 for none. ``packages`` maps distribution names (as in
+    their metadata, in lower case) to versions. ``pycuda_cuda`` is the CUDA version that pycuda was
+    compiled against, ``libraries`` the driver libraries that were found.
     """
 
     inventory: Inventory | Unavailable = NOT_GATHERED
@@ -90,7 +90,7 @@ Check = Callable[[MachineFacts], Iterator[Finding | Unavailable]]
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """A rule about one machine, and the function that checks it."""
+    """A rule about a machine, and the function that checks it."""
 
     rule: Rule
     check: Check = field(repr=False)
@@ -102,8 +102,8 @@ RuleCheck = Callable[[Rule, MachineFacts], Iterator[Finding | Unavailable]]
 def rule(
     id: str, kind: str, title: str, levels: tuple[Level, ...] | Level, reads: str
 ) -> Callable[[RuleCheck], HealthCheck]:
-    """Make a `HealthCheck` of a generator function; its docstring becomes the rule's
-    description. ``reads`` is separated by commas.
+    """Turn a generator function into a `HealthCheck`, with its docstring as the rule's description.
+    ``reads``: the sources of its facts, separated by commas.
     """
 
     def decorate(function: RuleCheck) -> HealthCheck:
@@ -116,7 +116,7 @@ def rule(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a set of rules found."""
+    """The result of a set of rules."""
 
     findings: tuple[Finding, ...]
     passed: tuple[Rule, ...]
@@ -127,13 +127,13 @@ _SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 
 
 def examine(checks: Iterable[HealthCheck], facts: MachineFacts) -> Outcome:
-    """Run ``checks``. Findings come worst first, in the order of the checks otherwise."""
+    """Run ``checks``. Findings are sorted by severity, then in the order of the checks."""
     findings: list[Finding] = []
     passed: list[Rule] = []
     not_checked: list[NotChecked] = []
     for each in checks:
         clean = True
-        reasons: dict[str, None] = {}  # the same reason for eight GPUs is said once
+        reasons: dict[str, None] = {}  # the same reason for eight GPUs is reported once
         for result in each.check(facts):
             clean = False
             if isinstance(result, Unavailable):
@@ -148,9 +148,8 @@ def examine(checks: Iterable[HealthCheck], facts: MachineFacts) -> Outcome:
 
 
 def unread(reading: Reading[T], what: str) -> Unavailable | None:
-    """The reason to report where a reading that should be there is missing.
-
-    A value that the device simply does not have is no gap in the check: None.
+    """The reason to report for a reading that is missing; None if it is not missing, or if the
+    device does not support it, which is not a gap in the check.
     """
     if isinstance(reading.value, Unavailable):
         if reading.value.status is ReadStatus.UNSUPPORTED:
@@ -160,8 +159,37 @@ def unread(reading: Reading[T], what: str) -> Unavailable | None:
 
 
 def name_of(device: Device) -> str:
-    """How findings call a device: ``GPU 3 (NVIDIA H100)``, by NVML's index."""
+    """The device's name in findings: ``GPU 3 (NVIDIA H100)``, with NVML's index."""
     index = device.identity.nvml_index
     label = device.key if isinstance(index, Unavailable) else f"GPU {index}"
     name = device.name.value
     return label if isinstance(name, Unavailable) else f"{label} ({name})"
+
+
+def driver_status(inventory: Inventory) -> SourceStatus | Unavailable:
+    """The status of NVML, which represents the driver."""
+    for source in inventory.sources:
+        if source.name == "nvml":
+            return source
+    return Unavailable("NVML was not queried", ReadStatus.NOT_COLLECTED)
+
+
+def inventory_of(facts: MachineFacts) -> Inventory | Unavailable:
+    """The inventory, if the driver responds."""
+    if isinstance(facts.inventory, Unavailable):
+        return facts.inventory
+    status = driver_status(facts.inventory)
+    if isinstance(status, Unavailable):
+        return status
+    if not status.available:
+        return Unavailable("no driver")
+    return facts.inventory
+
+
+def is_lost(device: Device) -> bool:
+    """Whether the device no longer responds: all its measured values are lost then."""
+    return ReadStatus.LOST in (
+        device.throttling.status,
+        device.utilisation.gpu.status,
+        device.memory.used.status,
+    )

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.machine.devices import Device, Inventory
+from gpuprobe.model.machine.devices import Device
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import MachineFacts, name_of, rule, unread
-from gpuprobe.probes.health.driver import driver_status
+from gpuprobe.probes.health.base import MachineFacts, inventory_of, is_lost, name_of, rule, unread
 from gpuprobe.probes.health.xid import XidEvent, parse_xids
 
 _BUSY = 30  # percent of SM utilisation above which a PCIe link has no reason to be slow
 
-# The words are those of the NVML probe. These mean the GPU protects itself; power capping is
-# what every GPU does under full load.
+# The reasons as the NVML probe names them. With these the GPU protects itself; power capping is
+# normal under full load.
 _SLOWDOWNS = {
     "hardware slowdown": "the hardware at least halved the clocks: heat, power brake or power loss",
     "thermal slowdown (software)": "the driver lowers the clocks to stay below the temperature "
@@ -29,49 +28,28 @@ _LIMITS = {
 }
 
 
-def answering(facts: MachineFacts) -> Inventory | Unavailable:
-    """The inventory, if the driver answered."""
-    if isinstance(facts.inventory, Unavailable):
-        return facts.inventory
-    status = driver_status(facts.inventory)
-    if isinstance(status, Unavailable):
-        return status
-    if not status.available:
-        return Unavailable("no driver")
-    return facts.inventory
-
-
 DeviceCheck = Callable[[Rule, Device], Iterator[Finding | Unavailable]]
 
 
 def _each(rule: Rule, facts: MachineFacts, check: DeviceCheck) -> Iterator[Finding | Unavailable]:
-    inventory = answering(facts)
+    inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
         yield inventory
         return
     if not inventory.devices:
         yield Unavailable("no GPU")
     for device in inventory.devices:
-        if is_lost(device):  # said once, not for every value
+        if is_lost(device):  # reported once, not for every value
             yield Unavailable(f"{name_of(device)} does not answer", ReadStatus.LOST)
         else:
             yield from check(rule, device)
 
 
-def is_lost(device: Device) -> bool:
-    """Whether the device stopped answering: everything measured is lost then."""
-    return ReadStatus.LOST in (
-        device.throttling.status,
-        device.utilisation.gpu.status,
-        device.memory.used.status,
-    )
-
-
 @rule("GP120", "throttling", "No GPU is throttled", (Level.WARNING, Level.NOTE), "nvml")
 def throttling(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Why a GPU runs below its clocks at this moment, from NVML's clocks event reasons. Heat
-    and power brakes are warnings. A power cap is a note, as every GPU reaches it under full
-    load; so are clocks that someone fixed.
+    """Why a GPU currently runs below its maximum clocks, from NVML's clocks event reasons. Heat and
+    power brakes are warnings. A power cap is a note, as every GPU reaches it under full load; so
+    are clocks that were fixed.
     """
     yield from _each(self, facts, _throttling)
 
@@ -130,9 +108,9 @@ def _throttling(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
 
 @rule("GP121", "pcie-degraded", "PCIe links run at their maximum", Level.WARNING, "nvml")
 def pcie_degraded(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """A link that trained at fewer lanes or a lower generation than both ends can do makes
-    every copy slower. Links of idle GPUs slow down on purpose: the rule looks only at GPUs
-    that are at least 30 % busy.
+    """A link that trained at fewer lanes or a lower generation than both ends support makes every
+    copy slower. Links of idle GPUs slow down on purpose: the rule checks only GPUs that are at
+    least 30 % busy.
     """
     yield from _each(self, facts, _pcie)
 
@@ -217,12 +195,12 @@ def _ecc(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
             subject=device.key,
             level=Level.WARNING,
         )
-    wanted, enabled = ecc.pending.value, ecc.enabled.value
-    if isinstance(wanted, bool) and isinstance(enabled, bool) and wanted != enabled:
+    pending, enabled = ecc.pending.value, ecc.enabled.value
+    if isinstance(pending, bool) and isinstance(enabled, bool) and pending != enabled:
         yield self.finding(
-            f"{name_of(device)}: ECC is {_on(enabled)} and will be {_on(wanted)} after a reset",
+            f"{name_of(device)}: ECC is {_on(enabled)} and will be {_on(pending)} after a reset",
             ("ECC now", _on(enabled)),
-            ("ECC after a reset", _on(wanted)),
+            ("ECC after a reset", _on(pending)),
             fix="Reset the GPU or reboot when convenient.",
             code="sudo nvidia-smi --gpu-reset",
             subject=f"{device.key} mode",
@@ -325,8 +303,8 @@ def xid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
 
 
 def _is_at(device: Device, event: XidEvent) -> bool:
-    place = device.identity.pci_bus_id
-    return not isinstance(place, Unavailable) and event.is_of(place)
+    address = device.identity.pci_bus_id
+    return not isinstance(address, Unavailable) and event.is_from(address)
 
 
 @rule("GP125", "device-lost", "Every GPU responds", Level.ERROR, "nvml")
@@ -335,7 +313,7 @@ def device_lost(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
     or in need of a reset). CUDA programs may fail on the other GPUs too, as CUDA begins by
     looking at all of them.
     """
-    inventory = answering(facts)
+    inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
         yield inventory
         return

@@ -6,24 +6,16 @@ import re
 from collections.abc import Iterator
 
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.machine.devices import Inventory, SourceStatus
+from gpuprobe.model.machine.devices import SourceStatus
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import MachineFacts, name_of, rule
+from gpuprobe.probes.health.base import MachineFacts, driver_status, name_of, rule
 
 _COMPATIBILITY = "docs.nvidia.com/deploy/cuda-compatibility"
 
 
-def driver_status(inventory: Inventory) -> SourceStatus | Unavailable:
-    """How NVML, the source that stands for the driver, answered."""
-    for source in inventory.sources:
-        if source.name == "nvml":
-            return source
-    return Unavailable("NVML was not queried", ReadStatus.NOT_COLLECTED)
-
-
 def version_pair(text: str) -> tuple[int, int] | None:
-    """``12.8.1`` as (12, 8), None where the text is no version."""
+    """``12.8.1`` as (12, 8); None if the text is not a version."""
     match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match.group(1)), int(match.group(2))) if match else None
 
@@ -166,7 +158,7 @@ def _torch_runtime(facts: MachineFacts) -> str | Unavailable:
 
 
 def _gpus(facts: MachineFacts) -> int | Unavailable:
-    """How many NVIDIA GPUs the machine has."""
+    """The number of the machine's NVIDIA GPUs."""
     if isinstance(facts.inventory, Unavailable):
         return facts.inventory
     status = driver_status(facts.inventory)

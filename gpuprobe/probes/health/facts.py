@@ -1,5 +1,5 @@
-"""Gathering what the rules read. Nothing here creates a CUDA context or imports torch into
-this process: torch and pycuda are asked in processes of their own, within a time limit.
+"""The facts that the rules read, gathered from the machine. This neither creates a CUDA context nor
+imports torch into this process: torch and pycuda report in separate processes, within a time limit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gpuprobe.probes.health.base import (
     SharedMemory,
     TorchFacts,
 )
-from gpuprobe.probes.host.describe import ProcTree, container_of
+from gpuprobe.probes.host import ProcTree, container_of
 
 _TIME_LIMIT = 60.0  # seconds: a cold import of torch from a network disk takes tens
 _MARK = "gpuprobe facts: "
-_LAST_WORDS = 300  # characters of a failed process's stderr that are kept
+_MOST_ERROR = 300  # characters of the last line of a failed process's stderr
 
 _TORCH_SCRIPT = """
 import torch
@@ -68,22 +68,22 @@ def gather(
     *,
     time_limit: float = _TIME_LIMIT,
 ) -> MachineFacts:
-    """Everything the rules read. ``time_limit`` in seconds, for each process that is asked."""
+    """Gather all facts. ``time_limit`` in seconds, for each of the processes."""
     packages = read_packages()
-    # Both import while the rest is read.
-    torch = _ask("torch", _TORCH_SCRIPT, packages, environ)
-    pycuda = _ask("pycuda", _PYCUDA_SCRIPT, packages, environ)
+    # Both import in parallel to the other reads.
+    torch = _start_report("torch", _TORCH_SCRIPT, packages, environ)
+    pycuda = _start_report("pycuda", _PYCUDA_SCRIPT, packages, environ)
     kernel_log = read_kernel_log()
     libraries = read_libraries(environ)
     return MachineFacts(
         inventory=inventory,
         environ=dict(environ),
-        torch=_torch_facts(_answer(torch, "torch", time_limit)),
+        torch=_torch_facts(_read_report(torch, "torch", time_limit)),
         shared_memory=read_shared_memory(),
         memlock=_memlock(),
         kernel_log=kernel_log,
         packages=packages,
-        pycuda_cuda=_pycuda_cuda(_answer(pycuda, "pycuda", time_limit)),
+        pycuda_cuda=_pycuda_cuda(_read_report(pycuda, "pycuda", time_limit)),
         libraries=libraries,
         in_container=_in_container(),
         uid=os.getuid(),
@@ -91,12 +91,12 @@ def gather(
     )
 
 
-# -- packages and the processes that ask them
+# -- packages, and the processes that report on them
 
 
 def read_packages() -> dict[str, str]:
-    """Versions of the installed packages that matter here, from their metadata."""
-    from importlib import metadata  # 20 ms: it brings email
+    """Versions of the installed packages that the rules check, from their metadata."""
+    from importlib import metadata  # 20 ms: it imports email
 
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
@@ -106,18 +106,18 @@ def read_packages() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _ask(
+def _start_report(
     package: str, script: str, packages: Mapping[str, str], environ: Mapping[str, str]
 ) -> subprocess.Popen[str] | Unavailable:
-    """Start a process that imports a package and prints what it knows as JSON."""
+    """Start a process that imports a package and prints its facts as JSON."""
     if package not in packages:
         return Unavailable(f"{package} is not installed", ReadStatus.UNSUPPORTED)
     if not sys.executable:
         return Unavailable("the path of the Python executable is unknown")
-    # The settings under examination must not end the examiner; and no device is needed.
+    # The settings that are checked must not end the process; and it needs no device.
     clean = {k: v for k, v in environ.items() if not re.fullmatch(r"PYTORCH_.*ALLOC_CONF", k)}
     clean |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    # The same import path as here: "-c" would put the working directory first.
+    # The same import path as this process: "-c" would put the working directory first.
     program = f"import sys, json\nsys.path[:] = json.loads(sys.argv[1])\n{script}\n"
     program += f"print('\\n{_MARK}' + json.dumps(facts))"
     try:
@@ -131,10 +131,10 @@ def _ask(
             errors="replace",
         )
     except OSError as error:
-        return Unavailable(f"a process to ask {package}: {error.strerror}")
+        return Unavailable(f"a process to query {package}: {error.strerror}")
 
 
-def _answer(
+def _read_report(
     process: subprocess.Popen[str] | Unavailable, package: str, time_limit: float
 ) -> dict[str, Any] | Unavailable:
     if isinstance(process, Unavailable):
@@ -146,50 +146,50 @@ def _answer(
         process.communicate()
         return Unavailable(f"importing {package} took longer than {time_limit:.0f} s")
     if process.returncode:
-        words = err.strip().splitlines()
-        said = words[-1] if words else "nothing"
+        lines = err.strip().splitlines()
+        last = lines[-1] if lines else "nothing"
         code = process.returncode
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return Unavailable(f"import {package}: {ended}: {said[-_LAST_WORDS:]}")
-    for line in reversed(out.splitlines()):  # a package may print of its own, also at exit
+        return Unavailable(f"import {package}: {ended}: {last[-_MOST_ERROR:]}")
+    for line in reversed(out.splitlines()):  # a package may print lines too, also at exit
         if line.startswith(_MARK):
             facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
             return facts
     return Unavailable(f"import {package}: the process exited early without output")
 
 
-def _torch_facts(answer: dict[str, Any] | Unavailable) -> TorchFacts | Unavailable:
-    if isinstance(answer, Unavailable):
-        return answer
+def _torch_facts(report: dict[str, Any] | Unavailable) -> TorchFacts | Unavailable:
+    if isinstance(report, Unavailable):
+        return report
     none = Unavailable("this torch is built without CUDA", ReadStatus.UNSUPPORTED)
     without = Unavailable("this torch is built without NCCL", ReadStatus.UNSUPPORTED)
-    built, loaded = answer.get("nccl_built"), answer.get("nccl_loaded")
+    built, loaded = report.get("nccl_built"), report.get("nccl_loaded")
     loaded_version: str | Unavailable = without
     if built:
-        loaded_version = Unavailable(answer.get("nccl_error", "NCCL does not report its version"))
+        loaded_version = Unavailable(report.get("nccl_error", "NCCL does not report its version"))
     if loaded:
         loaded_version = _nccl_version(loaded)
     return TorchFacts(
-        version=answer["version"],
-        cuda=answer["cuda"] or none,
-        hip=answer["hip"] or Unavailable("not a ROCm build", ReadStatus.UNSUPPORTED),
-        archs=tuple(answer["archs"]) if answer["archs"] else none,
+        version=report["version"],
+        cuda=report["cuda"] or none,
+        hip=report["hip"] or Unavailable("not a ROCm build", ReadStatus.UNSUPPORTED),
+        archs=tuple(report["archs"]) if report["archs"] else none,
         nccl_built=".".join(map(str, built)) if built else without,
         nccl_loaded=loaded_version,
     )
 
 
 def _nccl_version(number: int) -> str:
-    """nccl.h, NCCL_VERSION: thousands since 2.9 have two digits more (2.8.4 is 2804)."""
+    """A version number as text. nccl.h, NCCL_VERSION: 20901 is 2.9.1, but 2804 is 2.8.4."""
     if number < 10000:
         return f"{number // 1000}.{number % 1000 // 100}.{number % 100}"
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
-def _pycuda_cuda(answer: dict[str, Any] | Unavailable) -> str | Unavailable:
-    if isinstance(answer, Unavailable):
-        return answer
-    major, minor, *_ = answer["cuda"]
+def _pycuda_cuda(report: dict[str, Any] | Unavailable) -> str | Unavailable:
+    if isinstance(report, Unavailable):
+        return report
+    major, minor, *_ = report["cuda"]
     return f"{major}.{minor}"
 
 
@@ -198,19 +198,19 @@ def _pycuda_cuda(answer: dict[str, Any] | Unavailable) -> str | Unavailable:
 
 def read_shared_memory(path: Path = Path("/dev/shm")) -> SharedMemory | Unavailable:
     try:
-        room = os.statvfs(path)
+        space = os.statvfs(path)
     except OSError as error:
         return Unavailable(f"{path}: {error.strerror}", _status(error))
     return SharedMemory(
-        Bytes(room.f_blocks * room.f_frsize),
-        Bytes(room.f_bavail * room.f_frsize),
+        Bytes(space.f_blocks * space.f_frsize),
+        Bytes(space.f_bavail * space.f_frsize),
         os.access(path, os.W_OK),
     )
 
 
 def _status(error: OSError) -> ReadStatus:
-    refused = error.errno in (errno.EPERM, errno.EACCES)
-    return ReadStatus.DENIED if refused else ReadStatus.ERROR
+    denied = error.errno in (errno.EPERM, errno.EACCES)
+    return ReadStatus.DENIED if denied else ReadStatus.ERROR
 
 
 def _memlock() -> int | Unavailable:
@@ -244,8 +244,8 @@ def _in_container(root: Path = Path("/")) -> bool | Unavailable:
 def read_kernel_log(path: Path = Path("/dev/kmsg")) -> tuple[KernelMessage, ...] | Unavailable:
     """The driver's lines of the kernel log.
 
-    The format is that of Linux's ``Documentation/ABI/testing/dev-kmsg``: a record is
-    ``priority,sequence,microseconds,flags;text``; lines that begin with a blank add to it.
+    The format is specified in Linux's ``Documentation/ABI/testing/dev-kmsg``: a record is
+    ``priority,sequence,microseconds,flags;text``, and lines that begin with a blank continue it.
     """
     lines: list[bytes] = []
     try:
@@ -284,9 +284,9 @@ def _chunks(fd: int) -> Iterator[bytes]:
         try:
             chunk = os.read(fd, 1 << 16)
         except BlockingIOError:
-            return  # all that is there has been read
+            return  # all records have been read
         except BrokenPipeError:
-            continue  # records were overwritten while reading: go on with the oldest left
+            continue  # records were overwritten while reading: continue with the oldest one
         if not chunk:
             return
         yield chunk
@@ -299,8 +299,8 @@ _REAL_SIZE = 768 * 1024  # bytes: the stubs have less than 200 KiB, the real one
 
 
 def read_libraries(environ: Mapping[str, str] = os.environ) -> tuple[LibraryFile, ...]:
-    """The driver libraries the loader would find, in its order: ``LD_LIBRARY_PATH``, the
-    cache of ldconfig. Those that are not installed are left out.
+    """The installed driver libraries that the loader finds, in its order: ``LD_LIBRARY_PATH``, then
+    the cache of ldconfig.
     """
     cache = _loader_cache()
     found = []
@@ -312,7 +312,7 @@ def read_libraries(environ: Mapping[str, str] = os.environ) -> tuple[LibraryFile
             try:
                 real = candidate.resolve(strict=True)
                 size = real.stat().st_size
-            except (OSError, RuntimeError):  # not there, no permission, or a loop of links
+            except (OSError, RuntimeError):  # missing, no permission, or a loop of links
                 continue
             stub = "stubs" in candidate.parts or "stubs" in real.parts or size < _REAL_SIZE
             found.append(LibraryFile(name, str(real), stub))
@@ -321,7 +321,7 @@ def read_libraries(environ: Mapping[str, str] = os.environ) -> tuple[LibraryFile
 
 
 def _loader_cache() -> dict[str, list[str]]:
-    """What ``ldconfig -p`` lists of the driver libraries, for this machine word's size."""
+    """The paths of the driver libraries in the list of ``ldconfig -p``, for this word size."""
     for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
         if os.access(program, os.X_OK):
             break
@@ -330,13 +330,13 @@ def _loader_cache() -> dict[str, list[str]]:
     try:
         done = subprocess.run([program, "-p"], capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return {}  # the cache only adds places to look in
+        return {}  # the folders of LD_LIBRARY_PATH remain
     return cached_libraries(done.stdout.decode("utf-8", "replace"), wide=sys.maxsize > 2**32)
 
 
 def cached_libraries(listing: str, *, wide: bool) -> dict[str, list[str]]:
-    """The paths of the driver libraries in what ``ldconfig -p`` prints, in its order, for a machine
-    word of 64 bits (``wide``) or 32.
+    """The paths of the driver libraries in the output of ``ldconfig -p``, in its order, for a word
+    size of 64 bits (``wide``) or 32.
     """
     cache: dict[str, list[str]] = {}
     for line in listing.splitlines():

@@ -1,4 +1,4 @@
-"""Rules about which GPUs this program will see, and who else is on them."""
+"""Rules about the GPUs that CUDA shows to this program, and the other processes on them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import MachineFacts, name_of, rule, unread
-from gpuprobe.probes.health.devices import answering, is_lost
+from gpuprobe.probes.health.base import MachineFacts, inventory_of, is_lost, name_of, rule, unread
 
-# Bytes. Drivers before 510 count what they reserve for themselves as used, which is over
-# 500 MiB on the largest GPUs.
+# Bytes. Drivers before 510 count the memory that they reserve as used, which is over 500 MiB on the
+# largest GPUs.
 _UNOWNED = 1024**3
 
 
@@ -28,22 +27,22 @@ def selection_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Una
     match: that entry and everything after it is hidden, without a message. An error where no
     GPU is left. Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
-    inventory = answering(facts)
+    inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
         yield inventory
         return
-    seen = inventory.visibility
-    bad = [entry for entry in seen.entries if entry.reason]
-    if seen.setting is None or not (bad or seen.problems):
+    visibility = inventory.visibility
+    bad = [entry for entry in visibility.entries if entry.reason]
+    if visibility.setting is None or not (bad or visibility.problems):
         return
-    if not seen.setting.strip():  # hides everything on purpose: GP111's business
+    if not visibility.setting.strip():  # hides everything on purpose: see GP111
         return
-    left = None if isinstance(seen.devices, Unavailable) else len(seen.devices)
+    left = None if isinstance(visibility.devices, Unavailable) else len(visibility.devices)
     shown = "" if left is None else f"; CUDA sees {left} of {len(inventory.devices)} GPUs"
     yield self.finding(
-        f"CUDA_VISIBLE_DEVICES={seen.setting} does not do what it seems to{shown}",
+        f"CUDA_VISIBLE_DEVICES={visibility.setting} does not do what it seems to{shown}",
         *((f"entry '{entry.text}'", entry.reason) for entry in bad),
-        *(("problem", problem) for problem in seen.problems),
+        *(("problem", problem) for problem in visibility.problems),
         fix="Use the UUIDs that 'gpuprobe info' lists, or unset the variable.",
         code="unset CUDA_VISIBLE_DEVICES",
         subject="CUDA_VISIBLE_DEVICES",
@@ -63,18 +62,18 @@ def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
     on purpose, so it is a note; that *all* are hidden is a warning. So are GPUs hidden by one
     in MIG mode: CUDA shows a program one MIG instance and no other GPUs.
     """
-    inventory = answering(facts)
+    inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
         yield inventory
         return
-    seen = inventory.visibility
+    visibility = inventory.visibility
     if not inventory.devices:
         return
-    if isinstance(seen.devices, Unavailable):
-        if seen.setting is not None:
-            yield seen.devices
+    if isinstance(visibility.devices, Unavailable):
+        if visibility.setting is not None:
+            yield visibility.devices
         return
-    shown = set(seen.devices)
+    shown = set(visibility.devices)
     hidden = [
         device
         for device in inventory.devices
@@ -86,10 +85,10 @@ def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
         return
     count = f"{len(hidden)} of {len(inventory.devices)}" if shown else "all"
     listed = ("hidden", ", ".join(name_of(device) for device in hidden))
-    if seen.setting is None:
+    if visibility.setting is None:
         yield self.finding(
             f"{count} GPUs are hidden from CUDA, though CUDA_VISIBLE_DEVICES is not set",
-            *(("why", problem) for problem in seen.problems),
+            *(("why", problem) for problem in visibility.problems),
             listed,
             fix="List the GPUs to use in CUDA_VISIBLE_DEVICES, without the one in MIG mode.",
             code="gpuprobe info",
@@ -98,7 +97,7 @@ def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
         return
     yield self.finding(
         f"{count} GPUs are hidden by CUDA_VISIBLE_DEVICES",
-        ("CUDA_VISIBLE_DEVICES", f"'{seen.setting}'"),
+        ("CUDA_VISIBLE_DEVICES", f"'{visibility.setting}'"),
         listed,
         fix="Nothing, if this is intended; otherwise unset the variable."
         if shown
@@ -121,7 +120,7 @@ def device_order(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     with different models, `cuda:0` is then another GPU than `nvidia-smi`'s 0. A selection by
     `CUDA_VISIBLE_DEVICES` renumbers too, which is expected and a note.
     """
-    inventory = answering(facts)
+    inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
         yield inventory
         return
@@ -151,9 +150,9 @@ def device_order(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
 def memory_without_owner(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Memory held by a process that no longer exists, or in use where no process is listed at
     all: usually a killed job whose child (a DataLoader worker, a hung NCCL thread) still has
-    the device open. In a container the owners may simply be outside: the rule cannot tell.
+    the device open. In a container the owners may be outside, where the rule cannot see them.
     """
-    inventory = answering(facts)
+    inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
         yield inventory
         return
@@ -219,7 +218,7 @@ def other_user(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailabl
     """Another user's program on a GPU takes memory and time, and its peaks are not yours to
     predict. A warning for GPUs that CUDA would show to this program, a note for others.
     """
-    inventory = answering(facts)
+    inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
         yield inventory
         return
@@ -242,16 +241,16 @@ def other_user(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailabl
         held = process.memory.value
         size = "memory unknown" if isinstance(held, Unavailable) else human_bytes(held)
         where = name_of(device) if device else process.device
-        who = f"user {uid}" if isinstance(user, Unavailable) else user
-        groups.setdefault((mine, who), []).append((where, f"process {process.pid}, {size}"))
-    for (mine, who), places in groups.items():
+        name = f"user {uid}" if isinstance(user, Unavailable) else user
+        groups.setdefault((mine, name), []).append((where, f"process {process.pid}, {size}"))
+    for (mine, name), places in groups.items():
         gpus = ", ".join(dict.fromkeys(where.partition(" (")[0] for where, _ in places))
         yield self.finding(
-            f"{who} is on {gpus}" + ("" if mine else ", which CUDA hides from this program"),
+            f"{name} is on {gpus}" + ("" if mine else ", which CUDA hides from this program"),
             *places,
             fix="Contact them, or choose another GPU with CUDA_VISIBLE_DEVICES.",
             code="gpuprobe info",
-            subject=who,
+            subject=name,
             level=Level.WARNING if mine else Level.NOTE,
         )
     if hidden:

@@ -1,8 +1,8 @@
 """Xid messages: how the driver reports GPU errors in the kernel log.
 
 Source of the meanings: NVIDIA, "Xid Errors" (docs.nvidia.com/deploy/xid-errors), catalogue and
-the older GPUs' table, in our own words. A meaning is where to begin to look, not a verdict:
-corrupted commands can produce almost any of them.
+the older GPUs' table, reworded. A meaning is a starting point, not a verdict: corrupted commands
+can produce almost any of them.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class XidEvent:
     def advice(self) -> Advice:
         return XIDS.get(self.code, UNKNOWN)
 
-    def is_of(self, pci_bus_id: str) -> bool:
-        """Whether the device with this bus id (NVML's form, eight-digit domain) is meant."""
+    def is_from(self, pci_bus_id: str) -> bool:
+        """Whether the device with this bus id (NVML's form, eight-digit domain) sent it."""
         parts = self.pci.split(":")
         others = pci_bus_id.lower().partition(".")[0].split(":")
         if len(parts) != 3 or len(others) != 3:

@@ -1,4 +1,4 @@
-"""Everything NVML knows of one device, as readings."""
+"""One device as NVML reports it, as readings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from gpuprobe.model.machine.devices import (
     Temperatures,
     Utilisation,
 )
-from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+from gpuprobe.model.values import Bytes, Reading, ReadStatus, T, Unavailable
 from gpuprobe.probes.base import Detail
-from gpuprobe.probes.nvml.calls import Calls, pci_bus_id, text
-from gpuprobe.probes.nvml.readings import read_group, sm_count
+from gpuprobe.probes.nvml.readings import Calls, pci_bus_id, read_group, sm_count, text
 
-# nvml.h, nvmlClocksEventReasons. Not all of them are trouble: see `read_throttling`.
+# nvml.h, nvmlClocksEventReasons. Some are normal: see the rule GP120.
 THROTTLE_REASONS = {
     0x001: "idle",
     0x002: "application clocks setting",
@@ -48,18 +47,18 @@ FIELD_NVLINK_RX_KIB = 139  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
 _VERSION_MEMORY_V2 = 0x02000028
 _MAX_LINKS = 18  # NVML_NVLINK_MAX_LINKS
 
-# Chips whose GPU shares the host's memory: NVML answers "not supported" for its memory there.
-# GB10 (DGX Spark) and the Jetson modules, by the names their drivers report.
+# Chips whose GPU shares the host's memory, for which NVML returns "not supported": GB10 (DGX Spark)
+# and the Jetson modules, by the names that their drivers report.
 _UNIFIED_NAMES = ("gb10", "orin", "xavier", "thor", "tegra", "jetson")
 
 _LINK_ENDS = {0: "gpu", 1: "cpu", 2: "switch"}  # nvmlIntNvLinkDeviceType_t
 
 
-def identify(calls: Calls, index: int, handle: Any) -> DeviceIdentity:
-    """Who the device at this NVML index is."""
-    spot = f"nvml-{index}"
-    uuid = calls.attempt(spot, "DeviceGetUUID", handle, convert=text)
-    key = uuid if isinstance(uuid, str) else spot
+def identify(calls: Calls, index: int, handle: object) -> DeviceIdentity:
+    """The identity of the device at this NVML index."""
+    name = f"nvml-{index}"
+    uuid = calls.attempt(name, "DeviceGetUUID", handle, convert=text)
+    key = uuid if isinstance(uuid, str) else name
     return DeviceIdentity(
         uuid=uuid,
         pci_bus_id=calls.attempt(
@@ -70,8 +69,8 @@ def identify(calls: Calls, index: int, handle: Any) -> DeviceIdentity:
     )
 
 
-def read_device(calls: Calls, identity: DeviceIdentity, handle: Any, detail: Detail) -> Device:
-    """Read one device; at detail ``table`` only what the table shows."""
+def read_device(calls: Calls, identity: DeviceIdentity, handle: object, detail: Detail) -> Device:
+    """Read one device; at detail ``table`` only the values of the table."""
     key = identity.key
     full = detail == "full"
 
@@ -110,39 +109,35 @@ def read_device(calls: Calls, identity: DeviceIdentity, handle: Any, detail: Det
     )
 
 
-def member(answer: Any, name: str) -> Reading[Any]:
-    """One member of a structure that was read once; its failure is already noted."""
-    value = answer if isinstance(answer, Unavailable) else getattr(answer, name)
+def member(structure: object, name: str) -> Reading[Any]:
+    """One member of a structure of NVML, or why the structure could not be read."""
+    value = structure if isinstance(structure, Unavailable) else getattr(structure, name)
     return Reading(value, "nvml")
 
 
-def read_memory(calls: Calls, key: str, handle: Any, full: bool) -> DeviceMemory:
+def read_memory(calls: Calls, key: str, handle: object, full: bool) -> DeviceMemory:
     """The device's memory; without ``full``, not its BAR1."""
-    # Version 2 tells "reserved" apart; version 1 counts it as used. Drivers before 510 have
-    # only version 1, and a virtual GPU may refuse version 2.
-    answer = calls.attempt(key, "DeviceGetMemoryInfo", handle, _VERSION_MEMORY_V2)
-    reserved: Reading[Any]
-    if isinstance(answer, Unavailable):
-        reserved = Reading(answer, "nvml")
-        if answer.status is ReadStatus.UNSUPPORTED:
-            answer = calls.attempt(key, "DeviceGetMemoryInfo", handle)
-    else:
-        reserved = _bytes(answer, "reserved")
+    # Version 2 separates "reserved"; version 1 counts it as used. Drivers before 510 have only
+    # version 1, and a vGPU may not support version 2.
+    info = calls.attempt(key, "DeviceGetMemoryInfo", handle, _VERSION_MEMORY_V2)
+    reserved = _bytes(info, "reserved")
+    if isinstance(info, Unavailable) and info.status is ReadStatus.UNSUPPORTED:
+        info = calls.attempt(key, "DeviceGetMemoryInfo", handle)
     bar1 = calls.attempt(key, "DeviceGetBAR1MemoryInfo", handle) if full else None
     return DeviceMemory(
-        total=_bytes(answer, "total"),
-        used=_bytes(answer, "used"),
-        free=_bytes(answer, "free"),
+        total=_bytes(info, "total"),
+        used=_bytes(info, "used"),
+        free=_bytes(info, "free"),
         reserved=reserved,
         bar1_total=NOT_READ if bar1 is None else _bytes(bar1, "bar1Total"),
         bar1_used=NOT_READ if bar1 is None else _bytes(bar1, "bar1Used"),
     )
 
 
-def _bytes(answer: Any, name: str) -> Reading[Bytes]:
-    if isinstance(answer, Unavailable):
-        return Reading(answer, "nvml")
-    return Reading(Bytes(int(getattr(answer, name))), "nvml")
+def _bytes(structure: object, name: str) -> Reading[Bytes]:
+    if isinstance(structure, Unavailable):
+        return Reading(structure, "nvml")
+    return Reading(Bytes(int(getattr(structure, name))), "nvml")
 
 
 def _unified(name: Reading[str], memory: DeviceMemory) -> Reading[bool]:
@@ -155,38 +150,39 @@ def _unified(name: Reading[str], memory: DeviceMemory) -> Reading[bool]:
     return Reading(known and total.status is ReadStatus.UNSUPPORTED, "nvml")
 
 
-def throttling(calls: Calls, key: str, handle: Any) -> Reading[tuple[str, ...]]:
-    """Why the clocks are lower than they could be."""
+def throttling(calls: Calls, key: str, handle: object) -> Reading[tuple[str, ...]]:
+    """The reasons why the clocks are below their maximum."""
     reading = calls.read(key, "DeviceGetCurrentClocksEventReasons", handle, convert=_reasons)
-    if reading.status is ReadStatus.UNSUPPORTED:  # drivers before 535 know the older name
+    if reading.status is ReadStatus.UNSUPPORTED:  # drivers before 535 have the older name
         older = "DeviceGetCurrentClocksThrottleReasons"
         reading = calls.read(key, older, handle, convert=_reasons)
     return reading
 
 
 def _reasons(mask: int) -> tuple[str, ...]:
-    words = [word for bit, word in THROTTLE_REASONS.items() if mask & bit]
+    reasons = [reason for bit, reason in THROTTLE_REASONS.items() if mask & bit]
     unknown = mask & ~sum(THROTTLE_REASONS)
-    return tuple(words + ([f"reason {unknown:#x}"] if unknown else []))
+    return tuple(reasons + ([f"reason {unknown:#x}"] if unknown else []))
 
 
-def memory_temperature(calls: Calls, key: str, handle: Any) -> Reading[Any]:
-    """Of the memory; only some boards have the sensor."""
+def memory_temperature(calls: Calls, key: str, handle: object) -> Reading[int]:
+    """The memory's temperature in °C; only some boards have the sensor."""
     return _field_value(calls, key, handle, _FIELD_MEMORY_TEMPERATURE, None)
 
 
-# nvmlValueType_t -> the member of the union that holds the value.
+# nvmlValueType_t -> the member of the union that has the value.
 UNION = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
 
 def _field_value(
-    calls: Calls, key: str, handle: Any, field: int, scope: int | None, scale: int = 1
-) -> Reading[Any]:
-    wanted = [field if scope is None else (field, scope)]
-    answer = calls.attempt(key, "DeviceGetFieldValues", handle, wanted)
-    if isinstance(answer, Unavailable):
-        return Reading(answer, "nvml")
-    entry = answer[0]
+    calls: Calls, key: str, handle: object, field: int, scope: int | None, scale: int = 1
+) -> Reading[int]:
+    """A value of nvmlDeviceGetFieldValues, times ``scale``; ``scope`` is the link, if any."""
+    fields = [field if scope is None else (field, scope)]
+    values = calls.attempt(key, "DeviceGetFieldValues", handle, fields)
+    if isinstance(values, Unavailable):
+        return Reading(values, "nvml")
+    entry = values[0]
     if entry.nvmlReturn != 0:
         return Reading(
             Unavailable(f"field {field}: NVML error {entry.nvmlReturn}", ReadStatus.UNSUPPORTED),
@@ -198,7 +194,7 @@ def _field_value(
     return Reading(int(getattr(entry.value, member)) * scale, "nvml")
 
 
-def fans(calls: Calls, key: str, handle: Any) -> Reading[tuple[int, ...]]:
+def fans(calls: Calls, key: str, handle: object) -> Reading[tuple[int, ...]]:
     """The speed of each fan, in percent."""
     count = calls.attempt(key, "DeviceGetNumFans", handle)
     if isinstance(count, Unavailable):
@@ -215,7 +211,7 @@ def fans(calls: Calls, key: str, handle: Any) -> Reading[tuple[int, ...]]:
     return Reading(tuple(speeds), "nvml")
 
 
-def _nvlinks(calls: Calls, key: str, handle: Any) -> Reading[tuple[NvLink, ...]]:
+def _nvlinks(calls: Calls, key: str, handle: object) -> Reading[tuple[NvLink, ...]]:
     links: list[NvLink] = []
     for link in range(_MAX_LINKS):
         state = calls.read(key, "DeviceGetNvLinkState", handle, link, convert=bool)
@@ -252,23 +248,25 @@ def _nvlinks(calls: Calls, key: str, handle: Any) -> Reading[tuple[NvLink, ...]]
     return Reading(tuple(links), "nvml")
 
 
-def _ecc(calls: Calls, key: str, handle: Any, group: Callable[[str], dict[str, Any]]) -> EccCounts:
+def _ecc(
+    calls: Calls, key: str, handle: object, group: Callable[[str], dict[str, Any]]
+) -> EccCounts:
     mode = calls.attempt(key, "DeviceGetEccMode", handle)
     if isinstance(mode, Unavailable):
-        reading: Reading[Any] = Reading(mode, "nvml")
-        return EccCounts(reading, reading, reading, reading, reading, reading)
+        flag: Reading[bool] = Reading(mode, "nvml")
+        count: Reading[int] = Reading(mode, "nvml")
+        return EccCounts(flag, flag, count, count, count, count)
     enabled, pending = (Reading(bool(part), "nvml") for part in mode)
     return EccCounts(enabled=enabled, pending=pending, **group("ecc"))
 
 
 def _retired(
-    calls: Calls, key: str, handle: Any, group: Callable[[str], dict[str, Any]]
+    calls: Calls, key: str, handle: object, group: Callable[[str], dict[str, Any]]
 ) -> RetiredMemory:
     rows = calls.attempt(key, "DeviceGetRemappedRows", handle)
 
-    def row(position: int, kind: type) -> Reading[Any]:
-        value = rows if isinstance(rows, Unavailable) else kind(rows[position])
-        return Reading(value, "nvml")
+    def row(position: int, kind: type[T]) -> Reading[T]:
+        return Reading(rows if isinstance(rows, Unavailable) else kind(rows[position]), "nvml")  # type: ignore[call-arg]
 
     return RetiredMemory(
         **group("retired"),
@@ -279,11 +277,11 @@ def _retired(
     )
 
 
-def _affinity(calls: Calls, key: str, handle: Any) -> Reading[tuple[int, ...]]:
+def _affinity(calls: Calls, key: str, handle: object) -> Reading[tuple[int, ...]]:
     import os
 
     words = ((os.cpu_count() or 1) + 63) // 64
-    # A board may know CPUs beyond those online: NVML fills as many words as it is given.
+    # A board may report CPUs that are not online: NVML fills as many words as requested.
     return calls.read(
         key,
         "DeviceGetCpuAffinity",
@@ -295,25 +293,25 @@ def _affinity(calls: Calls, key: str, handle: Any) -> Reading[tuple[int, ...]]:
     )
 
 
-def _mig_mode(calls: Calls, key: str, handle: Any, full: bool) -> MigMode:
+def _mig_mode(calls: Calls, key: str, handle: object, full: bool) -> MigMode:
     mode = calls.attempt(key, "DeviceGetMigMode", handle)
     if isinstance(mode, Unavailable):
-        reading: Reading[Any] = Reading(mode, "nvml")
-        return MigMode(reading, reading, reading)
+        flag: Reading[bool] = Reading(mode, "nvml")
+        return MigMode(flag, flag, Reading(mode, "nvml"))
     most = NOT_READ
     if full or mode[0]:
         most = calls.read(key, "DeviceGetMaxMigDeviceCount", handle)
     return MigMode(Reading(bool(mode[0]), "nvml"), Reading(bool(mode[1]), "nvml"), most)
 
 
-def mig_instances(calls: Calls, key: str, parent: Any, mode: MigMode) -> tuple[MigInstance, ...]:
-    """The instances that there are now."""
+def mig_instances(calls: Calls, key: str, parent: object, mode: MigMode) -> tuple[MigInstance, ...]:
+    """The GPU's current MIG instances."""
     found = []
     most = mode.max_instances.value
     for index in range(0 if isinstance(most, Unavailable) else most):
         handle = calls.attempt(key, "DeviceGetMigDeviceHandleByIndex", parent, index)
         if isinstance(handle, Unavailable):
-            continue  # slots are sparse: an unused one answers "not found"
+            continue  # slots are sparse: an unused one returns "not found"
         uuid = calls.attempt(key, "DeviceGetUUID", handle, convert=text)
         gpu_instance = calls.attempt(key, "DeviceGetGpuInstanceId", handle)
         compute_instance = calls.attempt(key, "DeviceGetComputeInstanceId", handle)
@@ -322,7 +320,7 @@ def mig_instances(calls: Calls, key: str, parent: Any, mode: MigMode) -> tuple[M
             or isinstance(gpu_instance, Unavailable)
             or isinstance(compute_instance, Unavailable)
         ):
-            continue  # noted in the errors: without an identity it cannot be listed
+            continue  # in the errors already: without an identity it cannot be listed
         memory = calls.attempt(key, "DeviceGetMemoryInfo", handle)
         found.append(
             MigInstance(

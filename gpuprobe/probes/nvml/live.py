@@ -1,8 +1,8 @@
-"""NVML for a monitor: everything once, then only what moves.
+"""NVML for a monitor: all values once, then only those that change.
 
-A full reading asks some two hundred values per GPU, most of which never change. This source
-keeps those, asks about thirty again, and keeps the time it blocks within bounds: NVML measures
-PCIe throughput over 20 ms for each direction while the caller waits.
+A full reading queries about two hundred values of each GPU, most of which never change. This source
+reads about thirty of them again, and bounds the time that it blocks: NVML measures PCIe throughput
+over 20 ms for each direction while the caller waits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpuprobe.model.machine.devices import (
     Device,
@@ -21,25 +21,29 @@ from gpuprobe.model.machine.devices import (
     ProbeError,
 )
 from gpuprobe.model.machine.monitor import GpuWork, LinkRate, ProcessWork
-from gpuprobe.model.values import Reading, ReadStatus, Unavailable
+from gpuprobe.model.values import Reading, ReadStatus, T, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
 from gpuprobe.probes.nvml import device as nvml_device
-from gpuprobe.probes.nvml import source as nvml
-from gpuprobe.probes.nvml.calls import Calls, text
-from gpuprobe.probes.nvml.readings import read_again
+from gpuprobe.probes.nvml.readings import Calls, read_moving, text
+from gpuprobe.probes.nvml.source import NvmlSource
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Group = TypeVar("Group", bound="DataclassInstance")
 
 RENEW = 60
-"""Readings after which everything is asked again: modes, limits, errors in rarer counters."""
+"""Readings after which all values are read again: modes, limits, rarely changing error counters."""
 
 PCIE_SHARE = 0.3
-"""The part of the interval that may be spent waiting for PCIe throughput; GPUs take turns
-where there are too many for it."""
+"""The part of the interval that may be spent waiting for PCIe throughput. If there are too many
+GPUs for it, they take turns."""
 
 _PCIE_SECONDS = 0.04  # twice the 20 ms of nvmlDeviceGetPcieThroughput (nvml.h)
 
 
-class NvmlLive(nvml.NvmlSource):
-    """An `NvmlSource` that is read again and again. ``interval`` in seconds."""
+class LiveNvmlSource(NvmlSource):
+    """An `NvmlSource` for repeated readings. ``interval`` in seconds."""
 
     def __init__(self, interval: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -50,32 +54,32 @@ class NvmlLive(nvml.NvmlSource):
         self._driver = DriverInfo()
         self._errors: tuple[ProbeError, ...] = ()  # of the last full reading
         self._since_full = 0
-        self._sums: dict[str, tuple[float, int, int]] = {}  # key -> time, tx, rx
+        self._link_bytes: dict[str, LinkBytes] = {}
         self.rates: tuple[LinkRate, ...] = ()
         self._period = max(1.0, interval)
-        self._no_work: dict[str, GpuWork] = {}  # devices that do not tell
+        self._no_work: dict[str, GpuWork] = {}  # devices that do not report it
         self._work: list[GpuWork] = []
 
     def close(self) -> None:
         self._known = {}
         super().close()
-        self._status = None  # ask again, even where it could not be asked before
+        self._status = None  # try again, even if NVML was not available
 
     def collect(self, detail: Detail = "full") -> SourceView:
-        """``table`` is the first, quick reading of everything that the table shows."""
+        """The devices now. Detail ``table`` is for the first, quick reading."""
         self._work = []
         if detail == "table" or not self._known or self._since_full >= RENEW:
             view = super().collect(detail)
             if detail == "full":
-                self._keep(view)
+                self._remember(view)
             return self._with_rates(view)
-        calls = _Asked(self._pynvml)
+        calls = _LoggedCalls(self._pynvml)
         count = calls.attempt("", "DeviceGetCount")
-        if isinstance(count, Unavailable):  # the driver went away
+        if isinstance(count, Unavailable):  # the driver was unloaded
             self._known = {}
             return SourceView("nvml", driver=self._driver, errors=tuple(calls.errors))
         if count != len(self._known):
-            return self._anew()  # a GPU appeared, or one went away
+            return self._read_all()  # a GPU appeared or disappeared
         self._since_full += 1
         turn = {(self._pcie_next + i) % count for i in range(self._pcie_at_once)} if count else ()
         self._pcie_next = (self._pcie_next + self._pcie_at_once) % max(1, count)
@@ -84,9 +88,9 @@ class NvmlLive(nvml.NvmlSource):
         for index in range(count):
             old = self._known[index]
             handle = calls.attempt(old.key, "DeviceGetHandleByIndex", index)
-            answers = not isinstance(handle, Unavailable)
-            if answers == _lost(old) or (answers and not _same(calls, handle, old)):
-                return self._anew()  # it was lost, or came back, or it is another one
+            reachable = not isinstance(handle, Unavailable)
+            if reachable == _lost(old) or (reachable and not _same(calls, handle, old)):
+                return self._read_all()  # it was lost, or returned, or is a different one
             if isinstance(handle, Unavailable):
                 devices.append(old)
                 continue
@@ -96,19 +100,19 @@ class NvmlLive(nvml.NvmlSource):
         errors = tuple(calls.errors) + tuple(
             error
             for error in self._errors
-            if (error.device, error.what) not in calls.asked and error not in calls.errors
+            if (error.device, error.what) not in calls.made and error not in calls.errors
         )
         return self._with_rates(
             SourceView("nvml", tuple(devices), tuple(processes), self._driver, errors=errors)
         )
 
-    def _anew(self) -> SourceView:
+    def _read_all(self) -> SourceView:
         self._work = []
         view = super().collect("full")
-        self._keep(view)
+        self._remember(view)
         return self._with_rates(view)
 
-    def _keep(self, view: SourceView) -> None:
+    def _remember(self, view: SourceView) -> None:
         self._known = dict(enumerate(view.devices))
         self._driver = view.driver
         self._errors = view.errors
@@ -117,63 +121,72 @@ class NvmlLive(nvml.NvmlSource):
 
     @property
     def work(self) -> tuple[GpuWork, ...]:
-        """Of the last reading: what each device did for its processes."""
+        """Each device's utilisation by process, of the last reading."""
         return tuple(self._work)
 
-    def _processes(self, calls: Calls, device: Device, handle: Any) -> list[GpuProcess]:
+    def _processes(self, calls: Calls, device: Device, handle: object) -> list[GpuProcess]:
         found = super()._processes(calls, device, handle)
         self._work.append(self._work_of(calls, device, handle) if found else _idle(device))
         return found
 
-    def _work_of(self, calls: Calls, device: Device, handle: Any) -> GpuWork:
-        """What the device did for each process since the reading before, or in a second."""
+    def _work_of(self, calls: Calls, device: Device, handle: object) -> GpuWork:
+        """The device's utilisation by process, since the previous reading or within a second."""
         if device.key in self._no_work:
             return self._no_work[device.key]
         since = time.time_ns() // 1000 - round(1e6 * self._period)  # NVML: Unix time in µs
-        answer = calls.attempt(
-            device.key, "DeviceGetProcessUtilization", handle, since, convert=_work, none=()
+        samples = calls.attempt(
+            device.key, "DeviceGetProcessUtilization", handle, since, convert=_newest, none=()
         )
-        work = GpuWork(device.key, Reading(answer, "nvml"))
-        if isinstance(answer, Unavailable) and answer.status is ReadStatus.UNSUPPORTED:
+        work = GpuWork(device.key, Reading(samples, "nvml"))
+        if isinstance(samples, Unavailable) and samples.status is ReadStatus.UNSUPPORTED:
             self._no_work[device.key] = work
         return work
 
     def _with_rates(self, view: SourceView) -> SourceView:
         now = self._clock()
         self.rates = tuple(self._rate(device, now) for device in view.devices)
-        self._sums = {key: value for key, value in self._sums.items() if value[0] == now}
+        self._link_bytes = {
+            key: value for key, value in self._link_bytes.items() if value.time == now
+        }
         return view
 
     def _rate(self, device: Device, now: float) -> LinkRate:
         links = device.nvlinks.value
         if isinstance(links, Unavailable):
-            missing: Reading[Any] = Reading(links, "nvml")
+            missing: Reading[float] = Reading(links, "nvml")
             return LinkRate(device.key, missing, missing)
-        before = self._sums.get(device.key)
-        rate, sums = link_rate(device.key, links, before, now)
-        if sums is not None:
-            self._sums[device.key] = sums
+        rate, counted = link_rate(device.key, links, self._link_bytes.get(device.key), now)
+        if counted is not None:
+            self._link_bytes[device.key] = counted
         return rate
 
 
-class _Asked(Calls):
-    """Remembers what was asked: what failed in a full reading and was not asked again since
-    still stands.
+class LinkBytes(NamedTuple):
+    """Bytes sent and received over all NVLinks of a device, until ``time`` (seconds)."""
+
+    time: float
+    tx: int
+    rx: int
+
+
+class _LoggedCalls(Calls):
+    """Calls that are logged in ``made`` as (device, function): an error of the last full reading
+    remains valid until its call is made again.
     """
 
     def __init__(self, pynvml: Any) -> None:
         super().__init__(pynvml)
-        self.asked: set[tuple[str, str]] = set()
+        self.made: set[tuple[str, str]] = set()
 
     def attempt(
         self,
         device: str,
         name: str,
-        *args: Any,
+        *args: object,
         convert: Callable[[Any], Any] | None = None,
         none: Any = None,
     ) -> Any:
-        self.asked.add((device, name))
+        self.made.add((device, name))
         return super().attempt(device, name, *args, convert=convert, none=none)
 
 
@@ -181,7 +194,7 @@ def _idle(device: Device) -> GpuWork:
     return GpuWork(device.key, Reading((), "nvml"))
 
 
-def _work(samples: Any) -> tuple[ProcessWork, ...]:
+def _newest(samples: Any) -> tuple[ProcessWork, ...]:
     """The newest sample of each process."""
     newest = {int(sample.pid): sample for sample in sorted(samples, key=lambda s: s.timeStamp)}
     return tuple(
@@ -191,11 +204,11 @@ def _work(samples: Any) -> tuple[ProcessWork, ...]:
 
 
 def link_rate(
-    key: str, links: tuple[NvLink, ...], before: tuple[float, int, int] | None, now: float
-) -> tuple[LinkRate, tuple[float, int, int] | None]:
-    """The rate since ``before`` (time, tx, rx), and the sums to compare with next time.
+    key: str, links: tuple[NvLink, ...], before: LinkBytes | None, now: float
+) -> tuple[LinkRate, LinkBytes | None]:
+    """The rate since ``before``, and the bytes to compare with next time.
 
-    A counter that went back (the driver was loaded anew) gives no rate, never a negative one.
+    A counter that decreased (the driver was reloaded) gives no rate, never a negative one.
     """
     sent = [link.tx.value for link in links if link.active.value is True]
     received = [link.rx.value for link in links if link.active.value is True]
@@ -203,23 +216,23 @@ def link_rate(
     if failed is None and not sent:
         failed = Unavailable("no NVLink is active", ReadStatus.UNSUPPORTED)
     if failed is not None:
-        reading: Reading[Any] = Reading(failed, "nvml")
-        return LinkRate(key, reading, reading), None
+        missing: Reading[float] = Reading(failed, "nvml")
+        return LinkRate(key, missing, missing), None
     tx = sum(v for v in sent if not isinstance(v, Unavailable))
     rx = sum(v for v in received if not isinstance(v, Unavailable))
-    sums = (now, tx, rx)
-    if before is None or now <= before[0] or tx < before[1] or rx < before[2]:
+    counted = LinkBytes(now, tx, rx)
+    if before is None or now <= before.time or tx < before.tx or rx < before.rx:
         first = Unavailable("counted only since the last reading", ReadStatus.NOT_COLLECTED)
-        reading = Reading(first, "nvml")
-        return LinkRate(key, reading, reading), sums
-    seconds = now - before[0]
+        missing = Reading(first, "nvml")
+        return LinkRate(key, missing, missing), counted
+    seconds = now - before.time
     return (
         LinkRate(
             key,
-            Reading((tx - before[1]) / seconds, "nvml"),
-            Reading((rx - before[2]) / seconds, "nvml"),
+            Reading((tx - before.tx) / seconds, "nvml"),
+            Reading((rx - before.rx) / seconds, "nvml"),
         ),
-        sums,
+        counted,
     )
 
 
@@ -227,25 +240,25 @@ def _lost(device: Device) -> bool:
     return device.name.status is ReadStatus.LOST or isinstance(device.identity.uuid, Unavailable)
 
 
-def _same(calls: Calls, handle: Any, device: Device) -> bool:
+def _same(calls: Calls, handle: object, device: Device) -> bool:
     return calls.attempt(device.key, "DeviceGetUUID", handle, convert=text) == (
         device.identity.uuid
     )
 
 
-def _update(calls: Calls, old: Device, handle: Any, pcie: bool) -> Device:
-    """``old`` with what moves read again; ``pcie``: the throughput, too."""
+def _update(calls: Calls, old: Device, handle: object, pcie: bool) -> Device:
+    """The device with its changing values read again; ``pcie``: its PCIe throughput too."""
     key = old.key
 
-    def again(group: str, part: Any, **options: Any) -> Any:
-        return replace(part, **read_again(calls, key, handle, group, part, **options))
+    def again(group: str, part: Group, without: tuple[str, ...] = ()) -> Group:
+        return replace(part, **read_moving(calls, key, handle, group, part, without=without))
 
     def unless_unsupported(
-        reading: Reading[Any], read: Callable[..., Reading[Any]]
-    ) -> Reading[Any]:
+        reading: Reading[T], read: Callable[[Calls, str, object], Reading[T]]
+    ) -> Reading[T]:
         return reading if reading.status is ReadStatus.UNSUPPORTED else read(calls, key, handle)
 
-    own = again("", old)  # first, as in a full reading: what follows a lost device is lost
+    own = again("", old)  # first, as in a full reading: the other values of a lost device are lost
     fresh = nvml_device.read_memory(calls, key, handle, full=False)
     rates = calls.attempt(key, "DeviceGetUtilizationRates", handle)
     identity: DeviceIdentity = old.identity
@@ -280,9 +293,9 @@ _MEMORY = ("total", "used", "free", "reserved")
 
 
 def _links(
-    calls: Calls, key: str, handle: Any, old: Reading[tuple[NvLink, ...]]
+    calls: Calls, key: str, handle: object, old: Reading[tuple[NvLink, ...]]
 ) -> Reading[tuple[NvLink, ...]]:
-    """The counters of all active links, in one call."""
+    """The links with the counters of all active ones, read in one call."""
     if isinstance(old.value, Unavailable):
         return old
     active = [link for link in old.value if link.active.value is True]
@@ -293,11 +306,11 @@ def _links(
         for link in active
         for number in (nvml_device.FIELD_NVLINK_TX_KIB, nvml_device.FIELD_NVLINK_RX_KIB)
     ]
-    answer = calls.attempt(key, "DeviceGetFieldValues", handle, fields)
-    if isinstance(answer, Unavailable):
-        missing: Reading[Any] = Reading(answer, "nvml")
+    values = calls.attempt(key, "DeviceGetFieldValues", handle, fields)
+    if isinstance(values, Unavailable):
+        missing: Reading[int] = Reading(values, "nvml")
         return Reading(tuple(replace(link, tx=missing, rx=missing) for link in old.value), "nvml")
-    counts = iter([_counter(entry) for entry in answer])
+    counts = iter([_counter(entry) for entry in values])
     return Reading(
         tuple(
             replace(link, tx=next(counts), rx=next(counts)) if link in active else link

@@ -1,6 +1,6 @@
 """NVML through nvidia-ml-py: all GPUs of the machine, whatever CUDA may see of them.
 
-Asking NVML creates no CUDA context and wakes no device.
+No query creates a CUDA context or wakes a device.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from gpuprobe.model.machine.devices import (
     GpuProcess,
     ProbeError,
     SourceStatus,
+    TopologyCell,
+    TopologyMatrix,
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
-from gpuprobe.probes.nvml.calls import Calls, text
 from gpuprobe.probes.nvml.device import identify, read_device
+from gpuprobe.probes.nvml.readings import Calls, text
 
-# What the common failures of nvmlInit mean, by NVML's return code.
+# The meaning of nvmlInit's common errors, by NVML's return code.
 _INIT = {
     9: "the NVIDIA kernel driver is not loaded",
     12: "the NVIDIA management library (libnvidia-ml.so.1) is not installed",
@@ -31,7 +33,7 @@ _INIT = {
     999: "the NVIDIA driver does not answer",
 }
 
-_INVALID_INSTANCE = 0xFFFFFFFF  # gpuInstanceId of a process that is in no MIG instance
+_INVALID_INSTANCE = 0xFFFFFFFF  # gpuInstanceId of a process outside of MIG instances
 
 _KINDS = (
     ("compute", "DeviceGetComputeRunningProcesses"),
@@ -41,7 +43,7 @@ _KINDS = (
 
 
 class NvmlSource:
-    """Asks nvidia-ml-py, imported when first asked."""
+    """Queries nvidia-ml-py, which is imported at first use."""
 
     name = "nvml"
 
@@ -68,20 +70,20 @@ class NvmlSource:
         except pynvml.NVMLError as error:
             known = _INIT.get(error.value)
             return f"{known} (NVML: {error})" if known else f"NVML: {error}"
-        except (OSError, AttributeError) as error:  # a library that is not the real one
+        except (OSError, AttributeError) as error:  # a stub or a different library
             return f"NVML: {type(error).__name__}: {error}"
         self._open = True
         return ""
 
     def close(self) -> None:
-        """Let NVML go. Safe to call twice; the source can be asked again afterwards."""
+        """Shut NVML down. May be called twice; the source can be queried again afterwards."""
         if self._open:
             self._open = False
             self._status = None
             try:
                 self._pynvml.nvmlShutdown()
             except self._pynvml.NVMLError:
-                return  # the driver went away under us: nothing is left to let go of
+                return  # the driver was unloaded: there is nothing to shut down
 
     def collect(self, detail: Detail = "full") -> SourceView:
         calls = Calls(self._pynvml)
@@ -89,12 +91,12 @@ class NvmlSource:
         count = calls.attempt("", "DeviceGetCount")
         devices: list[Device] = []
         processes: list[GpuProcess] = []
-        handles: dict[str, Any] = {}
+        handles: dict[str, object] = {}
         for index in range(0 if isinstance(count, Unavailable) else count):
             handle = calls.attempt(f"nvml-{index}", "DeviceGetHandleByIndex", index)
             if isinstance(handle, Unavailable):
                 devices.append(_unreachable(index, handle))
-                if handle.status is ReadStatus.UNSUPPORTED:  # hidden, yet it was counted
+                if handle.status is ReadStatus.UNSUPPORTED:  # hidden, although counted
                     calls.errors.append(
                         ProbeError(
                             "nvml", handle.status, handle.reason, f"nvml-{index}", "DeviceGetHandle"
@@ -108,15 +110,42 @@ class NvmlSource:
             processes.extend(self._processes(calls, device, handle))
         topology = None
         if detail == "full" and len(devices) > 1:
-            from gpuprobe.probes.nvml.topology import read_topology
-
             topology = read_topology(calls, devices, handles)
         return SourceView(
             "nvml", tuple(devices), tuple(processes), driver, topology, tuple(calls.errors)
         )
 
-    def _processes(self, calls: Calls, device: Device, handle: Any) -> list[GpuProcess]:
-        return _processes(calls, device, handle)
+    def _processes(self, calls: Calls, device: Device, handle: object) -> list[GpuProcess]:
+        """Processes on the device, each (process, MIG instance) once, with all its kinds."""
+        own = os.getpid()
+        instances = {
+            (m.gpu_instance, m.compute_instance): m.uuid for m in device.identity.mig_instances
+        }
+        found: dict[tuple[int, str], tuple[list[str], Reading[Bytes]]] = {}
+        for kind, name in _KINDS:
+            listed = calls.attempt(device.key, name, handle)
+            if isinstance(listed, Unavailable) and listed.status is ReadStatus.UNSUPPORTED:
+                listed = calls.attempt(device.key, name + "_v2", handle)  # drivers before 510
+            if isinstance(listed, Unavailable):
+                if kind == "compute" and listed.status is ReadStatus.UNSUPPORTED:
+                    # A missing list is not an empty list.
+                    calls.errors.append(
+                        ProbeError("nvml", listed.status, listed.reason, device.key, "processes")
+                    )
+                continue
+            for info in listed:
+                instance = (
+                    getattr(info, "gpuInstanceId", _INVALID_INSTANCE),
+                    getattr(info, "computeInstanceId", _INVALID_INSTANCE),
+                )
+                kinds, _ = found.setdefault(
+                    (int(info.pid), instances.get(instance, "")), ([], _process_memory(info))
+                )
+                kinds.append(kind)
+        return [
+            GpuProcess(pid, device.key, tuple(kinds), memory, mig, own=pid == own)
+            for (pid, mig), (kinds, memory) in found.items()
+        ]
 
 
 def _driver(calls: Calls) -> DriverInfo:
@@ -136,13 +165,10 @@ def _cuda_version(number: int) -> str:
 
 
 def _unreachable(index: int, reason: Unavailable) -> Device:
-    """A GPU that NVML counts but gives no handle for: it has an index and nothing else."""
+    """A GPU that NVML counts but returns no handle for: only its index is known."""
     from dataclasses import fields, is_dataclass, replace
 
     missing: Reading[Any] = Reading(reason, "nvml")
-
-    def emptied(group: Any) -> Any:
-        return type(group)(**{f.name: missing for f in fields(group)})
 
     device = Device(
         DeviceIdentity(
@@ -155,51 +181,117 @@ def _unreachable(index: int, reason: Unavailable) -> Device:
     )
     changes: dict[str, Any] = {}
     for f in fields(device):
-        value = getattr(device, f.name)
-        if isinstance(value, Reading):
+        group = getattr(device, f.name)
+        if isinstance(group, Reading):
             changes[f.name] = missing
-        elif is_dataclass(value) and f.name not in ("identity", "torch"):
-            changes[f.name] = emptied(value)
+        elif f.name not in ("identity", "torch") and is_dataclass(group):
+            assert not isinstance(group, type)
+            changes[f.name] = replace(
+                group, **dict.fromkeys((g.name for g in fields(group)), missing)
+            )
     return replace(device, **changes)
-
-
-def _processes(calls: Calls, device: Device, handle: Any) -> list[GpuProcess]:
-    """Processes on the device, each (process, MIG instance) once, with all its kinds."""
-    own = os.getpid()
-    instances = {
-        (m.gpu_instance, m.compute_instance): m.uuid for m in device.identity.mig_instances
-    }
-    found: dict[tuple[int, str], tuple[list[str], Reading[Bytes]]] = {}
-    for kind, name in _KINDS:
-        answer = calls.attempt(device.key, name, handle)
-        if isinstance(answer, Unavailable) and answer.status is ReadStatus.UNSUPPORTED:
-            answer = calls.attempt(device.key, name + "_v2", handle)  # drivers before 510
-        if isinstance(answer, Unavailable):
-            if kind == "compute" and answer.status is ReadStatus.UNSUPPORTED:
-                # No list is not an empty list.
-                calls.errors.append(
-                    ProbeError("nvml", answer.status, answer.reason, device.key, "processes")
-                )
-            continue
-        for info in answer:
-            place = (
-                getattr(info, "gpuInstanceId", _INVALID_INSTANCE),
-                getattr(info, "computeInstanceId", _INVALID_INSTANCE),
-            )
-            kinds, _ = found.setdefault(
-                (int(info.pid), instances.get(place, "")), ([], _process_memory(info))
-            )
-            kinds.append(kind)
-    return [
-        GpuProcess(pid, device.key, tuple(kinds), memory, mig, own=pid == own)
-        for (pid, mig), (kinds, memory) in found.items()
-    ]
 
 
 def _process_memory(info: Any) -> Reading[Bytes]:
     used = info.usedGpuMemory
     if used is None or used == 0xFFFFFFFFFFFFFFFF:
-        # Under MIG without permission, on WSL, and for other users in some containers.
+        # Under MIG without permission, on WSL, and for other users' processes in some containers.
         missing = Unavailable("the driver does not report this process's share", ReadStatus.DENIED)
         return Reading(missing, "nvml")
     return Reading(Bytes(int(used)), "nvml")
+
+
+# nvml.h, nvmlGpuTopologyLevel_t.
+_ANCESTORS = {
+    0: "internal",
+    10: "single",
+    20: "multiple",
+    30: "hostbridge",
+    40: "node",
+    50: "system",
+}
+
+# nvml.h, nvmlGpuP2PStatus_t.
+_P2P = {
+    0: "ok",
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "PCIe topology not supported",
+    4: "disabled by a driver setting",
+    5: "not supported",
+    6: "unknown",
+}
+
+_P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ
+
+
+def read_topology(
+    calls: Calls, devices: list[Device], handles: dict[str, object]
+) -> TopologyMatrix:
+    """How the GPUs are connected (NVLink, PCIe, peer access). A device without a handle has
+    unavailable cells.
+    """
+    rows = []
+    for a in devices:
+        row: list[TopologyCell | None] = []
+        for b in devices:
+            if a.key == b.key:
+                row.append(None)
+                continue
+            row.append(_cell(calls, a, b, handles))
+        rows.append(tuple(row))
+    return TopologyMatrix(tuple(d.key for d in devices), tuple(rows))
+
+
+def _cell(calls: Calls, a: Device, b: Device, handles: dict[str, object]) -> TopologyCell:
+    lost = next((d for d in (a, b) if d.key not in handles), None)
+    if lost is not None:
+        missing = Unavailable(f"{lost.key} does not answer", ReadStatus.LOST)
+        text_missing: Reading[str] = Reading(missing, "nvml")
+        return TopologyCell(Reading(missing, "nvml"), text_missing, text_missing)
+    first, second = handles[a.key], handles[b.key]
+    return TopologyCell(
+        nvlinks=_links_between(a, b),
+        ancestor=calls.read(
+            a.key,
+            "DeviceGetTopologyCommonAncestor",
+            first,
+            second,
+            convert=lambda level: _ANCESTORS.get(level, f"level {level}"),
+        ),
+        p2p=calls.read(
+            a.key,
+            "DeviceGetP2PStatus",
+            first,
+            second,
+            _P2P_READ,
+            convert=lambda status: _P2P.get(status, f"status {status}"),
+        ),
+    )
+
+
+def _links_between(a: Device, b: Device) -> Reading[int]:
+    """The number of active links from ``a`` to ``b``, directly or through a switch.
+
+    Through switches every GPU reaches every other one with all its links, so the number is the
+    smaller of the two GPUs' links to switches.
+    """
+    if isinstance(a.nvlinks.value, Unavailable):
+        return Reading(a.nvlinks.value, "nvml")
+    if isinstance(b.nvlinks.value, Unavailable):
+        return Reading(b.nvlinks.value, "nvml")
+    active = [link for link in a.nvlinks.value if link.active.value is True]
+    direct = sum(
+        1
+        for link in active
+        if link.remote_kind.value != "switch" and link.remote.value == b.identity.pci_bus_id
+    )
+    switched = min(
+        sum(1 for link in active if link.remote_kind.value == "switch"),
+        sum(
+            1
+            for link in b.nvlinks.value
+            if link.active.value is True and link.remote_kind.value == "switch"
+        ),
+    )
+    return Reading(direct + switched, "nvml")

@@ -1,4 +1,4 @@
-"""Join what the sources saw into one list of devices, and name what they disagree on.
+"""Join what the sources report into one list of devices, and name their disagreements.
 
 Devices are joined by UUID, then by PCI bus id. Never by an index: NVML counts all GPUs by PCI
 address, CUDA the visible ones, by default the fastest first.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuprobe.model.machine.devices import (
     Device,
@@ -16,15 +16,22 @@ from gpuprobe.model.machine.devices import (
     Disagreement,
     DriverInfo,
     MigInstance,
+    TopologyCell,
+    TopologyMatrix,
     Visibility,
 )
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Reading, ReadStatus, Unavailable
+from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable, available
 from gpuprobe.probes.base import SourceView
-from gpuprobe.probes.joining.visibility import candidates, resolve
+from gpuprobe.probes.visibility import candidates, resolve
 
-# Who is believed where two sources have a value: the one nearest to the hardware.
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Facts = TypeVar("Facts", bound="DataclassInstance")
+
+# The order of precedence of two sources with a value: the one closest to the hardware first.
 _RANK = {"nvml": 0, "cuda": 1, "pycuda": 2, "torch": 3}
 
 _NAMES = {"nvml": "NVML", "cuda": "the CUDA driver", "pycuda": "pycuda", "torch": "torch"}
@@ -32,7 +39,7 @@ _NAMES = {"nvml": "NVML", "cuda": "the CUDA driver", "pycuda": "pycuda", "torch"
 
 @record(frozen=True, slots=True)
 class Joined:
-    """The joined devices, what CUDA shows of them, and the disagreements."""
+    """The joined devices, those that CUDA shows, and the sources' disagreements."""
 
     devices: tuple[Device, ...]
     visibility: Visibility
@@ -40,7 +47,7 @@ class Joined:
 
 
 def join(views: Sequence[SourceView], environ: Mapping[str, str]) -> Joined:
-    """Join the views; ``environ`` is the environment of the process that CUDA would run in."""
+    """Join the views; ``environ`` is the environment of the process that will use CUDA."""
     ranked = sorted(views, key=lambda view: _RANK.get(view.source, len(_RANK)))
     devices: list[Device] = []
     found: list[Disagreement] = []
@@ -48,21 +55,21 @@ def join(views: Sequence[SourceView], environ: Mapping[str, str]) -> Joined:
     for view in ranked:
         first = not devices
         keys = []
-        for seen in view.devices:
-            place, instance = _match(devices, seen.identity)
-            if place is None:
-                devices.append(seen)
-                keys.append(seen.key)
+        for device in view.devices:
+            position, instance = _match(devices, device.identity)
+            if position is None:
+                devices.append(device)
+                keys.append(device.key)
                 if not first:
-                    found.append(_unmatched(view.source, seen))
+                    found.append(_unmatched(view.source, device))
                 continue
-            known = devices[place]
+            known = devices[position]
             if instance is None:
-                found.extend(_differences(known, seen, view.source))
-                devices[place] = _merge(known, seen)
+                found.extend(_differences(known, device, view.source))
+                devices[position] = _merge(known, device)
                 keys.append(known.key)
             else:
-                devices[place] = _with_instance(known, instance, seen.identity)
+                devices[position] = _with_instance(known, instance, device.identity)
                 keys.append(instance.uuid)
         if view.source != "nvml":
             enumerated[view.source] = keys
@@ -72,12 +79,11 @@ def join(views: Sequence[SourceView], environ: Mapping[str, str]) -> Joined:
         environ.get("CUDA_DEVICE_ORDER"),
         candidates(devices),
     )
-    asked = bool(enumerated)
-    if asked:
+    if enumerated:
         source, keys = next(iter(enumerated.items()))
         found.extend(_against_rules(source, keys, visibility))
         visibility = _as_enumerated(visibility, keys)
-    devices = [_numbered(device, visibility, asked) for device in devices]
+    devices = [_numbered(device, visibility, bool(enumerated)) for device in devices]
     found.extend(_selection(visibility))
     found.extend(_hidden(devices, visibility, enumerated))
     found.extend(_orders(devices, visibility))
@@ -85,7 +91,7 @@ def join(views: Sequence[SourceView], environ: Mapping[str, str]) -> Joined:
 
 
 def join_drivers(views: Sequence[SourceView]) -> DriverInfo:
-    """One driver from what the sources report of it."""
+    """The driver's facts from all sources."""
     ranked = sorted(views, key=lambda view: _RANK.get(view.source, len(_RANK)))
     merged = DriverInfo()
     for view in ranked:
@@ -96,24 +102,24 @@ def join_drivers(views: Sequence[SourceView]) -> DriverInfo:
 def _match(
     devices: Sequence[Device], identity: DeviceIdentity
 ) -> tuple[int | None, MigInstance | None]:
-    """The place of the device with this identity, and the MIG instance if it is one."""
+    """The position of the device with this identity, and its MIG instance if it is one."""
     uuid = identity.uuid
     if isinstance(uuid, str):
-        for place, device in enumerate(devices):
+        for position, device in enumerate(devices):
             if _bare(device.identity.uuid) == _bare(uuid):
-                return place, None
+                return position, None
             for instance in device.identity.mig_instances:
                 if _bare(instance.uuid) == _bare(uuid):
-                    return place, instance
+                    return position, instance
     bus = identity.pci_bus_id
     if isinstance(bus, str):
-        for place, device in enumerate(devices):
+        for position, device in enumerate(devices):
             if device.identity.pci_bus_id != bus:
                 continue
             instances = device.identity.mig_instances
-            # A source that does not know the instance's UUID (pycuda) sees the parent's
-            # address; CUDA shows one instance at most, so it is the one there is.
-            return place, instances[0] if len(instances) == 1 else None
+            # A source without the instance's UUID (pycuda) reports the parent's address; CUDA shows
+            # at most one instance, so a single instance is the one.
+            return position, instances[0] if len(instances) == 1 else None
     return None, None
 
 
@@ -123,8 +129,8 @@ def _bare(uuid: str | Unavailable) -> str:
     return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
 
 
-def _merge(first: Any, second: Any) -> Any:
-    """Field by field: ``first``'s value, or ``second``'s where ``first`` has none."""
+def _merge(first: Facts, second: Facts) -> Facts:
+    """Merge field by field: ``first``'s value, or ``second``'s if ``first`` has none."""
     changes: dict[str, Any] = {}
     for f in fields(first):
         a, b = getattr(first, f.name), getattr(second, f.name)
@@ -134,7 +140,7 @@ def _merge(first: Any, second: Any) -> Any:
             if _better(a, b):
                 changes[f.name] = b
         elif isinstance(a, Unavailable):
-            if not isinstance(b, Unavailable) or _asked(b) > _asked(a):
+            if not isinstance(b, Unavailable) or _queried(b) > _queried(a):
                 changes[f.name] = b
         elif is_dataclass(a):
             changes[f.name] = _merge(a, b)
@@ -145,24 +151,26 @@ def _merge(first: Any, second: Any) -> Any:
     return replace(first, **changes) if changes else first
 
 
-def _better(a: Reading[Any], b: Reading[Any]) -> bool:
+def _better(a: Reading[object], b: Reading[object]) -> bool:
+    """Whether ``b`` replaces ``a``: it has a value or, of two without one, the better reason."""
     if not isinstance(a.value, Unavailable):
         return False
     if not isinstance(b.value, Unavailable):
         return True
-    return _asked(b.value) > _asked(a.value)
+    return _queried(b.value) > _queried(a.value)
 
 
-def _asked(missing: Unavailable) -> bool:
-    """A reason from a source that was asked is worth more than "nobody asked"."""
+def _queried(missing: Unavailable) -> bool:
+    """Whether a source was queried for the value: its reason is better than "not queried"."""
     return missing.status is not ReadStatus.NOT_COLLECTED
 
 
-def _with_instance(device: Device, instance: MigInstance, seen: DeviceIdentity) -> Device:
+def _with_instance(device: Device, instance: MigInstance, identity: DeviceIdentity) -> Device:
+    """The device with the ordinals that ``identity`` has for one of its MIG instances."""
     numbered = replace(
         instance,
-        cuda_ordinal=_first(instance.cuda_ordinal, seen.cuda_ordinal),
-        torch_ordinal=_first(instance.torch_ordinal, seen.torch_ordinal),
+        cuda_ordinal=_first(instance.cuda_ordinal, identity.cuda_ordinal),
+        torch_ordinal=_first(instance.torch_ordinal, identity.torch_ordinal),
     )
     instances = tuple(
         numbered if m.uuid == instance.uuid else m for m in device.identity.mig_instances
@@ -174,14 +182,14 @@ def _first(a: int | Unavailable, b: int | Unavailable) -> int | Unavailable:
     return b if isinstance(a, Unavailable) else a
 
 
-def _numbered(device: Device, visibility: Visibility, asked: bool) -> Device:
-    """Give the device its CUDA ordinal, by the rules where CUDA was not asked.
+def _numbered(device: Device, visibility: Visibility, enumerated: bool) -> Device:
+    """The device with its CUDA ordinal: as CUDA ``enumerated`` it, otherwise by the rules.
 
-    torch's ``cuda:N`` is CUDA's ordinal N by construction (``torch.cuda`` passes N on).
+    torch's ``cuda:N`` is CUDA's ordinal N (``torch.cuda`` passes N to the driver).
     """
     shown = visibility.devices
-    if isinstance(device.identity.uuid, Unavailable) and not asked:
-        return device  # lost: the reason is there already
+    if isinstance(device.identity.uuid, Unavailable) and not enumerated:
+        return device  # lost: its ordinals have the reason already
 
     def ordinal(key: str, known: int | Unavailable) -> int | Unavailable:
         if not isinstance(known, Unavailable):
@@ -219,20 +227,20 @@ def _why_hidden(visibility: Visibility) -> str:
     return "not visible to CUDA"
 
 
-def _unmatched(source: str, seen: Device) -> Disagreement:
-    name = seen.name.value
+def _unmatched(source: str, device: Device) -> Disagreement:
+    name = device.name.value
     label = name if isinstance(name, str) else "a device"
     return Disagreement(
         "unmatched",
-        f"{_NAMES[source]} sees {label} ({seen.key}), which no other source reports",
-        (seen.key,),
+        f"{_NAMES[source]} sees {label} ({device.key}), which no other source reports",
+        (device.key,),
     )
 
 
-def _differences(known: Device, seen: Device, source: str) -> list[Disagreement]:
-    """Values that two sources give for one device and that are not the same."""
+def _differences(known: Device, device: Device, source: str) -> list[Disagreement]:
+    """Values of one device that differ between two sources."""
     found = []
-    total, other = known.memory.total, seen.memory.total
+    total, other = known.memory.total, device.memory.total
     if isinstance(total.value, int) and isinstance(other.value, int) and total.value != other.value:
         found.append(_totals(known, total, other))
     for field, kind, word in (
@@ -240,7 +248,7 @@ def _differences(known: Device, seen: Device, source: str) -> list[Disagreement]
         ("compute_capability", "capability", "compute capability"),
         ("sm_count", "capability", "SM count"),
     ):
-        a, b = getattr(known, field), getattr(seen, field)
+        a, b = getattr(known, field), getattr(device, field)
         if isinstance(a.value, Unavailable) or isinstance(b.value, Unavailable):
             continue
         if a.value != b.value:
@@ -256,18 +264,20 @@ def _differences(known: Device, seen: Device, source: str) -> list[Disagreement]
     return found
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return ".".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _totals(known: Device, a: Any, b: Any) -> Disagreement:
-    """NVML's total is the board's memory; CUDA's lacks what the driver keeps for itself."""
-    more, less = int(a.value), int(b.value)
+def _totals(known: Device, a: Reading[Bytes], b: Reading[Bytes]) -> Disagreement:
+    """Two totals of one device. NVML's is the board's memory; CUDA's is without what the driver
+    reserves.
+    """
+    more, less = available(a.value, Bytes(0)), available(b.value, Bytes(0))
     gap = more - less
     reserved = known.memory.reserved.value
-    # Besides what NVML calls reserved, CUDA leaves out a little more that depends on the driver:
-    # on an A100 148 MiB. Within 256 MiB, or 3 % where the driver does not report what it
-    # reserves, there is nothing to investigate.
+    # CUDA leaves out a little more than what NVML reports as reserved, depending on the driver: 148
+    # MiB on an A100. A gap within 256 MiB, or 3 % if the driver does not report what it reserves,
+    # needs no investigation.
     if isinstance(reserved, Unavailable):
         explained = 0 < gap <= more * 3 // 100
         why = "the driver reserves some of it (this driver does not report how much)"
@@ -290,7 +300,7 @@ def _totals(known: Device, a: Any, b: Any) -> Disagreement:
 
 
 def _grouped(found: list[Disagreement]) -> list[Disagreement]:
-    """Eight equal GPUs whose totals differ in the same way are one disagreement."""
+    """Join equal disagreements: eight equal GPUs whose totals differ alike are one."""
     same: dict[tuple[str, str, bool], list[Disagreement]] = {}
     for one in found:
         text = one.message
@@ -309,13 +319,15 @@ def _grouped(found: list[Disagreement]) -> list[Disagreement]:
 
 
 def _as_enumerated(visibility: Visibility, keys: list[str]) -> Visibility:
-    """The visibility with CUDA's own answer, also for entries whose order only CUDA knows."""
+    """The visibility with the devices that CUDA enumerates, also for entries whose order only CUDA
+    knows.
+    """
     entries = visibility.entries
     if isinstance(visibility.devices, Unavailable):
-        left = iter(keys)
+        remaining = iter(keys)
         unknown = visibility.devices.reason
         entries = tuple(
-            replace(e, device=next(left, ""), reason="") if e.reason == unknown else e
+            replace(e, device=next(remaining, ""), reason="") if e.reason == unknown else e
             for e in entries
         )
     return replace(visibility, devices=tuple(keys), entries=entries)
@@ -355,12 +367,13 @@ def _setting(visibility: Visibility) -> tuple[tuple[str, str], ...]:
 def _hidden(
     devices: Sequence[Device], visibility: Visibility, enumerated: Mapping[str, list[str]]
 ) -> list[Disagreement]:
+    """The GPUs that CUDA does not show."""
     shown = visibility.devices
     if isinstance(shown, Unavailable) or not devices:
         return []
     counts = {_NAMES[source]: keys for source, keys in enumerated.items()} or {"CUDA": [*shown]}
     found = []
-    for who, keys in counts.items():
+    for name, keys in counts.items():
         missing = [d.key for d in devices if not _shows(d, keys)]
         if not missing:
             continue
@@ -372,7 +385,7 @@ def _hidden(
         found.append(
             Disagreement(
                 "hidden",
-                f"{who} sees {len(devices) - len(missing)} of {len(devices)} GPUs{why}",
+                f"{name} sees {len(devices) - len(missing)} of {len(devices)} GPUs{why}",
                 tuple(missing),
                 _setting(visibility),
                 expected=raw is not None and not visibility.problems,
@@ -400,15 +413,47 @@ def _orders(devices: Sequence[Device], visibility: Visibility) -> list[Disagreem
     if not pairs:
         return []
     pairs.sort()
-    words = ", ".join(f"cuda:{number} is NVML {index}" for number, index, _ in pairs)
-    # Hiding the first GPUs only shifts the numbers; what surprises is another order.
+    message = ", ".join(f"cuda:{number} is NVML {index}" for number, index, _ in pairs)
+    # Hiding the first GPUs only shifts the numbers; a different order is unexpected.
     shifted = [index for _, index, _ in pairs] == sorted(index for _, index, _ in pairs)
     return [
         Disagreement(
             "order",
-            words,
+            message,
             tuple(key for _, _, key in pairs),
             _setting(visibility),
             expected=visibility.setting is not None and shifted,
         )
     ]
+
+
+_NOT_VISIBLE: Reading[bool] = Reading(
+    Unavailable("not both are visible to CUDA", ReadStatus.UNSUPPORTED), "cuda"
+)
+
+
+def join_topology(views: Sequence[SourceView]) -> TopologyMatrix | None:
+    """NVML's matrix with CUDA's peer access; one of the two alone; None if neither has one."""
+    by_source = {view.source: view.topology for view in views if view.topology is not None}
+    paths, peers = by_source.get("nvml"), by_source.get("cuda")
+    if paths is None or peers is None:
+        return paths or peers
+    known = {
+        (a, b): peers.cells[i][j]
+        for i, a in enumerate(peers.devices)
+        for j, b in enumerate(peers.devices)
+    }
+
+    def joined(a: str, b: str, cell: TopologyCell | None) -> TopologyCell | None:
+        if cell is None:
+            return None
+        peer = known.get((a, b))
+        return replace(cell, peer=_NOT_VISIBLE if peer is None else peer.peer)
+
+    return TopologyMatrix(
+        paths.devices,
+        tuple(
+            tuple(joined(a, b, cell) for b, cell in zip(paths.devices, row, strict=True))
+            for a, row in zip(paths.devices, paths.cells, strict=True)
+        ),
+    )

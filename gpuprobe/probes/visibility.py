@@ -1,6 +1,6 @@
-"""What ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` make of a machine's GPUs.
+"""The GPUs that CUDA enumerates under ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``.
 
-A pure function: no library is asked. Each rule names its source:
+A pure function: it calls no library. Each rule names its source:
 
 * [guide] CUDA C++ Programming Guide, "CUDA Environment Variables".
 * [mig] NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration".
@@ -31,9 +31,8 @@ class MigCandidate:
 
 @record(frozen=True, slots=True)
 class Candidate:
-    """A GPU that could be selected. ``model`` is what its speed is judged by: GPUs of one
-    model are equally fast. ``mig`` is None where MIG is off, empty where it is on and no
-    instance exists.
+    """A GPU that could be selected. GPUs of one ``model`` are assumed to be equally fast. ``mig``
+    is None if MIG is off, empty if it is on and no instance exists.
     """
 
     key: str
@@ -44,10 +43,10 @@ class Candidate:
 
 
 def candidates(devices: Sequence[Device]) -> tuple[Candidate, ...]:
-    """The GPUs that CUDA could enumerate: a lost one, without identity, is none of them.
+    """The GPUs that CUDA could enumerate: all but the lost ones, which have no identity.
 
-    A GPU that was lost between its name and its compute capability is still of the model that
-    others of its name are of: it does not make their order unknown.
+    A GPU that was lost after its name and before its compute capability was read gets the compute
+    capability of the others with its name, so that their order stays known.
     """
     by_name = {
         device.name.value: device.compute_capability.value
@@ -79,11 +78,11 @@ def resolve(
     gpus: Sequence[Candidate],
     known_order: Sequence[str] | None = None,
 ) -> Visibility:
-    """What CUDA enumerates, in order.
+    """The devices that CUDA enumerates, in order.
 
-    ``setting`` and ``order`` are the two variables' values, None where not set.
-    ``known_order`` is CUDA's order of all GPUs as keys, where someone asked CUDA.
-    The result's ``devices`` are GPU keys, or a MIG instance's UUID.
+    ``setting`` and ``order`` are the two variables' values, None if not set. ``known_order`` is
+    CUDA's order of all GPUs as keys, if CUDA was queried. The result's ``devices`` are GPU keys, or
+    a MIG instance's UUID.
     """
     problems: list[str] = []
     word = _ORDERS[0] if order is None else order
@@ -113,19 +112,19 @@ def resolve(
 def _ordered(
     order: str, gpus: Sequence[Candidate], known_order: Sequence[str] | None
 ) -> tuple[Candidate, ...] | Unavailable:
-    """CUDA's own order of all GPUs.
+    """CUDA's order of all GPUs.
 
-    [guide] PCI_BUS_ID is ascending PCI bus ids. FASTEST_FIRST makes the device that a simple
-    heuristic takes for the fastest number 0 and leaves the order of the rest open: it is
-    only certain where all GPUs are of one model, and then it is PCI order.
+    [guide] PCI_BUS_ID means ascending PCI bus ids. FASTEST_FIRST gives number 0 to the device that
+    a simple heuristic finds fastest and leaves the order of the others unspecified: it is certain
+    only if all GPUs have the same model, and is PCI order then.
     """
     by_bus = tuple(sorted(gpus, key=lambda gpu: gpu.pci_bus_id))
     if order == "PCI_BUS_ID":
         return by_bus
     if known_order is not None:
-        places = {key: place for place, key in enumerate(known_order)}
-        if all(gpu.key in places for gpu in gpus):
-            return tuple(sorted(gpus, key=lambda gpu: places[gpu.key]))
+        positions = {key: position for position, key in enumerate(known_order)}
+        if all(gpu.key in positions for gpu in gpus):
+            return tuple(sorted(gpus, key=lambda gpu: positions[gpu.key]))
     if len({gpu.model for gpu in gpus}) <= 1:
         return by_bus
     return Unavailable(
@@ -135,7 +134,7 @@ def _ordered(
 
 
 def _leading_number(text: str) -> int:
-    """[torch] What C's ``strtoul`` makes of an entry: ``1gpu2`` is 1; no number is -1."""
+    """[torch] The value of C's ``strtoul``: 1 for ``1gpu2``; -1 for an entry without a number."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     end = 0
     while end < len(digits) and digits[end] in "0123456789":
@@ -153,10 +152,10 @@ def _by_index(
     numbers: list[int] = []
     for text in texts:
         number = _leading_number(text.strip())
-        if number in numbers:  # [torch] a repeated ordinal selects nothing at all
+        if number in numbers:  # [torch] a repeated ordinal hides all devices
             reason = f"{number} is repeated: CUDA then hides all devices"
             return tuple(VisibleEntry(t, reason=reason) for t in texts), []
-        # [guide] what follows an invalid entry is not visible. "-0" is 0 to strtoul.
+        # [guide] entries after an invalid one are not visible. "-0" is 0 to strtoul.
         if number < 0:
             break
         numbers.append(number)
@@ -189,7 +188,7 @@ def _no_number(text: str) -> str:
     if not text.strip():
         return "it is empty"
     if text.strip().startswith(("GPU-", "MIG-")):
-        # [torch] the first entry decides whether the list is of indices or of UUIDs.
+        # [torch] the first entry decides whether the entries are indices or UUIDs.
         return "the list starts with an index, so UUIDs are not accepted"
     return "it is not the index of a GPU"
 
@@ -211,7 +210,7 @@ def _by_uuid(
             key, reason = _one_of(text, {gpu.uuid: gpu.key for gpu in gpus})
         else:
             key, reason = _mig(text, gpus)
-        if key and key in chosen:  # [torch] a repeated id selects nothing at all
+        if key and key in chosen:  # [torch] a repeated id hides all devices
             why = f"{text} selects a device again: CUDA then hides all devices"
             return tuple(VisibleEntry(t, reason=why) for t in texts), []
         entries.append(VisibleEntry(text, key, reason))
@@ -223,7 +222,7 @@ def _by_uuid(
 
 
 def _one_of(prefix: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """[guide] A UUID may be shortened to a beginning that no other device's UUID has."""
+    """[guide] The device whose UUID starts with ``prefix``, if there is exactly one; or why not."""
     matches = [key for name, key in names.items() if name.startswith(prefix)]
     if len(matches) == 1:
         return matches[0], ""
@@ -243,9 +242,9 @@ def _mig(text: str, gpus: Sequence[Candidate]) -> tuple[str, str]:
     if not key:
         return "", reason
     gpu = next(g for g in gpus if g.key == key)
-    wanted = tuple(int(n) for n in numbers.split("/") if n.isdecimal())
+    ids = tuple(int(n) for n in numbers.split("/") if n.isdecimal())
     for instance in gpu.mig or ():
-        if (instance.gpu_instance, instance.compute_instance) == wanted:
+        if (instance.gpu_instance, instance.compute_instance) == ids:
             return instance.uuid, ""
     return "", f"the GPU has no MIG instance {numbers or '(none given)'}"
 
@@ -253,14 +252,14 @@ def _mig(text: str, gpus: Sequence[Candidate]) -> tuple[str, str]:
 def _enumerated(
     chosen: Sequence[str], gpus: Sequence[Candidate], problems: list[str]
 ) -> tuple[str, ...]:
-    """[mig] CUDA enumerates one compute instance at most, the first, and then no whole GPU."""
+    """[mig] CUDA enumerates at most one compute instance, the first, and then no whole GPU."""
     by_key = {gpu.key: gpu for gpu in gpus}
     instances: list[str] = []
     whole: list[str] = []
     for key in chosen:
         gpu = by_key.get(key)
         if gpu is None:
-            instances.append(key)  # a MIG instance that was named
+            instances.append(key)  # the UUID of a MIG instance
         elif gpu.mig is None:
             whole.append(key)
         elif gpu.mig:
@@ -278,10 +277,10 @@ def _enumerated(
 
 
 def _complaints(setting: str, entries: Sequence[VisibleEntry], unknown: str = "") -> list[str]:
-    """What is wrong with the entries; ``unknown`` is the reason of those that may be right."""
+    """A message about invalid entries; ``unknown`` is the reason of those that may be valid."""
     bad = [entry for entry in entries if not entry.device and entry.reason != unknown]
     if not bad or not setting.strip() or setting.strip() in ("-1", "NoDevFiles"):
-        return []  # the usual ways of asking for no GPU are no mistakes
+        return []  # the usual values to hide all GPUs are not mistakes
     first = bad[0]
     lost = len(bad) - 1
     after = f"; it hides the {lost} after it" if lost and "repeated" not in first.reason else ""

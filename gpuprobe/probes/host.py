@@ -1,19 +1,23 @@
 """The machine and the processes on it, from ``/proc`` and package metadata.
 
-Reads ``/proc`` itself: importing psutil for it would cost more than all the reads together.
-The folder can be another one (a host's ``/proc`` mounted into a container, or a test's tree):
-`proc_root` says which.
+Reads ``/proc`` directly: importing psutil would take longer than all the reads together. The folder
+may be a different one (a host's ``/proc`` mounted into a container, or a test's tree), see
+`proc_root`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypedDict
 
+from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.model.machine.devices import Container, GpuProcess, HostInfo
+from gpuprobe.model.machine.process import ProcessDetails
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
 # The inode of the first PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
@@ -23,7 +27,7 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
 
-# Compiled when first used, by `re`'s own cache: the table needs none of them.
+# Compiled at first use, by the cache of `re`: the table needs none of them.
 _HEX_ID = r"[0-9a-f]{12,64}"
 _POD = r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})"
 _SLURM_JOB = r"job_(\d+)(?:/step_([^/]+))?"
@@ -33,6 +37,23 @@ _RUNTIMES = (
     ("cri-containerd-", "containerd"),
     ("crio-", "crio"),
 )
+_PARENT_FOLDERS = {"docker": "docker", "libpod": "podman", "podman": "podman"}
+
+_ENDED = Unavailable("the process has ended")
+
+
+class ProcessFacts(TypedDict, total=False):
+    """The fields of `GpuProcess` that ``/proc`` has; without ``full``, only those of the table."""
+
+    hidden: bool
+    uid: Reading[int]
+    user: Reading[str]
+    name: Reading[str]
+    command: Reading[str]
+    started_at: Reading[float]
+    container: Reading[Container]
+    rank: Reading[int]
+    local_rank: Reading[int]
 
 
 def proc_root(environ: Mapping[str, str] = os.environ) -> str:
@@ -49,29 +70,19 @@ def container_of(cgroup: str) -> Container | None:
     runtime = identifier = pod = job = ""
     for line in cgroup.splitlines():
         path = line.split(":", 2)[-1]
-        parts = path.split("/")
         match = re.search(_POD, path)
         if match:
             pod = pod or match.group(1).replace("_", "-")
         match = re.search(_SLURM_JOB, path)
         if match:
             job = job or match.group(1) + (f".{match.group(2)}" if match.group(2) else "")
+        parts = path.split("/")
         for position, part in enumerate(parts):
-            name = part.removesuffix(".scope")
-            for prefix, known in _RUNTIMES:
-                if name.startswith(prefix) and re.fullmatch(_HEX_ID, name[len(prefix) :]):
-                    runtime, identifier = runtime or known, identifier or name[len(prefix) :]
-            if position and re.fullmatch(_HEX_ID, part) and len(part) == 64:
-                parent = parts[position - 1]
-                if parent in ("docker", "libpod", "podman") or pod:
-                    known = {"libpod": "podman"}.get(parent, parent)
-                    runtime = runtime or (known if known in ("docker", "podman") else "")
-                    identifier = identifier or part
-            if parts[position - 1] in ("lxc", "lxc.payload") and part:
-                runtime, identifier = runtime or "lxc", identifier or part
-            if part.startswith("lxc.payload."):
-                runtime = runtime or "lxc"
-                identifier = identifier or part.removeprefix("lxc.payload.")
+            parent = parts[position - 1]
+            for known, number in _container_ids(
+                part, parent if position else "", bool(pod and position)
+            ):
+                runtime, identifier = runtime or known, identifier or number
     if pod:
         runtime = "kubernetes"
     elif job and not runtime:
@@ -79,10 +90,26 @@ def container_of(cgroup: str) -> Container | None:
     return Container(runtime, identifier, pod, job) if runtime else None
 
 
+def _container_ids(part: str, parent: str, in_pod: bool) -> Iterator[tuple[str, str]]:
+    """(runtime, container id) that a folder of a cgroup path, below ``parent``, names. Inside a
+    kubernetes pod, a folder with a container id does not name its runtime: "".
+    """
+    name = part.removesuffix(".scope")
+    for prefix, runtime in _RUNTIMES:
+        if name.startswith(prefix) and re.fullmatch(_HEX_ID, name[len(prefix) :]):
+            yield runtime, name[len(prefix) :]
+    if (parent in _PARENT_FOLDERS or in_pod) and len(part) == 64 and re.fullmatch(_HEX_ID, part):
+        yield _PARENT_FOLDERS.get(parent, ""), part
+    if parent in ("lxc", "lxc.payload") and part:
+        yield "lxc", part
+    if part.startswith("lxc.payload."):
+        yield "lxc", part.removeprefix("lxc.payload.")
+
+
 class ProcTree:
     """One ``/proc`` folder."""
 
-    # No pathlib in this module: its import takes 5 ms of the 60 that `gpuprobe info` has.
+    # No pathlib in this module: importing it takes 5 of the 60 ms of `gpuprobe info`.
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = proc_root() if root is None else os.fspath(root)
@@ -91,10 +118,10 @@ class ProcTree:
         self._real = self.root == "/proc"
 
     def read(self, *parts: str) -> str | Unavailable:
-        """A file's text; bytes that are no text are kept (surrogateescape)."""
+        """A file's text; bytes that are not UTF-8 are preserved (surrogateescape)."""
         path = "/".join((self.root, *parts))
         try:
-            # Not Path.open: this runs for several files of every process.
+            # Not Path.open: this reads several files of every process.
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123
                 return file.read().decode("utf-8", "surrogateescape")
         except PermissionError:
@@ -106,7 +133,7 @@ class ProcTree:
 
     @property
     def is_real(self) -> bool:
-        """Whether this is the ``/proc`` of this process, not another machine's."""
+        """Whether this is this process's own ``/proc``, not a different tree."""
         return self._real
 
     def machine(self) -> tuple[str, int]:
@@ -115,15 +142,20 @@ class ProcTree:
         cpus = 0 if isinstance(stat, Unavailable) else len(re.findall(r"^cpu\d+ ", stat, re.M))
         return "" if isinstance(name, Unavailable) else name.strip(), cpus
 
+    def stat(self, pid: int) -> Stat | Unavailable:
+        """The ``/proc/PID/stat`` of a process."""
+        line = self.read(str(pid), "stat")
+        return line if isinstance(line, Unavailable) else parse_stat(line)
+
     def in_first_namespace(self) -> bool | Unavailable:
-        """Whether the PIDs seen here are those of the whole machine."""
+        """Whether PIDs in this tree are those of the whole machine."""
         try:
             return os.readlink(f"{self.root}/self/ns/pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115
         except OSError as error:
             return Unavailable(f"PID namespace: {error.strerror}")
 
     def user(self, uid: int) -> str:
-        """The user's name, or the number as text where nobody has it."""
+        """The user's name, or the number as text if no user has it."""
         if self._real:
             import pwd
 
@@ -132,7 +164,7 @@ class ProcTree:
             except KeyError:
                 return str(uid)
         if self._users is None:
-            # The passwd file of the machine the tree belongs to, mounted next to it.
+            # The passwd file of the tree's machine, mounted next to it.
             self._users = {}
             text = self.read("..", "etc", "passwd")
             for line in "" if isinstance(text, Unavailable) else text.split("\n"):
@@ -149,11 +181,46 @@ class ProcTree:
             self._boot = float(match.group(1)) if match else Unavailable("boot time unknown")
         if isinstance(self._boot, Unavailable):
             return self._boot
-        # Field 22 counts from the field after the name, which may hold spaces and brackets.
+        # Counted from the end of the name, which may contain spaces and brackets: field 22.
         fields = stat.rpartition(")")[2].split()
         if len(fields) < 20 or not fields[19].isdecimal():
             return Unavailable("the stat line has no start time")
         return self._boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Fields of a ``/proc/PID/stat`` line (Linux, proc_pid_stat(5)).
+
+    ``busy`` (time on a CPU) and ``start`` in clock ticks, ``resident`` in pages.
+    """
+
+    name: str
+    state: str
+    parent: int
+    busy: int
+    start: int
+    resident: int
+
+
+def parse_stat(line: str) -> Stat | Unavailable:
+    """Parse a line. The name may contain any character, brackets too: it ends at the last one."""
+    head, closed, tail = line.rpartition(")")
+    fields = tail.split()
+    if not closed or len(fields) < 20:
+        return Unavailable("the stat line is incomplete")
+    name = head.partition("(")[2]
+    try:
+        return Stat(
+            name=name,
+            state=fields[0],
+            parent=int(fields[1]),
+            busy=int(fields[11]) + int(fields[12]),
+            start=int(fields[19]),
+            resident=int(fields[21]) if len(fields) > 21 else 0,
+        )
+    except ValueError:
+        return Unavailable("the stat line has invalid numbers")
 
 
 def describe_processes(
@@ -163,7 +230,7 @@ def describe_processes(
     if not processes:
         return ()
     tree = ProcTree() if proc is None else proc
-    known: dict[int, dict[str, Any]] = {}
+    known: dict[int, ProcessFacts] = {}
     described = []
     for process in processes:
         if process.pid not in known:
@@ -172,8 +239,8 @@ def describe_processes(
     return tuple(described)
 
 
-def add_facts(process: GpuProcess, facts: dict[str, Any]) -> GpuProcess:
-    """The process with what `process_facts` found. Not ``dataclasses.replace``: it takes longer."""
+def add_facts(process: GpuProcess, facts: ProcessFacts) -> GpuProcess:
+    """Add the result of `process_facts`. Not ``dataclasses.replace``: it takes longer."""
     return GpuProcess(
         process.pid,
         process.device,
@@ -185,10 +252,8 @@ def add_facts(process: GpuProcess, facts: dict[str, Any]) -> GpuProcess:
     )
 
 
-def process_facts(tree: ProcTree, pid: int, full: bool = True) -> dict[str, Any]:
-    """What ``/proc`` has of a process, by the fields of `GpuProcess`; without ``full``, only what
-    a table shows.
-    """
+def process_facts(tree: ProcTree, pid: int, full: bool = True) -> ProcessFacts:
+    """A process's user, name and command; with ``full`` also its start, container and rank."""
     status = tree.read(str(pid), "status")
     if isinstance(status, Unavailable):
         return _unknown_process(tree, status)
@@ -196,26 +261,30 @@ def process_facts(tree: ProcTree, pid: int, full: bool = True) -> dict[str, Any]
     real_uid = fields.get("Uid", "").split("\t")[0]
     uid: int | Unavailable = int(real_uid) if real_uid.isdecimal() else Unavailable("no Uid line")
     command = tree.read(str(pid), "cmdline")
-    facts: dict[str, Any] = {
-        "uid": uid,
-        "user": uid if isinstance(uid, Unavailable) else tree.user(uid),
-        "name": fields.get("Name", Unavailable("no Name line")),
-        "command": command if isinstance(command, Unavailable) else _command(command),
+    if not isinstance(command, Unavailable):
+        command = _command(command)
+    name = fields.get("Name", Unavailable("no Name line"))
+    facts: ProcessFacts = {
+        "uid": Reading(uid, "host"),
+        "user": Reading(uid if isinstance(uid, Unavailable) else tree.user(uid), "host"),
+        "name": Reading(name, "host"),
+        # A kernel thread or a zombie has no arguments.
+        "command": Reading(name if command == "" else command, "host"),
     }
-    if isinstance(facts["command"], str) and not facts["command"]:
-        facts["command"] = facts["name"]  # a kernel thread or a zombie has no arguments
     if full:
         stat = tree.read(str(pid), "stat")
-        facts["started_at"] = stat if isinstance(stat, Unavailable) else tree.started_at(stat)
+        started = stat if isinstance(stat, Unavailable) else tree.started_at(stat)
         cgroup = tree.read(str(pid), "cgroup")
-        facts["container"] = cgroup if isinstance(cgroup, Unavailable) else _container(cgroup)
+        container = cgroup if isinstance(cgroup, Unavailable) else _container(cgroup)
         environ = tree.read(str(pid), "environ")
-        facts["rank"] = _number(environ, _RANK)
-        facts["local_rank"] = _number(environ, _LOCAL_RANK)
-    return {key: Reading(value, "host") for key, value in facts.items()}
+        facts["started_at"] = Reading(started, "host")
+        facts["container"] = Reading(container, "host")
+        facts["rank"] = Reading(_number(environ, _RANK), "host")
+        facts["local_rank"] = Reading(_number(environ, _LOCAL_RANK), "host")
+    return facts
 
 
-def _unknown_process(tree: ProcTree, missing: Unavailable) -> dict[str, Any]:
+def _unknown_process(tree: ProcTree, missing: Unavailable) -> ProcessFacts:
     first = tree.in_first_namespace()
     hidden = first is False and missing.status is ReadStatus.ERROR
     if hidden:
@@ -226,13 +295,25 @@ def _unknown_process(tree: ProcTree, missing: Unavailable) -> dict[str, Any]:
         reason = Unavailable("no such process: it ended, or it is hidden", ReadStatus.ERROR)
         if first is True:
             reason = Unavailable("no such process: it ended but still holds memory")
-    reading: Reading[Any] = Reading(reason, "host")
-    names = ("user", "uid", "name", "command", "started_at", "container", "rank", "local_rank")
-    return {"hidden": hidden, **dict.fromkeys(names, reading)}
+    text: Reading[str] = Reading(reason, "host")
+    number: Reading[int] = Reading(reason, "host")
+    return {
+        "hidden": hidden,
+        "uid": number,
+        "user": text,
+        "name": text,
+        "command": text,
+        "started_at": Reading(reason, "host"),
+        "container": Reading(reason, "host"),
+        "rank": number,
+        "local_rank": number,
+    }
 
 
 def _command(raw: str) -> str:
-    """Arguments are separated by NULs; some programs write one text with trailing NULs."""
+    """A ``cmdline`` as text: arguments are separated by NULs; some programs overwrite it with one
+    text and trailing NULs.
+    """
     return raw.rstrip("\0").replace("\0", " ")
 
 
@@ -242,6 +323,7 @@ def _container(cgroup: str) -> Container | Unavailable:
 
 
 def _number(environ: str | Unavailable, names: tuple[str, ...]) -> int | Unavailable:
+    """The value of the first of these variables that is a number."""
     if isinstance(environ, Unavailable):
         return environ
     values = dict(entry.partition("=")[::2] for entry in environ.split("\0"))
@@ -253,7 +335,7 @@ def _number(environ: str | Unavailable, names: tuple[str, ...]) -> int | Unavail
 
 
 def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInfo:
-    """This machine and this process; imports no package to learn its version."""
+    """This machine and this process. Reads package versions without importing the packages."""
     tree = ProcTree() if proc is None else proc
     torch = _version("torch")
     names = os.uname()
@@ -279,9 +361,8 @@ def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInf
 
 
 def kernel_module(proc: ProcTree | None = None) -> Reading[str]:
-    """The version of the NVIDIA kernel module that is loaded, with "(open)" for the open one.
-
-    It differs from the libraries' version after an update without a reboot.
+    """The version of the loaded NVIDIA kernel module, with "(open)" for the open one. It differs
+    from the libraries' version after an update without a reboot.
     """
     text = (ProcTree() if proc is None else proc).read("driver", "nvidia", "version")
     if isinstance(text, Unavailable):
@@ -305,29 +386,28 @@ def meminfo(text: str | Unavailable, name: str) -> Reading[Bytes]:
 
 
 def _version(distribution: str) -> Reading[str]:
-    """A package's version from the folder its installer wrote, without importing anything.
+    """A package's version, from the name of its ``.dist-info`` folder (PEP 427).
 
-    ``importlib.metadata`` takes 20 ms to import (it brings ``email``); the version is in the
-    name of the ``.dist-info`` folder, as the wheel specification (PEP 427) has it.
+    ``importlib.metadata`` would take 20 ms to import: it imports ``email``.
     """
-    wanted = distribution.replace("-", "_").lower() + "-"
+    prefix = distribution.replace("-", "_").lower() + "-"
     for entry in sys.path:
         try:
             names = os.listdir(entry or ".")  # noqa: PTH208 (hundreds of names, no paths needed)
         except OSError:
-            continue  # sys.path may name folders that do not exist, and zip files
+            continue  # sys.path may contain zip files and folders that do not exist
         for name in names:
-            if name.endswith(".dist-info") and name.lower().startswith(wanted):
-                return Reading(name[len(wanted) : -len(".dist-info")], "metadata")
+            if name.endswith(".dist-info") and name.lower().startswith(prefix):
+                return Reading(name[len(prefix) : -len(".dist-info")], "metadata")
     missing = Unavailable(f"{distribution} is not installed", ReadStatus.UNSUPPORTED)
     return Reading(missing, "metadata")
 
 
 def _torch_cuda(torch: Reading[str]) -> Reading[str]:
-    """The CUDA runtime a torch wheel was built with, from its local version: ``+cu126``.
+    """The CUDA runtime that a torch wheel was built with, from its local version: ``+cu126``.
 
-    PyPI's wheels have no local version; there the ``nvidia-cuda-runtime`` package that they
-    depend on tells.
+    PyPI's wheels have no local version; they depend on a ``nvidia-cuda-runtime`` package, whose
+    version is used instead.
     """
     if isinstance(torch.value, Unavailable):
         return torch
@@ -343,3 +423,78 @@ def _torch_cuda(torch: Reading[str]) -> Reading[str]:
         if not isinstance(runtime.value, Unavailable):
             return Reading(".".join(runtime.value.split(".")[:2]), "metadata")
     return Reading(Unavailable("not in the package metadata"), "metadata")
+
+
+def process_details(pid: int, ticks: int, tree: ProcTree | None = None) -> ProcessDetails:
+    """One process in depth: the process with this PID that started at ``ticks`` (clock ticks since
+    boot); 0 for any.
+
+    Nothing is masked here: `gpuprobe.api.monitor.process_details` masks secrets for screens.
+    """
+    tree = ProcTree() if tree is None else tree
+    stat = tree.stat(pid)
+    if isinstance(stat, Unavailable) or (ticks and stat.start != ticks):
+        return ProcessDetails(pid, _ENDED, _ENDED, _ENDED)
+    command = tree.read(str(pid), "cmdline")
+    environ = tree.read(str(pid), "environ")
+    status = tree.read(str(pid), "status")
+    threads = (
+        None if isinstance(status, Unavailable) else re.search(r"^Threads:\s+(\d+)", status, 8)
+    )
+    return ProcessDetails(
+        pid,
+        command if isinstance(command, Unavailable) else tuple(command.rstrip("\0").split("\0")),
+        _folder(tree, pid),
+        environ
+        if isinstance(environ, Unavailable)
+        else tuple(
+            (name, value)
+            for name, equals, value in (one.partition("=") for one in environ.split("\0"))
+            if equals
+        ),
+        int(threads.group(1)) if threads else 0,
+    )
+
+
+def _folder(tree: ProcTree, pid: int) -> str | Unavailable:
+    try:
+        return os.readlink(f"{tree.root}/{pid}/cwd")  # noqa: PTH115 (as `ProcTree`: no pathlib)
+    except PermissionError:
+        return Unavailable("no permission to read cwd", ReadStatus.DENIED)
+    except OSError as error:
+        return Unavailable(f"cwd: {error.strerror}")
+
+
+def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
+    """Send a signal to the process that has this PID *and* started at ``ticks``.
+
+    ``ticks``: clock ticks since boot, field 22 of ``/proc/PID/stat``. The process is opened as a
+    descriptor (``pidfd_open``, Linux 5.3) before its start is compared, so that the signal cannot
+    reach a later process with the same PID.
+
+    Raises EnvironmentUnavailable if the process has ended, the PID now belongs to a different one,
+    or the kernel does not support this; PermissionError if the process belongs to another user.
+    """
+    if pid <= 1 or ticks <= 0:
+        raise EnvironmentUnavailable(f"process {pid} is not visible from here")
+    opened = getattr(os, "pidfd_open", None)
+    send = getattr(signal, "pidfd_send_signal", None)
+    if opened is None or send is None:
+        raise EnvironmentUnavailable("this platform has no process file descriptors")
+    try:
+        descriptor = opened(pid)
+    except ProcessLookupError as error:
+        raise EnvironmentUnavailable(f"process {pid} has ended") from error
+    try:
+        # The real /proc, even if the screen shows a different tree: signals reach real processes.
+        stat = ProcTree("/proc").stat(pid)
+        if isinstance(stat, Unavailable) or stat.start != ticks:
+            raise EnvironmentUnavailable(
+                f"process {pid} has ended; its PID now belongs to another process"
+            )
+        try:
+            send(descriptor, number)
+        except ProcessLookupError as error:
+            raise EnvironmentUnavailable(f"process {pid} has ended") from error
+    finally:
+        os.close(descriptor)

@@ -1,21 +1,61 @@
-"""A copy of a project in which some files have other texts: what a trial runs in.
+"""One trial of a check: its request and result, and the copy of the project that it runs in.
 
-The copy is a real tree, because everything that finds a file by its path then works as it does in
-the project: relative names, ``__file__``, ``python -m``, processes that the program starts. The
-folders on the way to a file of the program are real, and so are small files in them: what the
-program overwrites there is the copy. All else (data sets, checkpoints, environments) is a link to
-the project's own.
+The copy is a real tree, so that everything that finds a file by its path works as in the project:
+relative names, ``__file__``, ``python -m``, processes that the program starts. The folders on the
+path to a file of the program are real, and so are small files in them: what the program overwrites
+there is the copy. Everything else (data sets, checkpoints, environments) is a link to the project's
+own.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from gpuprobe.errors import EnvironmentUnavailable
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """A run, with the arguments of `gpuprobe.api.check.measure`, in the copy ``tree`` of the
+    project ``root``. ``folder``: the working directory, in the copy. ``seconds``: its time limit.
+    ``result``: the file for its figures. ``test``: the node id of a test of pytest, whose options
+    are ``arguments`` then.
+    """
+
+    tree: str
+    root: str
+    folder: str
+    target: str
+    arguments: list[str]
+    module: bool
+    virtual: str | None
+    hazards: bool
+    steps: int | None
+    compute: str
+    engine: str
+    seconds: float
+    result: str
+    test: str = ""
+
+    def line(self) -> str:
+        """The request as a line of JSON, which the server reads."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class TrialFigures:
+    """The figures of a run: metrics and phases as in a baseline; or why it was not measured."""
+
+    metrics: dict[str, int]
+    phases: dict[str, int]
+    failed: str = ""
+
 
 _MOST_COPIED: Final = 256 << 10  # bytes of a file that is copied, not linked
 _MOST_ENTRIES: Final = 5_000  # of one folder
@@ -23,9 +63,10 @@ _LEFT_OUT: Final = frozenset(("__pycache__",))
 
 
 def make_tree(folder: Path, root: Path, texts: Mapping[str, str | None]) -> None:
-    """Copy the project in ``root`` into the new ``folder``; ``texts`` are those of the program's
-    files, None of a file that must not exist. Raises OSError if the copy cannot be written,
-    EnvironmentUnavailable for a folder with too many files."""
+    """Copy the project in ``root`` into the new ``folder``. ``texts``: the contents of the
+    program's files, None for a file that must not exist. Raises OSError if the copy cannot be
+    written, EnvironmentUnavailable for a folder with too many files.
+    """
     folders = {"."}
     for name in texts:
         folders.update(str(parent) for parent in PurePosixPath(name).parents)
@@ -63,7 +104,7 @@ def _mirror(
 
 
 def moved(text: str, root: str, folder: str) -> str:
-    """An argument or a setting in which the project's folder is named, with that of the copy."""
+    """An argument or a setting with the project's folder replaced by that of the copy."""
     for one in dict.fromkeys((root, os.path.realpath(root))):
         if text == one or f"{one}{os.sep}" in text:
             return text.replace(one, folder)

@@ -1,10 +1,17 @@
-"""Where one GPU's memory is, from the bottom up, with nothing left over."""
+"""Who holds the memory of a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuprobe.model.machine.devices import Device, GpuProcess, MemoryWaterfall, WaterfallPart
+from gpuprobe.model.machine.devices import (
+    Device,
+    GpuProcess,
+    Inventory,
+    MemoryWaterfall,
+    WaterfallPart,
+)
+from gpuprobe.model.machine.neighbours import Neighbours
 from gpuprobe.model.values import Bytes, Unavailable
 
 
@@ -14,11 +21,11 @@ def waterfall(
     own_uid: int,
     unlisted: Unavailable | None = None,
 ) -> MemoryWaterfall:
-    """Divide ``device``'s total into `WaterfallPart`s that sum to it exactly.
+    """Divide ``device``'s total memory into `WaterfallPart`s that sum to it exactly.
 
-    ``own_uid`` is the numeric id of the user who asks: it tells "your other processes" from
-    other users'. ``unlisted`` says why the device's processes could not be listed, if so. A
-    part that could not be seen stays in ``unexplained``, with a note.
+    ``own_uid`` is the numeric id of the current user, whose processes are counted apart from other
+    users'. ``unlisted`` is why the device's processes could not be listed, if so. A part that could
+    not be read remains in ``unexplained``, with a note.
     """
     total = device.memory.total.value
     if isinstance(total, Unavailable):
@@ -57,7 +64,7 @@ def waterfall(
     return MemoryWaterfall(device.key, total, ordered, tuple(notes))
 
 
-# What only the list of processes can tell.
+# Parts that only the list of processes shows.
 _BY_PROCESS = (WaterfallPart.OTHER_USERS, WaterfallPart.OWN_PROCESSES, WaterfallPart.CONTEXT)
 
 
@@ -65,11 +72,11 @@ def _processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _sum(processes: list[GpuProcess], whose: str, notes: list[str]) -> Bytes | Unavailable:
+def _sum(processes: list[GpuProcess], owner: str, notes: list[str]) -> Bytes | Unavailable:
     known = [p.memory.value for p in processes if not isinstance(p.memory.value, Unavailable)]
-    silent = len(processes) - len(known)
-    if silent:
-        notes.append(f"{whose}: the driver does not report the share of {_processes(silent)}")
+    missing = len(processes) - len(known)
+    if missing:
+        notes.append(f"{owner}: the driver does not report the share of {_processes(missing)}")
         if not known:
             return Unavailable("the driver does not report their share")
     return Bytes(sum(known))
@@ -78,14 +85,14 @@ def _sum(processes: list[GpuProcess], whose: str, notes: list[str]) -> Bytes | U
 def _this_process(
     device: Device, own: list[GpuProcess], notes: list[str]
 ) -> dict[WaterfallPart, Bytes | Unavailable]:
-    """This process's memory: torch's allocator tells its two parts, the rest is the context
-    (with code, and whatever was allocated past torch's allocator).
+    """The parts of this process: torch's allocator reports two of them; the rest is the context
+    (with code, and memory that was not allocated through torch).
     """
     allocated, reserved = device.torch.allocated.value, device.torch.reserved.value
     held = _sum(own, "this process", notes)
     if isinstance(allocated, Unavailable) or isinstance(reserved, Unavailable):
         if not own:
-            # This process holds nothing here: neither does torch in it.
+            # This process has no memory on the device, so torch has none either.
             nothing = Bytes(0)
             return dict.fromkeys(
                 (WaterfallPart.CONTEXT, WaterfallPart.CACHED, WaterfallPart.ALLOCATED), nothing
@@ -103,7 +110,7 @@ def _this_process(
     if isinstance(held, Unavailable):
         context = held
     elif not own and reserved:
-        # In a container NVML lists this process under a PID of another namespace.
+        # In a container, NVML lists this process under its PID of another namespace.
         context = Unavailable("NVML does not list this process under its own PID")
         notes.append("NVML does not list this process: its context is counted elsewhere")
     else:
@@ -113,3 +120,42 @@ def _this_process(
         WaterfallPart.CACHED: Bytes(reserved - allocated),
         WaterfallPart.ALLOCATED: allocated,
     }
+
+
+def neighbours_of(pid: int, device: str, inventory: Inventory) -> Neighbours | Unavailable:
+    """The other processes on the GPU that process ``pid`` calls ``device`` (``cuda:N``).
+    `Unavailable` if the process cannot be identified on exactly one GPU of the inventory.
+    """
+    own = [process for process in inventory.processes if process.pid == pid and not process.hidden]
+    keys = {process.device for process in own}
+    ordinal = device.partition(":")[2]
+    gpus = [gpu for gpu in inventory.devices if gpu.key in keys]
+    if len(gpus) > 1:  # the driver's order decides which of them is cuda:N
+        gpus = [gpu for gpu in gpus if str(gpu.identity.cuda_ordinal) == ordinal]
+    if len(gpus) != 1:
+        why = "holds memory on none" if not keys else f"holds memory on {len(keys)}"
+        return Unavailable(f"by NVML, process {pid} {why} of the {len(inventory.devices)} GPUs")
+    gpu = gpus[0]
+    here = [process for process in inventory.processes if process.device == gpu.key]
+    others = [process for process in here if process.pid != pid or process.hidden]
+    name = gpu.name.value
+    total, free = gpu.memory.total.value, gpu.memory.free.value
+    return Neighbours(
+        gpu=name if isinstance(name, str) else gpu.key,
+        total=total,
+        free=free,
+        held=_total([process for process in here if process not in others]),
+        others=_total(others),
+        other_processes=len(others),
+    )
+
+
+def _total(processes: list[GpuProcess]) -> int | Unavailable:
+    """The memory of all processes together, unavailable if that of one is."""
+    total = 0
+    for process in processes:
+        memory = process.memory.value
+        if isinstance(memory, Unavailable):
+            return memory
+        total += memory
+    return total

@@ -1,0 +1,223 @@
+"""Processes that an estimated program starts: their memory, and their end.
+
+Each process has its own CUDA context and allocator on the GPUs that it uses, and leaves a file with
+the peaks of its virtual GPUs. The module does not import torch: `ProcessRecorder` is unpickled in
+processes that have not imported it yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gpuprobe.model.io.files import atomic_write
+from gpuprobe.model.values import Bytes
+from gpuprobe.sampler.hooks.step_limit import Enough
+
+if TYPE_CHECKING:
+    from gpuprobe.catalogue.gpu_model import GpuModel
+    from gpuprobe.engines.base import EngineSession
+
+ENDED: Final = ".ended"
+"""The suffix of the file that a process leaves when it is ended after its steps."""
+
+_UNCERTAINTY: Final = 0.02
+"""Of the reserved memory, in both directions, as for the ranks of a job: the reuse of blocks
+depends on addresses, and the processes' allocations are not simulated in several orders."""
+
+
+class ProcessRecorder(NamedTuple):
+    """A `StartInProcess` of `gpuprobe.sampler.hooks.processes.children`, which records the peaks of
+    each process in ``folder``. After ``steps`` optimizer steps a process ends, as by
+    ``sys.exit(0)``.
+    """
+
+    folder: Path
+    steps: int
+
+    def __call__(self, since: float) -> _ProcessPeaks | None:
+        from gpuprobe.engines.choice import current
+        from gpuprobe.sampler.hooks.step_limit import exit_after
+
+        session = current()
+        if session is None:
+            return None
+        exit_after(self.steps, self._ended)
+        return _ProcessPeaks(session, self.folder, since)
+
+    def _ended(self) -> None:
+        with contextlib.suppress(OSError):  # as in `_ProcessPeaks`
+            (self.folder / f"{os.getpid()}{ENDED}").touch()
+
+
+class _ProcessPeaks:
+    """Writes the peaks of this process's virtual GPUs to its file."""
+
+    def __init__(self, session: EngineSession, folder: Path, since: float) -> None:
+        self._session = session
+        self._file = folder / f"{os.getpid()}.json"
+        self._since = since
+        self._written: dict[int, list[int]] = {}
+
+    def so_far(self) -> None:
+        peaks = self._peaks()
+        if peaks != self._written:
+            self._write(peaks, None)
+
+    def end(self, error: BaseException | None) -> None:
+        self._write(self._peaks(), time.monotonic())
+
+    def _peaks(self) -> dict[int, list[int]]:
+        return {number: [*peaks] for number, peaks in self._session.peaks().items()}
+
+    def _write(self, peaks: dict[int, list[int]], until: float | None) -> None:
+        self._written = peaks
+        found = {"since": self._since, "until": until, "devices": peaks}
+        # An error means that the estimate is over and its folder removed.
+        with contextlib.suppress(OSError), atomic_write(self._file) as file:
+            file.write(json.dumps(found).encode())
+
+
+class OtherProcesses(NamedTuple):
+    """The other processes on one GPU at the time when they need the most: their number, and the
+    range of their memory in bytes, with their contexts.
+    """
+
+    processes: int
+    low: Bytes
+    high: Bytes
+
+
+NO_PROCESSES: Final = OtherProcesses(0, Bytes(0), Bytes(0))
+
+
+class _Use(NamedTuple):
+    since: float
+    until: float
+    reserved: int
+
+
+def other_processes(
+    folder: Path, models: Mapping[int, GpuModel]
+) -> tuple[int, dict[int, OtherProcesses]]:
+    """The number of processes that used a GPU, and their needs by the GPU's index."""
+    uses: dict[int, list[_Use]] = {}
+    processes = 0
+    for file in sorted(folder.glob("*.json")):
+        found = json.loads(file.read_bytes())
+        until = float("inf") if found["until"] is None else found["until"]
+        processes += bool(found["devices"])
+        for number, (_, reserved) in found["devices"].items():
+            uses.setdefault(int(number), []).append(_Use(found["since"], until, reserved))
+    needs = {}
+    for number, found in uses.items():
+        together = _most_at_once(found)
+        reserved = sum(use.reserved for use in together)
+        model = models[number]
+        needs[number] = OtherProcesses(
+            len(together),
+            Bytes(int(reserved * (1 - _UNCERTAINTY)) + len(together) * model.context_low),
+            Bytes(int(reserved * (1 + _UNCERTAINTY)) + len(together) * model.context_high),
+        )
+    return processes, needs
+
+
+def _most_at_once(uses: Sequence[_Use]) -> list[_Use]:
+    """The processes alive at the time when they reserve the most: always at the start of one."""
+
+    def at(instant: float) -> list[_Use]:
+        return [use for use in uses if use.since <= instant < use.until]
+
+    return max(
+        (at(use.since) for use in uses), key=lambda found: sum(use.reserved for use in found)
+    )
+
+
+def assumption_text(processes: int) -> str:
+    """The assumption of an estimate about the processes, as a sentence."""
+    started = "1 process that uses" if processes == 1 else f"{processes} processes that use"
+    return (
+        f"{started} the GPU, started by the program: that they need the most when the program "
+        "does, and at once if they were alive at the same time in this simulation"
+    )
+
+
+_PATIENCE_S: Final = 5.0
+_IDLE_S: Final = 0.2
+"""CPU time of the program and its processes within `_PATIENCE_S`: with less, it is stalled."""
+
+
+class Stalled(Enough):
+    """Ends a program that waits for a process which was ended after its steps."""
+
+
+@contextmanager
+def not_forever(folder: Path) -> Iterator[None]:
+    """Raise `Stalled` in the program if it and its processes are idle for a few seconds after one
+    of them was ended (``folder`` has its file): it may be waiting for that process. If `Enough`
+    ends the program, its processes end too.
+    """
+    main = threading.main_thread()
+    if threading.current_thread() is not main or not hasattr(signal, "pthread_kill"):
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Stalled
+
+    others = {process.pid for process in multiprocessing.active_children()}
+    over = threading.Event()
+    # SIGURG is ignored by default, so a late one does no harm.
+    handler = signal.signal(signal.SIGURG, interrupt)
+    thread = threading.Thread(
+        target=_interrupt_stall,
+        args=(folder, _PATIENCE_S, over, main.ident),
+        name="gpuprobe-stalled",
+        daemon=True,
+    )
+    thread.start()
+    try:
+        yield
+    except Enough:
+        for process in multiprocessing.active_children():
+            if process.pid not in others:
+                process.terminate()
+        raise
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGURG, handler)
+
+
+def _interrupt_stall(folder: Path, patience: float, over: threading.Event, main: int) -> None:
+    used, since = 0.0, time.monotonic()
+    while not over.wait(patience / 5):
+        now = _processor_time()
+        if now - used > _IDLE_S or not any(folder.glob(f"*{ENDED}")):
+            used, since = now, time.monotonic()
+        elif time.monotonic() - since >= patience:
+            signal.pthread_kill(main, signal.SIGURG)
+            since = time.monotonic()
+
+
+def _processor_time() -> float:
+    """CPU seconds of this process, without the calling thread, and of the processes it started."""
+    import psutil  # 20 ms, in each process that the program starts
+
+    total = time.process_time() - time.thread_time()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # it has ended
+            continue
+        total += times.user + times.system
+    return total

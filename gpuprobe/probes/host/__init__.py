@@ -1,1 +1,0 @@
-"""The machine and the processes on it."""

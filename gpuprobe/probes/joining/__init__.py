@@ -1,1 +1,0 @@
-"""One picture of the machine out of what each source reports."""
