@@ -236,8 +236,8 @@ def estimate_program(
     from gpuprobe.planning.job import Job
     from gpuprobe.planning.processes import needs
     from gpuprobe.planning.processes.waiting import Stalled, not_forever
-    from gpuprobe.sampler.hooks.processes.children import following
-    from gpuprobe.sampler.hooks.step_limit import Enough, limit
+    from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
+    from gpuprobe.sampler.processes.children import following
     from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
     from gpuprobe.torch_support.error_places import of_host_memory, place_in
 

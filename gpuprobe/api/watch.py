@@ -266,7 +266,7 @@ def run(
             )
             return result._replace(assumed=tuple(session.assumed), engine=session.engine)
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.hooks.processes.started import following_started
+    from gpuprobe.sampler.processes.started import following_started
     from gpuprobe.sampler.program import signals_put_back
 
     notes: Path | None = None
@@ -282,7 +282,7 @@ def run(
 
         # They import multiprocessing, as torch does.
         from gpuprobe.sampler.environment import ranks
-        from gpuprobe.sampler.hooks.processes import children, recorded
+        from gpuprobe.sampler.processes import children, recorded
 
         first_job = recorded.next_job(where)
         try:
@@ -315,7 +315,7 @@ def run(
     def start() -> None:
         recorder.start_guarded()
         follow()
-        from gpuprobe.sampler.hooks.processes.spawned import follow_spawns  # it imports torch
+        from gpuprobe.sampler.processes.recorded import follow_spawns
 
         child = functools.partial(record, level=level, trace_steps=trace_steps)
         stack.callback(follow_spawns(where, child))
@@ -375,7 +375,7 @@ def _remove(folder: Path, process: int) -> None:
 def _notes(folder: Path | None) -> dict[int, str]:
     if folder is None:
         return {}
-    from gpuprobe.sampler.hooks.processes.recorded import read_notes
+    from gpuprobe.sampler.processes.recorded import read_notes
 
     return read_notes(folder)
 
@@ -384,7 +384,7 @@ def _jobs(output: Path, first: int) -> Iterator[Path]:
     """The recordings of the jobs that the program has started."""
     if not first:
         return
-    from gpuprobe.sampler.hooks.processes.recorded import next_job, spawned_path
+    from gpuprobe.sampler.processes.recorded import next_job, spawned_path
 
     for number in range(first, next_job(output)):
         yield spawned_path(output, number)

@@ -29,7 +29,7 @@ depends on addresses, and their allocations are not simulated in several orders.
 
 
 class Needs(NamedTuple):
-    """A `StartInProcess` of `gpuprobe.sampler.hooks.processes.children`. ``steps``: a process ends,
+    """A `StartInProcess` of `gpuprobe.sampler.processes.children`. ``steps``: a process ends,
     as if it called ``sys.exit(0)``, after so many optimizer steps.
     """
 
@@ -38,7 +38,7 @@ class Needs(NamedTuple):
 
     def __call__(self, since: float) -> _Process | None:
         from gpuprobe.engines.choice import current
-        from gpuprobe.sampler.hooks.step_limit import exit_after
+        from gpuprobe.sampler.hooks.optimizer_steps import exit_after
 
         session = current()
         if session is None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psutil
 
 from gpuprobe.planning.processes import ENDED
-from gpuprobe.sampler.hooks.step_limit import Enough
+from gpuprobe.sampler.hooks.optimizer_steps import Enough
 
 _PATIENCE_S: Final = 5.0
 _IDLE_S: Final = 0.2

@@ -21,9 +21,8 @@ from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.place import NoPlace, SourceLine
 from gpuprobe.model.run.launches import LaunchPlace, StepLaunches, step_launches
 from gpuprobe.model.trace import Frame
-from gpuprobe.sampler.interruptions import from_program
-from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
-from gpuprobe.sampler.tracing.module_calls import ModuleCalls
+from gpuprobe.sampler.failures import from_program
+from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.torch_support import compiled_lines
 from gpuprobe.torch_support.launches import LaunchCounter
 

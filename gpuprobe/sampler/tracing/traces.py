@@ -16,11 +16,10 @@ from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
 from gpuprobe.torch_support import launches
 
 if TYPE_CHECKING:
-    from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
+    from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
     from gpuprobe.sampler.tracing.cpu import CpuTrace
     from gpuprobe.sampler.tracing.cuda import CudaTrace
     from gpuprobe.sampler.tracing.launches import LaunchTrace
-    from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 
 FIRST_STEPS = 3
 """Steps that are always traced: that in which optimizer state is allocated, and two warm ones."""
