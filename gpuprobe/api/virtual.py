@@ -239,7 +239,7 @@ def estimate_program(
     from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
     from gpuprobe.sampler.processes.children import following
     from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
-    from gpuprobe.torch_support.error_places import of_host_memory, place_in
+    from gpuprobe.torch_support.callers import of_host_memory, place_in
 
     others: dict[int, Other] = {}
     waits = False  # for a process of its own that was stopped

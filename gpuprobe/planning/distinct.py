@@ -8,7 +8,7 @@ from typing import Any
 
 class Classes:
     """A partition of the ranks of a job. It begins as one class, and every report of a rank
-    (`gpuprobe.torch_support.jobs.differences`) may split it.
+    (`gpuprobe.torch_support.traffic`) may split it.
     """
 
     def __init__(self, ranks: int) -> None:

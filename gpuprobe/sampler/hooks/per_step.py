@@ -20,7 +20,7 @@ from gpuprobe.sampler.hooks.waits import joined_waits
 from gpuprobe.sampler.timeline import PhaseTimeline
 from gpuprobe.sampler.tracing.tensors import MOST_NESTED, modules_of, plain_tensors
 from gpuprobe.sampler.tracing.traces import Traces
-from gpuprobe.torch_support import assumptions
+from gpuprobe.torch_support.engine_reports import assumptions
 from gpuprobe.torch_support.tensors import tensors_in
 
 STEPS = 3
@@ -216,7 +216,7 @@ class PerStep:
     def end(self) -> None:
         """Take the hooks out, and record what a virtual GPU has taken for granted."""
         self.collectives.remove()
-        self._blind(tuple(BlindSpot(f"assumed: {text}", _IF) for text in assumptions.in_force()))
+        self._blind(tuple(BlindSpot(f"assumed: {text}", _IF) for text in assumptions()))
 
     def _joined(self, earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
         exchanges = (*earlier["exchanges"], *later["exchanges"])

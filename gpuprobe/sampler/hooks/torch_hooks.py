@@ -39,7 +39,7 @@ from gpuprobe.patching import patch
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
 from gpuprobe.sampler.tracing.tensors import named_modules
-from gpuprobe.torch_support import compile_watch, compiled_modules
+from gpuprobe.torch_support import compile_watch, compiled_code
 
 RECOMPUTE = "recompute"
 """The phase, inside ``backward``, in which a checkpointed forward is run again."""
@@ -183,7 +183,7 @@ class Hooks:
         self._restore.append(compile_watch.start())
         self._every_module = every_module
         if every_module:
-            self._restore.append(compiled_modules.search_with(self._named_modules))
+            self._restore.append(compiled_code.search_with(self._named_modules))
         if compile_in_use():
             self._compile_seen()
             return

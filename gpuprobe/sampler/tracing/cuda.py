@@ -30,7 +30,7 @@ from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace, StackTable
 from gpuprobe.sampler.hooks.discover import live_tensors
 from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
-from gpuprobe.torch_support import compiled_lines
+from gpuprobe.torch_support import compiled_code
 from gpuprobe.torch_support.version import installed
 
 MAX_ENTRIES = 1_000_000
@@ -182,7 +182,7 @@ def layout_now(
     if not torch.cuda.is_initialized() or not _keeps_history():
         return []
     snapshot = torch.cuda.memory._snapshot()
-    compiled_lines.in_program_lines(snapshot)
+    compiled_code.in_program_lines(snapshot)
     found = {_place(item): item for item in known}
     used = {segment["device"] for segment in snapshot["segments"]}
     traces = []

@@ -23,12 +23,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.sampler.failures import from_program
-from gpuprobe.torch_support.compiled_modules import unwrapped
+from gpuprobe.torch_support.compiled_code import unwrapped
 from gpuprobe.torch_support.tensors import tensors_in
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -56,31 +57,12 @@ def walk(
     models: Iterable[Any], optimizers: Iterable[Any], *, gradients: bool = True
 ) -> dict[int, Known]:
     """Every storage held by these modules and optimizers, by its identity (``_cdata``).
-    ``gradients=False`` leaves those out that are nothing but gradients.
+    ``gradients=False`` leaves out those that are only gradients.
     """
     found: dict[int, Known] = {}
-    parameters: dict[int, tuple[Any, str]] = {}
-    buffers: list[tuple[Any, str, bool]] = []  # tensor, module, whether it is kept state
     optimizers = list(optimizers)
-    for model in models:
-        for name, module in named_modules(model):
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    parameters.setdefault(id(parameter), (parameter, name))
-            buffers.extend(
-                (held, name, STATE_NAMES.fullmatch(key) is not None)
-                for key, held in module._buffers.items()
-                if held is not None
-            )
-            buffers.extend(
-                (held, name, True)
-                for key, held in vars(module).items()
-                if isinstance(held, torch.Tensor) and STATE_NAMES.fullmatch(key)
-            )
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameters.setdefault(id(parameter), (parameter, ""))
+    modules = [pair for model in models for pair in named_modules(model)]
+    parameters = _parameters(modules, optimizers)
     for parameter, name in parameters.values():
         _note(found, parameter, Category.PARAMETER, name)
     for parameter, name in parameters.values() if gradients else ():
@@ -91,9 +73,37 @@ def walk(
             _, name = parameters.get(id(parameter), (None, ""))
             for tensor in tensors_in(state, MOST_NESTED):
                 _note(found, tensor, Category.OPTIMIZER_STATE, name)
-    for buffer, name, state in buffers:
-        _note(found, buffer, Category.KV_CACHE if state else Category.BUFFER, name)
+    for tensor, name, category in _buffers(modules):
+        _note(found, tensor, category, name)
     return found
+
+
+def _parameters(
+    modules: list[tuple[str, Any]], optimizers: list[Any]
+) -> dict[int, tuple[Tensor, str]]:
+    """Each parameter and the name of its module, "" if only an optimizer holds it; by its id."""
+    found: dict[int, tuple[Tensor, str]] = {}
+    for name, module in modules:
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.setdefault(id(parameter), (parameter, name))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found.setdefault(id(parameter), (parameter, ""))
+    return found
+
+
+def _buffers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Tensor, str, Category]]:
+    """Buffers and state that modules keep in attributes, with the name of the module."""
+    for name, module in modules:
+        for key, held in module._buffers.items():
+            if held is not None:
+                is_state = STATE_NAMES.fullmatch(key)
+                yield held, name, Category.KV_CACHE if is_state else Category.BUFFER
+        for key, held in vars(module).items():
+            if isinstance(held, torch.Tensor) and STATE_NAMES.fullmatch(key):
+                yield held, name, Category.KV_CACHE
 
 
 def modules_of(root: Any) -> Iterator[tuple[str, Any]]:
