@@ -160,9 +160,8 @@ def _passed_on(parent: ast.AST, child: ast.AST, source: SourceTree) -> bool | No
         same = _compared(parent, child)
         return None if same is None else not same
     passes = (
-        isinstance(parent, (ast.NamedExpr, ast.Starred))
-        # Text: what it is used for is decided further out.
-        or isinstance(parent, (ast.FormattedValue, ast.JoinedStr))
+        # The two last are text: what that is used for is decided further out.
+        isinstance(parent, (ast.NamedExpr, ast.Starred, ast.FormattedValue, ast.JoinedStr))
         or (isinstance(parent, (ast.GeneratorExp, ast.ListComp)) and child is parent.elt)
         or (isinstance(parent, ast.BoolOp) and not _only_printed(parent, child, source))
         or (isinstance(parent, ast.Attribute) and parent.attr in _TRUTH)
