@@ -37,7 +37,7 @@ from gpuprobe.errors import DataError  # noqa: E402
 STEPS = 5
 PAUSE = 0.28
 """Seconds that a step takes at least: steps that are shorter than 0.25 s are written together, and
-those of the last quarter of a second are lost (`gpuprobe.sampler.background.PAUSE`)."""
+those of the last quarter of a second are lost (`gpuprobe.sampler.step_writer.PAUSE`)."""
 
 SCRIPT = f"""
 import os, sys, time, torch

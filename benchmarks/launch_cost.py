@@ -59,10 +59,10 @@ def measure(folder: Path, pairs: int, limit: float) -> int:
     import torch
 
     from gpuprobe.native.process import LogKind, loaded
-    from gpuprobe.torch_support import launches
+    from gpuprobe.torch_support.engine_reports import launch_counter, set_launch_counter
 
     model, optimizer, x = gpt()
-    counter = launches.counter()
+    counter = launch_counter()
     runtime = loaded()
     if counter is None or runtime is None:
         print("the native engine is not loaded", file=sys.stderr)
@@ -82,7 +82,7 @@ def measure(folder: Path, pairs: int, limit: float) -> int:
         nonlocal made
         made += 1
         path = folder / f"{made}.gpuprobe"
-        end = None if counted else launches.counted_by(counter)
+        end = None if counted else set_launch_counter(counter)
         if end is not None:
             end()
         with gpuprobe.record(
@@ -93,7 +93,7 @@ def measure(folder: Path, pairs: int, limit: float) -> int:
             step()
             spent = time.process_time() - began
         if end is not None:
-            launches.counted_by(counter)
+            set_launch_counter(counter)
         return spent, path
 
     recorded(counted=True)

@@ -169,7 +169,7 @@ def measure(
         return recorded(target, root=root)
     from gpuprobe.api import watch
     from gpuprobe.api.hazards import DEFAULT_GPU
-    from gpuprobe.sampler.hooks.step_limit import Limited
+    from gpuprobe.sampler.hooks.optimizer_steps import Limited
 
     if hazards and virtual is None and not _has_cuda():
         virtual = DEFAULT_GPU  # what hazards would enter by itself: here it is on record

@@ -308,10 +308,10 @@ class _ProgramRun:
             not_forever,
             other_processes,
         )
-        from gpuprobe.sampler.hooks.processes.children import following
-        from gpuprobe.sampler.hooks.step_limit import Enough, limit
+        from gpuprobe.sampler.processes.children import following
+        from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
         from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
-        from gpuprobe.torch_support.error_places import place_in
+        from gpuprobe.torch_support.callers import place_in
 
         steps = self._steps
         measured.session.read_unknown_as_nan()
@@ -353,7 +353,7 @@ class _ProgramRun:
 
     def _explained(self, measured: Measurement, error: Exception) -> GpuprobeError | None:
         """gpuprobe's own error for one that the engine or this machine's memory caused."""
-        from gpuprobe.torch_support.error_places import of_host_memory
+        from gpuprobe.torch_support.callers import of_host_memory
 
         if self._bounded and of_host_memory(error):
             return TooLarge("this machine does not have enough memory for its tensors")

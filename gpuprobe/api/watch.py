@@ -266,7 +266,7 @@ def run(
             )
             return result._replace(assumed=tuple(session.assumed), engine=session.engine)
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.hooks.processes.started import following_started
+    from gpuprobe.sampler.processes.started import following_started
     from gpuprobe.sampler.program import signals_put_back
 
     children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
@@ -326,7 +326,7 @@ class _StartedProcesses:
         """Start recording, as the program imports torch."""
         recorder.start_guarded()
         self.follow(recorder, stack)
-        from gpuprobe.sampler.hooks.processes.spawned import follow_spawns  # it imports torch
+        from gpuprobe.sampler.processes.recorded import follow_spawns  # it imports torch
 
         child = functools.partial(record, level=self._level, trace_steps=self._trace_steps)
         stack.callback(follow_spawns(self._output, child))
@@ -341,7 +341,7 @@ class _StartedProcesses:
 
         # They import multiprocessing, as torch does.
         from gpuprobe.sampler.environment import ranks
-        from gpuprobe.sampler.hooks.processes import children, recorded
+        from gpuprobe.sampler.processes import children, recorded
 
         self._first_job = recorded.next_job(self._output)
         try:
@@ -375,7 +375,7 @@ class _StartedProcesses:
         """Why each process that used a GPU is not recorded ("" if it is), by process id."""
         if self._folder is None:
             return {}
-        from gpuprobe.sampler.hooks.processes.recorded import read_notes
+        from gpuprobe.sampler.processes.recorded import read_notes
 
         return read_notes(self._folder)
 
@@ -395,7 +395,7 @@ class _StartedProcesses:
         """The recordings of the jobs that the program has started."""
         if not self._first_job:
             return
-        from gpuprobe.sampler.hooks.processes.recorded import next_job, spawned_path
+        from gpuprobe.sampler.processes.recorded import next_job, spawned_path
 
         for number in range(self._first_job, next_job(self._output)):
             yield spawned_path(self._output, number)

@@ -16,7 +16,7 @@ from gpuprobe.model.values import Bytes
 
 if TYPE_CHECKING:
     from gpuprobe.model.run.recording import Recording
-    from gpuprobe.torch_support.jobs.traffic import Traffic
+    from gpuprobe.torch_support.traffic import Traffic
 
 
 class EvidenceGrade(Enum):

@@ -20,15 +20,15 @@ from gpuprobe.native import process
 from gpuprobe.native.launches import NativeLaunches
 from gpuprobe.native.names import readable
 from gpuprobe.patching import Patches, when_imported
-from gpuprobe.torch_support import launches
-from gpuprobe.torch_support.jobs.nccl import buffers
-from gpuprobe.torch_support.visible_devices import NAME, visible
+from gpuprobe.torch_support.engine_reports import set_launch_counter
+from gpuprobe.torch_support.nccl import buffers
+from gpuprobe.torch_support.process_gpus import NAME, visible
 
 if TYPE_CHECKING:
     from gpuprobe.model.run.recording import Recording
     from gpuprobe.native.values import Values
     from gpuprobe.native.values.reads import Reads
-    from gpuprobe.torch_support.jobs.traffic import Traffic
+    from gpuprobe.torch_support.traffic import Traffic
 
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -133,7 +133,7 @@ class NativeSession:
         self._ended = False
         if self.runtime is not None:
             self._launches = NativeLaunches(self.runtime)
-            self._end_counting = launches.counted_by(self._launches)
+            self._end_counting = set_launch_counter(self._launches)
         if self._job is not None:
             # Its thread would read the store, which is Python, after the interpreter has ended.
             os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
@@ -327,7 +327,7 @@ class NativeMeasurement:
 
     def recorded(self, now_ns: Callable[[], int]) -> None:
         if self._job.ranks > 1:
-            from gpuprobe.torch_support.jobs.traffic import Traffic
+            from gpuprobe.torch_support.traffic import Traffic
 
             self._session.traffic = Traffic(now_ns)
 

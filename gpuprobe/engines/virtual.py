@@ -10,8 +10,8 @@ from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
 from gpuprobe.torch_support.compile_notes import worded
-from gpuprobe.torch_support.jobs.nccl import buffers
-from gpuprobe.torch_support.jobs.traffic import Traffic
+from gpuprobe.torch_support.nccl import buffers
+from gpuprobe.torch_support.traffic import Traffic
 from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual import boundary
 from gpuprobe.virtual.budget import Budget

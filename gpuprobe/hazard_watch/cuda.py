@@ -44,11 +44,15 @@ from gpuprobe.hazard_watch.streams import is_contiguous
 from gpuprobe.hazards.footprint import Footprint, whole
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.accumulation import called_by_engine
 from gpuprobe.torch_support.callers import passed_on
-from gpuprobe.torch_support.event_lifetimes import lifetime_of
-from gpuprobe.torch_support.node_streams import NodeStreams
-from gpuprobe.torch_support.operator_calls import left_out, recording, unwatched, watch
+from gpuprobe.torch_support.cuda_streams import NodeStreams, lifetime_of
+from gpuprobe.torch_support.operator_calls import (
+    called_by_engine,
+    left_out,
+    recording,
+    unwatched,
+    watch,
+)
 from gpuprobe.torch_support.tensors import storage_key
 
 _PRIORITIES: Final = 4

@@ -14,7 +14,7 @@ import typing_extensions
 
 from gpuprobe.code_origin import PACKAGE, folder_of, line_of, name_of
 from gpuprobe.model.place import Place
-from gpuprobe.torch_support.compiled_lines import lines_of
+from gpuprobe.torch_support.compiled_code import lines_of
 
 _SKIP: Final = (
     folder_of(torch),

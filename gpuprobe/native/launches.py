@@ -41,7 +41,7 @@ _KEY: Final = slice(_Row.name.offset, _Row.place.offset)
 
 
 class NativeLaunches:
-    """A `gpuprobe.torch_support.launches.LaunchCounter`."""
+    """A `gpuprobe.torch_support.engine_reports.LaunchCounter`."""
 
     def __init__(self, runtime: Runtime) -> None:
         # The functions take a fraction of a microsecond, so the interpreter's lock is kept.

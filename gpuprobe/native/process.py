@@ -26,8 +26,8 @@ from gpuprobe.native.libraries import (
     libraries_in,
     torch_build,
 )
-from gpuprobe.torch_support.gpu_time import NATIVE_SETTINGS as SETTINGS
-from gpuprobe.torch_support.visible_devices import NAME, visible
+from gpuprobe.torch_support.process_gpus import NAME, visible
+from gpuprobe.torch_support.process_gpus import NATIVE_SETTINGS as SETTINGS
 
 _BLOCKS: Final = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24}
 """Resident blocks of a multiprocessor where it is not 32. Source: CUDA C++ Programming Guide,

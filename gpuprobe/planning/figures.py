@@ -33,7 +33,7 @@ from gpuprobe.model.values import Bytes, Unavailable, available
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
 
 if TYPE_CHECKING:
-    from gpuprobe.torch_support.jobs.traffic import Traffic
+    from gpuprobe.torch_support.traffic import Traffic
 
 _OTHER_PROGRAMS = "other programs on the same GPU"
 _NOT_MODELLED = {

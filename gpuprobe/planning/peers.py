@@ -220,7 +220,7 @@ class Peers:
 
     def post_differences(self, document: Mapping[str, object]) -> None:
         """Publish the differences between ranks that this one has found
-        (`gpuprobe.torch_support.jobs.differences`).
+        (`gpuprobe.torch_support.traffic`).
         """
         self.post(f"differences-{self._rank}", json.dumps(document).encode())
 

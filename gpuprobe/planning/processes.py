@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuprobe.model.io.files import atomic_write
 from gpuprobe.model.values import Bytes
-from gpuprobe.sampler.hooks.step_limit import Enough
+from gpuprobe.sampler.hooks.optimizer_steps import Enough
 
 if TYPE_CHECKING:
     from gpuprobe.catalogue.gpu_model import GpuModel
@@ -36,7 +36,7 @@ depends on addresses, and the processes' allocations are not simulated in severa
 
 
 class ProcessRecorder(NamedTuple):
-    """A `StartInProcess` of `gpuprobe.sampler.hooks.processes.children`, which records the peaks of
+    """A `StartInProcess` of `gpuprobe.sampler.processes.children`, which records the peaks of
     each process in ``folder``. After ``steps`` optimizer steps a process ends, as by
     ``sys.exit(0)``.
     """
@@ -46,7 +46,7 @@ class ProcessRecorder(NamedTuple):
 
     def __call__(self, since: float) -> _ProcessPeaks | None:
         from gpuprobe.engines.choice import current
-        from gpuprobe.sampler.hooks.step_limit import exit_after
+        from gpuprobe.sampler.hooks.optimizer_steps import exit_after
 
         session = current()
         if session is None:

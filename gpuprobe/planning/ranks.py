@@ -159,7 +159,7 @@ def _estimate(rank: int, job: Peers) -> Estimate:
 
 class RankClasses:
     """A partition of a job's ranks into classes that behave alike. It starts as one class, and each
-    rank's report (`gpuprobe.torch_support.jobs.differences`) may split it.
+    rank's report (`gpuprobe.torch_support.traffic`) may split it.
     """
 
     def __init__(self, ranks: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.patching import original_of
 from gpuprobe.sampler.timeline import PhaseSpan
-from gpuprobe.torch_support.gpu_time import takes_time
+from gpuprobe.torch_support.process_gpus import takes_time
 
 BEHIND = 4
 """Steps that may wait for the GPU to come to their end. A host that runs further ahead gets its

@@ -22,11 +22,9 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import BlindSpot, SessionEnd
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
-from gpuprobe.sampler.failures import Failures, described, program_error
-from gpuprobe.sampler.hooks.optimizer_calls import OptimizerCalls, StepOwner
-from gpuprobe.sampler.hooks.processes.forks import in_children
+from gpuprobe.sampler.failures import Failures, described, from_program, program_error
+from gpuprobe.sampler.hooks.optimizer_steps import OptimizerCalls, StepOwner
 from gpuprobe.sampler.hooks.wrapping import block, in_context
-from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.sources import HostMemory, MarkReader
 from gpuprobe.sampler.step_writer import StepWriter
 from gpuprobe.sampler.timeline import (
@@ -144,7 +142,7 @@ class Recorder:
         """
         import torch
 
-        from gpuprobe.sampler.hooks.recompute import in_engine
+        from gpuprobe.sampler.hooks.torch_hooks import in_engine
 
         self._thread = threading.get_ident()
         self._in_engine = in_engine
@@ -167,7 +165,7 @@ class Recorder:
         self._active = True
         if self._level == "trace" and cuda:
             self._traces.start_cuda(self._timeline, self._fault)
-        in_children(self._forget)
+        _in_forked_processes(self._forget)
         try:
             with self._no_torch_function():
                 self._start_watching(reader, cuda=cuda, virtual=virtual)
@@ -596,6 +594,18 @@ class Recorder:
         if self._per_step is not None:
             self._per_step.collectives.active = False
         self._traces.pause()
+
+
+def _in_forked_processes(method: Callable[[], None]) -> None:
+    """Call a bound method in each process that is forked off, as long as its object is alive."""
+    ref = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = ref()
+        if found is not None:
+            found()
+
+    os.register_at_fork(after_in_child=call)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, MemorySource
-from gpuprobe.sampler.interruptions import from_program
+from gpuprobe.sampler.failures import from_program
 
 _NOT_COUNTED = Unavailable("not counted by this torch", ReadStatus.UNSUPPORTED)
 

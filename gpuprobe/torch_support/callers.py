@@ -1,13 +1,15 @@
-"""Who calls: the program's line, and the module that is at work."""
+"""Lines and modules of the program: where a call comes from, and where an exception was raised."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from types import TracebackType
 from typing import Any, Final
 
 import torch
 
-from gpuprobe.code_origin import INSTALLED, PACKAGE, folder_of, name_of
+from gpuprobe.code_origin import INSTALLED, PACKAGE, folder_of, is_standard_library, name_of
 from gpuprobe.frame_variables import variables
 
 TORCH: Final = folder_of(torch)
@@ -79,3 +81,49 @@ def module_at_work() -> str:
             return type(variables(frame)["self"]).__name__
         frame = frame.f_back
     return ""
+
+
+def frames_of(error: BaseException) -> Iterator[TracebackType]:
+    """The frames that an exception came through, outermost first."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def place_in(error: BaseException) -> str:
+    """The innermost line of the program that an exception came through. Where there is none, of
+    the exception that was being handled: a signal's handler raises wherever the process is, even
+    when the program has failed already. Of Python's own library only where there is neither.
+    """
+    standard = ""
+    followed: list[BaseException] = []
+    while error not in followed:
+        followed.append(error)
+        place, inner = _places_in(error)
+        if place:
+            return place
+        standard = standard or inner
+        error = error.__cause__ or error.__context__ or error
+    return standard or "<unknown>"
+
+
+def _places_in(error: BaseException) -> tuple[str, str]:
+    """The innermost line of the program, and that of Python's own library; "" for none."""
+    place = standard = ""
+    for traceback in frames_of(error):
+        file = traceback.tb_frame.f_code.co_filename
+        if is_standard_library(file):
+            standard = place_of(file, traceback.tb_lineno)
+        elif not file.startswith((PACKAGE, TORCH, "<frozen")):
+            place = place_of(file, traceback.tb_lineno)
+    return place, standard
+
+
+def of_host_memory(error: BaseException) -> bool:
+    """Whether the host had no more memory for a tensor: ``alloc_cpu.cpp`` in ``c10/core``."""
+    return (
+        isinstance(error, (RuntimeError, MemoryError))
+        and not isinstance(error, torch.OutOfMemoryError)
+        and (isinstance(error, MemoryError) or "you tried to allocate" in str(error))
+    )

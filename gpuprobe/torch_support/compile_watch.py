@@ -21,7 +21,7 @@ import torch
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.place import program_name
 from gpuprobe.patching import patch, when_imported
-from gpuprobe.torch_support import compile_notes, compiled_lines
+from gpuprobe.torch_support import compile_notes, compiled_code
 from gpuprobe.torch_support.callers import place_of
 
 _ALLOCATED: Final = re.compile(r" = empty_strided_\w+\(")
@@ -172,8 +172,8 @@ def _graphs(module: Any) -> None:
     _undo.append(patch(lowering, "_compile_to_module", compile_to_module))
     # What Inductor's passes put in the place of a backward node belongs to the same modules.
     kept = torch.fx.proxy._COPY_META_FIELDS
-    kept.append(compiled_lines.FORWARD_STACK)
-    _undo.append(lambda: kept.remove(compiled_lines.FORWARD_STACK))
+    kept.append(compiled_code.FORWARD_STACK)
+    _undo.append(lambda: kept.remove(compiled_code.FORWARD_STACK))
 
 
 def _note_graph(graph: Any, file: str) -> None:
@@ -183,7 +183,7 @@ def _note_graph(graph: Any, file: str) -> None:
         f"{'backward' if graph.is_backward else 'forward'} graph: {allocated} "
         f"{'buffer' if allocated == 1 else 'buffers'} allocated, {reused} in the memory of others"
     )
-    compiled_lines.remember(graph, file, source)
+    compiled_code.remember(graph, file, source)
 
 
 def skip_own_frames(module: Any) -> Callable[[], None]:

@@ -15,8 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, NotModelled, ValueNeeded
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.callers import place_of
-from gpuprobe.torch_support.error_places import frames_of, place_in
+from gpuprobe.torch_support.callers import frames_of, place_in, place_of
 from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.unknown import hint_of

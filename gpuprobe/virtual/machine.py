@@ -25,10 +25,10 @@ from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support import compile_notes
-from gpuprobe.torch_support.node_streams import NodeStreams
+from gpuprobe.torch_support.cuda_streams import NodeStreams
+from gpuprobe.torch_support.process_gpus import visible
 from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
 from gpuprobe.torch_support.version import installed
-from gpuprobe.torch_support.visible_devices import visible
 from gpuprobe.virtual.accuracy import CalledOperators
 from gpuprobe.virtual.device.host_statistics import HostStatistics
 from gpuprobe.virtual.device.virtual_device import VirtualDevice

@@ -15,10 +15,11 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support import assignments, assumptions
+from gpuprobe.torch_support import assignments
 from gpuprobe.torch_support.compile_notes import worded
+from gpuprobe.torch_support.engine_reports import add_assumptions
+from gpuprobe.torch_support.process_gpus import NAME, visible
 from gpuprobe.torch_support.version import installed, simulated
-from gpuprobe.torch_support.visible_devices import NAME, visible
 from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.compiled import compiler, triton_kernels
 from gpuprobe.virtual.dispatch.mode import DispatchMode, take_higher_order
@@ -63,7 +64,7 @@ class VirtualSession:
         if self.machine.shapes:
             nearest.import_compiler()
         try:
-            self._patches.add(assumptions.made_by(lambda: worded(self.machine.assumed)))
+            self._patches.add(add_assumptions(lambda: worded(self.machine.assumed)))
             self._kernels = Kernels()
             self._patches.add(self._kernels.close)
             pass_by(self._patches)

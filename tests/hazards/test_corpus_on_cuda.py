@@ -15,7 +15,7 @@ from hazard_corpus import CASES
 from torch import nn
 
 import gpuprobe
-from gpuprobe.torch_support.accumulation import EngineSums
+from gpuprobe.torch_support.operator_calls import EngineSums
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 

@@ -15,9 +15,9 @@ from models import Mlp, seeded, train
 from sinks import KeepingSink
 
 from gpuprobe.model.run.session import Step
-from gpuprobe.sampler import background, step_writer
-from gpuprobe.sampler.background import Background
+from gpuprobe.sampler import step_writer
 from gpuprobe.sampler.recorder import Recorder
+from gpuprobe.sampler.step_writer import Background
 
 
 def test_work_is_done_in_order_and_the_thread_ends() -> None:
@@ -36,7 +36,7 @@ def test_work_is_done_in_order_and_the_thread_ends() -> None:
 
 
 def test_short_steps_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "PAUSE", 1e5)
+    monkeypatch.setattr(step_writer, "PAUSE", 1e5)
     done: list[int] = []
     first = threading.Event()
     worker = Background(pytest.fail)
@@ -90,7 +90,7 @@ def test_the_thread_ends_before_a_fork() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_child_has_nothing_of_its_parents_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "FORK_TIMEOUT", 0.0)  # forked beside a disk that hangs
+    monkeypatch.setattr(step_writer, "FORK_TIMEOUT", 0.0)  # forked beside a disk that hangs
     gate = threading.Event()
     done: list[int] = []
     work = Background(lambda error: None)
@@ -143,7 +143,7 @@ def test_many_threads_hand_over_while_others_drain() -> None:
 def test_what_waits_when_the_interpreter_ends_is_done() -> None:
     program = """
 import time
-from gpuprobe.sampler.background import Background
+from gpuprobe.sampler.step_writer import Background
 work = Background(print)
 for i in range(20):
     work.submit(lambda i=i: (time.sleep(0.01), print(i, flush=True)))
@@ -180,7 +180,7 @@ def test_a_disk_that_hangs_holds_up_nobody() -> None:
 
 
 def test_steps_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "LIMIT", 2)
+    monkeypatch.setattr(step_writer, "LIMIT", 2)
     monkeypatch.setattr(step_writer, "WRITE_TIMEOUT", 0.0)
     sink = Slow()
     model = seeded(Mlp)
@@ -194,7 +194,7 @@ def test_steps_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_thread_with_nothing_to_do_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may join all threads that there are."""
-    monkeypatch.setattr(background, "PAUSE", 0.0)
+    monkeypatch.setattr(step_writer, "PAUSE", 0.0)
     done: list[int] = []
     work = Background(pytest.fail)
     for item in range(2):

@@ -10,10 +10,9 @@ import torch
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
-from gpuprobe.sampler.tracing import backward_calls, workspaces
-from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
-from gpuprobe.sampler.tracing.cuda import _drop_own_frames
-from gpuprobe.sampler.tracing.workspaces import Workspaces
+from gpuprobe.sampler.tracing import cuda
+from gpuprobe.sampler.tracing.calls import BackwardCalls
+from gpuprobe.sampler.tracing.cuda import Workspaces, _drop_own_frames
 
 ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_COMPLETED.code
 HOOK = Frame("/app/hooks.py", 3, "hook")
@@ -22,7 +21,7 @@ THREAD = Frame(threading.__file__, 1, "_bootstrap")
 
 def noted(monkeypatch: pytest.MonkeyPatch, times: list[int]) -> BackwardCalls:
     clock = iter(times)
-    monkeypatch.setattr(backward_calls, "now_us", lambda: next(clock))
+    monkeypatch.setattr("gpuprobe.sampler.tracing.calls.now_us", lambda: next(clock))
     found = BackwardCalls()
     found.begin()
     return found
@@ -86,7 +85,7 @@ def test_a_call_within_another_gives_way_to_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_call_that_began_before_the_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward_calls, "now_us", lambda: 30)
+    monkeypatch.setattr("gpuprobe.sampler.tracing.calls.now_us", lambda: 30)
     calls = BackwardCalls()
     calls.called()
     calls.begin()
@@ -100,8 +99,8 @@ def test_the_first_kept_block_of_a_stream_and_a_thread_is_the_workspace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size = 4096
-    monkeypatch.setattr(workspaces, "workspace_bytes", lambda device: size)
-    monkeypatch.setattr(workspaces, "_addresses_of_tensors", lambda device: {0x1000})
+    monkeypatch.setattr(cuda, "workspace_bytes", lambda device: size)
+    monkeypatch.setattr(cuda, "_addresses_of_tensors", lambda device: {0x1000})
     trace = MemoryTrace("cuda:0")
     engine = trace.stacks.stack((trace.stacks.frame(Frame("/x/torch/_tensor.py", 1, "backward")),))
     for action, address, nbytes, stack in (
@@ -135,7 +134,7 @@ def test_the_first_kept_block_of_a_stream_and_a_thread_is_the_workspace(
 
 def test_tensors_of_a_device_are_found_by_where_they_begin() -> None:
     kept = torch.zeros(8)
-    assert kept.untyped_storage().data_ptr() not in workspaces._addresses_of_tensors("cuda:0")
+    assert kept.untyped_storage().data_ptr() not in cuda._addresses_of_tensors("cuda:0")
 
 
 def test_gpuprobe_is_in_no_stack() -> None:

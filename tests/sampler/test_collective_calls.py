@@ -18,9 +18,8 @@ from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, operations
 from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Unavailable
-from gpuprobe.sampler.hooks.distributed.collectives import DDP, CollectiveCalls
-from gpuprobe.sampler.hooks.distributed.records import Records
-from gpuprobe.sampler.hooks.distributed.waits import Waited, joined_waits
+from gpuprobe.sampler.hooks.collectives import DDP, CollectiveCalls, Records
+from gpuprobe.sampler.hooks.waits import Waited, joined_waits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch has newer names for some functions
 RANKS, SIZE = 4, 64  # bytes of one tensor
@@ -263,7 +262,7 @@ def test_operations_beyond_the_bound_are_a_blind_spot(
     """Their totals are recorded, and the step can be read."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    for module in ("distributed.records", "per_step"):
+    for module in ("collectives", "per_step"):
         monkeypatch.setattr(f"gpuprobe.sampler.hooks.{module}.MOST_OPERATIONS", 3)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     try:

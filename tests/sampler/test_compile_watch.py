@@ -26,7 +26,7 @@ from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.text import draw
 from gpuprobe.sampler.hooks.discover import compile_in_use
-from gpuprobe.torch_support import compile_notes, compile_watch, compiled_lines, compiled_modules
+from gpuprobe.torch_support import compile_notes, compile_watch, compiled_code
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, as it imports its compiler
 
@@ -169,11 +169,11 @@ def test_hooks_of_the_compiler_are_gone_with_their_last_user() -> None:
 def test_frames_of_generated_code_become_the_programs_lines_and_modules() -> None:
     """As in a snapshot of a real GPU: frames of the file that Inductor wrote."""
     model = nn.Sequential(Product(nn.Identity()), Product(nn.Identity()))
-    end_search = compiled_modules.search_with(
+    end_search = compiled_code.search_with(
         lambda: [(f"Sequential.{at}" if at else "Sequential", part)
                  for at, part in [("", model), *model.named_children()]]
     )  # fmt: skip
-    before = set(compiled_lines._files)
+    before = set(compiled_code._files)
     counted = compile_notes.counts()
     stop = compile_watch.start()
     try:
@@ -184,7 +184,7 @@ def test_frames_of_generated_code_become_the_programs_lines_and_modules() -> Non
         stop()
         end_search()
     assert any(text.startswith("forward graph: ") for text in notes)
-    (file,) = set(compiled_lines._files) - before
+    (file,) = set(compiled_code._files) - before
     text = Path(file).read_text().splitlines()
     lines = [at for at, line in enumerate(text, 1) if "extern_kernels.mm(" in line]
     assert len(lines) == 2
@@ -195,7 +195,7 @@ def test_frames_of_generated_code_become_the_programs_lines_and_modules() -> Non
     ]
     eager = {"action": "alloc", "frames": [other], "user_metadata": "mine"}
     snapshot = {"device_traces": [[*events, eager]], "segments": [{"blocks": [dict(events[0])]}]}
-    compiled_lines.in_program_lines(snapshot)
+    compiled_code.in_program_lines(snapshot)
     for at, event in enumerate(events):
         frames = event["frames"]
         assert (frames[0]["filename"], frames[0]["line"]) == (__file__, PRODUCT)

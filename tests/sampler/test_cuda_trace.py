@@ -7,7 +7,7 @@ import torch
 
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.sampler.tracing import module_calls
+from gpuprobe.sampler.tracing.calls import ModuleCalls
 from gpuprobe.sampler.tracing.cuda import CudaTrace, _categorise, layout_now
 from gpuprobe.sampler.tracing.tensors import Known
 
@@ -40,9 +40,9 @@ def test_the_last_owner_of_an_address_is_named() -> None:
 
 def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10, 100, 10))
-    monkeypatch.setattr(module_calls, "now_us", lambda: next(clock))
+    monkeypatch.setattr("gpuprobe.sampler.tracing.calls.now_us", lambda: next(clock))
     model = torch.nn.Sequential(torch.nn.Linear(1, 1))
-    taken = module_calls.ModuleCalls()
+    taken = ModuleCalls()
     taken.name_modules([model])
     taken.enter_module(model)  # not traced yet: no note of it
     taken.begin()

@@ -16,7 +16,7 @@ import torch
 from models import Mlp, seeded, train
 from sinks import KeepingSink
 
-from gpuprobe.sampler.interruptions import from_program
+from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.recorder import Recorder
 from gpuprobe.sampler.tracing import cpu as cpu_trace
 

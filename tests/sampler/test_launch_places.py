@@ -25,9 +25,8 @@ from gpuprobe.model.run.launches import (
     StepLaunches,
     rows_of,
 )
-from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
+from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.sampler.tracing.launches import LaunchTrace
-from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 
 
 class CountedOperators(TorchDispatchMode):

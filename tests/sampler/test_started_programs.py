@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.sampler.hooks.processes import started
-from gpuprobe.sampler.hooks.processes.started import command
+from gpuprobe.sampler.processes import started
+from gpuprobe.sampler.processes.started import command
 
 PYTHON = sys.executable
 

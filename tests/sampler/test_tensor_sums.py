@@ -16,8 +16,14 @@ from torch import nn
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.values import Unavailable
-from gpuprobe.sampler.tracing.tensor_sums import FIRST_STEPS, INTERVAL, TensorSums
-from gpuprobe.sampler.tracing.tensors import category_sums, known_tensors, walk
+from gpuprobe.sampler.tracing.tensors import (
+    FIRST_STEPS,
+    INTERVAL,
+    TensorSums,
+    category_sums,
+    known_tensors,
+    walk,
+)
 
 _ALLOCATED: dict[str, int | Unavailable] = {"cpu": Unavailable("not counted")}
 

@@ -18,7 +18,7 @@ from gpuprobe.model.plans.estimate import FITS, Estimate
 from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.ranks import RankClasses, estimate_ranks, separated
-from gpuprobe.torch_support.jobs.traffic import Traffic
+from gpuprobe.torch_support.traffic import Traffic
 from gpuprobe.virtual.session import VirtualSession, machine_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,7 @@ import gpuprobe
 from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import estimate_sections
-from gpuprobe.torch_support.jobs.nccl import Communicator, buffers
+from gpuprobe.torch_support.nccl import Communicator, buffers
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MIB = 2**20

@@ -17,7 +17,7 @@ from torch import nn
 
 import gpuprobe
 from gpuprobe.errors import UsageError
-from gpuprobe.torch_support.visible_devices import NAME, visible
+from gpuprobe.torch_support.process_gpus import NAME, visible
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -31,7 +31,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.planning import processes as started_processes
 from gpuprobe.planning.processes import ENDED, Stalled, not_forever
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.torch_support import first_use
+from gpuprobe.torch_support import process_gpus
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FORK = multiprocessing.get_context("fork")
@@ -392,7 +392,7 @@ def test_a_process_that_uses_no_gpu_imports_nothing(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
-    assert "gpuprobe.sampler.hooks.processes.children" in names
+    assert "gpuprobe.sampler.processes.children" in names
     assert not {name for name in names if "recorder" in name or "virtual" in name}
     assert not list((tmp_path / "plain.gpuprobe").glob("child*"))
 
@@ -412,12 +412,12 @@ def test_the_initialisation_of_cuda_is_the_first_use(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "_initialized", False)
     for module in (torch.cuda, torch.cuda.memory):
         monkeypatch.setattr(module, "_lazy_init", initialise)
-    undo = first_use.follow_cuda()
+    undo = process_gpus.follow_cuda()
     memory: Any = torch.cuda.memory
     memory._lazy_init()
     assert calls == ["initialised"]  # of a process that is not followed
     monkeypatch.setattr(torch.cuda, "_initialized", False)
-    first_use.when_first_used(lambda: calls.append("used"))
+    process_gpus.when_first_used(lambda: calls.append("used"))
     memory._lazy_init()
     memory._lazy_init()
     assert calls == ["initialised", "initialised", "used", "initialised"]

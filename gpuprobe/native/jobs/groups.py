@@ -12,9 +12,8 @@ from gpuprobe.native.jobs import host, traffic
 from gpuprobe.native.jobs.objects import OF_OBJECTS, OF_TENSORS, Objects, PeerRanks
 from gpuprobe.native.jobs.store import LoneStore
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.jobs.checkpoints import Checkpoints
-from gpuprobe.torch_support.jobs.reductions import Reductions
-from gpuprobe.torch_support.jobs.traffic import Traffic
+from gpuprobe.torch_support.pretended_job import Checkpoints, Reductions
+from gpuprobe.torch_support.traffic import Traffic
 
 _RANKS_AT: Final = 2
 """Position of the ranks in ``_new_process_group_helper``: none for the default group."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.jobs.traffic import OPERATORS, Traffic
 from gpuprobe.torch_support.tensors import tensors_in
+from gpuprobe.torch_support.traffic import OPERATORS, Traffic
 
 _KEY = "BackendSelect"
 """A dispatch key of every call, above all kernels of collectives, that has no kernel for them:

@@ -1,17 +1,22 @@
-"""Where gpuprobe holds on to torch: optimizer hooks, the autograd engine, DataLoader, modules.
+"""Hooks into torch: optimizers, the autograd engine, checkpointing, DataLoader, modules.
 
 Each hook only reports what begins and ends; the `Listener` decides what it means.
-`Hooks.remove` puts everything back.
+`Hooks.remove` removes all of them.
 
-Nothing is hung on the program's own modules: what is copied with `copy.deepcopy` or pickled with
-`torch.save` takes its hooks along. So models are watched from the ``__call__`` of their classes:
-calls of a model's parts, which are most calls of modules, cost nothing then.
+Nothing is attached to the program's own modules: what is copied with `copy.deepcopy` or pickled
+with `torch.save` takes its hooks along. So models are recorded in the ``__call__`` of their
+classes: calls of a model's submodules, which are most calls of modules, then cost nothing.
 
-``torch.compile`` guards on a module's hooks: one that comes or goes makes it compile again. So
-as soon as the program asks for compilation, every module hook is taken out, and the forward
-phase is inferred. The other hooks stay: inside code that is being traced they are empty
-(``torch.compiler.is_compiling()`` is a constant there) and add no graph break. ``torch.export``
-refuses any module hook (``strict=True``): there are none while it runs.
+``torch.compile`` guards on a module's hooks: adding or removing one makes it compile again. So as
+soon as the program calls it, every module hook is removed, and the forward phase is inferred. The
+other hooks stay: inside code that is being traced they are empty (``torch.compiler.is_compiling()``
+is a constant there) and add no graph break. ``torch.export`` refuses any module hook
+(``strict=True``): there are none while it runs.
+
+``torch.utils.checkpoint`` runs a module's forward again in one of two ways: with the saved-tensor
+hooks of ``use_reentrant=False`` (a `_recomputation_hook` is entered around it), or in the backward
+of an autograd function with ``use_reentrant=True``, which then starts a backward pass inside the
+backward pass. Both are Python, so both can be reported as a phase named ``recompute``.
 """
 
 from __future__ import annotations
@@ -28,13 +33,90 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from torch.utils import checkpoint
 
 from gpuprobe.patching import patch
-from gpuprobe.sampler.hooks import recompute
+from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
-from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.tensors import named_modules
-from gpuprobe.torch_support import compile_watch, compiled_modules
+from gpuprobe.torch_support import compile_watch, compiled_code
+
+RECOMPUTE = "recompute"
+"""The phase, inside ``backward``, in which a checkpointed forward is run again."""
+
+
+class _Phases(Protocol):
+    def begin(self, phase: str) -> None: ...
+    def end(self, phase: str) -> None: ...
+
+
+Restore = Callable[[], None]
+
+
+def watch_checkpoints(listener: _Phases) -> list[Restore]:
+    """Report recomputation to ``listener``; returns what puts torch back as it was.
+
+    A torch without these (private) names is left alone: then recomputation is part of the
+    backward phase.
+    """
+    restore: list[Restore] = []
+    hook = getattr(checkpoint, "_recomputation_hook", None)
+    if hook is not None:
+        restore += _watch_hook(listener, hook)
+    function = getattr(checkpoint, "CheckpointFunction", None)
+    if function is not None:
+        restore.append(_watch_function(listener, function))
+    return restore
+
+
+def in_engine() -> bool:
+    """Whether this thread is running a backward pass: the one that started it, or one of the
+    threads that the autograd engine has for each device.
+    """
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _watch_hook(listener: _Phases, hook: Any) -> list[Restore]:
+    enter, leave = hook.__enter__, hook.__exit__
+
+    @functools.wraps(enter)
+    def entered(self: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return enter(self)
+        listener.begin(RECOMPUTE)
+        try:
+            return enter(self)
+        except BaseException:
+            listener.end(RECOMPUTE)
+            raise
+
+    @functools.wraps(leave)
+    def left(self: Any, *error: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return leave(self, *error)
+        try:
+            return leave(self, *error)
+        finally:
+            listener.end(RECOMPUTE)
+
+    return [patch(hook, "__enter__", entered), patch(hook, "__exit__", left)]
+
+
+def _watch_function(listener: _Phases, function: Any) -> Restore:
+    original = function.backward
+
+    @functools.wraps(original)
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(ctx, *gradients)
+        listener.begin(RECOMPUTE)
+        try:
+            return original(ctx, *gradients)
+        finally:
+            listener.end(RECOMPUTE)
+
+    return patch(function, "backward", staticmethod(backward))
+
 
 SEARCHES = 8
 """Searches for models, at optimizers that were not seen before, that are made at once. From then on
@@ -92,7 +174,7 @@ class Hooks:
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         self._wrap(torch.autograd, "_engine_run_backward", "backward")
         self._wrap(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", "data")
-        self._restore += recompute.watch(self._listener)
+        self._restore += watch_checkpoints(self._listener)
         self._watch_for_compile(torch)
         self._watch_for_compile(torch.nn.Module)
         for name in ("export", "export_for_training"):
@@ -101,7 +183,7 @@ class Hooks:
         self._restore.append(compile_watch.start())
         self._every_module = every_module
         if every_module:
-            self._restore.append(compiled_modules.search_with(self._named_modules))
+            self._restore.append(compiled_code.search_with(self._named_modules))
         if compile_in_use():
             self._compile_seen()
             return

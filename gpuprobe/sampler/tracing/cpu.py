@@ -27,8 +27,8 @@ from gpuprobe.model.trace import Frame, LiveColumns, MemoryTrace, StackTable
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.sampler.base import DeviceMark
-from gpuprobe.sampler.interruptions import from_program
-from gpuprobe.sampler.tracing.module_calls import ModuleNames
+from gpuprobe.sampler.failures import from_program
+from gpuprobe.sampler.tracing.calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.operator_calls import left_out, watch

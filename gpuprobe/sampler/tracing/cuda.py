@@ -1,12 +1,19 @@
-"""Allocator history on CUDA: level ``trace`` where torch keeps one.
+"""Allocator history on CUDA: level ``trace`` with torch's own caching allocator.
 
-torch's own memory history is switched on for one step at a time, with Python stacks only
-(``stacks="all"`` makes a dump a hundred times slower), and read at the step's end. If the
-program records a history of its own, it is left alone and no trace is taken.
+torch's memory history is switched on for one step at a time, with Python stacks only
+(``stacks="all"`` makes a dump a hundred times slower), and read at the end of the step. If the
+program records a history itself, that is not touched and no trace is taken.
+
+cuBLAS's workspaces are identified here too. torch allocates one for each handle and stream at its
+first matrix product and keeps it (``getCurrentCUDABlasHandle`` in
+``aten/src/ATen/cuda/CublasHandlePool.cpp``). The history has only the line of that product, and on
+newer GPUs the size alone, 32 MiB, proves nothing: a workspace is the first block of that size for a
+stream and a thread that no tensor owns when the step ends.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -14,15 +21,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpuprobe.analysis.trace.evidence import BACKWARD, Marks
+from gpuprobe.catalogue.gpu_model import chosen_workspace, cublas_workspace
 from gpuprobe.code_origin import PACKAGE
-from gpuprobe.model.memory import Block, BlockState, TraceAction
+from gpuprobe.model.memory import Block, BlockState, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
-from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
-from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
-from gpuprobe.sampler.tracing.module_calls import ModuleCalls
-from gpuprobe.sampler.tracing.tensors import Known
-from gpuprobe.sampler.tracing.workspaces import Workspaces
-from gpuprobe.torch_support import compiled_lines
+from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace, StackTable
+from gpuprobe.sampler.hooks.discover import live_tensors
+from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
+from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
+from gpuprobe.torch_support import compiled_code
+from gpuprobe.torch_support.version import installed
 
 MAX_ENTRIES = 1_000_000
 """Events kept for one step. torch's ring buffer holds some 100 bytes each, plus stacks."""
@@ -173,7 +182,7 @@ def layout_now(
     if not torch.cuda.is_initialized() or not _keeps_history():
         return []
     snapshot = torch.cuda.memory._snapshot()
-    compiled_lines.in_program_lines(snapshot)
+    compiled_code.in_program_lines(snapshot)
     found = {_place(item): item for item in known}
     used = {segment["device"] for segment in snapshot["segments"]}
     traces = []
@@ -278,3 +287,76 @@ def _categorise(trace: MemoryTrace, known: dict[Place, Known]) -> None:
             rows.category[i] = item.category.code
             if item.module:
                 rows.module[i] = trace.stacks.string(item.module)
+
+
+_ALLOC = TraceAction.ALLOC.code
+_FREED = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
+_WORKSPACE = Category.WORKSPACE.code
+_WORKSPACE_FRAME = Frame("??", 0, "at::cuda::CUDABlasWorkspace")
+
+
+@functools.cache
+def workspace_bytes(device: str) -> int:
+    """The size of a workspace on a device, as torch chooses it."""
+    if hasattr(torch._C, "_cuda_getCublasWorkspaceSize"):  # since torch 2.9
+        with torch.cuda.device(device):
+            return int(torch._C._cuda_getCublasWorkspaceSize())
+    return chosen_workspace(cublas_workspace(torch.cuda.get_device_capability(device), installed()))
+
+
+class Workspaces:
+    """The workspaces that the traces of one recording have shown."""
+
+    def __init__(self) -> None:
+        self._places: set[tuple[str, int]] = set()
+
+    def name(self, trace: MemoryTrace) -> None:
+        """Give the workspaces of a trace their category, and the name of what allocates them as the
+        innermost frame. Its columns must be filled.
+        """
+        size = workspace_bytes(trace.device)
+        for i, address in enumerate(trace.baseline.address):
+            if (trace.device, address) in self._places and trace.baseline.size[i] == size:
+                trace.baseline.category[i] = _WORKSPACE
+        rows = list(_kept_rows(trace.events, size))
+        if not rows:
+            return
+        owned = _addresses_of_tensors(trace.device)
+        marks = Marks(trace.stacks)
+        met: set[tuple[int, bool]] = set()
+        for row in rows:
+            address = trace.events.address[row]
+            stack = trace.events.stack[row]
+            key = trace.events.column("stream")[row], bool(marks.of(stack) & BACKWARD)
+            if key in met or address in owned:
+                continue
+            met.add(key)
+            self._places.add((trace.device, address))
+            trace.events.category[row] = _WORKSPACE
+            frames = trace.stacks.stacks[stack]
+            name = trace.stacks.frame(_WORKSPACE_FRAME)
+            if name not in frames:  # the virtual GPU's history has it
+                trace.events.stack[row] = trace.stacks.stack((name, *frames))
+
+
+def _kept_rows(events: EventColumns, size: int) -> Iterator[int]:
+    """The allocations of a size that live at the end of the trace."""
+    live: dict[int, int] = {}
+    for row, (action, nbytes) in enumerate(zip(events.action, events.size, strict=True)):
+        if nbytes != size:
+            continue
+        if action == _ALLOC:
+            live[events.address[row]] = row
+        elif action in _FREED:
+            live.pop(events.address[row], None)
+    return iter(sorted(live.values()))
+
+
+def _addresses_of_tensors(device: str) -> set[int]:
+    """Where the storages of all tensors on a device begin."""
+    found = set()
+    for tensor in live_tensors():
+        for plain in plain_tensors(tensor):
+            if plain.is_cuda and str(plain.device) == device:
+                found.add(plain.untyped_storage().data_ptr())
+    return found

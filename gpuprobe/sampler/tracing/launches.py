@@ -1,7 +1,7 @@
 """What each traced step launches: kernels, with the line, the module and the phase.
 
-`gpuprobe.torch_support.launches` counts; this module numbers the places. The counter queries the
-place before each operator, so only the frames between the operator and the program's line are
+`gpuprobe.torch_support.engine_reports` counts; this module numbers the places. The counter queries
+the place before each operator, so only the frames between the operator and the program's line are
 walked, once for all kernels of the operator. The place of an operator of the backward pass is that
 of the operator whose gradient it computes: torch gives both the same sequence number
 (``torch.autograd.graph.Node._sequence_nr``, which its profiler uses for this).
@@ -21,11 +21,10 @@ from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.place import NoPlace, SourceLine
 from gpuprobe.model.run.launches import LaunchPlace, StepLaunches, step_launches
 from gpuprobe.model.trace import Frame
-from gpuprobe.sampler.interruptions import from_program
-from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
-from gpuprobe.sampler.tracing.module_calls import ModuleCalls
-from gpuprobe.torch_support import compiled_lines
-from gpuprobe.torch_support.launches import LaunchCounter
+from gpuprobe.sampler.failures import from_program
+from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
+from gpuprobe.torch_support import compiled_code
+from gpuprobe.torch_support.engine_reports import LaunchCounter
 
 _sequence_now: Final = torch._C._autograd._get_sequence_nr
 _node_now: Final = torch._C._current_autograd_node
@@ -110,7 +109,7 @@ class LaunchTrace:
             return _OUTSIDE
 
     def _place_now(self) -> int:
-        if compiled_lines.any_known() and (generated := self._generated_place()):
+        if compiled_code.any_known() and (generated := self._generated_place()):
             return generated
         node = _node_now()
         if node is not None:
@@ -157,13 +156,13 @@ class LaunchTrace:
         frame: Any = sys._getframe(2)
         while frame is not None:
             file, line = frame.f_code.co_filename, frame.f_lineno or 0
-            origins = compiled_lines.lines_of(file, line)
+            origins = compiled_code.lines_of(file, line)
             if origins is not None:
                 frames = (Frame(name_of(one.file), one.line, one.function) for one in origins)
                 shown = next((place_of(one) for one in frames if is_user_frame(one)), None)
                 if shown is None:
                     return 0
-                module = compiled_lines.module_of(file, line)
+                module = compiled_code.module_of(file, line)
                 return self._number((file, line, module), shown, module)
             frame = frame.f_back
         return 0

@@ -1,22 +1,35 @@
-"""Which bytes belong to parameters, gradients, optimizer state and buffers.
+"""Which bytes belong to parameters, gradients, optimizer state and buffers, at the end of each
+step.
 
-The tensors that a model and its optimizers hold are walked at step edges. Every storage is
-counted once, views and tied weights included; where one storage plays two roles, the first of
-parameter, gradient, optimizer state, buffer or kept state wins.
+`walk` visits the tensors that models and their optimizers hold. Every storage is counted once,
+views and tied weights included; if one storage has two roles, the first of parameter, gradient,
+optimizer state, buffer or kept state wins. A walk is exact, and takes 2 to 3 µs a tensor. From one
+step to the next the tensors of a training program hardly ever move, so `TensorSums` checks at three
+levels:
+
+* If the *signature* of a step equals that of the step before, nothing: the signature is what the
+  allocators report (on CUDA any growth shows there), how much state the optimizers hold, and
+  whether the first parameter has a gradient.
+* Otherwise, in the first steps, and then in one of eight, of sixteen and so on: where the tensors
+  are (address and size), in a few C loops, compared with the last full walk.
+* If a parameter, a buffer or a piece of state has moved: every tensor.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.torch_support.compiled_modules import unwrapped
+from gpuprobe.sampler.failures import from_program
+from gpuprobe.torch_support.compiled_code import unwrapped
 from gpuprobe.torch_support.tensors import tensors_in
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -44,31 +57,12 @@ def walk(
     models: Iterable[Any], optimizers: Iterable[Any], *, gradients: bool = True
 ) -> dict[int, Known]:
     """Every storage held by these modules and optimizers, by its identity (``_cdata``).
-    ``gradients=False`` leaves those out that are nothing but gradients.
+    ``gradients=False`` leaves out those that are only gradients.
     """
     found: dict[int, Known] = {}
-    parameters: dict[int, tuple[Any, str]] = {}
-    buffers: list[tuple[Any, str, bool]] = []  # tensor, module, whether it is kept state
     optimizers = list(optimizers)
-    for model in models:
-        for name, module in named_modules(model):
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    parameters.setdefault(id(parameter), (parameter, name))
-            buffers.extend(
-                (held, name, STATE_NAMES.fullmatch(key) is not None)
-                for key, held in module._buffers.items()
-                if held is not None
-            )
-            buffers.extend(
-                (held, name, True)
-                for key, held in vars(module).items()
-                if isinstance(held, torch.Tensor) and STATE_NAMES.fullmatch(key)
-            )
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameters.setdefault(id(parameter), (parameter, ""))
+    modules = [pair for model in models for pair in named_modules(model)]
+    parameters = _parameters(modules, optimizers)
     for parameter, name in parameters.values():
         _note(found, parameter, Category.PARAMETER, name)
     for parameter, name in parameters.values() if gradients else ():
@@ -79,9 +73,37 @@ def walk(
             _, name = parameters.get(id(parameter), (None, ""))
             for tensor in tensors_in(state, MOST_NESTED):
                 _note(found, tensor, Category.OPTIMIZER_STATE, name)
-    for buffer, name, state in buffers:
-        _note(found, buffer, Category.KV_CACHE if state else Category.BUFFER, name)
+    for tensor, name, category in _buffers(modules):
+        _note(found, tensor, category, name)
     return found
+
+
+def _parameters(
+    modules: list[tuple[str, Any]], optimizers: list[Any]
+) -> dict[int, tuple[Tensor, str]]:
+    """Each parameter and the name of its module, "" if only an optimizer holds it; by its id."""
+    found: dict[int, tuple[Tensor, str]] = {}
+    for name, module in modules:
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.setdefault(id(parameter), (parameter, name))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found.setdefault(id(parameter), (parameter, ""))
+    return found
+
+
+def _buffers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Tensor, str, Category]]:
+    """Buffers and state that modules keep in attributes, with the name of the module."""
+    for name, module in modules:
+        for key, held in module._buffers.items():
+            if held is not None:
+                is_state = STATE_NAMES.fullmatch(key)
+                yield held, name, Category.KV_CACHE if is_state else Category.BUFFER
+        for key, held in vars(module).items():
+            if isinstance(held, torch.Tensor) and STATE_NAMES.fullmatch(key):
+                yield held, name, Category.KV_CACHE
 
 
 def modules_of(root: Any) -> Iterator[tuple[str, Any]]:
@@ -248,3 +270,225 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
         yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+
+
+FIRST_STEPS = 8
+"""Steps at whose end the sums are always checked: what is allocated late is allocated here."""
+
+INTERVAL = 8
+"""Steps between the first two checks after those. A check costs 2 to 3 µs a tensor: twice as many
+steps pass before the next as before one that found nothing new."""
+
+LONGEST = 128
+"""Steps that may pass without a check."""
+
+_address = torch.Tensor.data_ptr
+_nbytes = operator.attrgetter("nbytes")
+_is_leaf = operator.attrgetter("is_leaf")
+_grad = operator.attrgetter("grad")
+_TENSORS = frozenset(PLAIN)
+_KNOWN_TYPES = _TENSORS | {type(None), int, float, bool, str}
+
+Sums = dict[str, dict[Category, int]]
+
+
+class TensorSums:
+    """The sums of one recorder. It holds no tensor: only addresses and sizes."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next = FIRST_STEPS  # the step that is checked whatever its signature is
+        self._interval = INTERVAL
+        self._signature: tuple[Any, ...] = ()
+        self._seen: tuple[Any, ...] | None = None  # the places at the last full walk
+        self._fixed: Sums = {}  # without gradients
+        self._fixed_addresses: frozenset[int] = frozenset()  # of the storages in these sums
+        self._sums: Sums = {}
+        self._allocated: dict[str, int | Unavailable] = {}
+        self._result: tuple[KnownTensors, ...] | None = None
+        self.walks = 0
+        """How often every tensor was asked."""
+        self.checks = 0
+        """How often their places were."""
+
+    def take(
+        self,
+        models: Iterable[Any],
+        optimizers: Iterable[Any],
+        allocated: dict[str, int | Unavailable],
+        *,
+        may_skip: bool = True,
+    ) -> tuple[KnownTensors, ...]:
+        """What `tensors.known_tensors` says of a walk made now. ``allocated``: bytes by device.
+        ``may_skip=False``: check, whatever the signature says.
+        """
+        models, optimizers = list(models), list(optimizers)
+        signature = _signature(models, optimizers, allocated)
+        same = signature == self._signature
+        due = not may_skip or self._count < FIRST_STEPS or self._count >= self._next
+        if due or not same:
+            self._signature = signature
+            changed = self._check(models, optimizers)
+            if self._count >= FIRST_STEPS:
+                longer = min(2 * self._interval, LONGEST)
+                self._interval = longer if same and not changed else INTERVAL
+                self._next = self._count + self._interval
+        self._count += 1
+        if self._result is None or allocated != self._allocated:
+            self._allocated = allocated
+            self._result = known_tensors(self._sums, allocated)
+        return self._result
+
+    @staticmethod
+    def of_walk(
+        found: Mapping[int, Known], allocated: Mapping[str, int | Unavailable]
+    ) -> tuple[KnownTensors, ...]:
+        """The same, from a walk that is made anyway."""
+        return known_tensors(category_sums(found), allocated)
+
+    def _check(self, models: list[Any], optimizers: list[Any]) -> bool:
+        """Whether the sums are others than before."""
+        self.checks += 1
+        sums = None
+        places = _Places.of(models, optimizers)
+        if places is not None:
+            if places.fixed != self._seen:
+                self._fix(models, optimizers)
+                self._seen = places.fixed
+            try:
+                sums = self._with_gradients(places.gradients)
+            except (RuntimeError, NotImplementedError) as error:  # one of torch.func's wrappers
+                if from_program(error):
+                    raise
+                sums = None
+        if sums is None:
+            self.walks += 1
+            sums = category_sums(walk(models, optimizers))
+        if sums == self._sums:
+            return False
+        self._sums, self._result = sums, None
+        return True
+
+    def _fix(self, models: list[Any], optimizers: list[Any]) -> None:
+        self.walks += 1
+        found = walk(models, optimizers, gradients=False)
+        self._fixed = category_sums(found)
+        self._fixed_addresses = frozenset(known.address for known in found.values())
+
+    def _with_gradients(self, gradients: list[Any]) -> Sums | None:
+        """The fixed sums and these; None where a gradient shares a storage with something else."""
+        storages = {}
+        for gradient in gradients:
+            storage = gradient.untyped_storage()
+            storages[storage.data_ptr()] = (gradient.device, storage.nbytes())
+        storages.pop(0, None)  # no bytes
+        if not self._fixed_addresses.isdisjoint(storages):
+            return None
+        by_device: dict[Any, int] = {}
+        for device, nbytes in storages.values():
+            by_device[device] = by_device.get(device, 0) + nbytes
+        sums = {device: dict(by_category) for device, by_category in self._fixed.items()}
+        for device, nbytes in by_device.items():
+            sums.setdefault(str(device), {})[Category.GRADIENT] = nbytes
+        return sums
+
+
+def _signature(
+    models: list[Any], optimizers: list[Any], allocated: dict[str, int | Unavailable]
+) -> tuple[Any, ...]:
+    first = None
+    sizes = []
+    for optimizer in optimizers:
+        sizes.append(len(optimizer.state))
+        for group in optimizer.param_groups:
+            parameters = group["params"]
+            sizes.append(len(parameters))
+            if first is None and parameters:
+                first = parameters[0]
+    # Only whether there is one: reading the gradient of what is no leaf would warn.
+    graded = first is not None and first.is_leaf and first.grad is not None
+    return (len(models), sizes, graded, dict(allocated))
+
+
+class _Places:
+    """Where every tensor is that the walk would find."""
+
+    __slots__ = ("fixed", "gradients")
+
+    def __init__(self, fixed: tuple[Any, ...], gradients: list[Any]) -> None:
+        self.fixed = fixed
+        """Addresses and sizes of parameters, buffers and optimizer state. The devices are left
+        out: two devices share no address."""
+        self.gradients = gradients
+        """The gradients themselves: on a CPU they are somewhere else in every step."""
+
+    @classmethod
+    def of(cls, models: list[Any], optimizers: list[Any]) -> _Places | None:
+        """None where a tensor has no address of its own (sparse, a wrapper subclass)."""
+        found = _held_by(models, optimizers)
+        if found is None:
+            return None
+        parameters, others, buffers = found
+        held = [tensor for tensor in others if tensor.__class__ in _TENSORS]
+        try:
+            with torch._C.DisableTorchFunction():
+                gradients = _gradients_of(parameters)
+                if gradients is None:
+                    return None
+                return cls(
+                    (
+                        buffers,
+                        list(map(_address, parameters)),
+                        list(map(_nbytes, parameters)),
+                        list(map(_address, held)),
+                        list(map(_nbytes, held)),
+                    ),
+                    gradients,
+                )
+        except (RuntimeError, NotImplementedError) as error:  # sparse, or inside torch.func
+            if from_program(error):
+                raise
+            return None
+
+
+def _held_by(models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any], int] | None:
+    """The parameters; buffers and what the optimizers' state holds; how many of those are buffers.
+    None where something among them is for the walk to go through.
+    """
+    parameters: list[Any] = []
+    others: list[Any] = []
+    modules: list[Any] = models.copy()
+    met = set(map(id, modules))
+    for module in modules:  # grows while it is gone through
+        if module._parameters:
+            parameters += module._parameters.values()
+        if module._buffers:
+            others += module._buffers.values()
+        for child in module._modules.values():
+            if id(child) not in met and child is not None:
+                met.add(id(child))
+                modules.append(child)
+    buffers = len(others)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            parameters += group["params"]
+        for state in optimizer.state.values():
+            if state.__class__ is not dict:
+                return None
+            others += state.values()
+    once = dict(zip(map(id, parameters), parameters, strict=True))
+    once.pop(id(None), None)  # an unset parameter
+    parameters = list(once.values())
+    # A state may hold numbers, and things that hold tensors in turn (LBFGS): the walk's part.
+    if set(map(type, parameters)) <= _TENSORS and set(map(type, others)) <= _KNOWN_TYPES:
+        return parameters, others, buffers
+    return None
+
+
+def _gradients_of(parameters: list[Any]) -> list[Any] | None:
+    if not all(map(_is_leaf, parameters)):  # reading their .grad would warn
+        return None
+    gradients = [g for g in map(_grad, parameters) if g is not None]
+    if not set(map(type, gradients)) <= _TENSORS:
+        return None
+    return gradients if all(g.layout is torch.strided for g in gradients) else None

@@ -13,14 +13,13 @@ from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
-from gpuprobe.torch_support import launches
+from gpuprobe.torch_support.engine_reports import launch_counter
 
 if TYPE_CHECKING:
-    from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
+    from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
     from gpuprobe.sampler.tracing.cpu import CpuTrace
     from gpuprobe.sampler.tracing.cuda import CudaTrace
     from gpuprobe.sampler.tracing.launches import LaunchTrace
-    from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 
 FIRST_STEPS = 3
 """Steps that are always traced: that in which optimizer state is allocated, and two warm ones."""
@@ -145,7 +144,7 @@ class Traces:
             raise UsageError("level 'trace' on CUDA needs a snapshot converter")
         self.cuda = CudaTrace(self._convert)
         self._blind(*BLIND_SPOTS)
-        counter = launches.counter()
+        counter = launch_counter()
         if counter is not None:
             from gpuprobe.sampler.tracing.launches import LaunchTrace
 

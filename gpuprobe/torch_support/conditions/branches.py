@@ -1,12 +1,13 @@
-"""Which way a branch goes whose condition is not known.
+"""Which side of a branch a program takes when the condition is unknown.
 
-Where one side of it can only raise an error or print a warning, the program is taken to go the
-other way; where it asks whether numbers are finite, they are.
+If one side can only raise an error or print a warning, the program is assumed to take the other
+side; if the condition tests whether numbers are finite, they are assumed to be.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -14,14 +15,14 @@ from typing import Any, Final, NamedTuple
 from gpuprobe.torch_support.conditions.blocks import (
     BlockOutcome,
     caught,
+    dotted,
+    flagged,
     goes_elsewhere,
     kind_of,
     leaves,
     raises,
     reports,
 )
-from gpuprobe.torch_support.conditions.finite import finite
-from gpuprobe.torch_support.conditions.flags import flagged
 from gpuprobe.torch_support.conditions.source import (
     WITHIN,
     SourceTree,
@@ -142,43 +143,52 @@ def _climb(start: ast.expr, source: SourceTree) -> _Found | _Returned | None:
     child: ast.AST = start
     while True:
         parent = source.parents.get(child)
-        if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
-            negated = not negated
-        elif isinstance(parent, ast.Compare):
-            same = _compared(parent, child)
-            if same is None:
-                return None
-            negated = negated != (not same)
-        elif isinstance(parent, ast.BoolOp):
-            if _only_printed(parent, child, source):
-                return _Found(isinstance(parent.op, ast.Or), "nothing is printed", start)
-        elif isinstance(parent, (ast.NamedExpr, ast.Starred, ast.GeneratorExp, ast.ListComp)):
-            if isinstance(parent, (ast.GeneratorExp, ast.ListComp)) and child is not parent.elt:
-                return None
-        elif isinstance(parent, ast.Call):
-            name = name_of(parent.func)
-            if name in _DEMANDS and parent.args and child is parent.args[0]:
-                return _Found(not negated, "the check passes", start)
-            if reports(parent):
-                return _Found(False, "printed output does not matter", start)
-            if name not in _TRUTH:
-                return None
-        elif isinstance(parent, ast.Attribute):
-            if parent.attr not in _TRUTH:
-                return None
-        elif isinstance(parent, (ast.Return, ast.Lambda)):
-            return _Returned(negated)
-        elif isinstance(parent, (ast.Assign, ast.AnnAssign)):
-            return _assigned(parent, negated, source)
-        elif isinstance(parent, (ast.FormattedValue, ast.JoinedStr)):
-            pass  # text: what becomes of it is seen further out
-        elif isinstance(parent, (ast.If, ast.While, ast.Assert)) and child is parent.test:
-            return _decided(parent, negated, source)
-        elif isinstance(parent, ast.Expr):
-            return _Found(False, "the value is not used", start)
-        else:
+        if parent is None:
             return None
+        negates = _passed_on(parent, child, source)
+        if negates is None:
+            return _outcome(parent, child, start, negated, source)
+        negated = negated != negates
         child = parent
+
+
+def _passed_on(parent: ast.AST, child: ast.AST, source: SourceTree) -> bool | None:
+    """Whether an expression has the truth of its part negated; None if its truth is another one."""
+    if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
+        return True
+    if isinstance(parent, ast.Compare):
+        same = _compared(parent, child)
+        return None if same is None else not same
+    passes = (
+        # The two last are text: what that is used for is decided further out.
+        isinstance(parent, (ast.NamedExpr, ast.Starred, ast.FormattedValue, ast.JoinedStr))
+        or (isinstance(parent, (ast.GeneratorExp, ast.ListComp)) and child is parent.elt)
+        or (isinstance(parent, ast.BoolOp) and not _only_printed(parent, child, source))
+        or (isinstance(parent, ast.Attribute) and parent.attr in _TRUTH)
+        or (isinstance(parent, ast.Call) and name_of(parent.func) in _TRUTH)
+    )
+    return False if passes else None
+
+
+def _outcome(
+    parent: ast.AST, child: ast.AST, start: ast.expr, negated: bool, source: SourceTree
+) -> _Found | _Returned | None:
+    """What the truth of ``child`` decides in ``parent``, which does not pass it on."""
+    if isinstance(parent, ast.BoolOp):
+        return _Found(isinstance(parent.op, ast.Or), "nothing is printed", start)
+    if isinstance(parent, ast.Call):
+        if name_of(parent.func) in _DEMANDS and parent.args and child is parent.args[0]:
+            return _Found(not negated, "the check passes", start)
+        return _Found(False, _PRINTED, start) if reports(parent) else None
+    if isinstance(parent, (ast.Return, ast.Lambda)):
+        return _Returned(negated)
+    if isinstance(parent, (ast.Assign, ast.AnnAssign)):
+        return _assigned(parent, negated, source)
+    if isinstance(parent, (ast.If, ast.While, ast.Assert)) and child is parent.test:
+        return _decided(parent, negated, source)
+    if isinstance(parent, ast.Expr):
+        return _Found(False, "the value is not used", start)
+    return None
 
 
 def _returns_truth(node: ast.expr) -> bool:
@@ -287,3 +297,93 @@ def _following(branch: ast.If, source: SourceTree) -> list[ast.stmt]:
         if isinstance(block, list) and branch in block:
             return block[block.index(branch) + 1 :]
     return []
+
+
+_NOT: Final = frozenset({"isnan", "isinf", "isposinf", "isneginf", "isna"})
+_SAME: Final = frozenset(
+    {"any", "all", "item", "bool", "cpu", "float", "int", "sum", "max", "detach", "to", "long",
+     "logical_or", "logical_and", "is_nonzero", "count_nonzero"}
+)  # fmt: skip
+"""Calls that are true where their operands are, and false (or 0) where these are."""
+
+_COMPARED: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+
+
+def finite(node: ast.expr, source: SourceTree, depth: int = 0) -> bool | None:
+    """What a condition comes to if all numbers are finite; None where it asks anything else."""
+    if depth > 8:
+        return None
+    if isinstance(node, ast.Call):
+        return _call(node, source, depth + 1)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.Invert)):
+        inner = finite(node.operand, source, depth + 1)
+        return None if inner is None else not inner
+    if isinstance(node, ast.BoolOp):
+        return _same([finite(value, source, depth + 1) for value in node.values])
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd)):
+        return _same([finite(side, source, depth + 1) for side in (node.left, node.right)])
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return _compare(node, source, depth + 1)
+    if isinstance(node, ast.Name):
+        value = _assigned_once(node, source)
+        return None if value is None else finite(value, source, depth + 1)
+    return None
+
+
+def _call(node: ast.Call, source: SourceTree, depth: int) -> bool | None:
+    name = dotted(node.func).rpartition(".")[2]
+    if name in _NOT:
+        return False
+    if name == "isfinite":
+        return True
+    if name == "logical_not":
+        inner = _same([finite(argument, source, depth) for argument in node.args[:1]])
+        return None if inner is None else not inner
+    if name not in _SAME:
+        return None
+    operands = [finite(argument, source, depth) for argument in node.args]
+    if isinstance(node.func, ast.Attribute):
+        operands.append(finite(node.func.value, source, depth))
+    return _same([operand for operand in operands if operand is not None])
+
+
+def _same(operands: list[bool | None]) -> bool | None:
+    if not operands or None in operands or len(set(operands)) != 1:
+        return None
+    return operands[0]
+
+
+def _compare(node: ast.Compare, source: SourceTree, depth: int) -> bool | None:
+    left, right, op = node.left, node.comparators[0], node.ops[0]
+    if ast.dump(left) == ast.dump(right) and not isinstance(left, ast.Constant):
+        if isinstance(op, ast.Eq):  # x == x: only NaN is not
+            return True
+        return False if isinstance(op, ast.NotEq) else None
+    known = finite(left, source, depth)
+    compare = _COMPARED.get(type(op))
+    if known is None or compare is None or not isinstance(right, ast.Constant):
+        return None
+    if known and not isinstance(right.value, bool):
+        return None  # a count of what is finite
+    return bool(compare(known, right.value))
+
+
+def _assigned_once(node: ast.Name, source: SourceTree) -> ast.expr | None:
+    """The only value that the function gives to a name."""
+    found: list[ast.expr] = []
+    for other in ast.walk(source.function_of(node)):
+        if isinstance(other, ast.Name) and other.id == node.id:
+            if isinstance(other.ctx, ast.Load):
+                continue
+            parent = source.parents[other]
+            if not isinstance(parent, ast.Assign) or parent.targets != [other]:
+                return None
+            found.append(parent.value)
+    return found[0] if len(found) == 1 else None

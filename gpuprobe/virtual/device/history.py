@@ -17,7 +17,7 @@ from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.code_origin import PACKAGE, line_of, name_of
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import phase_tag
-from gpuprobe.torch_support.compiled_lines import lines_of, module_of
+from gpuprobe.torch_support.compiled_code import lines_of, module_of
 
 _ACTIONS: Final = {action.code: action.value for action in TraceAction}
 _ALLOC: Final = TraceAction.ALLOC.code

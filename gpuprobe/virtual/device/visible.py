@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpuprobe.torch_support.first_use import used
-from gpuprobe.torch_support.visible_devices import NAME
+from gpuprobe.torch_support.process_gpus import NAME, used
 
 _IN_A_FORK: Final = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "

@@ -15,8 +15,7 @@ import torch
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.jobs.checkpoints import Checkpoints
-from gpuprobe.torch_support.jobs.reductions import Reductions
+from gpuprobe.torch_support.pretended_job import Checkpoints, Reductions
 from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.distributed.dtensor import DistributedTensors
 from gpuprobe.virtual.distributed.in_flight import InFlight

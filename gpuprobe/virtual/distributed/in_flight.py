@@ -25,8 +25,8 @@ from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.text import human_bytes
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.callers import TORCH
-from gpuprobe.torch_support.jobs.traffic import asynchronous, given_to, group_of
 from gpuprobe.torch_support.tensors import tensors_in
+from gpuprobe.torch_support.traffic import asynchronous, given_to, group_of
 from gpuprobe.virtual.frames import caller, where
 from gpuprobe.virtual.machine import Machine
 

@@ -18,7 +18,7 @@ from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.api.watch import _convert
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.sampler.hooks import recompute
+from gpuprobe.sampler.hooks.torch_hooks import RECOMPUTE
 from gpuprobe.sampler.recorder import Recorder
 
 WEIGHTS = sum(p.numel() for p in Net().parameters())
@@ -175,7 +175,7 @@ def test_on_a_gpu_the_engines_own_thread_recomputes(
     """autograd has a thread for each GPU, for which the watched thread waits. What another
     thread of the program does meanwhile is not the step's.
     """
-    monkeypatch.setattr(recompute, "in_engine", lambda: of_the_engine)
+    monkeypatch.setattr("gpuprobe.sampler.hooks.torch_hooks.in_engine", lambda: of_the_engine)
     sink = KeepingSink()
     net = seeded(Mlp)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -183,8 +183,8 @@ def test_on_a_gpu_the_engines_own_thread_recomputes(
 
         def in_a_thread(gradient: torch.Tensor) -> None:
             def work() -> None:
-                recorder.begin(recompute.RECOMPUTE)
-                recorder.end(recompute.RECOMPUTE)
+                recorder.begin(RECOMPUTE)
+                recorder.end(RECOMPUTE)
 
             thread = threading.Thread(target=work)
             thread.start()

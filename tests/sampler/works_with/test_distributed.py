@@ -17,7 +17,7 @@ import gpuprobe
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import Unavailable
-from gpuprobe.sampler.hooks.distributed.collectives import DDP
+from gpuprobe.sampler.hooks.collectives import DDP
 
 pytestmark = pytest.mark.xdist_group("distributed")  # so that one process shares the fixtures
 

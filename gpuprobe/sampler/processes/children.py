@@ -58,7 +58,7 @@ def following(start: StartInProcess) -> Iterator[None]:
 
 def not_followed() -> None:
     """This process is recorded in another way."""
-    from gpuprobe.torch_support.first_use import when_first_used
+    from gpuprobe.torch_support.process_gpus import when_first_used
 
     when_first_used(None)
 
@@ -79,7 +79,7 @@ def _follow(start: StartInProcess) -> Callable[[], None]:
     undo: list[Callable[[], None]] = []
 
     def cuda() -> None:
-        from gpuprobe.torch_support.first_use import follow_cuda
+        from gpuprobe.torch_support.process_gpus import follow_cuda
 
         undo.append(follow_cuda())
 
@@ -119,7 +119,7 @@ def _forked() -> None:
 
 
 def _await_use(start: StartInProcess, since: float) -> None:
-    from gpuprobe.torch_support.first_use import when_first_used
+    from gpuprobe.torch_support.process_gpus import when_first_used
 
     when_first_used(lambda: _begin(start, since))
 

@@ -153,7 +153,7 @@ def main() -> None:
     """Obey the orders, and run the program: `[this file, orders, python, flags…, script…]`."""
     own, orders, *words = sys.argv
     folder = os.path.abspath(__file__)  # noqa: PTH100
-    for _ in range(5):
+    for _ in range(4):
         folder = os.path.dirname(folder)  # noqa: PTH120 - pathlib is not imported yet
     at = _program_at(words)
     try:
@@ -168,7 +168,7 @@ def main() -> None:
     except Exception:  # noqa: BLE001 - it is the program's process
         _unchanged(words)
     sys.orig_argv[:] = words
-    from gpuprobe.sampler.hooks.processes.children import ended
+    from gpuprobe.sampler.processes.children import ended
     from gpuprobe.sampler.program import own_frames
 
     try:
@@ -198,7 +198,7 @@ def _prepared(orders: str, words: Sequence[str]) -> Any:
     pickle.loads(base64.b64decode(orders))  # which does it: `_Arrival` of `children`
     _follow(lambda: None)
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.hooks.processes.children import begin_as_rank
+    from gpuprobe.sampler.processes.children import begin_as_rank
 
     when_imported("torch", begin_as_rank)
     return program

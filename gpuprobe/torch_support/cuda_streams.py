@@ -1,10 +1,10 @@
-"""Which stream a node of the autograd graph runs on.
+"""Which stream a node of the autograd graph runs on, and when an event of CUDA ends.
 
 A node runs on the stream that was current on its output's device when its forward operator ran,
 and that stream is current in its hooks (``torch/csrc/autograd/engine.cpp``, ``evaluate_function``;
 ``Node::stream`` in ``node.h``). A node that accumulates a leaf's gradient has the stream that was
-current when it was made: at the first use of the leaf in a graph, or earlier where something kept
-it alive (a hook, DDP).
+current when it was made: at the first use of the leaf in a graph, or earlier if something kept the
+node alive (a hook, DDP).
 """
 
 from __future__ import annotations
@@ -115,3 +115,37 @@ class NodeStreams:
             return found
         at = bisect_right(self._switches, sequence) - 1
         return self._then[at] if at >= 0 else {}
+
+
+_LIFETIME: Final = "_gpuprobe_lifetime"
+
+
+class _Lifetime:
+    """An attribute of an event, which ends with it."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _leaves_references() -> bool:
+    """Whether a weak reference to an event of CUDA outlives it: those of torch 2.10 to 2.12 are
+    freed without clearing it, so that the next use of it, by the garbage collector too, reads freed
+    memory (`torch.Event` can be referenced weakly from 2.10 on, and the destructor of its subclass
+    `torch._C._CudaEventBase` does it from 2.13 on).
+    """
+    major, minor = map(int, torch.__version__.split(".")[:2])
+    return (2, 10) <= (major, minor) <= (2, 12)
+
+
+_LEAVES_REFERENCES: Final = _leaves_references()
+
+
+def lifetime_of(event: Any) -> Any:
+    """What can be referenced weakly to learn when an event ends: itself, or an attribute of it. The
+    same object each time. Raises TypeError where there is neither: a `torch.Event` before 2.10.
+    """
+    if not _LEAVES_REFERENCES or not isinstance(event, torch.cuda.Event):
+        return event
+    found = event.__dict__.get(_LIFETIME)
+    if found is None:
+        found = event.__dict__[_LIFETIME] = _Lifetime()
+    return found

@@ -1,25 +1,32 @@
-"""What the allocator's history on CUDA does not say: which module ran, and what a model was
-called with.
+"""What the allocator's history on CUDA does not contain: which module ran, a model's inputs, and
+the line that called the backward pass.
 
-A snapshot has the program's stack for each block, and a stack has code, not modules. So the module
-calls of a step are noted with their times on the clock of the history (the Unix epoch, in
-microseconds), and laid over its events when the step ends. Between a hook and the operators on
-either side of it Python runs for longer than a microsecond, which is as far as the times tell.
+A snapshot has the program's stack for each block, and a stack has code, not modules. For the
+backward pass it has less: the autograd engine has a C++ thread for each device, so a block that is
+allocated there has no Python stack, or only the frames of a hook or a custom function. The thread
+that called ``backward`` waits meanwhile, so its stack belongs below.
+
+So the calls of a step are noted with their times on the clock of the history (the Unix epoch, in
+microseconds), and merged into its events when the step ends. Between a hook and the operators on
+either side of it Python runs for longer than a microsecond, which is the precision of the times.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 import time
 import weakref
 from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
+from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import Category, TraceAction
-from gpuprobe.model.trace import EventColumns, MemoryTrace
+from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace
 from gpuprobe.sampler.tracing.tensors import named_modules, passed_tensors, plain_tensors
 
 _ALLOC = TraceAction.ALLOC.code
@@ -42,7 +49,7 @@ class ModuleNames:
         """Name every module below these roots."""
         for root in roots:
             for name, module in named_modules(root):
-                gone = functools.partial(_drop, self._names, id(module))
+                gone = functools.partial(_forget, self._names, id(module))
                 self._names[id(module)] = weakref.ref(module, gone), name
 
     def of(self, module: Any) -> str:
@@ -52,7 +59,7 @@ class ModuleNames:
         return self._names[id(module)][1]
 
 
-def _drop(names: dict[int, Any], number: int, _: object) -> None:
+def _forget(names: dict[int, Any], number: int, _: object) -> None:
     names.pop(number, None)
 
 
@@ -184,3 +191,98 @@ def _name_kept(events: EventColumns) -> None:
 def now_us() -> int:
     """The time as the allocator's history has it: microseconds since the Unix epoch."""
     return time.time_ns() // 1000
+
+
+_THREADING: Final = threading.__file__
+
+
+class BackwardCalls:
+    """The backward passes of one step, from `begin` on. A call may begin before the step does."""
+
+    def __init__(self) -> None:
+        self._running: list[tuple[Frame, ...]] = []
+        self._on = False
+        self._since = array("q")  # microseconds; from then on `_call` was running
+        self._call: list[tuple[Frame, ...]] = []
+
+    def begin(self) -> None:
+        """A step that is traced begins."""
+        self.end()
+        self._on = True
+        if self._running:
+            self._since.append(0)
+            self._call.append(self._running[-1])
+
+    def end(self) -> None:
+        """Forget the notes: nothing is traced now."""
+        self._on = False
+        self._since = array("q")
+        self._call = []
+
+    @property
+    def running(self) -> tuple[Frame, ...]:
+        """The stack of the call that is running, innermost first; () outside all calls."""
+        return self._running[-1] if self._running else ()
+
+    def called(self) -> None:
+        """The program calls the engine. A call within another one, in a thread of the engine, has
+        the stack of that one below its own.
+        """
+        frames = _program_stack()
+        if self._running:
+            frames = _below(frames, self._running[-1])
+        self._running.append(frames)
+        self._note()
+
+    def returned(self) -> None:
+        """The engine is done, or has raised."""
+        if self._running:
+            self._running.pop()
+            self._note()
+
+    def _note(self) -> None:
+        if self._on:
+            self._since.append(now_us())
+            self._call.append(self.running)
+
+    def lay_over(self, trace: MemoryTrace) -> None:
+        """Complete the stacks of the events of the engine's threads."""
+        events, table = trace.events, trace.stacks
+        times = events.time_us
+        if not times or not times[0]:
+            return
+        completed: dict[tuple[int, tuple[Frame, ...]], int] = {}
+        for now, (since, call) in enumerate(zip(self._since, self._call, strict=True)):
+            if not call:
+                continue
+            first = bisect_right(times, since - 1)
+            last = len(times)
+            if now + 1 < len(self._since):
+                last = bisect_right(times, self._since[now + 1])
+            for row in range(first, last):
+                key = events.stack[row], call
+                if key not in completed:
+                    frames = _below(table.frames_of(key[0]), call)
+                    completed[key] = table.stack(tuple(map(table.frame, frames)))
+                events.stack[row] = completed[key]
+
+
+def _below(frames: tuple[Frame, ...], call: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """``frames`` with those of the call below, unless they are of the thread that called, or of one
+    that the program started.
+    """
+    if frames and (frames[-1] == call[-1] or frames[-1].filename == _THREADING):
+        return frames
+    return *frames, *call
+
+
+def _program_stack() -> tuple[Frame, ...]:
+    """The stack of the program here, innermost first."""
+    found = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(PACKAGE):
+            found.append(Frame(name_of(code.co_filename), frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return tuple(found)

@@ -1,8 +1,8 @@
-"""Who counts the kernels that this process launches, for a recording."""
+"""What a simulated GPU reports to a recording that is made on it: assumptions, kernel launches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from gpuprobe.model.run.launches import LaunchedKernel
@@ -32,7 +32,7 @@ class LaunchCounter(Protocol):
 _counter: LaunchCounter | None = None
 
 
-def counted_by(counter: LaunchCounter) -> Callable[[], None]:
+def set_launch_counter(counter: LaunchCounter) -> Callable[[], None]:
     """Have ``counter`` count the launches of recordings. Returns what ends that."""
     global _counter
     _counter = counter
@@ -45,6 +45,20 @@ def counted_by(counter: LaunchCounter) -> Callable[[], None]:
     return end
 
 
-def counter() -> LaunchCounter | None:
+def launch_counter() -> LaunchCounter | None:
     """The counter of this process, None where launches cannot be counted."""
     return _counter
+
+
+_sources: list[Callable[[], Iterable[str]]] = []
+
+
+def add_assumptions(source: Callable[[], Iterable[str]]) -> Callable[[], None]:
+    """Have ``source`` asked for its assumptions. Returns what ends that."""
+    _sources.append(source)
+    return lambda: _sources.remove(source)
+
+
+def assumptions() -> tuple[str, ...]:
+    """All that were made so far, each once."""
+    return tuple(dict.fromkeys(text for source in _sources for text in source()))

@@ -1,17 +1,23 @@
-"""How long each phase of a step waited for other ranks.
+"""How long each phase of a step waited for other ranks, and spent in copies to a device.
 
 A call of ``torch.distributed`` that blocks waits from its start to its end: for ranks that have not
-come to it yet, and for the data. DistributedDataParallel waits at the end of the backward pass, in
+reached it yet, and for the data. DistributedDataParallel waits at the end of the backward pass, in
 C++: from the moment when all gradients of this rank are computed (all its buckets are ready) to the
 end of the pass. That moment is known without a hook on each parameter: callbacks of the autograd
 engine run in the order in which they were queued, when the graph is done, and the one queued here
 at the start of the pass comes before the one in which the reducer waits for its buckets
 (``Reducer::mark_variable_ready`` queues it when the last bucket is ready;
 torch/csrc/distributed/c10d/reducer.cpp).
+
+A call that moves a tensor to a device blocks the program until the copy has finished, unless the
+memory is pinned and the call is non-blocking. Copies are measured only in jobs of several ranks,
+where the other ranks wait for one that copies slowly: in calls of ``Tensor.to`` that name a device,
+and of ``Tensor.cuda``.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -137,3 +143,58 @@ def _sum(one: int | Unavailable, two: int | Unavailable) -> int | Unavailable:
     if isinstance(one, Unavailable):
         return one
     return two if isinstance(two, Unavailable) else one + two
+
+
+_DEVICES: Final = (torch.device, str, int, torch.Tensor)
+"""Types of an argument of ``Tensor.to`` that names a device: ``bool`` does not."""
+
+
+class Copies:
+    """What was spent since the last `take`, in the thread that installed it."""
+
+    def __init__(self, phase: Callable[[], str]) -> None:
+        self._phase = phase
+        self._spent: dict[str, int] = {}
+        self._thread = 0
+        self._within = False
+
+    def install(self) -> list[Callable[[], None]]:
+        """Measure from now on; returns what undoes it."""
+        self._thread = threading.get_ident()
+        return [
+            patch(torch.Tensor, name, self._measured(getattr(torch.Tensor, name), always))
+            for name, always in (("to", False), ("cuda", True))
+        ]
+
+    def _measured(self, original: Callable[..., Any], always: bool) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            if (
+                torch.compiler.is_compiling()
+                or self._within
+                or threading.get_ident() != self._thread
+                or not (always or _names_device(args, kwargs))
+            ):
+                return original(*args, **kwargs)
+            self._within = True
+            began = time.perf_counter_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._within = False
+                phase = self._phase().partition("/")[0]
+                spent = time.perf_counter_ns() - began
+                self._spent[phase] = self._spent.get(phase, 0) + spent
+
+        return measured
+
+    def take(self) -> dict[str, int]:
+        """By phase of depth one, since the last time. Nanoseconds."""
+        found, self._spent = self._spent, {}
+        return found
+
+
+def _names_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if "device" in kwargs or "other" in kwargs:
+        return True
+    return len(args) > 1 and isinstance(args[1], _DEVICES) and not isinstance(args[1], bool)

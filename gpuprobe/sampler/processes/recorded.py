@@ -1,14 +1,18 @@
-"""The recorder of a process that the recorded program started, and that uses a GPU.
+"""Recorders in the processes that the recorded program starts and that use a GPU.
 
-Its recording is a directory inside the program's, ``child-RANK-PID.gpuprobe`` (``RANK`` is that of
-the program, 0 without ``torchrun``). Processes of a job, which they joined with
-``torch.distributed``, are the ranks of one recording next to the program's, as those of
-``torch.multiprocessing.spawn`` are.
+The recording of such a process is a directory inside the program's, ``child-RANK-PID.gpuprobe``
+(``RANK`` is that of the program, 0 without ``torchrun``). Processes that have joined a job with
+``torch.distributed``, and those of ``torch.multiprocessing.spawn``, are the ranks of one recording
+next to the program's.
+
+Every process that the program spawns imports this module, data loader workers too: it must not
+import torch, nor the recorder (`late` is a module of its own for the same reason).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -16,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuprobe.errors import UsageError
+from gpuprobe.patching import patch
 
 if TYPE_CHECKING:
     from gpuprobe.sampler.base import Sink
-    from gpuprobe.sampler.hooks.processes.late import JobPlace
+    from gpuprobe.sampler.processes.late import JobPlace
     from gpuprobe.sampler.recorder import Recorder
 
 _ENDED_EARLY: Final = "ended before anything was recorded"
@@ -60,7 +65,7 @@ class Children(NamedTuple):
     recorder: Callable[[Sink], Recorder]
 
     def __call__(self, since: float) -> _Child | None:
-        from gpuprobe.sampler.hooks.processes.late import LateSink
+        from gpuprobe.sampler.processes.late import LateSink
 
         return self._begin(lambda: LateSink(self._create, self._note))
 
@@ -69,7 +74,7 @@ class Children(NamedTuple):
         if it is none, or if the program is a rank itself.
         """
         from gpuprobe.sampler.environment import ranks
-        from gpuprobe.sampler.hooks.processes.late import JobPlace
+        from gpuprobe.sampler.processes.late import JobPlace
 
         rank, _, count = ranks()
         if count == 1 or self.ranks > 1:
@@ -143,3 +148,60 @@ def read_notes(folder: Path) -> dict[int, str]:
         for file in folder.iterdir():
             found[int(file.name)] = file.read_text(encoding="utf-8", errors="replace")
     return found
+
+
+def follow_spawns(output: Path, start: Callable[[Path], Recorder]) -> Callable[[], None]:
+    """Have the processes of every ``torch.multiprocessing.spawn`` recorded as the ranks of one
+    recording each, next to ``output``. ``start`` makes the recorder of a process, in that process:
+    it is pickled. Returns what undoes that.
+    """
+    import torch.multiprocessing
+
+    from gpuprobe.sampler.environment import ranks
+
+    original = torch.multiprocessing.spawn
+
+    def spawn(
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        if ranks()[2] > 1 or options.get("start_method", "spawn") != "spawn":
+            return original(fn, args, nprocs, *rest, **options)
+        path = spawned_path(output, next_job(output))
+        path.mkdir()
+        return original(_Spawned(fn, path, nprocs, start), args, nprocs, *rest, **options)
+
+    return patch(torch.multiprocessing, "spawn", functools.wraps(original)(spawn))
+
+
+class _Spawned:
+    """What a program spawns, recorded there as one of ``count`` ranks."""
+
+    def __init__(
+        self, fn: Callable[..., Any], path: Path, count: int, start: Callable[[Path], Recorder]
+    ) -> None:
+        self._fn = fn
+        self._path = path
+        self._count = count
+        self._start = start
+
+    def __call__(self, rank: int, *args: Any) -> None:
+        from gpuprobe.sampler.environment import as_rank
+        from gpuprobe.sampler.processes.children import not_followed
+
+        not_followed()
+        with as_rank(rank, rank, self._count):  # the program's own environment is not changed
+            recorder = self._start(self._path)
+            recorder.start_guarded()
+        error: BaseException | None = None
+        try:
+            self._fn(rank, *args)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            recorder.stop(error)
+            recorder.finish()

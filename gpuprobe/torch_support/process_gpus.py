@@ -1,0 +1,83 @@
+"""The GPUs of this process, real or virtual: which are visible, whether they take time, first use.
+
+Imports torch only in `follow_cuda`: processes that never use a GPU import this module too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from gpuprobe.patching import Patches
+
+_callback: Callable[[], None] | None = None
+
+
+def when_first_used(callback: Callable[[], None] | None) -> None:
+    """Call back, once, when this process first uses a GPU; None: no longer."""
+    global _callback
+    _callback = callback
+
+
+def used() -> None:
+    """This process uses a GPU."""
+    global _callback
+    callback, _callback = _callback, None
+    if callback is not None:
+        callback()
+
+
+def follow_cuda() -> Callable[[], None]:
+    """Have torch's initialisation of CUDA call `used`; virtual GPUs do that themselves. Imports
+    torch. Returns what undoes it.
+    """
+    import torch
+
+    patches = Patches()
+    cuda: Any = torch.cuda
+    original = cuda._lazy_init
+
+    def lazy_init() -> None:
+        original()
+        # It may be inside a call that torch had queued until then.
+        if _callback is not None and cuda.is_initialized():
+            used()
+
+    if torch.backends.cuda.is_built() and issubclass(
+        torch.cuda.Event, getattr(torch._C, "_CudaEventBase", ())
+    ):
+        patches.set_all(cuda, {"_lazy_init": lazy_init}, "torch.cuda.")
+    return patches.undo
+
+
+NATIVE_SETTINGS: Final = "GPUPROBE_NATIVE"
+"""The environment variable with the settings of the native engine, which children inherit."""
+
+
+def takes_time() -> bool:
+    """False on the native engine: kernels do nothing there, or the host computes what they would.
+    Events are recorded in order, but what lies between two of them is the host's time.
+    """
+    return NATIVE_SETTINGS not in os.environ
+
+
+NAME: Final = "CUDA_VISIBLE_DEVICES"
+T = TypeVar("T")
+
+
+def visible(setting: str | None, gpus: Sequence[T]) -> list[T]:
+    """The GPUs that a setting selects, in its order: numbers, up to the first one that no GPU has
+    (CUDA C++ Programming Guide, "CUDA Environment Variables"). Without a setting all of them.
+    """
+    if setting is None:
+        return list(gpus)
+    found: list[int] = []
+    for part in setting.split(","):
+        text = part.strip()
+        if not text.isdecimal() or int(text) >= len(gpus):
+            break
+        if int(text) in found:  # CUDA has none at all then
+            return []
+        found.append(int(text))
+    return [gpus[index] for index in found]
