@@ -308,8 +308,8 @@ class _ProgramRun:
             not_forever,
             other_processes,
         )
-        from gpuprobe.sampler.processes.children import following
         from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
+        from gpuprobe.sampler.processes.children import following
         from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
         from gpuprobe.torch_support.callers import place_in
 
