@@ -31,8 +31,8 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
             item.stash[METER] = Meter(item, limits_of(item), devices)
     except GpuprobeError as error:
         if not hasattr(config, "workerinput"):
-            raise pytest.UsageError(_worded(error)) from None
-        config.pluginmanager.register(_Refusal(items, _worded(error)), "gpuprobe-tests")
+            raise pytest.UsageError(_message(error)) from None
+        config.pluginmanager.register(_Refusal(items, _message(error)), "gpuprobe-tests")
         return
     config.pluginmanager.register(_Hooks(devices), "gpuprobe-tests")
 
@@ -47,7 +47,7 @@ def load_engine(config: pytest.Config) -> None:
     try:
         session.enter_context(virtual_gpu(_gpu(config).default, engine="native"))
     except GpuprobeError as error:
-        raise pytest.UsageError(_worded(error)) from None
+        raise pytest.UsageError(_message(error)) from None
     config.add_cleanup(session.close)
 
 
@@ -61,7 +61,7 @@ def _gpu(config: pytest.Config) -> VirtualGpu:
     return VirtualGpu(requested, default)
 
 
-def _worded(error: GpuprobeError) -> str:
+def _message(error: GpuprobeError) -> str:
     return f"gpuprobe: {error}" + (f"\n  hint: {error.hint}" if error.hint else "")
 
 
@@ -112,7 +112,7 @@ class _Hooks:
             try:
                 meter.enter()
             except GpuprobeError as error:
-                reason = _worded(error)
+                reason = _message(error)
         if reason:
             pytest.fail(reason, pytrace=False)
         self._meter = meter
@@ -130,17 +130,17 @@ class _Hooks:
             with meter.measuring():
                 result = yield
         except BaseException:
-            meter.notify_allocators()
+            meter.report_largest()
             raise
         finally:
-            meter.note()
+            meter.store_figures()
         try:
             problems = list(meter.problems())
         except GpuprobeError as error:
-            meter.notify_allocators()
-            pytest.fail(_worded(error), pytrace=False)
+            meter.report_largest()
+            pytest.fail(_message(error), pytrace=False)
         if problems:
-            meter.notify_allocators()
+            meter.report_largest()
             pytest.fail(OVER_LIMITS + "\n".join(problems), pytrace=False)
         return result
 

@@ -282,7 +282,7 @@ class Meter:
         root = str(self._item.config.rootpath)
         return recorded(path, device=self._devices.label, root=root, others=self._others)
 
-    def notify_allocators(self) -> None:
+    def report_largest(self) -> None:
         """Add the largest allocations at the peak to the report of a failed test."""
         if self._path is None or not self.peak_allocated:
             return
@@ -294,7 +294,7 @@ class Meter:
             )
             self._item.add_report_section("call", "gpuprobe: largest allocations at the peak", text)
 
-    def note(self) -> None:
+    def store_figures(self) -> None:
         """Store the figures for the summary, also those of a failed test."""
         self._item.user_properties.append(
             (

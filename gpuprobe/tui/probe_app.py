@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
@@ -196,7 +196,7 @@ class ProbeApp(App[None]):
         """Show lines to read over the current screen."""
         self.push_screen(TextScreen(title, lines))
 
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for key in self.help_keys:
             if key.command:
                 title = key.does[0].upper() + key.does[1:]

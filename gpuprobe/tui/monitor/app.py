@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -288,7 +288,7 @@ class TopApp(ProbeApp):
 
     def choose_palette(self, name: str) -> None:
         super().choose_palette(name)
-        self._remember(theme=name)
+        self._store(replace(self._settings, theme=name))
         self._show()
 
     # -- keys
@@ -381,12 +381,12 @@ class TopApp(ProbeApp):
 
     def _sorted(self) -> None:
         options = self.model.options
-        self._remember(sort=options.sort, reverse=options.reverse)
+        self._store(replace(self._settings, sort=options.sort, reverse=options.reverse))
         self._show()
 
     def action_tree(self) -> None:
         self.model.change(tree=not self.model.options.tree)
-        self._remember(tree=self.model.options.tree)
+        self._store(replace(self._settings, tree=self.model.options.tree))
         self._show()
 
     def action_pin(self) -> None:
@@ -416,7 +416,7 @@ class TopApp(ProbeApp):
 
     def action_detail(self) -> None:
         self._show_detail_pane = not self._show_detail_pane
-        self._remember(detail=self._show_detail_pane)
+        self._store(replace(self._settings, detail=self._show_detail_pane))
         self._arrange()
 
     def _row(self) -> ProcessRow | None:
@@ -448,8 +448,8 @@ class TopApp(ProbeApp):
         if rows:
             confirm_ending(self, rows)
 
-    def _remember(self, **changes: Any) -> None:
-        self._settings = replace(self._settings, **changes)
+    def _store(self, changed: settings.Settings) -> None:
+        self._settings = changed
         if self.readonly:
             return
         try:

@@ -440,7 +440,7 @@ def _plot(
     interval: float,
 ) -> list[Line]:
     """One plot: a heading with the latest value, then ``rows - 1`` lines."""
-    series, name, word = plot
+    series, name, label = plot
     values = history.of(row.key, series)
     highest = {
         "utilisation": 100.0,
@@ -449,4 +449,4 @@ def _plot(
         # The limit, computed from the current share of the limit.
         "power": values[-1] / row.power if values and row.power > 0 else 0.0,
     }.get(series, 0.0)
-    return curve(values, name, word, columns, rows, interval, highest)
+    return curve(values, name, label, columns, rows, interval, highest)

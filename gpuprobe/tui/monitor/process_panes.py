@@ -216,8 +216,8 @@ def _curves(
         group = known[at : at + across]
         wide = (columns - 1) // len(group) - 2
         drawn = [
-            curve(history.of(key, series), name, word, wide, _PLOT_ROWS, interval, highest)
-            for series, name, word, highest in group
+            curve(history.of(key, series), name, label, wide, _PLOT_ROWS, interval, highest)
+            for series, name, label, highest in group
         ]
         lines += [((" ", ""), *joined(parts, "  ")) for parts in zip(*drawn, strict=True)]
         lines.append(())

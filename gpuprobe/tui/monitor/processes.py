@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 from gpuprobe.api.monitor import missing
 from gpuprobe.model.machine.devices import Container, GpuProcess
 from gpuprobe.model.machine.monitor import GpuWork, Moment, ProcessLoad
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, visible
-from gpuprobe.model.values import Reading, Unavailable
+from gpuprobe.model.values import Bytes, Reading, Unavailable
 
 Key = tuple[int, int]
 """PID and start in clock ticks since boot: unique, although PIDs are reused."""
@@ -130,12 +130,11 @@ def _row(
     now: float,
     pinned: frozenset[Key],
 ) -> ProcessRow:
-    memory, memory_text = _worded(process.memory, human_bytes)
+    memory, memory_text = _formatted(process.memory, human_bytes)
     started = process.started_at.value
     age = None if isinstance(started, Unavailable) else max(0.0, now - started)
-    ticks = 0 if load is None else load.ticks
     sm, sm_text = _busy(process, work)
-    return ProcessRow(
+    row = ProcessRow(
         process.pid,
         _command(process),
         device=process.device,
@@ -151,9 +150,8 @@ def _row(
         age_text="-" if age is None else age_text(age),
         own=process.own,
         hidden=process.hidden,
-        pinned=(process.pid, ticks) in pinned,
-        **_load(load),
     )
+    return _with_load(row, load, pinned)
 
 
 def _busy(process: GpuProcess, work: GpuWork | None) -> tuple[int | None, str]:
@@ -166,26 +164,31 @@ def _busy(process: GpuProcess, work: GpuWork | None) -> tuple[int | None, str]:
     return busy, f"{busy}%"
 
 
-def _worded(reading: Reading[Any], text: Callable[[Any], str]) -> tuple[Any, str]:
+_T = TypeVar("_T", Bytes, float)
+
+
+def _formatted(reading: Reading[_T], text: Callable[[_T], str]) -> tuple[_T | None, str]:
     """The value and its text; None and the reason in one word if it is missing."""
     value = reading.value
     return (None, missing(value)) if isinstance(value, Unavailable) else (value, text(value))
 
 
-def _load(load: ProcessLoad | None) -> dict[str, Any]:
-    """The host's values of a process, as fields of `ProcessRow`."""
+def _with_load(row: ProcessRow, load: ProcessLoad | None, pinned: frozenset[Key]) -> ProcessRow:
+    """The row with the host's values of its process."""
     if load is None:
-        return {}
-    cpu, cpu_text = _worded(load.cpu, "{:.0f}%".format)
-    resident, resident_text = _worded(load.memory, human_bytes)
-    return {
-        "ticks": load.ticks,
-        "parent": load.parent,
-        "cpu": cpu,
-        "cpu_text": cpu_text,
-        "resident": resident,
-        "resident_text": resident_text,
-    }
+        return replace(row, pinned=(row.pid, 0) in pinned)
+    cpu, cpu_text = _formatted(load.cpu, "{:.0f}%".format)
+    resident, resident_text = _formatted(load.memory, human_bytes)
+    return replace(
+        row,
+        ticks=load.ticks,
+        parent=load.parent,
+        cpu=cpu,
+        cpu_text=cpu_text,
+        resident=resident,
+        resident_text=resident_text,
+        pinned=(load.pid, load.ticks) in pinned,
+    )
 
 
 def _text(reading: Reading[str]) -> str:
@@ -378,9 +381,4 @@ def _summed(row: ProcessRow, rows: Sequence[ProcessRow]) -> ProcessRow:
 
 
 def _parent_row(load: ProcessLoad, pinned: frozenset[Key]) -> ProcessRow:
-    return ProcessRow(
-        load.pid,
-        visible(load.name),
-        pinned=(load.pid, load.ticks) in pinned,
-        **_load(load),
-    )
+    return _with_load(ProcessRow(load.pid, visible(load.name)), load, pinned)

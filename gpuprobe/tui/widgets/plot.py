@@ -291,7 +291,7 @@ def duration(seconds: float) -> str:
 
 
 def short_bytes(value: float) -> str:
-    """Bytes for an axis: whole numbers where they are large."""
+    """Bytes for an axis, without decimals if the number is 10 or more."""
     amount, _, unit = human_bytes(round(value)).partition(" ")
     return (
         f"{float(amount):.0f} {unit}"
