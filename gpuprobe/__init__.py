@@ -1,7 +1,7 @@
 """gpuprobe: where GPU memory goes, why, and what to do about it.
 
 The public names below are resolved on first use (PEP 562), so ``import gpuprobe`` imports
-nothing: a watched program does not pay for the parts it does not use.
+nothing: a recorded program does not pay for the parts that it does not use.
 """
 
 from __future__ import annotations

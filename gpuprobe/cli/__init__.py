@@ -13,17 +13,16 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. ``argv`` excludes the program name. Returns the exit code. Without ``argv``
-    this is the whole process, which may fork (see `gpuprobe.cli.supervise`).
+    """Run one command and return its exit code. ``argv`` excludes the program name; without it,
+    the command is the whole process and may fork (see `gpuprobe.cli.supervise`).
 
-    SystemExit passes through only from argparse (usage, help) and from a watched script that
-    called ``sys.exit``.
+    SystemExit is raised only by argparse (usage, help) and by a script that calls ``sys.exit``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments in (["--version"], ["-V"]):
         from gpuprobe._version import __version__
 
-        print(f"gpuprobe {__version__}")  # noqa: T201 (does nothing where there is no stdout)
+        print(f"gpuprobe {__version__}")  # noqa: T201 (does nothing without a stdout)
         return 0
 
     from gpuprobe.cli.parser import dispatch

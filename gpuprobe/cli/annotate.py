@@ -1,4 +1,4 @@
-"""``--annotations``: findings at their lines in a pull request, for the commands that find some."""
+"""``--annotations``: findings at their lines in a pull request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """Where annotations go. ``service`` is None where ``auto`` found none: nothing is written.
+    """The destination of annotations. ``service`` is None if ``auto`` detects none; then nothing is
+    written.
 
-    Made before a program is run, which may change the working directory: ``project`` and
-    ``file`` do not depend on it.
+    Created before the program runs, which may change the working directory: ``project`` and
+    ``file`` are absolute.
     """
 
     service: str | None
@@ -38,7 +39,7 @@ class Annotations:
             raise argparse.ArgumentTypeError(str(error)) from None
         path = Path(file).absolute()
         if service == "gitlab" and (path.is_dir() or not path.parent.is_dir()):
-            raise argparse.ArgumentTypeError(f"cannot write {file}")  # before anything is run
+            raise argparse.ArgumentTypeError(f"cannot write {file}")  # before the program runs
         return Annotations(service, str(Path.cwd()), path)
 
     def write(
@@ -48,13 +49,12 @@ class Annotations:
         project: str = "",
         failed: str = "",
     ) -> None:
-        """GitHub's go to stderr, which it reads as it does stdout: stdout may be a report that
-        is kept. GitLab's go to the file, also where nothing was found. ``elsewhere``: the file
-        that findings without a place of their own are shown at; ``project``: the folder that
-        names of files start from, default the working directory; ``failed``: how the program
-        ended that did not end well.
+        """Write annotations: GitHub's to stderr, which it reads like stdout (stdout may be
+        redirected to a report), GitLab's to the file, even without findings. ``elsewhere``: the
+        file at which findings without a place are shown; ``project``: the folder that relative
+        file names start from (default: the working directory); ``failed``: how the program failed.
 
-        Raises UsageError where the file cannot be written.
+        Raises UsageError if the file cannot be written.
         """
         if self.service is None:
             return

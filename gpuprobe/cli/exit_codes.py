@@ -1,4 +1,4 @@
-"""Exit codes: the one place where errors become numbers."""
+"""Exit codes, and the exit code of each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have, and the types of their values."""
+"""Options and arguments of several commands, and the types of their values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def positives(text: str) -> list[int]:
     return [positive(part.strip()) for part in text.split(",")]
 
 
-_MOST_RANKS: Final = 65536  # of one range; more are refused as ranks that the job does not have
+_MOST_RANKS: Final = 65536  # of one range; more are refused as not in the job
 
 
 def rank_list(text: str) -> list[int] | str:
@@ -75,8 +75,8 @@ def add_top(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def add_formats(parser: argparse.ArgumentParser, result: str, **texts: str) -> None:
-    """An option for each output format of a type of result; ``texts`` are help texts of the
-    command's own, by format.
+    """An option for each output format of a type of result; ``texts`` replaces help texts, by
+    format.
     """
     for name, form in formats_of(result).items():
         parser.add_argument(f"--{name}", action="store_true", help=texts.get(name, form.help))
@@ -88,7 +88,7 @@ def format_of(args: argparse.Namespace) -> str:
 
 
 def add_demo(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """``--demo [FLEET]``: a fake fleet in place of this machine's GPUs."""
+    """``--demo [FLEET]``: a simulated fleet instead of this machine's GPUs."""
     parser.add_argument(
         "--demo",
         metavar="FLEET",
@@ -99,7 +99,7 @@ def add_demo(parser: argparse.ArgumentParser, more: str = "") -> None:
 
 
 class _Gpu(argparse.Action):
-    """The name of a GPU. ``list`` prints the known ones and ends the command."""
+    """The name of a GPU. ``list`` prints the names in the catalogue and exits."""
 
     def __call__(
         self,
@@ -120,21 +120,21 @@ class _Gpu(argparse.Action):
                     sys.stdout.write(f"{gpu.name:<{width}}  {size:>9}  {visible(gpu.title)}\n")
                 sys.stdout.flush()
             except BrokenPipeError:
-                output.give_up()  # the reader went away (``| head``)
+                output.give_up()  # the reader closed the pipe (``| head``)
             parser.exit()
         setattr(namespace, self.dest, values)
 
 
 def add_gpu(parser: argparse.ArgumentParser, text: str, *, default: str | None = None) -> None:
-    """``--gpu``: names GPUs of the catalogue. Where a command can do without, ``--virtual`` is an
-    older name for it, which ``torchrun`` takes for an option of its own.
+    """``--gpu``: GPUs of the catalogue. If it is optional, ``--virtual`` is an older name for it,
+    which ``torchrun`` parses as its own option.
     """
     names = ("--gpu", "--virtual") if default is None else ("--gpu",)
     parser.add_argument(*names, dest="gpu", default=default, metavar="GPU", action=_Gpu, help=text)
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """``--engine``: what a program that names a GPU runs on."""
+    """``--engine``: what runs a program with ``--gpu``."""
     parser.add_argument(
         "--engine",
         choices=("auto", "native", "virtual"),
@@ -145,9 +145,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """How a script is run on a GPU that is not here: ``--gpu``, ``--steps``, ``--compute``,
-    ``--assume``, ``--conf``, ``--torch``, ``--ranks``, ``--rank``. ``several``: GPUs and numbers of
-    ranks are alternatives.
+    """The options of a simulated run: ``--gpu``, ``--steps``, ``--compute``, ``--assume``,
+    ``--conf``, ``--torch``, ``--ranks``, ``--rank``. ``several``: several GPUs and numbers of ranks
+    are alternatives.
     """
     add_gpu(
         parser,
@@ -206,7 +206,7 @@ def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -
 
 
 def rank_of(args: argparse.Namespace) -> int | list[int] | str:
-    """What ``--rank`` names, as `gpuprobe.api.virtual` takes it."""
+    """The value of ``--rank`` for `gpuprobe.api.virtual`."""
     rank: list[int] | str = args.rank
     return rank[0] if isinstance(rank, list) and len(rank) == 1 else rank
 
@@ -214,8 +214,8 @@ def rank_of(args: argparse.Namespace) -> int | list[int] | str:
 def add_program(
     parser: argparse.ArgumentParser, name: str = "script", *, modules: bool = True
 ) -> None:
-    """What is run: ``SCRIPT ARGS`` or, with ``modules``, ``-m MODULE ARGS``. The last arguments
-    that a command adds: they take all that follows.
+    """The program: ``SCRIPT ARGS`` or, with ``modules``, ``-m MODULE ARGS``. Added last: it takes
+    all remaining arguments.
     """
     if modules:
         parser.add_argument(
@@ -226,9 +226,7 @@ def add_program(
 
 
 def program_of(args: argparse.Namespace, hint: str) -> Target:
-    """What `add_program` parsed. ``hint``: what to do where nothing was given. Raises UsageError
-    there.
-    """
+    """The program that `add_program` parsed. Raises UsageError with ``hint`` without one."""
     module = getattr(args, "module", None)
     if module is not None:
         if not module:
@@ -240,9 +238,9 @@ def program_of(args: argparse.Namespace, hint: str) -> Target:
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
-    """Around a program that is run for an answer: what it prints goes to stderr, and so does its
-    own traceback where it fails.
+def output_to_stderr() -> Iterator[None]:
+    """Inside, the output of the user's program goes to stderr, and so does its traceback if it
+    fails: stdout is for the command's result.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -19,14 +19,14 @@ from gpuprobe.model.text import cut
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with errors in this tool's voice: one line, a hint, exit 2."""
+    """An argument parser with gpuprobe's errors: one line, a hint, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         stderr.error(message, hint=self._near(message) or f"{self.prog} --help")
         raise SystemExit(exit_codes.USAGE)
 
     def _near(self, message: str) -> str:
-        """The option that was probably meant by the first one that is not known."""
+        """A hint with the known option most similar to the first unknown one."""
         import difflib
 
         before, unknown, words = message.partition("unrecognized arguments: ")
@@ -50,23 +50,23 @@ def _overview() -> argparse.ArgumentParser:
 
 
 def _mentions(given: Sequence[str], option: str) -> bool:
-    """Whether the script has an option of that name too, as far as its text tells."""
+    """Whether the text of the script contains that option; true for a module."""
     for word in given:
         if word.endswith(".py"):
             try:
                 return option in Path(word).read_text(encoding="utf-8", errors="replace")
             except OSError:
                 return False
-    return True  # a module: nothing is known of it
+    return True  # a module, whose text is not read
 
 
 def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> list[str]:
-    """For commands that take their options after the script too; see ``after_script``."""
+    """The arguments with gpuprobe's options before the script; see ``after_script``."""
     found = sort_options(parser, given)
-    doubtful = [name for name in found.doubtful if _mentions(given, name)]
-    if doubtful:
+    ambiguous = [name for name in found.ambiguous if _mentions(given, name)]
+    if ambiguous:
         stderr.print_line(
-            f"note: read as gpuprobe's: {', '.join(doubtful)}; put -- before options of the script"
+            f"note: read as gpuprobe's: {', '.join(ambiguous)}; put -- before options of the script"
         )
     return found.arguments
 
@@ -80,8 +80,8 @@ def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
 
 
 def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
-    """Run the command that ``arguments`` name; return the exit code. ``supervise``: commands that
-    run a program and answer by their exit code do so in a process of their own.
+    """Run the command that ``arguments`` name, and return the exit code. ``supervise``: a command
+    whose exit code is its result runs the user's program in a child process.
     """
     if not arguments or arguments[0].startswith("-"):
         overview = _overview()
@@ -110,7 +110,7 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
         args = parser.parse_args(given)
     except GpuprobeError as error:  # ``--gpu list`` reads the users' own catalogues
         return _refused(error)
-    if name != "run":  # there it is the program's own affair
+    if name != "run":  # there stdout is the program's
         output.open_where_closed()
     if supervise and getattr(module, "SUPERVISED", False) and hasattr(os, "fork"):
         from gpuprobe.cli.supervise import supervised
@@ -128,7 +128,7 @@ _ISSUES = "https://github.com/gpuprobe/gpuprobe/issues"
 
 
 def _unexpected(error: Exception) -> int:
-    """A bug of gpuprobe's own, in one line; the traceback is for whoever reports or mends it."""
+    """Report a bug of gpuprobe in one line; with GPUPROBE_DEBUG=1 also the traceback."""
     import traceback
 
     if os.environ.get("GPUPROBE_DEBUG", "") not in ("", "0"):
@@ -149,7 +149,7 @@ def _unexpected(error: Exception) -> int:
 
 
 def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
-    """Run the command; what it raises becomes an exit code here."""
+    """Run the command; exceptions become exit codes."""
     try:
         code: int = module.run(args)
         if sys.stdout is not None:
@@ -159,7 +159,7 @@ def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
-        output.give_up()  # the reader went away (``| head``)
+        output.give_up()  # the reader closed the pipe (``| head``)
         return exit_codes.OK
     except Exception as error:  # noqa: BLE001 - the last stop: a bug of ours
         if isinstance(error, OSError) and output.cannot_write(error):

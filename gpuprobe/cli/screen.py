@@ -1,4 +1,4 @@
-"""Whether there is a terminal to draw on, and how wide it is."""
+"""Whether stdout is a terminal that can show a screen, and its width."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 
 
 def can_show() -> bool:
-    """True where both ends are a terminal that can place a cursor.
+    """Whether stdin and stdout are a terminal that can place a cursor.
 
-    Piped output, redirected input and ``TERM=dumb`` get one-shot text, never a hung screen.
+    Piped output, redirected input and ``TERM=dumb`` get text instead of a screen.
     """
     if os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         return False
@@ -20,7 +20,7 @@ def can_show() -> bool:
 
 
 def columns(default: int) -> int:
-    """How wide lines on stdout may be: ``COLUMNS``, else the terminal's width, else ``default``."""
+    """The width of lines on stdout: ``COLUMNS``, else the terminal's width, else ``default``."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given):
         return int(given)

@@ -1,4 +1,4 @@
-"""A line on stderr now and then while a program runs: which step it is at, and what that took."""
+"""The status line on stderr while a program runs: its step, and the step's time and peak."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from gpuprobe.model.run.session import Step
 
 INTERVAL = 10.0
-"""Seconds between two lines, and before the first: they stay among the program's own output."""
+"""Seconds between two lines, and before the first: they are mixed with the program's output."""
 
 
 class StatusLine:
-    """Lines for a terminal; none where ``stream`` (default: the stderr of now) is something else.
+    """Status lines on a terminal; nothing if ``stream`` (default: stderr) is not one.
 
-    The program's own streams are left alone, so a line may follow an unfinished one of its.
+    The program's streams are not wrapped, so a status line may follow an unfinished line.
     """
 
     def __init__(
@@ -33,9 +33,8 @@ class StatusLine:
         self._next = clock() + INTERVAL
 
     def step(self, step: Step) -> None:
-        """Show this step, if the last one that was shown is long enough ago. Never raises for a
-        terminal that is gone, and never waits for one that is stopped: this is called by the
-        thread that writes the recording.
+        """Show this step if `INTERVAL` has passed. Never raises for a closed terminal and never
+        waits for a stopped one (Ctrl-S): the thread that writes the recording calls it.
         """
         now = self._clock()
         if now < self._next:
@@ -70,7 +69,7 @@ def text_of(step: Step) -> str:
 
 
 def _takes_text(stream: IO[str]) -> bool:
-    """Whether the terminal would take text now: one that was stopped (Ctrl-S) does not."""
+    """Whether the terminal accepts text now: one that was stopped (Ctrl-S) does not."""
     try:
         return bool(select.select([], [stream.fileno()], [], 0)[1])
     except (OSError, ValueError):  # no file: a stream in memory

@@ -1,4 +1,4 @@
-"""What goes to stderr: everything but the data that a command was asked for."""
+"""Output on stderr: everything but a command's result."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ MOST_COLUMNS = 1000
 
 
 def print_line(text: str) -> None:
-    """One line, in which names of anybody's choice may be: nothing in it is executed."""
+    """Print one line, with control characters escaped: names in it come from others."""
     _write(visible(text) + "\n")
 
 
 def error(message: str, hint: str = "") -> None:
-    """One clear line (and a hint) about what went wrong. Names in it may be of any length: it is
-    cut after `MOST_COLUMNS`."""
+    """Print an error in one line, and a hint. They are cut after `MOST_COLUMNS`: names in them have
+    any length."""
     print_line(f"gpuprobe: error: {cut(message, MOST_COLUMNS)}")
     if hint:
         print_line(f"  hint: {cut(hint, MOST_COLUMNS)}")
 
 
 def warning(message: str) -> None:
-    """One line about something that went wrong without ending anything."""
+    """Print a warning in one line."""
     print_line(f"gpuprobe: warning: {message}")
 
 
 def note(text: str) -> None:
-    """One line about what the command does or did."""
+    """Print one line about the progress or effect of the command."""
     print_line(f"gpuprobe: {text}")
 
 
 def write(text: str) -> None:
-    """Text of several lines as it is, such as the traceback of the watched program."""
+    """Print text of several lines unchanged, such as the traceback of the user's program."""
     _write(text.rstrip("\n") + "\n")
 
 
 def _write(text: str) -> None:
-    """A closed stderr is no reason to fail."""
+    """Write to stderr; does nothing if it is closed."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""A command that runs somebody's program, in a process of its own.
+"""Commands that run the user's program in a child process.
 
-Its exit code is an answer ("memory is within the baseline"), and the program can end the process
-before there is one: by ``os._exit``, by replacing the process with another (``os.exec*``), by a
-signal. So another process waits for the answer; without one the command has failed.
+The exit code of such a command is its result ("memory is within the baseline"). The program can end
+the process before there is a result: by ``os._exit``, ``os.exec*`` or a signal. So a parent process
+waits for the result; without one the command has failed.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from types import FrameType
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.code_origin import PACKAGE
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 _PYTHON = os.path.dirname(os.__file__)  # noqa: PTH120
 
 
 def supervised(command: Callable[[], int]) -> int:
-    """The exit code of ``command``, which is run in a forked process and returns there.
+    """Run ``command`` in a forked process and return its exit code, in both processes.
 
-    To be called by a process that has no thread and has not imported torch: neither survives a
-    fork. Where the process ends without an answer, the code is that of a program that failed.
+    The caller must have no thread and must not have imported torch: neither survives a fork. If
+    the process ends without a result, the exit code is that of a program that failed.
     """
     reading, writing = os.pipe()
     stacks = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - both processes hold it
     child = os.fork()
     if child == 0:
         os.close(reading)
-        if not faulthandler.is_enabled():  # else the user wants the stacks on stderr
+        if not faulthandler.is_enabled():  # otherwise the user has enabled it
             faulthandler.enable(stacks)
         try:
-            answer = command()
-        except SystemExit as end:  # argparse: help, or what is wrong with the options
-            answer = int(end.code or 0)
-        os.write(writing, bytes([answer]))
+            result = command()
+        except SystemExit as end:  # argparse: help, or invalid options
+            result = int(end.code or 0)
+        os.write(writing, bytes([result]))
         os.close(writing)
-        return answer
+        return result
     os.close(writing)
     status, received = _wait(child)
     with open(reading, "rb", buffering=0) as stream:  # noqa: PTH123 (a descriptor)
-        os.set_blocking(reading, False)  # a process that the program left behind may hold it open
+        os.set_blocking(reading, False)  # a process left by the program may have it open
         code = stream.read(1)
     if received and os.WIFSIGNALED(status) and os.WTERMSIG(status) == received:
-        signal.signal(received, signal.SIG_DFL)  # as this process would have ended by itself
+        signal.signal(received, signal.SIG_DFL)  # as without the child process
         os.kill(os.getpid(), received)
     ended = os.waitstatus_to_exitcode(status)
     if code:
@@ -68,9 +68,8 @@ def supervised(command: Callable[[], int]) -> int:
 
 
 def _program_line(stacks: Iterable[str]) -> str:
-    """Where the program was, from the stacks that `faulthandler` wrote as it crashed: ``" (at
-    FILE:LINE)"`` of the innermost frame that is not torch's, gpuprobe's or Python's; "" without
-    one.
+    """``" (at FILE:LINE)"``: the innermost frame of the stacks from `faulthandler` that is not
+    torch's, gpuprobe's or Python's; "" without one.
     """
     current = False
     for line in stacks:
@@ -87,26 +86,26 @@ def _program_line(stacks: Iterable[str]) -> str:
 
 
 def _wait(child: int) -> tuple[int, int]:
-    """The child's wait status, and the last signal that was passed on to it, 0 for none."""
+    """The child's wait status, and the last signal forwarded to it (0: none)."""
     received = 0
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         nonlocal received
-        if number == signal.SIGINT and _typed():
+        if number == signal.SIGINT and _in_foreground():
             return  # Ctrl-C: the terminal has sent it to the child, too
         received = number
         os.kill(child, number)
 
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    previous = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
         return os.waitpid(child, 0)[1], received
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _typed() -> bool:
-    """Whether this process is the one that the terminal's keys reach."""
+def _in_foreground() -> bool:
+    """Whether this process is in the terminal's foreground group, which gets Ctrl-C."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError, AttributeError):  # no terminal, or no stdin at all

@@ -49,11 +49,11 @@ def test_a_module(parser: argparse.ArgumentParser) -> None:
     assert args.json
     assert args.gpu == "t4"
     assert args.module == ["package.train", "--lr", "1"]
-    assert found.doubtful == ("--gpu",)
+    assert found.ambiguous == ("--gpu",)
 
 
 @pytest.mark.parametrize(
-    ("given", "doubtful"),
+    ("given", "ambiguous"),
     [
         ("train.py --gpu t4", ()),
         ("--steps 2 train.py --lr 1", ()),
@@ -62,9 +62,9 @@ def test_a_module(parser: argparse.ArgumentParser) -> None:
     ],
 )
 def test_what_may_have_been_meant_for_the_script(
-    parser: argparse.ArgumentParser, given: str, doubtful: tuple[str, ...]
+    parser: argparse.ArgumentParser, given: str, ambiguous: tuple[str, ...]
 ) -> None:
-    assert sort_options(parser, given.split()).doubtful == doubtful
+    assert sort_options(parser, given.split()).ambiguous == ambiguous
 
 
 @pytest.mark.parametrize(("text", "noted"), [("'--steps'", True), ("'--lr'", False)])

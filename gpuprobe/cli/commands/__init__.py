@@ -3,9 +3,10 @@
 A command module has two functions:
 
 * ``add_arguments(parser)`` adds its arguments to an ``argparse.ArgumentParser``;
-* ``run(args) -> int`` calls one function of ``gpuprobe.api``, hands the result to a reporter
-  with ``sys.stdout``, and returns the exit code. It computes nothing and lets
-  `gpuprobe.errors.GpuprobeError` pass: ``gpuprobe.cli`` prints it and picks the exit code.
+* ``run(args) -> int`` calls one function of ``gpuprobe.api``, renders the result
+  (`gpuprobe.api.render`) on ``sys.stdout``, and returns the exit code. It computes nothing and
+  does not catch `gpuprobe.errors.GpuprobeError`: ``gpuprobe.cli`` prints it and chooses the exit
+  code.
 """
 
 # The name of each module, and its line in ``gpuprobe --help``, in the order listed there.

@@ -26,8 +26,8 @@ _UPDATE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = _USAGE
-    # What follows has options of its own, and then the script's: read in two goes. One argument, as
-    # a second one would take a -- away.
+    # The subcommand's options and the script's are parsed in a second pass. One argument, because
+    # a second one would consume a --.
     parser.add_argument(
         "words",
         nargs=argparse.REMAINDER,
@@ -65,24 +65,26 @@ def run(args: argparse.Namespace) -> int:
         "then found only in a git repository that has the baseline's commit",
     )
     parser.add_argument("--no-notes", action="store_true", help=argparse.SUPPRESS)
-    wanted = parser.parse_args(own_options_first(parser, rest))
-    accepted = tolerances(wanted.tolerance)
+    options = parser.parse_args(own_options_first(parser, rest))
+    accepted = tolerances(options.tolerance)
     project = read_project()
-    names = chosen_runs(wanted.run, check.is_given(wanted), wanted.baseline, project)
+    names = chosen_runs(options.run, check.is_given(options), options.baseline, project)
     paths, plans = {}, {}
     for name in names:
-        paths[name] = path = baseline_path(wanted.baseline, project.runs.get(name, project))
+        paths[name] = path = baseline_path(options.baseline, project.runs.get(name, project))
         before, _ = replaced_baseline(path, name)
         ensure_writable(path)
-        plans[name] = check.planned(wanted, before=before, project=project, name=name, writing=True)
+        plans[name] = check.planned(
+            options, before=before, project=project, name=name, writing=True
+        )
     alone = len(names) == 1
     found = {name: check.measured(plan, alone=alone) for name, plan in plans.items()}
     found = {name: without_ignored(found[name], plan.root) for name, plan in plans.items()}
-    if wanted.no_sources:
+    if options.no_sources:
         found = {name: without_texts(baseline) for name, baseline in found.items()}
     for path in dict.fromkeys(paths.values()):
         write_runs({name: found[name] for name in names if paths[name] == path}, path, accepted)
-    if wanted.no_notes:
+    if options.no_notes:
         return exit_codes.OK
     for name, plan in plans.items():
         of = f"{name}: " if name else ""

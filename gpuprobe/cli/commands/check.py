@@ -20,8 +20,8 @@ from gpuprobe.cli.options import (
     add_formats,
     add_gpu,
     add_program,
-    answering,
     format_of,
+    output_to_stderr,
     positive,
     seconds,
 )
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """What `check` and `baseline` have in common."""
+    """Add the options that `check` and `baseline` share."""
     parser.add_argument(
         "--baseline",
         type=Path,
@@ -126,12 +126,12 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 
 
 def is_given(args: argparse.Namespace) -> bool:
-    """Whether the command line names what to run."""
+    """Whether the command line names a program or a recording."""
     return args.module is not None or args.target not in (None, PROJECTS_OWN)
 
 
 def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any) -> Any:
-    """What is to be run or read, from the options, the baseline and the project's file."""
+    """The plan of a run, from the options, the baseline and pyproject.toml."""
     from gpuprobe.api.check import plan
 
     own = args.target == PROJECTS_OWN
@@ -152,13 +152,13 @@ def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any)
 
 
 def measured(plan: Any, *, alone: bool = True) -> Any:
-    """Run or read what is to be compared. What a script prints goes to stderr. Of several runs
-    each has a process: none finds what another one has imported or left on the device."""
+    """Measure a run. Output of the script goes to stderr. Each of several runs has its own process,
+    without the imports and device memory of the others."""
     from gpuprobe.api.check import measure_apart, measure_as_planned
 
     if not alone:
         return measure_apart(plan, shown=True)
-    with answering():
+    with output_to_stderr():
         return measure_as_planned(plan)
 
 
@@ -210,7 +210,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _progress() -> Callable[[str], None]:
-    """Prints lines about runs for the cause where somebody reads them: on a terminal."""
+    """A function that prints progress of the search for a cause, on a terminal only."""
     stream = sys.stderr
     return stderr.note if stream is not None and stream.isatty() else lambda text: None
 

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _whole_parser(shtab: Any) -> argparse.ArgumentParser:
-    """One parser of all commands. They are otherwise imported one at a time."""
+    """One parser of all commands, whose modules are all imported."""
     from gpuprobe.cli.commands import COMMANDS
     from gpuprobe.cli.parser import command_parser
 

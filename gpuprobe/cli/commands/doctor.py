@@ -60,7 +60,7 @@ def _run_ranks(args: argparse.Namespace) -> int:
     with _quiet_torch():
         diagnosis = diagnose_ranks(args.timeout)
     if diagnosis.speaks:
-        # The report is rank 0's; another rank that speaks only says why there is none.
+        # Rank 0 has the report; another rank reports only why there is none.
         first = diagnosis.rank == 0
         stream = sys.stdout if first else sys.stderr
         render(diagnosis, format_of(args) if first else "text", stream)
@@ -69,8 +69,8 @@ def _run_ranks(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _quiet_torch() -> Iterator[None]:
-    """Torch writes C++ stacks about every time-out; the report says the same in one line. It reads
-    this where it is first imported.
+    """Disable torch's C++ stacks at time-outs, which the report has in one line. torch reads the
+    variable when it is imported.
     """
     name = "TORCH_CPP_LOG_LEVEL"
     if name in os.environ:

@@ -18,8 +18,8 @@ from gpuprobe.cli.options import (
     add_program,
     add_top,
     add_virtual_run,
-    answering,
     format_of,
+    output_to_stderr,
     positive,
     program_of,
     rank_of,
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if target.module:
         prepare_engine(args.engine, args.gpu, estimated=True, torch=args.torch)
     program = watch.program(*target)
-    with answering():
+    with output_to_stderr():
         found = estimate_program(
             program,
             args.gpu,

@@ -58,11 +58,13 @@ def run(args: argparse.Namespace) -> int:
         hazards = None if args.hazards is None else read_hazards(args.hazards)
         for written in write_report(recording, args.html, hazards=hazards, force=args.force):
             stderr.print_line(f"wrote {visible(str(written))}")
-    wanted = [(write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)]
-    for write, path in wanted:
+    requested = [
+        (write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)
+    ]
+    for write, path in requested:
         for written in write(recording, path, force=args.force):
             stderr.print_line(f"wrote {visible(str(written))}")
-    if (wanted or args.html is not None) and form == "text":
+    if (requested or args.html is not None) and form == "text":
         return exit_codes.OK
     report = summary(recording, top=args.top, device=args.device)
     render(report, form, sys.stdout, full=args.verbose, cwd=report.session.cwd)

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         prepare_engine(args.engine, args.gpu)
     program = watch.program(*target)
     output = args.output or watch.default_output(target.target)
-    where = output.absolute()  # the program may go to another directory
+    where = output.absolute()  # the program may change the working directory
 
     silent = args.quiet or watch.rank_count() > 1  # ranks share a terminal
     result = watch.run(
@@ -205,9 +205,9 @@ def _report_and_compare(
 
 
 def _fix_files(args: argparse.Namespace) -> None:
-    """Of the files to write: their absolute names, as the program may go to another directory.
+    """Make the names of the files to write absolute: the program may change the working directory.
 
-    Raises UsageError for one that cannot be written: before the program has run for it.
+    Raises UsageError for a file that cannot be written, before the program runs.
     """
     from gpuprobe.api.check import ensure_writable
     from gpuprobe.api.hazards import clear_rank_file
@@ -222,7 +222,7 @@ def _fix_files(args: argparse.Namespace) -> None:
 
 
 def _files(args: argparse.Namespace) -> list[Path]:
-    """The files that findings are written to; devices and pipes are none."""
+    """The regular files that findings are written to, without devices and pipes."""
     from gpuprobe.model.io.files import is_special
 
     names = _FILES if args.hazards_baseline_update else _FILES[:-1]
@@ -231,7 +231,7 @@ def _files(args: argparse.Namespace) -> list[Path]:
 
 
 def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
-    """The baseline, read before anything is run."""
+    """The findings of the baseline, read before the program runs."""
     if args.hazards_baseline is None:
         if args.hazards_baseline_update:
             raise UsageError("--hazards-baseline-update needs --hazards-baseline FILE")
@@ -271,5 +271,5 @@ def _summarize(output: Path) -> None:
     try:
         for line in watch.summary(output):
             stderr.note(f"{line}")
-    except Exception as error:  # noqa: BLE001 - the program has run: its exit code stands
+    except Exception as error:  # noqa: BLE001 - the exit code is still the program's
         stderr.warning(f"no summary of {output}: {type(error).__name__}: {error}")

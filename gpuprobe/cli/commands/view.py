@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     followed = Followed(args.recording)
     if followed.cheap:
-        followed.poll()  # what is wrong with it is said before a screen opens
+        followed.poll()  # errors are reported before a screen opens
     return _show(followed, args)
 
 
