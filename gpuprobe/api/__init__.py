@@ -1,7 +1,7 @@
-"""The use cases, one function each. CLI, TUI and plugins call nothing else.
+"""The use cases, one function each. The CLI, the TUI and plugins call only these.
 
 A package rather than one file: each submodule holds the functions of one use case and imports
-only what that one needs. Import them from there (``from gpuprobe.api.recordings import load``);
+only what it needs. Import them from there (``from gpuprobe.api.recordings import load``);
 the public ones are also names of `gpuprobe` itself.
 """
 

@@ -1,4 +1,4 @@
-"""The causes of a failed check: the program is run with parts of its change taken back."""
+"""The causes of a failed check: the program runs with parts of its change reverted."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ if TYPE_CHECKING:
     from gpuprobe.gate.trials import TrialFigures
 
 _TIMES: Final = 2.0
-"""The budget of the trials, in times of the check's own duration."""
+"""The default budget of the trials, as a multiple of the check's duration."""
 
 _MOST_CAUSES: Final = 3
 _LEFT: Final = 0.02
-"""Of a growth: what is called unexplained."""
+"""The share of a growth from which it is reported as unexplained."""
 
 _NEW_ENVIRONMENT: Final = ("torch", "allocator", "device")
 
 
 @dataclass(frozen=True)
 class BlameOptions:
-    """``budget``: seconds, None for twice the time of the check, which began at ``began``
-    (`time.monotonic`). ``progress`` gets a line before each run."""
+    """Options of the search for a cause. ``budget``: seconds, None for twice the time of the check,
+    which started at ``began`` (`time.monotonic`). ``progress`` gets a line before each run."""
 
     budget: float | None = None
     began: float = field(default_factory=time.monotonic)
     progress: Callable[[str], None] = lambda text: None
 
     def deadline(self) -> float:
-        """When the last run must have ended."""
+        """The time by which the last run must end."""
         now = time.monotonic()
         return now + (_TIMES * (now - self.began) if self.budget is None else self.budget)
 
 
 @dataclass(frozen=True)
 class _Change:
-    """Both sides of the program's files, and what differs."""
+    """The program's files before and after, and their differences."""
 
     old: Mapping[str, str]
     new: Mapping[str, str]
@@ -76,7 +76,7 @@ class _Change:
 
     @cached_property
     def halves(self) -> tuple[Taken, ...]:
-        """For each hunk, those that are one edit with it."""
+        """For each hunk, the hunks that belong to the same edit."""
         return halves(self.hunks, self.new)
 
     @property
@@ -89,8 +89,8 @@ class _Change:
         ]
 
     def edits_of(self, hunk: int, order: Sequence[int]) -> list[int]:
-        """Of ``order``, the hunks that edit the copies which this one adds or uses, and that run
-        without others."""
+        """The hunks of ``order`` that edit the copies which this hunk adds or uses, and that run
+        without further hunks."""
         if self.hunks[hunk].within is not None:
             return []
         copies = {
@@ -113,22 +113,22 @@ class _Change:
 def change_of(
     before: Baseline, after: Baseline, root: str, found: BaselineHistory | None
 ) -> _Change | str:
-    """What changed in the project since the baseline, from the texts that the baseline and the
-    repository have; or why that is unknown."""
+    """The changes to the project since the baseline, from the texts in the baseline and in the
+    repository; or why they are unknown."""
     now = after.texts
     if not now:
         return "the sources of this run are unknown"
     old = before.texts
     if found is not None:
         unknown = {name for name, kept in before.files.items() if kept.text is None}
-        wanted = unknown | (now.keys() - before.files.keys()) | set(found.settings)
-        old.update(committed_texts(found, before.files, wanted, root))
+        required = unknown | (now.keys() - before.files.keys()) | set(found.settings)
+        old.update(committed_texts(found, before.files, required, root))
     if not old:
         return (
             "the baseline has no sources, and no commit of a repository has them "
             "(gpuprobe baseline update adds them)"
         )
-    ignored = ignored_by_git(now.keys() - old.keys(), root)  # a baseline has none of them
+    ignored = ignored_by_git(now.keys() - old.keys(), root)  # a baseline contains no ignored files
     new = {name: text for name, text in now.items() if name not in ignored}
     for name in old.keys() - new.keys():
         text = text_of(Path(root, name))
@@ -160,7 +160,7 @@ class Blaming:
         self._over = False
 
     def repeated(self) -> TrialFigures:
-        """What the program takes now, in the copy; the budget begins afterwards."""
+        """The figures of the program now, in the copy. The budget starts afterwards."""
         figures = self._figures(Taken())
         self._deadline = self._options.deadline()
         return figures
@@ -197,8 +197,8 @@ class Blaming:
         return figures.metrics.get(name, figures.phases.get(name))
 
     def _partners(self, hunk: int, taken: Taken) -> Taken:
-        """What to take back with a hunk after a run that failed: the changes that have a name which
-        the error quotes; without any, those next to it in its file, one and then more."""
+        """The hunks to revert together with a hunk after a run that failed: those with a name that
+        the error quotes; otherwise its neighbours in the file, one and then more."""
         known = self._known.get(taken)
         if known is None or not known.failed:
             return Taken()
@@ -214,7 +214,7 @@ class Blaming:
         return Taken(found)
 
     def explained(self, result: CheckResult, before: Baseline, after: Baseline) -> CheckResult:
-        """The result with the causes that were found, of every metric that is above."""
+        """The result with the causes of each metric above the baseline."""
         tried = self._change.tried
         first: list[int] = []
         found: dict[str, MetricResult] = {}
@@ -315,7 +315,7 @@ class Blaming:
     def _without_a_figure(
         self, metric: MetricResult, found: Found, order: Sequence[int]
     ) -> list[Cause]:
-        """The likeliest change of those before the causes that the program does not run without."""
+        """The likeliest change, likelier than all causes, that the program fails without."""
         known = {number for tried in found.causes for number in tried.hunks}
         first = min((order.index(at) for at in known if at in order), default=0)
         for number in order[:first]:
@@ -348,7 +348,7 @@ class Blaming:
         return Cause(text, place, tried.saved)
 
     def _not_found(self, metric: MetricResult, found: Found, order: Sequence[int]) -> MetricResult:
-        """No trial took the growth away."""
+        """The metric if no trial removed the growth."""
         if not found.complete:
             return self.ranked(metric, order, "over the budget (--blame-budget)")
         growth = amount_of(metric.delta, metric.delta, metric.unit)
@@ -370,7 +370,7 @@ class Blaming:
         )
 
     def ranked(self, metric: MetricResult, order: Sequence[int], reason: str) -> MetricResult:
-        """The metric with the hunks in the order of `likely_first`, none of which was tried."""
+        """The metric with the hunks of ``order`` as causes; none was tried."""
         return ranked(metric, self._change, order, reason)
 
     def _place(self, hunk: Hunk) -> str:
@@ -393,8 +393,8 @@ def ranked(
     order: Sequence[int],
     reason: str,
 ) -> MetricResult:
-    """A metric whose causes were not tried, for this reason ("" where that was the wish): the
-    changes by their prior, with what is known of the places."""
+    """A metric whose causes were not tried, for this reason ("" if the user disabled it): the
+    changes in the order of their prior, with the causes known for their places."""
     by_place = {_file_and_line(cause.place): cause for cause in metric.causes}
     causes = []
     for number in order[:_MOST_CAUSES]:
@@ -410,7 +410,7 @@ def ranked(
 
 
 def without_trials(result: CheckResult, change: _Change | str, reason: str) -> CheckResult:
-    """The result where no trial can be run, with the causes ranked by rules."""
+    """The result without trials, with the causes ranked by rules."""
     if isinstance(change, str):
         return replace(result, trials=f"changes were not tried: {change}")
     tried = change.tried
@@ -439,8 +439,8 @@ def _file_and_line(place: str) -> str:
 
 
 def place_of(hunk: Hunk, change: _Change, causes: Sequence[Cause] = ()) -> str:
-    """The line of a hunk that a reader would point to, as ``file:line in function``: of ``causes``,
-    the first that is in it."""
+    """The most informative line of a hunk, as ``file:line in function``: the first of ``causes`` in
+    it, if any."""
     for cause in causes:
         known = parse_place(cause.place)
         if not isinstance(known, Place) or known.file != hunk.file:
@@ -466,7 +466,7 @@ def place_of(hunk: Hunk, change: _Change, causes: Sequence[Cause] = ()) -> str:
 
 
 def amount_of(part: int, whole: int, unit: str) -> str:
-    """``1.21 of 1.24 GiB``: three digits, in the unit of the whole where that shows them."""
+    """``1.21 of 1.24 GiB``: three digits, in the unit of the whole if they fit."""
     if unit != "bytes":
         return f"{part} of {whole}"
     power = min(4, max(0, (abs(whole).bit_length() - 1) // 10))
@@ -497,9 +497,8 @@ def with_causes(
     options: BlameOptions | None,
     repeat: Callable[[Sequence[TrialFigures]], CheckResult],
 ) -> CheckResult:
-    """A failed check with its causes. ``options``: None to run nothing for that. ``repeat`` checks
-    that what is above the baseline is so in another run too, and gets the run that the trials began
-    with, where there was one."""
+    """A failed check with its causes. ``options``: None to run nothing. ``repeat`` confirms the
+    regressions in another run; it gets the first run of the trials, if there was one."""
     root = os.path.realpath(plan.root or Path.cwd())
     change = change_of(before, after, root, found)
     if not plan.command:

@@ -118,9 +118,9 @@ def recorded(
     root: str = "",
     others: Mapping[str, Collection[int]] | None = None,
 ) -> Baseline:
-    """What a recording stands for. ``device`` names the GPU in words; ``root`` is the project's
-    folder, which file names are relative to; ``others``: addresses of blocks that are not to be
-    counted, by device (``cuda:0``). Raises what `load` raises.
+    """The measurement of a recording. ``device`` is the GPU's name; ``root`` the project's folder,
+    which file names are relative to; ``others``: addresses of blocks to exclude, by device
+    (``cuda:0``). Raises what `load` raises.
     """
     from gpuprobe.api.recordings import load
 
@@ -131,7 +131,7 @@ def recorded(
 
 
 def _sources_of(recording: Recording, root: str) -> ReadSources:
-    """What reads the files of a recording: those that were not changed since it began."""
+    """A function that reads the source files of a recording, unless they changed since it began."""
     session = recording.ranks[0].session if recording.ranks else None
     began = session.started_at if session is not None else None
     folder = root or (session.cwd if session is not None else "")
@@ -151,17 +151,16 @@ def measure(
     engine: str = "auto",
     figures_only: bool = False,
 ) -> Baseline:
-    """What a recording, or a program that is run here, stands for.
+    """Measure a recording, or run a program and measure it.
 
-    A directory is taken for a recording, and a memory snapshot (``.pickle``) is read, never run;
-    anything else is run and recorded at level ``trace``:
-    on a virtual GPU where ``virtual`` names one. ``hazards`` also counts races and implicit
-    synchronisations (on a virtual GPU). ``steps``: the program is ended after so many optimizer
-    steps. ``root``: the project's folder, which file names are relative to; default the
-    working directory. ``compute`` and ``engine`` are as for `virtual_gpu`. ``figures_only``: of a
-    program, without what explains the figures and without its files.
+    A directory is a recording, and a memory snapshot (``.pickle``) is read, never run; everything
+    else is run and recorded at level ``trace``, on a virtual GPU if ``virtual`` names one.
+    ``hazards`` also counts races and implicit synchronisations (on a virtual GPU). ``steps``: stop
+    the program after this many optimizer steps. ``root``: the project's folder, which file names
+    are relative to (default: the working directory). ``compute`` and ``engine`` are as for
+    `virtual_gpu`. ``figures_only``: without explanations of the figures and the program's files.
 
-    Raises ProgramFailed where the program does not end well; KeyboardInterrupt goes through.
+    Raises ProgramFailed if the program fails; KeyboardInterrupt passes through.
     """
     from gpuprobe.api.recordings import load, scratch_recording
 
@@ -172,20 +171,20 @@ def measure(
     from gpuprobe.sampler.hooks.optimizer_steps import Limited
 
     if hazards and virtual is None and not _has_cuda():
-        virtual = DEFAULT_GPU  # what hazards would enter by itself: here it is on record
+        virtual = DEFAULT_GPU  # the default of detect_hazards, which the result then names
 
     program: Any = watch.program(target, arguments, module=module)
     if steps is not None:
         program = Limited(program, steps)
     began = time.time()
     with scratch_recording() as path:
-        watched: Any = _Watched(program)
+        measured: Any = _MeasuredProgram(program)
         here = Path.cwd()
         opened = OpenedFiles()
         try:
             with opened.recording():
                 result = watch.run(
-                    watched,
+                    measured,
                     path,
                     level="trace",
                     virtual=virtual,
@@ -195,12 +194,12 @@ def measure(
                     trace_steps="all",
                 )
         finally:
-            os.chdir(here)  # the program may have gone elsewhere; what is written next may not
-        precision = watched.precision
-        _ensure_alone(watched.spawned, "torch.multiprocessing.spawn")
+            os.chdir(here)  # the program may have changed it
+        precision = measured.precision
+        _ensure_alone(measured.spawned, "torch.multiprocessing.spawn")
         if result.error is not None:
             if not isinstance(result.error, Exception):
-                raise result.error  # it was interrupted: no failure of its own
+                raise result.error  # it was interrupted
             raise ProgramFailed(
                 f"the program failed: {type(result.error).__name__}: {result.error}",
                 hint=_no_cuda(virtual),
@@ -208,7 +207,7 @@ def measure(
         if result.exit_code:
             raise ProgramFailed(f"the program ended with exit code {result.exit_code}")
         _ensure_alone(result.children, "multiprocessing or os.fork")
-        device = f"virtual {virtual}" if virtual is not None else watched.device
+        device = f"virtual {virtual}" if virtual is not None else measured.device
         found = baseline_of(
             load(path),
             device=device,
@@ -235,14 +234,14 @@ def measure(
 
 
 def _script(target: str, module: bool, here: Path, root: str) -> set[str]:
-    """The name of the script, which is not among the modules."""
+    """The name of the script, which is not among the imported modules."""
     name = None if module else below(str(here / target), root)
     return set() if name is None else {name}
 
 
 def _ensure_alone(processes: int, started_by: str) -> None:
-    """Raises ProgramFailed where a part of the program's memory is that of other processes: a
-    comparison without it would say nothing."""
+    """Raises ProgramFailed if other processes hold a part of the program's memory: a comparison
+    without it would be meaningless."""
     if processes:
         raise ProgramFailed(
             f"the program uses the GPU in {processes} child process{'es' * (processes > 1)} "
@@ -267,8 +266,8 @@ def _no_cuda(virtual: str | None) -> str:
     return "there is no GPU on this machine; --gpu h100-80gb simulates one"
 
 
-class _Watched:
-    """A program whose number formats are noted, and the GPUs it could use."""
+class _MeasuredProgram:
+    """A program that is run while its number formats and GPUs are recorded."""
 
     def __init__(self, program: Any) -> None:
         self._program = program
@@ -280,14 +279,14 @@ class _Watched:
     def run(self) -> None:
         from gpuprobe.patching import when_imported
 
-        watches: list[Any] = []
+        precision: list[Any] = []
         patches = ExitStack()
 
         def start() -> None:
             from gpuprobe.sampler.hooks.precision import PrecisionWatch
 
-            watches.append(PrecisionWatch())
-            watches[0].start()
+            precision.append(PrecisionWatch())
+            precision[0].start()
             patches.enter_context(self._refusing_spawn())
 
         when_imported("torch", start)
@@ -295,15 +294,15 @@ class _Watched:
             self._program.run()
         finally:
             patches.close()
-            for watch in watches:
-                watch.stop()
-                self.precision = watch.text()
-                self.device = watch.devices()
+            for recorder in precision:
+                recorder.stop()
+                self.precision = recorder.text()
+                self.device = recorder.devices()
 
     @contextmanager
     def _refusing_spawn(self) -> Iterator[None]:
-        """End the program where it begins to train in other processes: a comparison without them
-        would say nothing."""
+        """Inside, end the program if it spawns processes to train in: their memory is not
+        measured."""
         package: Any = import_module("torch.multiprocessing")
         module: Any = import_module("torch.multiprocessing.spawn")
         original = module.start_processes
@@ -320,7 +319,7 @@ class _Watched:
 
 
 def _syncs(hazards: Hazards) -> dict[str, int]:
-    """Implicit synchronisations that nobody allowed, by place."""
+    """Implicit synchronisations that the program does not allow, by place."""
     found: Counter[str] = Counter()
     for row in hazards.syncs:
         if not row.allowed:
@@ -340,20 +339,20 @@ def with_modules(baseline: Baseline, root: str) -> Baseline:
 
 
 def without_ignored(baseline: Baseline, root: str) -> Baseline:
-    """The baseline without files that git ignores, which may be nobody else's business."""
+    """The baseline without files that git ignores: they may be private."""
     ignored = ignored_by_git(baseline.files, root or str(Path.cwd()))
     files = {name: kept for name, kept in baseline.files.items() if name not in ignored}
     return replace(baseline, files=files)
 
 
 def without_texts(baseline: Baseline) -> Baseline:
-    """The baseline with digests of the program's files alone."""
+    """The baseline with digests instead of the text of the program's files."""
     files = {name: replace(kept, text=None) for name, kept in baseline.files.items()}
     return replace(baseline, files=files)
 
 
 def measure_as_planned(plan: CheckPlan) -> Baseline:
-    """`measure` what a plan names, in its folder."""
+    """`measure` the program or recording of a plan, in its folder."""
     here = Path.cwd()
     os.chdir(plan.folder or here)
     try:
@@ -384,9 +383,9 @@ def compare_as_planned(
     """`compare` with the tolerances of a plan; its settings are in the result. ``path``: the file
     that the baseline was read from.
 
-    Where memory grew, the program is measured ``again`` (`measure_apart`), as often as the plan
-    says: what not all runs need is no regression, and the result says that they differ. With
-    ``blame`` it is also run with parts of its change taken back, to find the cause.
+    If memory grew, the program is measured ``again`` (`measure_apart`), as often as the plan
+    requires: growth that is not in all runs is not a regression, and the result reports that the
+    runs differ. With ``blame`` it also runs with parts of its change reverted, to find the cause.
     """
     result, found = _compare(
         before,
@@ -419,10 +418,10 @@ def compare_as_planned(
 
 
 def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:
-    """`measure_as_planned` in a process of its own, which begins as the first one did. ``shown``:
-    what it writes to stderr is not kept back, and so are the messages of what goes wrong.
+    """`measure_as_planned` in a separate process, which starts as the first one did. ``shown``: its
+    stderr is shown, with the messages of errors.
 
-    Raises ProgramFailed where it does not end well.
+    Raises ProgramFailed if it fails.
     """
     with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
         path = Path(folder, "again.json")
@@ -471,11 +470,11 @@ def compare(
     path: str | os.PathLike[str] | None = None,
     root: str = "",
 ) -> CheckResult:
-    """Compare two measurements. The call's tolerances go before the baseline's own.
+    """Compare two measurements. ``tolerance`` overrides the baseline's tolerances.
 
-    ``path`` is the file that ``before`` was read from. Where it was committed in a repository, what
-    changed since that commit is compared as text; ``root`` is the project's folder, default the
-    working directory.
+    ``path`` is the file that ``before`` was read from. If it is committed in a repository, the
+    changes since that commit are compared as text; ``root`` is the project's folder (default: the
+    working directory).
     """
     result, found = _compare(
         before, after, partial(check_baseline, tolerances=tolerance), path, root
@@ -497,8 +496,8 @@ def compare_test(
     path: str | os.PathLike[str],
     blame: BlameOptions,
 ) -> CheckResult:
-    """Compare two measurements of a test of pytest by the metrics of ``tolerance``. Where it needs
-    more memory, it is run again with parts of the change taken back, to find the cause."""
+    """Compare two measurements of a pytest test by the metrics in ``tolerance``. If it needs more
+    memory, it runs again with parts of the change reverted, to find the cause."""
     check = partial(check_baseline, tolerances=tolerance)
     result, found = _compare(before, after, check, path, plan.root)
     metrics = tuple(metric for metric in result.metrics if metric.name in tolerance)
@@ -546,8 +545,9 @@ def write_findings(
     sarif: Path | None = None,
     junit: Path | None = None,
 ) -> list[Finding]:
-    """The findings of a check; also written to these files, with places relative to ``root``, and
-    those without a place at the ``baseline``. Raises OSError where a file cannot be written.
+    """Write the findings of a check to these files and return them. Places are relative to
+    ``root``; a finding without a place is at the ``baseline``. Raises OSError if a file cannot be
+    written.
     """
     from gpuprobe.reporters.ci.annotations import checkout
     from gpuprobe.reporters.json import check as check_json

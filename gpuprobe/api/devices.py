@@ -1,4 +1,4 @@
-"""Which GPUs there are, what is known of each, and who holds them."""
+"""The GPUs of this machine with their state and processes, and the GPUs of the catalogue."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def devices() -> list[Device]:
 
 
 def known_gpus() -> tuple[GpuModel, ...]:
-    """The GPUs that a virtual one can be made of: name, title, memory in bytes and more. The user's
-    own entries come from the files that the environment variable ``GPUPROBE_GPUS`` names.
+    """The GPUs that can be simulated: name, title, memory in bytes and more. The user's own entries
+    are read from the files that the environment variable ``GPUPROBE_GPUS`` names.
 
     Raises ConfigError for such a file that cannot be used.
     """
@@ -32,7 +32,7 @@ def known_gpus() -> tuple[GpuModel, ...]:
 
 
 def demo_fleets() -> dict[str, str]:
-    """The fake fleets that ``demo`` takes: name to one line about it."""
+    """The simulated fleets that ``demo`` accepts: name to a description in one line."""
     from gpuprobe.testing import fleets
 
     return fleets()
@@ -46,16 +46,15 @@ def inventory(
     require: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Inventory:
-    """Everything the sources see, joined, at this moment.
+    """Everything that the sources report now, joined.
 
     ``sources``: any of ``nvml``, ``cuda`` (the driver), ``torch``, ``pycuda``, or ``all``.
-    ``demo`` names a fake fleet to read instead of the hardware. ``require`` names sources
-    that must be there. ``environ`` stands for the environment of the CUDA process in question,
-    by default this one's.
+    ``demo`` names a simulated fleet to read instead of the hardware. ``require`` names sources
+    that must be available. ``environ`` is the environment of the CUDA process in question (default:
+    this process's).
 
-    A source that cannot be asked, and a value that cannot be read, is no exception: the
-    inventory says so. Raises UsageError for an unknown source or fleet, and MissingExtra where
-    a required source's package is not installed.
+    A source or a value that cannot be read is reported in the inventory. Raises UsageError for an
+    unknown source or fleet, and MissingExtra if a required source's package is not installed.
     """
     from gpuprobe.probes.inventory import DeviceWatch
 

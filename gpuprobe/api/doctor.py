@@ -1,4 +1,4 @@
-"""What is wrong with this machine, and with the ranks of a distributed job."""
+"""Problems of this machine, and of the ranks of a distributed job."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def diagnose(
     bundle: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Diagnosis:
-    """Run every rule. ``demo`` names a fake fleet to read instead of the hardware; then
-    only the devices are checked. ``bundle`` names a zip file to write, with secrets and
-    names taken out; ``environ`` stands for the environment of the program in question.
+    """Run every rule. ``demo`` names a simulated fleet to read instead of the hardware; then only
+    the devices are checked. ``bundle`` names a zip file to write, with secrets and names redacted;
+    ``environ`` is the environment of the program in question.
 
     Raises UsageError for an unknown fleet and for a bundle that exists already.
     """
@@ -46,7 +46,7 @@ def diagnose(
     from gpuprobe.probes.health.base import driver_status
     from gpuprobe.probes.health.facts import gather
 
-    if bundle is not None and os.path.lexists(bundle):  # before the work, not after it
+    if bundle is not None and os.path.lexists(bundle):  # before the checks run
         raise UsageError(
             f"{os.fspath(bundle)} exists already", hint="give another name, or remove it first"
         )
@@ -108,7 +108,7 @@ def _write_bundle(
 
 
 def redactor_for(facts: MachineFacts, environ: Mapping[str, str]) -> Redactor:
-    """A redactor that knows this machine's names and its users' that appear in ``facts``."""
+    """A redactor of this machine's names and of the users' names in ``facts``."""
     import pwd
 
     from gpuprobe.reporters.support_bundle import Redactor
@@ -137,13 +137,12 @@ def redactor_for(facts: MachineFacts, environ: Mapping[str, str]) -> Redactor:
 def diagnose_ranks(
     timeout: float = 30.0, *, environ: Mapping[str, str] | None = None
 ) -> RankDiagnosis:
-    """Check a distributed job from within: to be called on every rank, as under ``torchrun``.
+    """Check a distributed job from within: called on every rank, as under ``torchrun``.
 
-    ``timeout`` in seconds, for the ranks to join and for each later step. Needs torch; on GPUs
-    a CUDA context is created, on one GPU per rank. Every rank gets the same verdict; rank 0
-    gets the whole report.
+    ``timeout``: seconds for the ranks to join and for each later step. Needs torch; creates a CUDA
+    context on one GPU per rank. Every rank gets the same verdict; rank 0 gets the whole report.
 
-    Raises MissingExtra where torch is not installed.
+    Raises MissingExtra if torch is not installed.
     """
     from gpuprobe.probes.distributed.meeting import check_ranks
 

@@ -1,4 +1,4 @@
-"""Looking for stream hazards: `detect_hazards` around code."""
+"""Stream hazards: `detect_hazards` around code, and the files of findings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 DEFAULT_GPU = "h100-80gb"
-_source: EventSource | None = None  # of the watch that is under way
+_source: EventSource | None = None  # of the check in progress
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def _has_cuda() -> bool:
 
 
 def findings_so_far() -> FindingsSoFar:
-    """What the watch under way finds, as it goes on. Raises UsageError where there is none."""
+    """The findings of the check in progress. Raises UsageError without one."""
     from gpuprobe.hazard_watch.results import FindingsSoFar
 
     if _source is None:
@@ -162,8 +162,8 @@ def write_hazards(
     junit: Path | None = None,
     json: Path | None = None,
 ) -> None:
-    """Write these files, each whole or not at all: ranks write the same ones. Places are relative
-    to the working directory; findings without a place are at ``elsewhere``.
+    """Write findings to these files, each atomically: all ranks write the same files. Places are
+    relative to the working directory; findings without a place are at ``elsewhere``.
     """
     from gpuprobe.model.io.files import new_file
     from gpuprobe.reporters.ci.annotations import checkout

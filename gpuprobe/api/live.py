@@ -1,4 +1,4 @@
-"""Recordings on a screen: followed while they are written, inspected step by step."""
+"""Recordings for screens: followed while they are written, inspected step by step."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def is_running(rank: RankRecording) -> bool:
 
 
 def facts_of_ranks(recording: Recording) -> list[RankFacts]:
-    """The ranks in a few figures each."""
+    """A few figures of each rank."""
     return [rank_facts(rank, running=is_running(rank)) for rank in recording.ranks]
 
 
 def rank_lines(recording: Recording, columns: int) -> list[str]:
-    """The ranks side by side as text, a heading first, then one line per rank."""
+    """A table of the ranks as text: a heading, then one line per rank."""
     section = ranks_section(facts_of_ranks(recording))
     return [line.text for line in draw([section], Style(width=columns))]
 
@@ -87,10 +87,10 @@ def rank_lines(recording: Recording, columns: int) -> list[str]:
 def neighbours(
     rank: RankRecording, device: str, demo: str | None = None
 ) -> Neighbours | Unavailable:
-    """Ask NVML who shares the GPU that ``device`` (``cuda:N``) of a running process is.
+    """The processes that share the GPU ``device`` (``cuda:N``) of a running process, from NVML.
 
-    No CUDA context is created. `Unavailable` where the process does not run on this machine, or
-    cannot be told apart on its GPUs. ``demo`` names a fake fleet to ask instead.
+    No CUDA context is created. `Unavailable` if the process does not run on this machine, or
+    cannot be identified on its GPUs. ``demo`` names a simulated fleet to query instead.
     """
     if not device.startswith("cuda"):
         return Unavailable("this is not GPU memory", ReadStatus.UNSUPPORTED)
@@ -109,10 +109,11 @@ def neighbours(
 def out_of_memory(
     rank: RankRecording, device: str, around: Neighbours | Unavailable
 ) -> Forecast | Unavailable:
-    """When the device (for an empty ``device``, or the CPU: this machine) runs out of memory.
+    """Forecast of when the device (for an empty ``device``, or the CPU: this machine) runs out of
+    memory.
 
-    torch can hold what it has reserved and what the driver has free; a process on the CPU what
-    it holds and what the system has available. `Unavailable` where there is no growth.
+    The limit is the memory that torch has reserved and the driver has free; for a process on the
+    CPU, its own memory and the system's available memory. `Unavailable` without growth.
     """
     return forecast_of_steps(rank.steps, device, _limit(rank, device, around))
 
@@ -131,7 +132,7 @@ def _limit(rank: RankRecording, device: str, around: Neighbours | Unavailable) -
         return reserved if isinstance(reserved, Unavailable) else reserved + around.free
     if not is_running(rank):
         return Unavailable("the program has ended", ReadStatus.NOT_COLLECTED)
-    import psutil  # 15 ms, and only where a process on the CPU is followed
+    import psutil  # 15 ms, and only for a process on the CPU
 
     level = window.end.allocated if window else last.host.rss_end
     if isinstance(level, Unavailable):

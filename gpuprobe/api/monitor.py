@@ -1,4 +1,4 @@
-"""Watching this machine on a screen: its readings, its runs, and a log of readings."""
+"""This machine for screens: its readings, its runs, and a log of readings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
     "with_unit",
 ]
 
-# What few dashboards need, imported when it is used: 7 ms, most of it the codec's.
+# Used by few dashboards, so imported on use: 7 ms, mostly for the codec.
 _DEFERRED = {
     "MomentLog": "gpuprobe.recording.monitor_log",
     "ReplayedLog": "gpuprobe.recording.monitor_log",
@@ -63,8 +63,8 @@ def runs() -> list[Run]:
     """The recordings that processes of this user (for root: of all users) are writing, by path.
 
     Reads the open files of processes, and the beginning and end of each recording; creates no
-    CUDA context. What cannot be read is said in ``seen``; a recording that goes away meanwhile
-    is left out.
+    CUDA context. ``seen`` is the state of a recording, or why it cannot be read; a recording that
+    is deleted meanwhile is omitted.
     """
     from gpuprobe.recording.running import running
 
@@ -73,9 +73,9 @@ def runs() -> list[Run]:
 
 def process_details(pid: int, ticks: int) -> ProcessDetails:
     """The arguments, folder and environment of the process that started at ``ticks`` (clock ticks
-    since boot; 0 for whichever has the number now), with secrets replaced by ``<secret>``: the
-    values of variables such as ``HF_TOKEN`` and ``WANDB_API_KEY`` wherever they appear, tokens of
-    known forms, and what follows ``--password`` and the like.
+    since boot; 0 for any process with this id), with secrets replaced by ``<secret>``: the values
+    of variables such as ``HF_TOKEN`` and ``WANDB_API_KEY`` wherever they appear, tokens of known
+    forms, and values of options such as ``--password``.
     """
     from dataclasses import replace
 
@@ -94,6 +94,6 @@ def process_details(pid: int, ticks: int) -> ProcessDetails:
 
 
 def errors_of(inventory: Inventory) -> list[str]:
-    """What could not be read of the devices, in sentences: one per device, status and reason."""
+    """The values that could not be read, in a sentence per device, status and reason."""
     lines = error_lines(inventory, device_names(inventory))
     return [line.strip().removeprefix("! ") for line in lines]

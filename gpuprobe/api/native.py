@@ -1,4 +1,4 @@
-"""The native engine: what it would run here, and the build of torch that it needs."""
+"""The native engine: its status on this machine, and the build of torch that it needs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpuprobe.errors import EnvironmentUnavailable
 
 
 class NativeStatus(NamedTuple):
-    """Whether programs can run on the native engine here, and with which torch, in words."""
+    """Whether programs can run on the native engine here; ``text``: its torch, or why not."""
 
     ready: bool
     text: str
 
 
 def status() -> NativeStatus:
-    """What ``--engine native`` would run here. Compiles the runtime if that was not done yet."""
+    """The torch that ``--engine native`` would run here. Compiles the runtime if necessary."""
     from gpuprobe.native.install import installed, release_here
     from gpuprobe.native.libraries import libraries_for, torch_build
 
@@ -38,7 +38,7 @@ def status() -> NativeStatus:
 
 def install(options: Sequence[str] = ()) -> str:
     """Install the build with CUDA of this environment's torch. Returns its version; raises
-    UsageError if the environment's own has CUDA, EnvironmentUnavailable where pip fails.
+    UsageError if the environment's own has CUDA, EnvironmentUnavailable if pip fails.
     """
     from gpuprobe.native.install import install as install_build
 
@@ -46,7 +46,7 @@ def install(options: Sequence[str] = ()) -> str:
 
 
 def remove() -> bool:
-    """Delete what `install` installed. False if there was nothing."""
+    """Delete the build that `install` installed. False if there was none."""
     from gpuprobe.native.install import remove as remove_build
 
     return remove_build()

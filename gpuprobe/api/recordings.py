@@ -36,10 +36,10 @@ __all__ = [
 
 @contextmanager
 def scratch_recording() -> Iterator[Path]:
-    """A name for a recording that is removed afterwards: by this process only. A
-    ``tempfile.TemporaryDirectory`` is removed by each forked child that comes to its end, too.
+    """A path for a recording that this process removes on exit. A ``tempfile.TemporaryDirectory``
+    would also be removed by each forked child that ends.
     """
-    import shutil  # 7 ms, the two: only for what records into no file that was named
+    import shutil  # 7 ms, the two: only for temporary recordings
     import tempfile
 
     process = os.getpid()
@@ -67,8 +67,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
 
 def load_to_report(path: str | os.PathLike[str]) -> Recording:
-    """`load`, which of a snapshot waits for a process of its own: meanwhile what it takes to read
-    it, and what `summary` needs, is imported.
+    """`load` for a report: while a separate process parses a snapshot, the modules of the report
+    are imported here.
     """
     from importlib import import_module
 
@@ -156,8 +156,8 @@ def hang(directory: str | os.PathLike[str]) -> HangReport:
 
 
 class ReportDocument(dict[str, Any], Displayed):
-    """A report as its JSON document, which notebooks show as a page; ``summary`` is the same as
-    typed values, ``recording`` what it was made from.
+    """A report as its JSON document, which notebooks show as a page. ``summary``: the report as
+    typed values; ``recording``: its source.
     """
 
     def __init__(self, document: dict[str, Any], summary: Report, recording: Recording) -> None:
@@ -191,8 +191,8 @@ def report(recording: Recording | str | os.PathLike[str], *, top: int = 10) -> R
 
 
 def summary(recording: Recording, *, top: int = 10, device: str = "") -> Report:
-    """`report` as typed values, for this package's own renderers. ``device``: the one whose peak
-    it is about, "" for the highest; raises UsageError if nothing was recorded of it.
+    """`report` as typed values, for gpuprobe's renderers. ``device``: the device whose peak is
+    reported, "" for the one with the highest; raises UsageError if it was not recorded.
     """
     from gpuprobe.analysis.summary import summarize
     from gpuprobe.model.io.gc_pause import gc_paused
@@ -255,7 +255,7 @@ def replay(
     from gpuprobe.model.trace import MemoryTrace
 
     if isinstance(settings, str):
-        parse_conf(settings)  # bad settings are refused before anything is read
+        parse_conf(settings)  # invalid settings fail before anything is read
     path = known = ""
     if isinstance(snapshot, MemoryTrace):
         found = [snapshot]

@@ -16,7 +16,7 @@ from gpuprobe.errors import EnvironmentUnavailable, UsageError
 if TYPE_CHECKING:
     from gpuprobe.model.plans.serving import ServingEstimate
 
-_TOLD: Final = {
+_PROGRESS: Final = {
     "load_model: begins": "loading the model (dummy weights)",
     "determine_available_memory: begins": "profiling run",
     "compile_or_warm_up_model: begins": "warming up and capturing CUDA graphs",
@@ -24,7 +24,7 @@ _TOLD: Final = {
 
 
 def starts_vllm(words: Sequence[str], *, module: bool = False) -> bool:
-    """Whether a command starts vLLM. Raises UsageError for one of vLLM that starts no engine."""
+    """Whether a command starts vLLM. Raises UsageError for vLLM commands without an engine."""
     from gpuprobe.planning.serving.command import serving_command
 
     return serving_command(words, module=module) is not None
@@ -37,12 +37,13 @@ def estimate_serving(
     module: bool = False,
     notify: Callable[[str], None] = lambda text: None,
 ) -> ServingEstimate:
-    """Start the vLLM of a command on the native engine, with dummy weights, until its engine is
-    up; then end it. ``words``: ``["vllm", "serve", "MODEL", …]``, or as `starts_vllm` takes them.
+    """Estimate a vLLM server: start it on the native engine with dummy weights, and stop it when
+    its engine is up. ``words``: a command as for `starts_vllm`, such as ``["vllm", "serve",
+    "MODEL"]``.
 
-    Raises UsageError for a command that is none, or that needs several GPUs; ConfigError for an
-    unknown GPU, EnvironmentUnavailable without vLLM, without a
-    torch for CUDA, and where vLLM has to compile kernels and there is no nvcc.
+    Raises UsageError for a command that does not start vLLM or needs several GPUs; ConfigError for
+    an unknown GPU; EnvironmentUnavailable without vLLM, without a torch for CUDA, and if vLLM has
+    to compile kernels without nvcc.
     """
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.libraries import libraries_for, torch_build
@@ -79,8 +80,8 @@ def estimate_serving(
         launch.prepare(folder, {"first_use": constants.first_use}, environment)
 
         def observed(event: Mapping[str, Any]) -> None:
-            if event["stage"] in _TOLD:
-                notify(_TOLD[event["stage"]])
+            if event["stage"] in _PROGRESS:
+                notify(_PROGRESS[event["stage"]])
 
         hangs = False
         notify(f"starting vLLM {version} without a GPU")
@@ -112,7 +113,7 @@ def estimate_serving(
 
 
 def _cache(version: str) -> Path:
-    """vLLM's compiled code, apart from that of servers on a GPU: a first start finds none."""
+    """A separate folder for vLLM's compiled code: an estimate does not use that of real servers."""
     from gpuprobe.native.libraries import cache_folder
 
     return cache_folder().parent / "serving" / f"vllm-{version}"

@@ -1,9 +1,9 @@
-"""A process that runs a program again and again, each time in a fork of itself.
+"""The process of the trials: it runs programs, each in a fork of itself.
 
-Importing torch takes as long as many programs of a check: here it is done once. The check writes
-one request a line (JSON) to stdin and reads one answer a line from stdout. Each program has a
-process group; it is ended when its time is over, and when the check ends, however that ends: the
-end of stdin is the sign. The folder of the trials is then removed, too.
+Importing torch takes as long as many programs of a check: here it happens once. The check writes
+one request per line (JSON) to stdin and reads one result per line from stdout. Each program has a
+process group, which is killed at its time limit and at the end of stdin, when the check has ended.
+The folder of the trials is then removed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _WAITING: Final = "OMP_WAIT_POLICY"
 
 
 def serve(folder: str, warm: bool) -> None:
-    """Answer requests until stdin ends, then remove ``folder``. ``warm``: import torch first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the check gets it, and ends stdin
+    """Run requests until stdin ends, then remove ``folder``. ``warm``: import torch first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the check handles it and closes stdin
     if warm:
         _warm_up()
     wake, alarm = os.pipe()
@@ -43,7 +43,7 @@ def serve(folder: str, warm: bool) -> None:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    answers = os.dup(1)
+    results = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -60,29 +60,29 @@ def serve(folder: str, warm: bool) -> None:
             failed = _run(request, wake)
             if failed is None:
                 return
-            os.write(answers, json.dumps({"failed": failed}).encode() + b"\n")
+            os.write(results, json.dumps({"failed": failed}).encode() + b"\n")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _warm_up() -> None:
-    """Import what nearly all programs of a check import.
+    """Import the modules that nearly all programs of a check import.
 
-    OpenMP's threads wait for each other without using the processor here: on a machine that has
-    other work, or fewer processors than it says, a run takes a third of the processor time. OpenMP
-    reads the variable when it is loaded; the program does not see it.
+    OpenMP's threads wait passively here: on a busy machine, or one with fewer processors than it
+    reports, a run takes a third of the processor time. OpenMP reads the variable when it is loaded;
+    it is removed before the program runs.
     """
     own = _WAITING not in os.environ
     if own:
         os.environ[_WAITING] = "PASSIVE"
-    with contextlib.suppress(Exception):  # the program fails with it, and the check says so
+    with contextlib.suppress(Exception):  # the program fails with the same error
         import torch
         import torch.optim
 
         import gpuprobe.api.watch
         import gpuprobe.engines.virtual  # noqa: F401
 
-        torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports what the first optimizer does
+        torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
     if own:
         del os.environ[_WAITING]
     gc.collect()
@@ -90,7 +90,7 @@ def _warm_up() -> None:
 
 
 def _run(request: TrialRequest, wake: int) -> str | None:
-    """Run one program; why it failed, "" if it did not. None where the check has ended."""
+    """Run one program. Returns why it failed, "" if it did not, None if the check has ended."""
     child = os.fork()
     if child == 0:
         try:
@@ -100,7 +100,7 @@ def _run(request: TrialRequest, wake: int) -> str | None:
             with contextlib.suppress(OSError):
                 name = type(error).__name__
                 text = f"{name}: {error}".removeprefix("ProgramFailed: the program failed: ")
-                _answer(request, TrialFigures({}, {}, visible(text)[:300]))
+                _write_figures(request, TrialFigures({}, {}, visible(text)[:300]))
         finally:
             os._exit(0)
     with contextlib.suppress(OSError):
@@ -118,10 +118,10 @@ def _run(request: TrialRequest, wake: int) -> str | None:
             if wake in ready:
                 os.read(wake, 1 << 10)
             elif 0 in ready:
-                return None  # stdin ended: nothing else comes while a program runs
+                return None  # stdin has ended: no request comes while a program runs
     finally:
         with contextlib.suppress(OSError):
-            os.killpg(child, signal.SIGKILL)  # with what it has started
+            os.killpg(child, signal.SIGKILL)  # and its child processes
         with contextlib.suppress(ChildProcessError):
             os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
@@ -130,7 +130,7 @@ def _run(request: TrialRequest, wake: int) -> str | None:
 
 
 def _program(request: TrialRequest) -> None:
-    """The program in its copy of the project, in this process; its figures go to a file."""
+    """Run the program in its copy of the project, in this process, and write its figures."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -147,7 +147,7 @@ def _program(request: TrialRequest) -> None:
     sys.meta_path.insert(0, _InCopy(request.root, request.tree))
     sys.path_importer_cache.clear()
     if request.test:
-        _answer(request, _tested(request))
+        _write_figures(request, _test_figures(request))
         return
     from gpuprobe.api.check import measure
 
@@ -163,29 +163,29 @@ def _program(request: TrialRequest) -> None:
         engine=request.engine,
         figures_only=True,
     )
-    _answer(request, TrialFigures(dict(found.metrics), dict(found.phases)))
+    _write_figures(request, TrialFigures(dict(found.metrics), dict(found.phases)))
 
 
-def _tested(request: TrialRequest) -> TrialFigures:
-    """What a test takes, run by pytest in this process with gpuprobe's plugin."""
+def _test_figures(request: TrialRequest) -> TrialFigures:
+    """The figures of a test, which pytest runs in this process with gpuprobe's plugin."""
     import pytest
 
     arguments = moved_all(request.arguments, request.root, request.tree)
-    watch = _Reports()
-    pytest.main([request.test, *arguments, "--gpuprobe-blame", "0"], plugins=[watch])
-    if watch.failed:
-        return TrialFigures({}, {}, visible(watch.failed)[:300])
-    if watch.figures is None:
+    reports = _Reports()
+    pytest.main([request.test, *arguments, "--gpuprobe-blame", "0"], plugins=[reports])
+    if reports.failed:
+        return TrialFigures({}, {}, visible(reports.failed)[:300])
+    if reports.figures is None:
         return TrialFigures({}, {}, "the test was not measured")
-    return TrialFigures({name: watch.figures[name] for name in _OF_TESTS}, {})
+    return TrialFigures({name: reports.figures[name] for name in _TEST_METRICS}, {})
 
 
-_OF_TESTS: Final = ("peak_allocated", "peak_reserved")
+_TEST_METRICS: Final = ("peak_allocated", "peak_reserved")
 
 
 class _Reports:
-    """A plugin of pytest that keeps the figures of the one test that runs. ``failed``: why it did,
-    unless it was for its memory."""
+    """A pytest plugin that keeps the figures of the one test that runs. ``failed``: why the test
+    failed, if not because of its memory."""
 
     def __init__(self) -> None:
         self.figures: dict[str, int] | None = None
@@ -206,13 +206,13 @@ class _Reports:
             self.failed = str(report.longrepr).strip().rpartition("\n")[2]
 
 
-def _answer(request: TrialRequest, figures: TrialFigures) -> None:
+def _write_figures(request: TrialRequest, figures: TrialFigures) -> None:
     Path(request.result).write_text(json.dumps(asdict(figures)), encoding="utf-8")
 
 
 class _InCopy(importlib.abc.MetaPathFinder):
-    """Finds the modules of the project in the copy, where another finder (an editable install)
-    would find them in the project itself."""
+    """A finder that returns the copy of a module which other finders (an editable install) find in
+    the project."""
 
     def __init__(self, root: str, tree: str) -> None:
         self._roots = tuple(dict.fromkeys((root, os.path.realpath(root))))
@@ -221,7 +221,7 @@ class _InCopy(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        # Those in front were asked already, and may ask this one.
+        # The finders before this one were called already, and may call it.
         behind = sys.meta_path.index(self) + 1
         for finder in sys.meta_path[behind:]:
             spec: Any = finder.find_spec(fullname, path, target)

@@ -1,4 +1,4 @@
-"""Runs of a program with parts of a change taken back, each in a copy of the project."""
+"""Runs of a program with parts of a change reverted, each in a copy of the project."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from gpuprobe.gate.trials import TrialFigures
 
 OVER_LIMITS: Final = "GPU memory: "
-"""What the message of a test begins with that needs more memory than it may."""
+"""The beginning of a failed test's message if it needs more memory than its limit."""
 
 _PATIENCE: Final = 10.0
-"""Seconds: what the process of the trials gets to end, and to answer after its deadline."""
+"""Seconds that the process of the trials has to end."""
 
 
 class Trials:
-    """The trials of one check, as a context manager: the process that runs them and the folder of
-    their copies exist inside it only, however it ends."""
+    """The trials of one check, a context manager: on exit the process that runs them is ended, and
+    the folder of their copies is removed."""
 
     def __init__(self, plan: CheckPlan, root: str, *, native: bool) -> None:
         self._plan = plan
@@ -44,10 +44,10 @@ class Trials:
         self.what = "test" if plan.test else "program"
 
     def __enter__(self) -> Self:
-        """Raises EnvironmentUnavailable where no copy can be made here."""
+        """Raises EnvironmentUnavailable if the project cannot be copied."""
         if not hasattr(os, "fork"):
             raise EnvironmentUnavailable("trials need a system that can fork")
-        self._outside()
+        self._require_inside()
         try:
             prefix = f"gpuprobe-trials-{Path(self._root).name[:40]}-"
             self._folder = os.path.realpath(tempfile.mkdtemp(prefix=prefix))
@@ -66,8 +66,8 @@ class Trials:
         self._stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _outside(self) -> None:
-        """Raises EnvironmentUnavailable for a program that is not in the project's folder."""
+    def _require_inside(self) -> None:
+        """Raises EnvironmentUnavailable for a program outside the project's folder."""
         folder = self._plan.folder or str(Path.cwd())
         for what, path in (
             ("the working folder", folder),
@@ -77,8 +77,7 @@ class Trials:
                 raise EnvironmentUnavailable(f"{what} is outside the project's folder")
 
     def run(self, texts: Mapping[str, str | None], seconds: float) -> TrialFigures:
-        """Run the program with these texts of its files, None for a file that must not exist, for
-        at most so long."""
+        """Run the program for at most ``seconds`` with these texts of its files (None: deleted)."""
         from gpuprobe.gate.trials import TrialFigures, TrialRequest, make_tree
 
         self.runs += 1
@@ -108,7 +107,7 @@ class Trials:
             test=plan.test,
         )
         try:
-            failed = self._answered(request.line(), seconds)
+            failed = self._response(request.line(), seconds)
             if failed:
                 return TrialFigures({}, {}, failed)
             figures = json.loads(Path(request.result).read_text(encoding="utf-8"))
@@ -116,7 +115,7 @@ class Trials:
         finally:
             shutil.rmtree(base, ignore_errors=True)
 
-    def _answered(self, line: str, seconds: float) -> str:
+    def _response(self, line: str, seconds: float) -> str:
         """Why the run failed, "" if it did not."""
         server = self._server or self._start()
         assert server.stdin is not None
@@ -124,13 +123,13 @@ class Trials:
         try:
             server.stdin.write(line.encode("utf-8", "surrogateescape") + b"\n")
             server.stdin.flush()
-            answer = server.stdout.readline()
+            response = server.stdout.readline()
         except OSError:
-            answer = b""
-        if not answer:
+            response = b""
+        if not response:
             self._stop()
             return "the process of the trials ended"
-        return str(json.loads(answer)["failed"])
+        return str(json.loads(response)["failed"])
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._server = subprocess.Popen(
@@ -141,12 +140,12 @@ class Trials:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal is for the check, which ends it
+            start_new_session=True,  # Ctrl-C goes to the check, which ends this process
         )
         return self._server
 
     def _stop(self) -> None:
-        """End the process and whatever it runs: the end of its stdin makes it do so."""
+        """End the process and the program that it runs: it exits at the end of its stdin."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -156,7 +155,7 @@ class Trials:
                     stream.close()
         try:
             server.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:  # it imports torch from a slow disk: it runs nothing yet
+        except subprocess.TimeoutExpired:  # it still imports torch, from a slow disk
             server.kill()
             server.wait()
 
@@ -172,5 +171,5 @@ def _inside(path: str, root: str) -> str | None:
 
 
 def clock() -> float:
-    """Seconds of a clock that does not jump."""
+    """Seconds of a monotonic clock."""
     return time.monotonic()

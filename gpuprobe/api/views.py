@@ -1,5 +1,5 @@
-"""Recordings in other formats: an HTML page, flame graph, Perfetto, torch snapshot; and results as
-notebooks show them.
+"""Recordings in other formats: an HTML page, flame graph, Perfetto, torch snapshot; results in
+notebooks; findings as annotations.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ def write_report(
 ) -> tuple[Path, ...]:
     """Write the report as one HTML page that needs nothing else.
 
-    ``hazards`` (`read_hazards`) are shown with the rest. Returns what was written. Raises
-    UsageError where ``path`` exists (unless ``force``) or cannot be written, DataError where
-    nothing was recorded yet.
+    ``hazards`` (from `read_hazards`) are added to the page. Returns the path. Raises UsageError if
+    ``path`` exists (unless ``force``) or cannot be written, DataError if nothing was recorded yet.
     """
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import summary
@@ -56,7 +55,7 @@ def write_report(
 
 
 def _trees(recording: Recording) -> dict[str, FlameNode]:
-    """What was allocated at the peak; nothing without a trace of it."""
+    """The memory at the peak as trees; empty without a trace of the peak."""
     from gpuprobe.analysis.peak.flame import every_frame, flame_tree, informative_frames
     from gpuprobe.analysis.peak.peaks import device_peaks, high_water_at, overall_peak
     from gpuprobe.analysis.peak.tree import category_tree, module_tree
@@ -75,8 +74,8 @@ def _trees(recording: Recording) -> dict[str, FlameNode]:
 
 
 def write_diff(before: Recording, after: Recording, path: StrPath, *, force: bool = False) -> Path:
-    """Write what changed between two recordings as one HTML page that needs nothing else, with
-    the curves of both. Returns what was written. Raises what `write_report` and `diff` raise.
+    """Write the difference of two recordings as one HTML page that needs nothing else, with the
+    curves of both. Returns the path. Raises what `write_report` and `diff` raise.
     """
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import diff
@@ -94,8 +93,8 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
 
 
 def write_check(*results: CheckResult, path: StrPath, title: str = "memory check") -> Path:
-    """Write checks against baselines as one HTML page that needs nothing else; replaces the
-    page of an earlier check. Raises UsageError where it cannot be written.
+    """Write checks against baselines as one HTML page that needs nothing else; replaces the page
+    of an earlier check. Raises UsageError if it cannot be written.
     """
     with new_file(path, True) as stream:
         render(CheckResults(results), "html", _text(stream), title=title)
@@ -105,7 +104,7 @@ def write_check(*results: CheckResult, path: StrPath, title: str = "memory check
 def read_hazards(path: StrPath) -> Hazards:
     """Read a hazards document, as ``gpuprobe run --hazards-json`` writes it.
 
-    Raises UsageError where there is no such file, DataError where it is something else.
+    Raises UsageError if there is no such file, DataError if it is not a hazards document.
     """
     import json
 
@@ -129,11 +128,11 @@ def read_hazards(path: StrPath) -> Hazards:
 def write_flamegraph(
     recording: Recording, path: StrPath, *, force: bool = False
 ) -> tuple[Path, ...]:
-    """Write the peak as a flame graph: one HTML page that needs nothing else. Where the peak's
-    step has no trace, it is of the highest step that has one, and says so.
+    """Write the peak as a flame graph: one HTML page that needs nothing else. If the peak's step
+    has no trace, the page shows the highest traced step, and its title names that step.
 
-    Returns what was written. Raises UsageError where ``path`` exists (unless ``force``) or
-    cannot be written, DataError where the recording has no trace of the peak's device.
+    Returns the path. Raises UsageError if ``path`` exists (unless ``force``) or cannot be written,
+    DataError if the recording has no trace of the peak's device.
     """
     from gpuprobe.analysis.peak.flame import every_frame, flame_tree, informative_frames
     from gpuprobe.analysis.peak.peaks import (
@@ -159,7 +158,7 @@ def write_flamegraph(
             less = human_bytes(max(0, site.amount.at_least - mark.allocated))
             below += f": {less} below the peak"
     if isinstance(mark, Unavailable):
-        # At level trace the reason says which step to trace.
+        # At level trace the reason names the step to trace.
         hint = "" if site.rank.session.level == "trace" else _NEEDS_TRACE
         raise DataError(f"the peak has no stacks to draw: {mark.reason}", hint=hint)
     root = f"{'peak' if nearest is None else 'high water mark'} of {mark.device}"
@@ -182,10 +181,10 @@ def write_flamegraph(
 
 def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
     """Write the traces as Chrome trace JSON for ui.perfetto.dev; gzipped for a name in ``.gz``.
-    Operations with other ranks are included, of the steps in which each was recorded.
+    Operations with other ranks are included for the steps in which they were recorded one by one.
 
-    All ranks are in the one file. Returns what was written. Raises UsageError as
-    `write_flamegraph` does, DataError where there is neither a trace nor such an operation.
+    The file contains all ranks. Returns its path. Raises UsageError as `write_flamegraph` does,
+    DataError if there is neither a trace nor such an operation.
     """
     from gpuprobe.analysis.communication import detailed_steps
     from gpuprobe.analysis.launches import counted_steps
@@ -232,12 +231,12 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
 
 
 def write_chakra(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
-    """Write the communication of a step as Chakra execution traces: ``path`` is the beginning of
-    their names, ``NAME.RANK.et``, and of the table of groups, ``NAME.groups.json``.
+    """Write the communication of a step as Chakra execution traces. ``path`` is the prefix of their
+    names, ``NAME.RANK.et``, and of the table of groups, ``NAME.groups.json``.
 
-    The step is the last whole one of the first rank whose operations were recorded one by one.
-    Returns what was written. Raises UsageError where one of the files exists (unless ``force``) or
-    cannot be written, DataError where no rank has such a step.
+    The step is the last complete one of the first rank whose operations were recorded one by one.
+    Returns the paths. Raises UsageError if one of the files exists (unless ``force``) or cannot be
+    written, DataError if no rank has such a step.
     """
     from gpuprobe.analysis.communication import detailed_step
     from gpuprobe.model.run.communication import records_of
@@ -272,10 +271,9 @@ def write_chakra(recording: Recording, path: StrPath, *, force: bool = False) ->
 def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
     """Write the traces as a torch memory snapshot, for pytorch.org/memory_viz.
 
-    The format has no ranks: several of them are written to one file each, with the rank in the
-    name (``run.rank0.pickle``). Returns what was written. Raises UsageError as
-    `write_flamegraph` does, or where no trace is of a CUDA device; DataError where there is no
-    trace.
+    The format has no ranks: of several ranks each gets a file, with the rank in its name
+    (``run.rank0.pickle``). Returns the paths. Raises UsageError as `write_flamegraph` does, or if
+    there is no trace of a CUDA device; DataError without any trace.
     """
     from gpuprobe.reporters.viewers import torch_snapshot
 
@@ -303,7 +301,7 @@ _NEEDS_TRACE = "record with --level trace"
 
 
 def _ranks_with_traces(recording: Recording) -> list[RankRecording]:
-    """The ranks that have any trace. Raises DataError where there is none."""
+    """The ranks that have a trace. Raises DataError if none has one."""
     found = [rank for rank in recording.ranks if next(iter(rank.load_traces()), None) is not None]
     if not found:
         raise DataError(f"{recording.path} has no memory trace", hint=_NEEDS_TRACE)
@@ -313,7 +311,7 @@ def _ranks_with_traces(recording: Recording) -> list[RankRecording]:
 def _text(stream: Any) -> IO[str]:
     import io
 
-    # Frames may hold bytes that were not UTF-8: they are shown, not refused.
+    # Frames may contain bytes that are not UTF-8: they are written as escapes.
     return io.TextIOWrapper(
         stream, "utf-8", errors="backslashreplace", newline="\n", write_through=True
     )
@@ -323,12 +321,11 @@ def _text(stream: Any) -> IO[str]:
 
 
 def html_of(value: Any) -> str:
-    """The HTML fragment of a result: peak, causes, advice and curve of a recording or report;
-    the changes of a diff or check; what an estimate, fit, replay, finding or device has to show.
+    """The HTML fragment of a result for notebooks: peak, causes, advice and curve of a recording or
+    report; the changes of a diff or check; the figures of an estimate, fit, replay, finding or
+    device.
 
-    A recording that cannot be read is shown as the error it raises.
-
-    Raises TypeError for what is no result of gpuprobe.
+    For a recording that cannot be read, it shows the error. Raises TypeError for other objects.
     """
     from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import ReportDocument, summary
@@ -346,8 +343,8 @@ def html_of(value: Any) -> str:
 
 
 def annotation_service(text: str) -> tuple[str | None, str]:
-    """The service that ``github``, ``gitlab``, ``gitlab=FILE`` or ``auto`` means (None where it
-    means none), and the file for GitLab. Raises UsageError for anything else.
+    """The service of ``github``, ``gitlab``, ``gitlab=FILE`` or ``auto`` (None if no service is
+    detected), and the file for GitLab. Raises UsageError for other values.
     """
     from gpuprobe.reporters.ci.annotations import GITLAB_FILE, SERVICES, service_of
 
@@ -360,9 +357,9 @@ def annotation_service(text: str) -> tuple[str | None, str]:
 def annotations_of(
     service: str, findings: Sequence[Finding], project: str, elsewhere: str, failed: str = ""
 ) -> str:
-    """What ``service`` reads to show findings at their lines. Their files are relative to the
-    folder ``project``; those without a place are shown at the file ``elsewhere``. ``failed``: how
-    the program ended that did not end well.
+    """The annotations that ``service`` shows at the lines of findings. Their files are relative to
+    the folder ``project``; findings without a place are at the file ``elsewhere``. ``failed``: how
+    the program failed.
     """
     from gpuprobe.reporters.ci.annotations import Places
 

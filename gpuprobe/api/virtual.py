@@ -1,4 +1,4 @@
-"""A CUDA device in software: to run on, and to ask what a GPU that is not here would need."""
+"""Simulated GPUs: to run programs on, and to estimate the memory that they need."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 def check_gpu(name: str) -> None:
-    """Raises ConfigError where the catalogue has no such GPU (``h100-80gb``, ``2xa100-40gb``)."""
+    """Raises ConfigError if the catalogue has no such GPU (``h100-80gb``, ``2xa100-40gb``)."""
     from gpuprobe.catalogue.gpus import parse_spec
 
     parse_spec(name)
 
 
 def prepare_engine(engine: str, gpu: str, *, estimated: bool = False, torch: str = "") -> None:
-    """Make this process ready for a program that runs on ``gpu``, before it is loaded: to find a
-    module Python imports the packages that contain it, and those may import torch. ``estimated``:
-    for an estimate, whose GPUs never run out of memory; ``torch`` as in `estimate`.
+    """Prepare this process for a program that runs on ``gpu``, before the program is loaded: Python
+    imports the packages that contain a module, and they may import torch. ``estimated``: for an
+    estimate, whose GPUs never run out of memory; ``torch`` as in `estimate`.
 
-    Raises ConfigError for an unknown GPU; for the native engine UsageError if torch is imported
-    already, and EnvironmentUnavailable where torch or the machine does not allow it.
+    Raises ConfigError for an unknown GPU; for the native engine, UsageError if torch is imported
+    already, and EnvironmentUnavailable if torch or the machine does not support it.
     """
     if find_spec("torch") is None:
-        return  # what runs the program raises MissingExtra
+        return  # running the program raises MissingExtra
     from gpuprobe.engines.base import Order
     from gpuprobe.engines.choice import prepare
 
@@ -208,21 +208,23 @@ def estimate_program(
     engine: str = "auto",
     notify: Callable[[str], None] = lambda text: None,
 ) -> Estimate:
-    """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps, and the
-    result says so, since what comes later may need more. With ``compute="auto"`` a second run is
-    one in a process of its own; ``notify`` gets a line about it before.
+    """`estimate` for a whole program. The program is stopped after ``steps`` optimizer steps; the
+    result's assumptions name this, since later code may need more memory.
 
-    With ``compute="shapes"`` numbers that the program reads are NaN, and the result says so.
-    Raises ProgramFailed where the program ends with an exception of its own, and `ValueNeeded`
-    where NaN may have led to that, or cannot stand for what it reads. ``within`` is for that
-    second run: why it is made, within the bounds of ``"auto"``. Where ``rank`` is several, each is
-    estimated in a process of its own, side by side, and the result is that of the one that needs
-    most, with a row for each (`Estimate.by_rank`). ``rank="distinct"`` estimates one rank for each
-    group of ranks that behave alike: each stage of a pipeline, each shape of shards. ``meeting`` is
-    for the process of another rank: where the ranks meet (`gpuprobe.planning.peers`). ``link``,
-    ``per_node``, ``torch`` and ``engine`` are as in `estimate`. ``output`` keeps the recording that
-    the estimate is made of, with every rank that is estimated. ``recorded`` is for the process of
-    another rank: which ranks are kept, if not all.
+    With ``compute="auto"`` a second run has a separate process, and ``notify`` gets a line before
+    it. With ``compute="shapes"`` the numbers that the program reads are NaN, which is an assumption
+    of the result. Of several ``rank`` each is estimated in a separate process, in parallel; the
+    result is that of the rank that needs most, with a row for each (`Estimate.by_rank`).
+    ``rank="distinct"`` estimates one rank of each group of ranks that behave alike: each stage of a
+    pipeline, each shape of shards. ``link``, ``per_node``, ``torch`` and ``engine`` are as in
+    `estimate`. ``output``: keep the recording of the estimated ranks at this path.
+
+    For processes that this function starts: ``within``, the reason of a second run, which keeps the
+    bounds of ``"auto"``; ``meeting``, the rendezvous of the ranks (`gpuprobe.planning.peers`);
+    ``recorded``, the ranks to keep, if not all.
+
+    Raises ProgramFailed if the program raises an exception, `ValueNeeded` if NaN may have caused
+    it or is not a possible value for what the program reads.
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -262,10 +264,10 @@ def estimate_program(
         job = Job(rank, ranks, peers)
         with job:
             words = within or why
-            asked = _endless(gpu, how, conf, assume, torch)
+            gpus = _endless(gpu, how, conf, assume, torch)
             return _estimate(
                 run,
-                asked,
+                gpus,
                 engine,
                 words,
                 job,
@@ -361,8 +363,8 @@ class _ProgramRun:
 
 
 def _links(link: str, gpu: str, ranks: int, per_node: int) -> tuple[Links | None, int]:
-    """The links that are described, and how many ranks are on each node. Raises UsageError for
-    links that cannot connect them.
+    """The links of a description, and the number of ranks on each node. Raises UsageError for links
+    that cannot connect the ranks.
     """
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.model.plans.links import parse_links
@@ -380,7 +382,7 @@ def _links(link: str, gpu: str, ranks: int, per_node: int) -> tuple[Links | None
 
 
 def _failed(measured: Measurement, text: str) -> ProgramFailed:
-    """The error for a program that ended with one of its own, which NaN may have led it to."""
+    """The error for a program that failed: ValueNeeded if NaN may have caused it."""
     given_nan, bounded = measured.unknown_read()
     given = given_nan or bounded
     if not given:
@@ -394,7 +396,7 @@ def _failed(measured: Measurement, text: str) -> ProgramFailed:
 
 
 def _endless(gpu: str, compute: str, conf: str | None, assume: Sequence[str], torch: str) -> Order:
-    """GPUs that never run out of memory."""
+    """The order of GPUs that never run out of memory."""
     from gpuprobe.engines.base import Order
 
     return Order(gpu, compute, conf, tuple(assume), torch, endless=True)
@@ -413,12 +415,13 @@ def _estimate(
     output: str = "",
     started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
 ) -> tuple[Estimate, str]:
-    """An estimate of what runs on the GPUs of ``order``, and the first line whose size depends on
-    values and was the largest possible, if any. ``why``: why the engine computes what it does.
-    ``unused``: what to do where nothing was allocated on the device. ``bounded``: raise `TooLarge`
-    beyond what ``--compute auto`` may compute. ``output``: where the recording is kept.
-    ``started``: what processes need that the program started, by the GPU's number in the machine,
-    and whether it waited for one that was stopped.
+    """The estimate of ``run`` on the GPUs of ``order``, and the first line whose size depends on
+    values and is assumed to be the largest possible ("" for none).
+
+    ``why``: why the engine computes these values. ``unused``: the hint if nothing is allocated on
+    the device. ``bounded``: raise `TooLarge` beyond the limits of ``--compute auto``. ``output``:
+    the path to keep the recording at. ``started`` returns the memory of processes that the program
+    started, by the GPU's number in the machine, and whether the program waited for a stopped one.
     """
     from gpuprobe.api.recordings import load, scratch_recording, summary
     from gpuprobe.api.watch import record
@@ -430,7 +433,7 @@ def _estimate(
     measured = measurement(engine, order, job, bounded=bounded)
     rank = (job.rank, job.rank % measured.count, job.ranks, job.environment(measured.count))
     with nullcontext(Path(output)) if output else scratch_recording() as path:
-        with as_rank(*rank):  # a second run replaces what the first has recorded
+        with as_rank(*rank):  # a second run replaces the recording of the first
             recorder = record(
                 path, level="trace", warn=lambda text: None, trace_steps="all", force=bounded
             )
@@ -448,30 +451,32 @@ def _estimate(
         finally:
             measured.session.stop()
         others, waits = started()
-        recording = load(path)  # others may be writing their part of it
+        recording = load(path)  # other ranks may be writing their parts
         ranks = tuple(one for one in recording.ranks if one.session.rank == job.rank)
         mine = replace(recording, ranks=ranks)
-        ran = measured.run(mine)
-        if not ran.count:
+        outcome = measured.run(mine)
+        if not outcome.count:
             raise UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
-        if not ran.devices and others:
+        if not outcome.devices and others:
             raise UsageError(
                 "only processes that the program starts use the GPU, not the program itself"
                 + (" before it waits for one that was stopped (--steps)" if waits else ""),
                 hint="estimate what one of them runs, as a script; of a job with --ranks N"
                 + ("; or more --steps than they make" if waits else ""),
             )
-        if not ran.devices:
+        if not outcome.devices:
             raise UsageError("nothing was allocated on the GPU", hint=unused)
         fits = {
-            device.index: device_fit(ran, device, others.get(device.number, NO_PROCESSES))
-            for device in ran.devices
+            device.index: device_fit(outcome, device, others.get(device.number, NO_PROCESSES))
+            for device in outcome.devices
         }
-        worst = fullest(ran, fits)
-        about = f"cuda:{worst.index}" if len(ran.devices) > 1 else ""
+        worst = fullest(outcome, fits)
+        about = f"cuda:{worst.index}" if len(outcome.devices) > 1 else ""
         report = summary(mine, top=1_000_000, device=about)
-        rows = device_rows(ran, fits, mine)
-    found = estimate_of(ran, worst, fits[worst.index], report, steps, why, rows, links, per_node)
+        rows = device_rows(outcome, fits, mine)
+    found = estimate_of(
+        outcome, worst, fits[worst.index], report, steps, why, rows, links, per_node
+    )
     return found, measured.unknown_read()[1]
 
 
@@ -496,15 +501,14 @@ def fit_program(
 ) -> Fit:
     """Search for the largest value of ``argument`` with which the script fits.
 
-    Values from ``least`` to ``most`` are tried, from the script's own value: doubled until one does
-    not fit, or halved until one does, then in between. With ``compute="auto"`` no large values
-    are computed, unless the program needs one: then all are. ``suggest`` estimates changes to the
-    run as well. ``gpu`` may name several, separated by commas, and ``ranks`` may be several: each
-    combination is searched, and the result is that of the one where most fits on all ranks
-    (`Fit.choices`). ``rank``, ``torch`` and ``engine`` are as in
-    `estimate_program`. ``notify`` gets a line
-    about every estimate. Ctrl-C ends the search: the result has what was found until then, and is
-    ``interrupted``. Raises what `estimate_program` raises.
+    The search starts at the script's value and covers ``least`` to ``most``: it doubles until a
+    value does not fit, or halves until one does, then bisects. With ``compute="auto"`` large values
+    are computed only if the program needs one. ``suggest`` also estimates changes to the run.
+    ``gpu`` may name several GPUs, separated by commas, and ``ranks`` several numbers: the result is
+    that of the combination in which most fits on all ranks (`Fit.choices`). ``rank``, ``torch`` and
+    ``engine`` are as in `estimate_program`. ``notify`` gets a line about every estimate. Ctrl-C
+    ends the search: the result has the values tried so far, and is ``interrupted``. Raises what
+    `estimate_program` raises.
     """
     from gpuprobe.planning.fit import fit_script
 
@@ -584,7 +588,7 @@ def fit(
 
 
 def trial() -> None:
-    """One estimate, in this process; its order is the first argument, as JSON: see
+    """Make one estimate in this process. The first command-line argument is its order, as JSON; see
     `gpuprobe.planning.trials`.
     """
     import json
@@ -595,19 +599,19 @@ def trial() -> None:
 
 
 def serve_trials() -> None:
-    """The estimates of `fit_program`, a process for each: see `gpuprobe.planning.trials`."""
+    """Serve the estimates of `fit_program`, each in a process: see `gpuprobe.planning.trials`."""
     from gpuprobe.engines.base import Order
     from gpuprobe.engines.choice import choose
     from gpuprobe.planning.trials import run_request, serve
 
-    def load() -> None:  # CUDA is initialised in the children: no process forks it
+    def load() -> None:  # CUDA is initialised in the children: it does not survive a fork
         from gpuprobe.catalogue.gpus import parse_spec
         from gpuprobe.native import process
 
         process.load(parse_spec(Order.gpu), endless=True)
         import torch  # noqa: F401 - for the children
 
-    def step() -> None:  # it draws no random number: a child has the generator of a fresh process
+    def step() -> None:  # without random numbers: the children have a fresh generator
         import torch
 
         torch.zeros(8, device="cuda") + 1

@@ -92,7 +92,7 @@ def record(
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
     if trace_steps:
-        chosen_steps(trace_steps)  # a bad one is refused before anything is written
+        chosen_steps(trace_steps)  # invalid steps fail before anything is written
         level = "trace"
     rank, _, world_size = ranks()
     writer = RecordingWriter.create(Path(path), rank=rank, world_size=world_size, force=force)
@@ -120,13 +120,11 @@ def _child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
 
 
 def _silent(text: str) -> None:
-    """In processes that the program starts: what they print is the program's. The recording has
-    the faults.
-    """
+    """Print no warnings in processes that the program starts: the recording has them."""
 
 
 class _Notifying:
-    """A recording's writer that reports every step."""
+    """A recording's writer that calls ``on_step`` for every step."""
 
     def __init__(self, writer: RecordingWriter, on_step: Callable[[Step], None]) -> None:
         self.session = writer.session
@@ -157,12 +155,12 @@ def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
 
 
 class RunResult(NamedTuple):
-    """How a watched program ended. ``exit_code`` is the program's own; ``error`` what it
-    raised, None where it ended by itself or through ``sys.exit``. ``hazards``: what was found,
-    where that was asked for; ``assumed``: what a virtual GPU took for granted; ``spawned``: the
-    recordings of jobs that it started (``torch.multiprocessing.spawn``, or processes that joined a
-    process group); ``children``: how many processes that it started used a GPU, without those of
-    ``torch.multiprocessing.spawn``; ``engine``: what it ran on, ``"hardware"``, ``"native"`` or
+    """The result of a recorded program. ``exit_code``: the program's; ``error``: its exception,
+    None if it ended normally or by ``sys.exit``. ``hazards``: the findings, if they were requested;
+    ``assumed``: the assumptions of a virtual GPU; ``spawned``: the recordings of jobs that the
+    program started (``torch.multiprocessing.spawn``, or processes that joined a process group);
+    ``children``: the number of processes that the program started and that used a GPU, without
+    those of ``torch.multiprocessing.spawn``; ``engine``: ``"hardware"``, ``"native"`` or
     ``"virtual"``.
     """
 
@@ -178,8 +176,8 @@ class RunResult(NamedTuple):
 def default_output(name: str) -> Path:
     """A free name in the current directory: ``train.gpuprobe``, ``train.2.gpuprobe``, …
 
-    Under ``torchrun`` all ranks must agree without asking each other: the name carries a
-    digest of the run's id, restart count and port instead of a count.
+    Under ``torchrun`` all ranks must choose the same name without communication: it has a digest
+    of the run's id, restart count and port instead of a count.
     """
     stem = Path(name).stem or "program"
     from gpuprobe.sampler.environment import ranks
@@ -198,24 +196,23 @@ def default_output(name: str) -> Path:
 
 
 def as_rank(rank: int, local_rank: int, world_size: int) -> AbstractContextManager[None]:
-    """Inside, what is recorded is of this rank, where ``world_size`` is above 1."""
+    """Inside, this process records as this rank, if ``world_size`` is above 1."""
     from gpuprobe.sampler import environment  # 20 ms: it reads packages' metadata
 
     return environment.as_rank(rank, local_rank, world_size)
 
 
 def rank_count() -> int:
-    """How many processes the program runs as (``torchrun``); 1 where it is alone."""
+    """The number of processes of the job (``torchrun``); 1 without a job."""
     from gpuprobe.sampler.environment import ranks
 
     return ranks()[2]
 
 
 def program(target: str, arguments: Sequence[str], module: bool = False) -> Program:
-    """Load what is to be run, before anything is written.
+    """Load a script or module, before anything is written.
 
-    Raises UsageError where there is no such script or module, ProgramFailed where it is not
-    valid Python.
+    Raises UsageError if it does not exist, ProgramFailed if it is not valid Python.
     """
     from gpuprobe.sampler.program import load_module, load_script
 
@@ -412,7 +409,7 @@ def _remove(folder: Path, process: int) -> None:
 def _with_findings(
     so_far: FindingsSoFar, on_step: Callable[[Step], None] | None, notify: Callable[[Finding], None]
 ) -> Callable[[Step], None]:
-    """An ``on_step`` that also reports what was found since the step before."""
+    """An ``on_step`` that also reports the findings since the previous step."""
 
     def with_findings(step: Step) -> None:
         for finding in so_far.news():
@@ -424,7 +421,7 @@ def _with_findings(
 
 
 def _explained(error: BaseException) -> BaseException:
-    """The error that a program ended with, in other words where a virtual GPU is its reason."""
+    """The program's error, or gpuprobe's own if the virtual GPU caused it."""
     from gpuprobe.engines.choice import explained
 
     known = explained(error)
@@ -435,7 +432,7 @@ def _explained(error: BaseException) -> BaseException:
 
 
 def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:
-    """What Python would exit with: a number, 0 for None, 1 and the text on stderr for others."""
+    """Python's exit code for SystemExit: a number, 0 for None, 1 and text on stderr for others."""
     if exit_.code is None:
         return 0, None
     if isinstance(exit_.code, int):
@@ -445,8 +442,8 @@ def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:
 
 
 def show_error(error: BaseException) -> bool:
-    """Have the program's own ``sys.excepthook`` show its error, as Python does at the end of a
-    script. False where the program has set none; a hook that fails shows both errors on stderr.
+    """Show the error by the program's own ``sys.excepthook``, as Python does at the end of a
+    script. False if the program has set none; if the hook fails, both errors are printed on stderr.
     """
     if sys.excepthook is sys.__excepthook__:
         return False
@@ -454,25 +451,25 @@ def show_error(error: BaseException) -> bool:
 
     try:
         sys.excepthook(type(error), error, own_frames(error))
-    except Exception as second:  # noqa: BLE001 - Python says so too, and goes on to its end
+    except Exception as second:  # noqa: BLE001 - as Python does
         sys.stderr.write(f"Error in sys.excepthook:\n{own_traceback(second)}\n")
         sys.stderr.write(f"Original exception was:\n{own_traceback(error)}")
     return True
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback of a watched program's error, without gpuprobe's own frames."""
+    """The traceback of a program's error, without gpuprobe's frames."""
     from gpuprobe.sampler.program import own_traceback as text_of
 
     return text_of(error)
 
 
 def summary(output: Path, width: int = 80) -> list[str]:
-    """What the user needs first at the end of a run: the peak, where it was, its biggest
-    causes, what to try, and where the recording lies. Lines of text, no control characters.
+    """The summary at the end of a run, in lines of text: the peak, its place and largest causes,
+    the first advice, and the recording's path. Without control characters.
 
-    Under ``torchrun`` the first rank speaks for all, and only of where the recording lies: the
-    others may still be writing. Raises DataError where the recording cannot be read back.
+    Under ``torchrun`` only the first rank has a summary, of the path alone: other ranks may still
+    be writing. Raises DataError if the recording cannot be read.
     """
     import shlex
 
