@@ -22,6 +22,7 @@ from torch.cuda._sanitizer import CUDASanitizerDispatchMode, EventHandler
 
 import gpuprobe
 from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.events import Allocation, EventRecord, EventWait, Free, Launch
 from gpuprobe.hazards.footprint import Footprint
 
 
@@ -84,18 +85,18 @@ def memory(launches: int) -> tuple[int, int]:
     engine = Engine()
     main_stream, side = engine.stream(0, 0), engine.stream(0, 1)
     weight = Footprint(0, 4096)
-    engine.alloc(0, 4096)
+    engine.apply(Allocation(0, 4096))
     tracemalloc.start()
     before = 0
     for at in range(launches):
         address = 10_000 + 512 * (at % 64)
-        engine.alloc(address, 512)
+        engine.apply(Allocation(address, 512))
         access = [(0, weight, False), (address, Footprint(address, address + 512), True)]
-        engine.launch(main_stream if at % 3 else side, "op", access, "line")
-        engine.free(address)
+        engine.apply(Launch(main_stream if at % 3 else side, "op", access, "line"))
+        engine.apply(Free(address))
         if at % 16 == 0:
-            engine.event_record(1, main_stream, "line")
-            engine.event_wait(1, side, "line")
+            engine.apply(EventRecord(1, main_stream, "line"))
+            engine.apply(EventWait(1, side, "line"))
         if at == launches // 10:
             before = tracemalloc.get_traced_memory()[0]
     grown = tracemalloc.get_traced_memory()[0] - before

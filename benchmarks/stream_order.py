@@ -241,22 +241,21 @@ class Watching:
         from gpuprobe.hazard_watch.cuda import CudaSource
         from gpuprobe.hazard_watch.source import EventSource
         from gpuprobe.hazards.engine import Engine
+        from gpuprobe.hazards.events import GraphReplay, HostAccess, Launch
 
-        launch, host = Engine._launch, Engine.host_access
+        original = Engine.apply
         watching, local = self, self._local
 
-        def _launch(engine: Any, actor: int, op: Any, accesses: Any, site: Any, note: str) -> None:
-            launch(engine, actor, op, accesses, site, note)
-            watching._noted(engine, actor, op, site, note)
+        def apply(engine: Any, event: Any) -> None:
+            original(engine, event)
+            if isinstance(event, Launch):
+                watching._noted(engine, event.actor, event.op, event.site, event.note)
+            elif isinstance(event, GraphReplay):
+                watching._noted(engine, event.actor, "replay", event.site, "graph")
+            elif isinstance(event, HostAccess):
+                watching._noted(engine, 0, event.op, event.site, event.note)
 
-        def host_access(
-            engine: Any, address: int, where: Any, write: bool, op: Any, site: Any, note: str = ""
-        ) -> None:
-            host(engine, address, where, write, op, site, note)
-            watching._noted(engine, 0, op, site, note)
-
-        patches.set(Engine, "_launch", _as_gpuprobes(_launch))
-        patches.set(Engine, "host_access", _as_gpuprobes(host_access))
+        patches.set(Engine, "apply", _as_gpuprobes(apply))
         for owner, name in ((EventSource, "device_op"), (EventSource, "host_op")):
             patches.set(owner, name, self._in_operator(getattr(owner, name)))
         handle = CudaSource._operator
@@ -288,8 +287,8 @@ class Watching:
     def _noted(self, engine: Any, actor: int, op: Any, site: Any, note: str) -> None:
         from gpuprobe.hazard_watch.places import place
 
-        if engine._every:
-            return  # a fix is proved: the run is done again
+        if engine.replays:
+            return  # a log, to verify a fix
         if engine not in self.engines:
             self.engines.append(engine)
         at, end = place(site), self.logged()

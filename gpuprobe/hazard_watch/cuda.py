@@ -41,6 +41,7 @@ from gpuprobe.hazard_watch.order.backward import SUMS, BackwardPass
 from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazard_watch.streams import is_contiguous
+from gpuprobe.hazards.events import EventDestroy, Free, RecordStream, StreamWait
 from gpuprobe.hazards.footprint import Footprint, whole
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
@@ -307,7 +308,7 @@ class CudaSource(EventSource):
         self._before = _Earlier()
         self._left_out = left_out.calls
         self.earlier = bool(self._before)
-        self._queue: deque[tuple[Any, ...]] = deque()  # what ended, since the last report
+        self._queue: deque[Free | EventDestroy] = deque()  # what ended, since the last report
         self._events: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id of the object
         self._numbers = itertools.count(1)
         self._elapsed: float | None = None
@@ -473,7 +474,7 @@ class CudaSource(EventSource):
 
             def gone(_: Any, key: int = id(event)) -> None:
                 self._events.pop(key, None)
-                self._queue.append(("event_destroyed", number))
+                self._queue.append(EventDestroy(number))
 
             found = self._events[id(event)] = weakref.ref(lifetime, gone), number
         return found[1]
@@ -507,7 +508,7 @@ class CudaSource(EventSource):
     def _stream_awaited(self, _: None, stream: Any, other: Any) -> None:
         engine = self.active
         waiter, source = (engine.stream(*self._where(one)) for one in (stream, other))
-        engine.stream_wait(waiter, source, self.site())
+        engine.apply(StreamWait(waiter, source, self.site()))
 
     def _stream_queried(self, done: bool, stream: Any) -> None:
         if done:
@@ -528,7 +529,7 @@ class CudaSource(EventSource):
     def _stream_recorded(self, _: None, tensor: Any, stream: Any) -> None:
         found = self._touch(tensor)
         if found is not None:
-            self.active.record_stream(found[0], self.active.stream(*self._where(stream)))
+            self.active.apply(RecordStream(found[0], self.active.stream(*self._where(stream))))
 
     def _storage_resized(self, _: Any, storage: Any, *__: Any) -> None:
         tag = self.machine.tags.get(storage._cdata)
@@ -555,17 +556,17 @@ class CudaSource(EventSource):
             site = self.site() if self.engine.end_matters(address) else None
             # The caching host allocator waits for the streams that used pinned memory before it
             # hands it on.
-            self._queue.append(("free", address, site, tag.place == PINNED))
+            self._queue.append(Free(address, site, tag.place == PINNED))
 
     def drain(self) -> None:
         """Give the engine what has ended since the last report, in order."""
         while self._queue:
-            kind, *given = self._queue.popleft()
-            if kind == "free":
-                self._cuda.integers.forget(given[0])
-                self._freed_at(*given)
+            event = self._queue.popleft()
+            if isinstance(event, Free):
+                self._cuda.integers.forget(event.address)
+                self._free(event)
             else:
-                self.event_destroyed(*given)
+                self.engine.apply(event)
 
     def _registered(self, address: int, nbytes: int, flags: int) -> None:
         self._cuda.registered[address] = RegisteredMemory(address, nbytes)
@@ -616,7 +617,7 @@ class CudaSource(EventSource):
         stream = self.machine.stream(index) if made else self._before.stream_of(address)
         tag = self._cuda.tag_on_device(storage, stream or 0)
         where = self._address(tag)
-        if where is None or self.engine.knows(where):
+        if where is None or self.engine.is_live(where):
             return
         owner = None if stream is None else (index, stream)
         self._add_block(where, max(tag.nbytes, 1), owner, made and self._capture is not None)
@@ -655,7 +656,7 @@ class CudaSource(EventSource):
 
     def _noticed_pinned(self, tag: Any) -> None:
         address = self._address(tag)
-        if address is not None and not self.engine.knows(address):
+        if address is not None and not self.engine.is_live(address):
             memory = tag.registered
             self._add_block(address, (memory or tag).nbytes, None, False)  # of no graph's pool
 

@@ -13,6 +13,7 @@ import torch
 import typing_extensions
 
 from gpuprobe.code_origin import PACKAGE, folder_of, line_of, name_of
+from gpuprobe.hazards.events import CodePosition
 from gpuprobe.model.place import Place
 from gpuprobe.torch_support.compiled_code import lines_of
 
@@ -29,6 +30,7 @@ _SKIP: Final = (
     warnings.__file__,
 )
 
+_new: Final = tuple.__new__  # half the time of calling a named tuple's class
 _skipped: dict[str, bool] = {}  # by file name: whether it is torch's, Python's or ours
 
 
@@ -61,7 +63,7 @@ def site_at_hand() -> Any:
     frame = _innermost(sys._getframe(2))
     if frame is None and backward_frames:
         frame = _innermost(backward_frames[-1])
-    return None if frame is None else (frame.f_code, frame.f_lasti)
+    return None if frame is None else _new(CodePosition, (frame.f_code, frame.f_lasti))
 
 
 def _innermost(frame: Any) -> Any:

@@ -22,7 +22,7 @@ from gpuprobe.hazard_watch.order.collectives import Collectives
 from gpuprobe.hazard_watch.order.processes import Processes
 from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazard_watch.streams import PINNED_SPACE, StreamSource
-from gpuprobe.hazards.findings.repairs import FUNCTIONAL
+from gpuprobe.hazards.events import FUNCTIONAL, HostAccess, Launch, RecordStream, StreamWait
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.observer import PINNED
 from gpuprobe.patching import Patches
@@ -210,7 +210,7 @@ class EventSource(StreamSource):
         if self.active.many_streams and isinstance(result, torch.Tensor):
             found = self._touch(result)
             if found is not None:
-                self.active.made(found[0], site_at_hand())
+                self.active.allocated(found[0], site_at_hand())
         if not fills_uninitialized():
             return
         accesses: _Accesses = []
@@ -308,10 +308,10 @@ class EventSource(StreamSource):
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
         actor = engine.stream(index, number)
-        engine.stream_wait(actor, self._actor(index), site)
+        engine.apply(StreamWait(actor, self._actor(index), site))
         for address, _, _ in accesses:
-            engine.record_stream(address, actor)
-        engine.launch(actor, op, accesses, site, note)
+            engine.apply(RecordStream(address, actor))
+        engine.apply(Launch(actor, op, accesses, site, note))
         self._call_by_name(actor, accesses, site)
         return actor
 
@@ -325,7 +325,7 @@ class EventSource(StreamSource):
             if address < PINNED_SPACE or write:
                 left.append(item)
             else:
-                self.engine.host_access(address, where, False, op, site)
+                self.engine.apply(HostAccess(address, where, False, op, site))
         return left
 
     def _copies(
@@ -369,9 +369,9 @@ class EventSource(StreamSource):
         if to >= 0 and from_ >= 0 and to != from_:
             # Fenced on both sides by torch (``copy_device_to_device`` in Copy.cu).
             one, other = self._actor(from_), self._actor(to)
-            self.active.stream_wait(one, other, site)
+            self.active.apply(StreamWait(one, other, site))
             self._launch(from_, ("copy", shape), accesses, site)
-            self.active.stream_wait(other, one, site)
+            self.active.apply(StreamWait(other, one, site))
             return
         self._launch(index, ("copy", shape), accesses, site)
         if to >= 0 and from_ >= 0:
@@ -407,7 +407,7 @@ class EventSource(StreamSource):
         pinned = [access for access in accesses if access[0] >= PINNED_SPACE]
         for address, where, write in pinned:
             if not write:
-                self.engine.host_access(address, where, False, "copy", site)
+                self.engine.apply(HostAccess(address, where, False, "copy", site))
         device = [access for access in accesses if access[0] < PINNED_SPACE]
         self._launch(index, ("copy", shape), device, site)
         if any(write for _, _, write in pinned):
@@ -416,7 +416,7 @@ class EventSource(StreamSource):
             self.ledger.add("copy", site, allowed=True)
         for address, where, write in pinned:
             if write:
-                self.engine.host_access(address, where, True, "copy", site)
+                self.engine.apply(HostAccess(address, where, True, "copy", site))
 
     def host_op(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -455,7 +455,7 @@ class EventSource(StreamSource):
         if tag is not None:
             found = self._touch(value) if tag.place == PINNED else None
             if found is not None:
-                self.engine.host_access(found[0], found[1], write, op, site_at_hand())
+                self.engine.apply(HostAccess(found[0], found[1], write, op, site_at_hand()))
         elif self.collectives.flying:
             self.collectives.host_use(value, write, op, site_at_hand())
 
@@ -463,7 +463,7 @@ class EventSource(StreamSource):
         """The host touches a pinned tensor outside the dispatcher."""
         found = self._touch(tensor)
         if found is not None:
-            self.engine.host_access(found[0], found[1], write, op, site_at_hand(), note)
+            self.engine.apply(HostAccess(found[0], found[1], write, op, site_at_hand(), note))
 
     def host_bytes(self, tensor: Any, where: Footprint, write: bool, op: str) -> None:
         """The host touches ``where``, from the first byte of a pinned tensor's storage, through
@@ -474,7 +474,7 @@ class EventSource(StreamSource):
         if tag is not None and address is not None:
             start = address + tag.offset
             where = where._replace(low=where.low + start, high=where.high + start)
-            self.engine.host_access(address, where, write, op, site_at_hand(), "numpy")
+            self.engine.apply(HostAccess(address, where, write, op, site_at_hand(), "numpy"))
 
     def constructed(self, made: Any, data: Any) -> None:
         """The host made a tensor of ``data``; of interest where values cannot be read."""
@@ -510,7 +510,7 @@ class EventSource(StreamSource):
         actor = self.active.stream(index, number)
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
-        self.active.launch(actor, "declared kernel", accesses, site_at_hand())
+        self.active.apply(Launch(actor, "declared kernel", accesses, site_at_hand()))
 
     def declared_on_host(self, reads: Any, writes: Any) -> None:
         """What code of the host does with pinned tensors, as its author describes it."""

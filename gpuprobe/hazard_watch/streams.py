@@ -20,6 +20,21 @@ from gpuprobe.hazard_watch.order.backward import BackwardPass
 from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazards.accesses import RaceContext
 from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.events import (
+    Allocation,
+    DeviceSynchronize,
+    EventDestroy,
+    EventRecord,
+    EventSynchronize,
+    EventWait,
+    Free,
+    GraphCapture,
+    GraphReplay,
+    HostAccess,
+    Launch,
+    RecordStream,
+    StreamSynchronize,
+)
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
 from gpuprobe.hazards.observer import PINNED, RegisteredMemory, StorageTag
@@ -29,6 +44,7 @@ _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memo
 PINNED_SPACE: Final = 1 << 60
 """Addresses from here on are those of pinned memory."""
 
+_new: Final = tuple.__new__  # half the time of calling a named tuple's class
 is_contiguous = torch._C.TensorBase.is_contiguous
 
 
@@ -78,7 +94,7 @@ class StreamSource:
     def _call_by_name(self, actor: int, accesses: Any, site: Any) -> None:
         """Remember what a place calls the tensors of other streams that it uses."""
         engine = self.active
-        if site is None or site in engine.called:
+        if site is None or site in engine.tensor_names:
             return
         foreign = [address for address, _, _ in accesses if engine.foreign(address, actor)]
         if self._capture is not None:  # what a graph uses is not to be dropped
@@ -86,7 +102,7 @@ class StreamSource:
             for address in foreign:
                 self._captured_names[address] = names_at_hand(self, [address])
         if foreign:
-            engine.called[site] = names_at_hand(self, foreign)
+            engine.tensor_names[site] = names_at_hand(self, foreign)
 
     def _actor(self, index: int) -> int:
         return self.active.stream(index, self.machine.stream(index))
@@ -140,7 +156,7 @@ class StreamSource:
 
     def allocated(self, tag: StorageTag) -> None:
         address = self._address(tag)
-        if address is not None and not self.engine.knows(address):
+        if address is not None and not self.engine.is_live(address):
             owner = (tag.place, tag.stream) if tag.place >= 0 else None
             nbytes = tag.nbytes if tag.registered is None else tag.registered.nbytes
             self._add_block(address, nbytes, owner, self._capture is not None)
@@ -158,7 +174,7 @@ class StreamSource:
             engines.append(self._capture.engine)
         for engine in engines:
             actor = -1 if owner is None else engine.stream(*owner)
-            engine.alloc(address, max(nbytes, 1), actor, private)
+            engine.apply(_new(Allocation, (address, max(nbytes, 1), actor, private)))
 
     def freed(self, tag: StorageTag) -> None:
         address = self._address(tag)
@@ -167,21 +183,24 @@ class StreamSource:
 
     def unregistered(self, memory: RegisteredMemory) -> None:
         address = PINNED_SPACE + memory.address
-        if self.engine.knows(address):  # cudaHostUnregister is not documented to wait for copies
+        if self.engine.is_live(address):  # cudaHostUnregister is not documented to wait for copies
             where = whole(address, address + memory.nbytes)
-            self.engine.host_access(address, where, True, "cudaHostUnregister", site_at_hand())
+            self.engine.apply(
+                HostAccess(address, where, True, "cudaHostUnregister", site_at_hand())
+            )
         self._freed(address, waits=True)
 
     def _freed(self, address: int, *, waits: bool = False) -> None:
-        self._freed_at(address, site_at_hand() if self.engine.end_matters(address) else None, waits)
+        site = site_at_hand() if self.engine.end_matters(address) else None
+        self._free(_new(Free, (address, site, waits)))
 
-    def _freed_at(self, address: int, site: Any, waits: bool) -> None:
-        engine = self.engine
-        if site is not None and address in self._captured_names:
-            engine.called.setdefault(site, self._captured_names[address])
-        engine.free(address, site, waits)
+    def _free(self, event: Free) -> None:
+        engine, address = self.engine, event.address
+        if event.site is not None and address in self._captured_names:
+            engine.tensor_names.setdefault(event.site, self._captured_names[address])
+        engine.apply(event)
         if self._capture is not None:
-            self._capture.engine.free(address)
+            self._capture.engine.apply(Free(address))
 
     def resized(self, tag: StorageTag, old: Any) -> None:
         if old is not None:
@@ -191,7 +210,7 @@ class StreamSource:
     def record_stream(self, tag: StorageTag, number: int) -> None:
         address = self._address(tag)
         if address is not None:
-            self.active.record_stream(address, self.active.stream(tag.place, number))
+            self.active.apply(RecordStream(address, self.active.stream(tag.place, number)))
 
     def empty_cache(self) -> None:
         frame: Any = sys._getframe(1)
@@ -201,7 +220,7 @@ class StreamSource:
         files = [one.f_code.co_filename for one in (frame, outer) if one is not None]
         if torch.cuda.graphs.__file__ in files:
             for device in range(len(self.machine.devices)):
-                self.engine.device_synchronize(device, site_at_hand())
+                self.engine.apply(DeviceSynchronize(device, site_at_hand()))
             return  # torch empties the cache before a capture; the program did not ask
         self._sync("empty_cache", None)
 
@@ -230,7 +249,7 @@ class StreamSource:
         actor = engine.stream(index, self.machine.stream(index))
         if self._backward and torch._C._current_autograd_node() is not None:
             actor, note = self._in_backward(actor, index, op, accesses, note)
-        engine.launch(actor, op, accesses, site, note)
+        engine.apply(_new(Launch, (actor, op, accesses, site, note)))
         if engine.many_streams or self._capture is not None:
             self._call_by_name(actor, accesses, site)
 
@@ -256,42 +275,42 @@ class StreamSource:
     def _quiet(self, index: int, site: Any) -> None:
         """A copy that the program asked to wait for: it is what it says."""
         self.ledger.add("copy", site, allowed=True)
-        self.active.stream_synchronize(self._actor(index), site)
+        self.active.apply(StreamSynchronize(self._actor(index), site))
 
     def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
         site = site if site is not None else site_at_hand()
         self.ledger.add(reason, site, allowed=self.allowed > 0)
         if index is None:
             for device in range(len(self.machine.devices)):
-                self.engine.device_synchronize(device, site)
+                self.engine.apply(DeviceSynchronize(device, site))
         else:
-            self.active.stream_synchronize(self._actor(index), site)
+            self.active.apply(StreamSynchronize(self._actor(index), site))
 
     # -- streams and events
 
     def event_record(self, event: int, index: int, number: int) -> None:
         engine = self.active
-        engine.event_record(event, engine.stream(index, number), site_at_hand())
+        engine.apply(EventRecord(event, engine.stream(index, number), site_at_hand()))
 
     def event_wait(self, event: int, index: int, number: int) -> None:
         engine = self.active
-        engine.event_wait(event, engine.stream(index, number), site_at_hand())
+        engine.apply(EventWait(event, engine.stream(index, number), site_at_hand()))
 
     def event_query(self, event: int) -> None:
         """True on a virtual device: all that the event stands for is done."""
-        self.engine.event_synchronize(event, site_at_hand())
+        self.engine.apply(EventSynchronize(event, site_at_hand()))
 
     def event_synchronize(self, event: int) -> None:
-        self.engine.event_synchronize(event, site_at_hand())
+        self.engine.apply(EventSynchronize(event, site_at_hand()))
 
     def event_destroyed(self, event: int) -> None:
-        self.engine.event_destroyed(event)
+        self.engine.apply(EventDestroy(event))
 
     def stream_synchronize(self, index: int, number: int) -> None:
-        self.engine.stream_synchronize(self.engine.stream(index, number), site_at_hand())
+        self.engine.apply(StreamSynchronize(self.engine.stream(index, number), site_at_hand()))
 
     def device_synchronize(self, index: int) -> None:
-        self.engine.device_synchronize(index, site_at_hand())
+        self.engine.apply(DeviceSynchronize(index, site_at_hand()))
 
     # -- graphs
 
@@ -307,7 +326,7 @@ class StreamSource:
         self.active = self.engine
         if captured is not None:
             used = {address for address, _, _ in captured.accesses}
-            self.engine.captured(captured.number, sorted(used - captured.allocated))
+            self.engine.apply(GraphCapture(captured.number, sorted(used - captured.allocated)))
         return captured
 
     def graph_launch(self, captured: Any, index: int, number: int) -> None:
@@ -318,7 +337,9 @@ class StreamSource:
             self.uncharged_graphs += 1
             return
         actor = self.engine.stream(index, number)
-        self.engine.replay(captured.number, actor, list(captured.accesses), site_at_hand())
+        self.engine.apply(
+            GraphReplay(captured.number, actor, list(captured.accesses), site_at_hand())
+        )
 
     # -- the backward pass
 

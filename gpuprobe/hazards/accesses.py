@@ -1,18 +1,27 @@
-"""Accesses to blocks of memory, and what is kept of them."""
+"""Accesses to blocks of memory, the blocks that keep them, and races between two of them."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from types import CodeType
+from typing import Final, Literal, NamedTuple
 
 from gpuprobe.hazards import rules
+from gpuprobe.hazards.events import HOST, Operator, Site
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.model.rules import Rule
 
-HOST: Final = 0
-"""The host's index among the actors. Host threads count as one, ordered as Python ran them."""
+_new: Final = tuple.__new__  # half the time of calling a named tuple's class
 FEW: Final = 8
-"""Accesses of a block that are kept before it is worth pruning them."""
+"""Accesses that a block keeps before it is worth pruning them."""
+
+
+class BlockHistory(NamedTuple):
+    """The life of a block that was freed: the places where it was allocated and freed."""
+
+    allocated: Site = None
+    freed: Site = None
 
 
 class Access(NamedTuple):
@@ -22,33 +31,37 @@ class Access(NamedTuple):
     time: int
     where: Footprint
     write: bool
-    op: Any  # a name, or a name and a shape
-    site: Any
-    note: str = ""  # "graph", "gradient", "numpy": what else is known of it
-    history: Any = None  # of the block, once it was freed
+    op: Operator
+    site: Site
+    note: str = ""  # "graph", "gradient", "numpy", "process": the kind of its operation
+    history: BlockHistory | None = None  # once the block was freed
+
+    def of_freed(self, history: BlockHistory) -> Access:
+        """The same access to a block that was freed. Faster than `_replace`."""
+        actor, time, where, write, op, site, note, _ = self
+        return _new(Access, (actor, time, where, write, op, site, note, history))
 
 
 class Sync(NamedTuple):
-    """A synchronisation, as it was asked for: ``kind`` record, wait, self-wait, ..."""
+    """A synchronisation that the program requested."""
 
-    kind: str
+    kind: Literal["record", "wait", "self-wait", "wait-unrecorded", "host-wait"]
     waiter: int
     source: int
-    time: int  # of the source, when it was recorded
-    site: Any
+    source_time: int  # when it was recorded
+    site: Site
     event: int = 0
-    order: int = 0
-    mine: int = 0  # of the waiter, when it waited
+    waiter_time: int = 0  # when it waited
 
 
 class Scope(NamedTuple):
     """A frame of the program when a race was found. ``streams``: expressions by actor;
-    ``tensors``: those of the tensors that the race is about.
+    ``tensors``: those of the tensors that race.
     """
 
     file: str
     line: int
-    code: Any
+    code: CodeType
     streams: dict[int, tuple[str, ...]]
     tensors: tuple[str, ...]
 
@@ -57,29 +70,20 @@ class RaceContext(NamedTuple):
     """Where a race was found. ``scopes``: innermost first; ``current``: the actors whose streams
     were current; ``blocks``: (stream, stream before) of each open ``with torch.cuda.stream(...)``,
     innermost first, -1 for other streams than the race's; ``created``: the places where streams
-    were made, by actor.
+    were created, by actor.
     """
 
     scopes: tuple[Scope, ...]
     current: tuple[int, ...]
     blocks: tuple[tuple[int, int], ...]
-    created: dict[int, Any] = {}  # noqa: RUF012 - never changed
-
-
-class BlockHistory(NamedTuple):
-    """What is known of the life of a block that was freed: places where it was allocated and
-    freed, and what the program called it where another stream used it.
-    """
-
-    allocated: Any = None
-    freed: Any = None
-    names: tuple[str, ...] = ()
+    created: dict[int, Site] = {}  # noqa: RUF012 - never changed
 
 
 class Race(NamedTuple):
-    """Two accesses in no order. ``syncs``: the last synchronisations between the two actors.
-    ``owner``: the stream that the block was allocated on, -1 where that is not known. ``later``:
-    operations that the first access's stream was given after it.
+    """Two unordered accesses. ``log_index``: the event of the second one, -1 without a log;
+    ``syncs``: the last synchronisations between the two actors; ``owner``: the stream that the
+    block was allocated on, -1 if unknown; ``later``: operations that the first access's stream got
+    after it.
     """
 
     rule: Rule
@@ -91,7 +95,16 @@ class Race(NamedTuple):
     owner: int = -1
     later: int = 0
     context: RaceContext | None = None
-    history: BlockHistory | None = None
+
+    @property
+    def history(self) -> BlockHistory | None:
+        """The life of the block that the first access touched, if that was freed."""
+        return self.first.history
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for the same race in another replay of the log."""
+        return (self.rule.id, self.first.actor, self.first.time, self.block, self.second.site)
 
 
 class TrackedBlock:
@@ -99,18 +112,17 @@ class TrackedBlock:
 
     __slots__ = (
         "address",
+        "allocated",
         "graphs",
         "inherited",
-        "made",
-        "maybe",
         "most_reads",
         "most_writes",
         "owner",
         "private",
         "reads",
+        "recorded",
+        "reusable",
         "size",
-        "touched",
-        "uses",
         "writes",
     )
 
@@ -121,13 +133,16 @@ class TrackedBlock:
         self.private = private  # in a CUDA graph's own pool
         self.writes: list[Access] = []
         self.reads: list[Access] = []
-        self.inherited: list[Access] = []
-        self.maybe: tuple[Access, ...] = ()  # of memory that this block could have been given
-        self.made: Any = None  # where it was allocated
+        self.inherited: list[Access] = []  # of the former owners of its bytes
+        self.reusable: tuple[Access, ...] = ()  # of memory that this block could have got
+        self.allocated: Site = None
         self.most_reads = self.most_writes = FEW  # before they are pruned
-        self.touched = False
-        self.uses: set[int] = set()  # actors that record_stream named
+        self.recorded: set[int] = set()  # actors of `RecordStream`
         self.graphs: tuple[int, ...] = ()  # captured graphs that use it
+
+    def uses(self) -> list[Access]:
+        """Its own accesses."""
+        return self.writes + self.reads
 
 
 def coarser(accesses: list[Access]) -> list[Access]:

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.events import (
+    Allocation,
+    DeviceSynchronize,
+    Event,
+    EventDestroy,
+    EventRecord,
+    EventWait,
+    Free,
+    GraphCapture,
+    GraphReplay,
+    HostAccess,
+    Launch,
+    Order,
+    RecordStream,
+    StreamSynchronize,
+    StreamWait,
+)
 from gpuprobe.hazards.findings.explain import finding
-from gpuprobe.hazards.findings.fixes import repair
+from gpuprobe.hazards.findings.fixes import propose
+from gpuprobe.hazards.findings.repairs import Log
 from gpuprobe.hazards.footprint import Footprint, of_tensor, overlap
 
 
@@ -20,7 +39,7 @@ class Run:
         self.main = self.engine.stream(0, 0)
         self.side = self.engine.stream(0, 1)
         self.owner = self.main if owner is None else owner
-        self.engine.alloc(0, 8, self.owner)
+        self.engine.apply(Allocation(0, 8, self.owner))
 
     def read(self, actor: int, low: int = 0, high: int = 8, **more: Any) -> None:
         self.use(actor, low, high, write=False, **more)
@@ -33,11 +52,11 @@ class Run:
     ) -> None:
         site, note = more.get("site"), more.get("note", "")
         accesses = [(block, Footprint(low, high), write)]
-        self.engine.launch(actor, "op", accesses, site, note)
+        self.engine.apply(Launch(actor, "op", accesses, site, note))
 
     def reuse(self, **more: Any) -> None:
-        self.engine.free(0, **more)
-        self.engine.alloc(0, 8, self.owner)
+        self.engine.apply(Free(0, **more))
+        self.engine.apply(Allocation(0, 8, self.owner))
 
     @property
     def rules(self) -> list[str]:
@@ -55,7 +74,7 @@ def test_the_host_waits_for_the_streams_of_one_device(
 ) -> None:
     other = run.engine.stream(1, 0)
     run.write(run.main)
-    run.engine.device_synchronize(waited)
+    run.engine.apply(DeviceSynchronize(waited))
     run.read(other)
     assert run.rules == rules
 
@@ -83,7 +102,7 @@ def test_a_new_owner_is_told_once_of_what_it_inherited(run: Run) -> None:
 def test_an_inherited_access_that_was_waited_for_is_forgotten(run: Run) -> None:
     run.read(run.side)
     run.reuse()
-    run.engine.stream_wait(run.main, run.side)
+    run.engine.apply(StreamWait(run.main, run.side))
     run.write(run.main)
     assert run.rules == []
     assert run.engine.kept == 1
@@ -104,8 +123,8 @@ def test_the_rest_of_the_bytes_is_still_inherited(run: Run) -> None:
 )
 def test_bytes_go_to_whoever_gets_them(run: Run, address: int, size: int, races: bool) -> None:
     run.write(run.side, 4, 8)
-    run.engine.free(0)
-    run.engine.alloc(address, size)
+    run.engine.apply(Free(0))
+    run.engine.apply(Allocation(address, size))
     run.write(run.main, address, address + size, block=address)
     assert bool(run.rules) == races
 
@@ -113,20 +132,20 @@ def test_bytes_go_to_whoever_gets_them(run: Run, address: int, size: int, races:
 def test_what_the_next_owner_does_not_cover_waits_for_others(run: Run) -> None:
     run.write(run.side, 0, 2, site="low")
     run.write(run.side, 6, 8, site="high")
-    run.engine.free(0)
+    run.engine.apply(Free(0))
     for address, size in ((3, 2), (0, 3), (5, 3)):
-        run.engine.alloc(address, size)
+        run.engine.apply(Allocation(address, size))
         run.write(run.main, address, address + size, block=address)
     assert [race.first.site for race in run.engine.races] == ["low", "high"]
 
 
 def test_one_block_inherits_from_several(run: Run) -> None:
-    run.engine.alloc(8, 8)
+    run.engine.apply(Allocation(8, 8))
     run.write(run.side, 0, 8, site="one")
     run.write(run.side, 8, 16, site="two", block=8)
-    run.engine.free(0)
-    run.engine.free(8)
-    run.engine.alloc(0, 16)
+    run.engine.apply(Free(0))
+    run.engine.apply(Free(8))
+    run.engine.apply(Allocation(0, 16))
     run.write(run.main, 0, 16)
     assert [race.first.site for race in run.engine.races] == ["one", "two"]
 
@@ -141,8 +160,8 @@ def test_an_untouched_block_hands_on_what_it_inherited(run: Run) -> None:
 
 def test_what_the_host_has_waited_for_is_not_handed_on(run: Run) -> None:
     run.write(run.side)
-    run.engine.stream_synchronize(run.side)
-    run.engine.free(0)
+    run.engine.apply(StreamSynchronize(run.side))
+    run.engine.apply(Free(0))
     assert run.engine.kept == 0
 
 
@@ -161,7 +180,7 @@ def test_record_stream(owner: str | None, user: str, silent: bool) -> None:
     names = {"main": 1, "side": 2, None: -1}
     run = Run(names[owner])
     run.write(names[user])
-    run.engine.record_stream(0, names[user])
+    run.engine.apply(RecordStream(0, names[user]))
     run.reuse()
     run.write(run.main)
     assert (run.rules == []) == silent
@@ -170,7 +189,7 @@ def test_record_stream(owner: str | None, user: str, silent: bool) -> None:
 def test_record_stream_of_another_stream_is_no_help(run: Run) -> None:
     third = run.engine.stream(0, 2)
     run.write(run.side)
-    run.engine.record_stream(0, third)
+    run.engine.apply(RecordStream(0, third))
     run.reuse()
     run.write(run.main)
     assert run.rules == ["GP204"]
@@ -190,10 +209,10 @@ def test_memory_from_before_the_watch_is_followed(run: Run) -> None:
 )
 def test_a_write_covers_what_lies_within(run: Run, low: int, high: int, forgotten: bool) -> None:
     run.write(run.side)
-    run.engine.stream_wait(run.main, run.side)
+    run.engine.apply(StreamWait(run.main, run.side))
     run.write(run.main, low, high)
     third = run.engine.stream(0, 2)
-    run.engine.stream_wait(third, run.main)
+    run.engine.apply(StreamWait(third, run.main))
     assert run.rules == []
     assert run.engine.kept == (1 if forgotten else 2)
 
@@ -202,7 +221,7 @@ def test_a_write_with_holes_covers_nothing(run: Run) -> None:
     rows = of_tensor(0, [2, 2], [4, 1], 1)
     assert rows is not None
     run.write(run.side, 0, 6)
-    run.engine.launch(run.side, "op", [(0, rows, True)], None)
+    run.engine.apply(Launch(run.side, "op", [(0, rows, True)], None))
     run.read(run.main, 2, 4)
     assert run.rules == ["GP201"]
 
@@ -216,7 +235,7 @@ def test_touching_is_not_overlapping(run: Run, low: int, races: bool) -> None:
 
 def test_the_newest_read_of_a_stream_counts(run: Run) -> None:
     run.read(run.side)
-    run.engine.stream_wait(run.main, run.side)
+    run.engine.apply(StreamWait(run.main, run.side))
     run.read(run.side, site="again")
     run.write(run.main)
     assert [race.first.site for race in run.engine.races] == ["again"]
@@ -242,7 +261,7 @@ def test_places_that_all_have_seen_are_pruned(run: Run) -> None:
     engine = run.engine
     for at in range(8):
         run.read(run.side, at, at + 1)
-    engine.stream_synchronize(run.side)
+    engine.apply(StreamSynchronize(run.side))
     run.read(run.main, 20, 21)
     run.read(run.side, 21, 22)  # the streams that have launched have seen what the host has
     assert engine.kept == 2
@@ -253,9 +272,9 @@ def test_places_that_all_have_seen_are_pruned(run: Run) -> None:
 
 def test_an_event_has_the_value_of_its_record(run: Run) -> None:
     run.write(run.side, site="before")
-    run.engine.event_record(5, run.side)
+    run.engine.apply(EventRecord(5, run.side))
     run.write(run.side, site="after")
-    run.engine.event_wait(5, run.main)
+    run.engine.apply(EventWait(5, run.main))
     run.read(run.main)
     assert [race.first.site for race in run.engine.races] == ["after"]
 
@@ -263,30 +282,30 @@ def test_an_event_has_the_value_of_its_record(run: Run) -> None:
 def test_what_a_stream_has_seen_is_handed_on_with_it(run: Run) -> None:
     third = run.engine.stream(0, 2)
     run.write(third)
-    run.engine.stream_wait(run.side, third)
-    run.engine.event_record(5, run.side)
-    run.engine.event_wait(5, run.main)
+    run.engine.apply(StreamWait(run.side, third))
+    run.engine.apply(EventRecord(5, run.side))
+    run.engine.apply(EventWait(5, run.main))
     run.read(run.main)
     assert run.rules == []
 
 
 def test_a_record_knows_what_the_host_has_waited_for(run: Run) -> None:
     run.write(run.side)
-    run.engine.stream_synchronize(run.side)
+    run.engine.apply(StreamSynchronize(run.side))
     third = run.engine.stream(0, 2)
-    run.engine.event_record(5, third)
-    run.engine.event_wait(5, run.main)
+    run.engine.apply(EventRecord(5, third))
+    run.engine.apply(EventWait(5, run.main))
     run.read(run.main)
     assert run.rules == []
 
 
 def test_an_unrecorded_or_destroyed_event_is_no_wait(run: Run) -> None:
-    run.engine.event_wait(5, run.main)
+    run.engine.apply(EventWait(5, run.main))
     assert run.engine.unknown_events == 1
     run.write(run.side)
-    run.engine.event_record(5, run.side)
-    run.engine.event_destroyed(5)
-    run.engine.event_wait(5, run.main)
+    run.engine.apply(EventRecord(5, run.side))
+    run.engine.apply(EventDestroy(5))
+    run.engine.apply(EventWait(5, run.main))
     assert run.engine.unknown_events == 2
     run.read(run.main)
     assert run.rules == ["GP201"]
@@ -296,22 +315,22 @@ def test_a_device_is_waited_for_alone(run: Run) -> None:
     other = run.engine.stream(1, 0)
     run.write(run.side, 0, 4)
     run.write(other, 4, 8)
-    run.engine.device_synchronize(0)
+    run.engine.apply(DeviceSynchronize(0))
     run.read(run.main)
     assert [race.first.actor for race in run.engine.races] == [other]
 
 
 def test_waits_that_bring_nothing_new(run: Run) -> None:
     engine = run.engine
-    engine.event_record(4, run.side)
-    engine.event_wait(4, run.main, "of an idle stream")
+    engine.apply(EventRecord(4, run.side))
+    engine.apply(EventWait(4, run.main, "of an idle stream"))
     run.write(run.side)
-    engine.event_record(5, run.side)
-    engine.event_wait(5, run.main, "needed")
-    engine.event_wait(5, run.main, "again")
-    engine.event_wait(5, run.main, "again")
-    engine.event_wait(5, run.main, "needed")
-    engine.event_wait(5, run.side, "itself")
+    engine.apply(EventRecord(5, run.side))
+    engine.apply(EventWait(5, run.main, "needed"))
+    engine.apply(EventWait(5, run.main, "again"))
+    engine.apply(EventWait(5, run.main, "again"))
+    engine.apply(EventWait(5, run.main, "needed"))
+    engine.apply(EventWait(5, run.side, "itself"))
     assert engine.redundant == {"again": 2}
     assert [sync.site for sync in engine.self_waits] == ["itself"]
 
@@ -325,7 +344,7 @@ def test_the_rule_says_who_and_what() -> None:
         for actor, kind, note in steps:
             write = kind == "write"
             if actor == "host":
-                run.engine.host_access(0, Footprint(0, 8), write, "op", None, note)
+                run.engine.apply(HostAccess(0, Footprint(0, 8), write, "op", None, note))
             else:
                 run.use(getattr(run, actor), 0, 8, write=write, note=note)
         (found,) = run.rules
@@ -357,7 +376,7 @@ def test_reused_memory_is_named_first(run: Run, note: str) -> None:
 def test_reused_memory_is_named_first_on_the_host_too(run: Run) -> None:
     run.read(run.side)
     run.reuse()
-    run.engine.host_access(0, Footprint(0, 8), True, "op", None)
+    run.engine.apply(HostAccess(0, Footprint(0, 8), True, "op", None))
     assert run.rules == ["GP204"]
 
 
@@ -366,40 +385,46 @@ def test_reused_memory_is_named_first_on_the_host_too(run: Run) -> None:
 
 def test_a_graph_replays_over_freed_memory(run: Run) -> None:
     engine = run.engine
-    engine.captured(0, [0])
+    engine.apply(GraphCapture(0, [0]))
     assert engine.end_matters(0)
     assert not engine.end_matters(8)
     accesses = [(0, Footprint(0, 8), False)]
-    engine.replay(0, run.main, accesses, "replay")
+    engine.apply(GraphReplay(0, run.main, accesses, "replay"))
     assert run.rules == []
-    engine.free(0, "freed")
-    engine.alloc(0, 8)
-    engine.stream_wait(run.side, run.main)
+    engine.apply(Free(0, "freed"))
+    engine.apply(Allocation(0, 8))
+    engine.apply(StreamWait(run.side, run.main))
     run.write(run.side)
-    engine.stream_wait(run.main, run.side)
-    engine.replay(1, run.main, accesses, "another graph")
-    engine.stream_wait(run.side, run.main)
+    engine.apply(StreamWait(run.main, run.side))
+    engine.apply(GraphReplay(1, run.main, accesses, "another graph"))
+    engine.apply(StreamWait(run.side, run.main))
     run.write(run.side)  # not in order with the next replay, which is not checked against it
     assert run.rules == []
-    engine.replay(0, run.main, accesses, "replay")
+    engine.apply(GraphReplay(0, run.main, accesses, "replay"))
     assert run.rules == ["GP211"]
     assert run.engine.races[0].first.site == "freed"
-    assert engine.without(engine.races[0], repair(engine, engine.races[0]).edit) is True
+    (race,) = engine.races
+    assert engine.is_fixed(race, propose(engine, race).repair.log) is True
 
 
 def test_memory_freed_within_the_capture_is_lost(run: Run) -> None:
-    run.engine.captured(0, [64])
-    run.engine.replay(0, run.main, [(64, Footprint(64, 72), False)], None)
+    run.engine.apply(GraphCapture(0, [64]))
+    run.engine.apply(GraphReplay(0, run.main, [(64, Footprint(64, 72), False)], None))
     assert run.rules == ["GP211"]
 
 
 # -- fixes
 
 
+def unchanged(replay: Engine, log: Log) -> Iterator[Event]:
+    """The log without any repair."""
+    return (event for _, event in log)
+
+
 def fixed(run: Run) -> tuple[str, bool | None]:
     (race,) = run.engine.races
-    fix = repair(run.engine, race)
-    return fix.code.partition("  #")[0], run.engine.without(race, fix.edit)
+    repair = propose(run.engine, race).repair
+    return repair.code.partition("  #")[0], run.engine.is_fixed(race, repair.log)
 
 
 def test_record_stream_is_proposed_for_a_stream_that_is_not_the_owner(run: Run) -> None:
@@ -412,7 +437,7 @@ def test_record_stream_is_proposed_for_a_stream_that_is_not_the_owner(run: Run) 
 def test_the_owner_is_waited_for() -> None:
     run = Run(owner=2)
     run.write(run.side)
-    run.engine.record_stream(0, run.side)
+    run.engine.apply(RecordStream(0, run.side))
     run.reuse()
     run.write(run.main)
     assert fixed(run) == ("torch.cuda.current_stream().wait_stream(side)", True)
@@ -422,27 +447,27 @@ def test_a_fix_that_does_nothing_is_not_verified(run: Run) -> None:
     run.write(run.side)
     run.read(run.main)
     (race,) = run.engine.races
-    assert run.engine.without(race, lambda *_: True) is False
+    assert run.engine.is_fixed(race, unchanged) is False
 
 
 def test_a_fix_is_put_where_it_says(run: Run) -> None:
     """The event is recorded after the copy: later work on its stream is not waited for."""
     run.write(run.side, 0, 4, site="copy")
     run.write(run.side, 4, 8, site="later")
-    run.engine.host_access(0, Footprint(0, 4), False, "op", "host")
+    run.engine.apply(HostAccess(0, Footprint(0, 4), False, "op", "host"))
     (race,) = run.engine.races
-    edit = repair(run.engine, race).edit
-    assert run.engine.without(race, edit) is True
-    run.engine.host_access(0, Footprint(4, 8), False, "op", "host 2")
+    repair = propose(run.engine, race).repair
+    assert run.engine.is_fixed(race, repair.log) is True
+    run.engine.apply(HostAccess(0, Footprint(4, 8), False, "op", "host 2"))
     first, second = run.engine.races
-    assert run.engine.without(second._replace(first=first.first), edit) is True
-    assert run.engine.without(second, repair(run.engine, first).edit) is False
+    assert run.engine.is_fixed(second._replace(first=first.first), repair.log) is True
+    assert run.engine.is_fixed(second, propose(run.engine, first).repair.log) is False
 
 
 def test_a_clone_is_read_where_it_is_sent(run: Run) -> None:
     receiver = run.engine.stream(-2, 0)
-    run.engine.order(receiver, run.main)
-    run.engine.launch(receiver, "receiver", [(0, Footprint(0, 8), False)], "put", "process")
+    run.engine.apply(Order(receiver, run.main))
+    run.engine.apply(Launch(receiver, "receiver", [(0, Footprint(0, 8), False)], "put", "process"))
     run.write(run.main, site="write")
     code, verified = fixed(run)
     assert code == "queue.put(tensor.clone())"
@@ -451,15 +476,15 @@ def test_a_clone_is_read_where_it_is_sent(run: Run) -> None:
 
 def test_a_clone_does_not_order_what_another_stream_writes(run: Run) -> None:
     receiver = run.engine.stream(-2, 0)
-    run.engine.order(receiver, run.main)
-    run.engine.launch(receiver, "receiver", [(0, Footprint(0, 8), False)], "put", "process")
+    run.engine.apply(Order(receiver, run.main))
+    run.engine.apply(Launch(receiver, "receiver", [(0, Footprint(0, 8), False)], "put", "process"))
     run.write(run.side, site="write")
     assert fixed(run)[1] is False
 
 
 def test_why_it_is_not_ordered_names_the_nearest_wait(run: Run) -> None:
-    run.engine.event_record(5, run.side, "record")
-    run.engine.event_wait(5, run.main, "wait")
+    run.engine.apply(EventRecord(5, run.side, "record"))
+    run.engine.apply(EventWait(5, run.main, "wait"))
     run.write(run.side, site="first")
     run.read(run.main, site="second")
     (race,) = run.engine.races
@@ -471,11 +496,11 @@ def test_why_it_is_not_ordered_names_the_nearest_wait(run: Run) -> None:
 def test_memory_that_a_new_block_could_have_been_given(run: Run, waits: bool) -> None:
     """It is loose until its own stream has waited, at the latest at the first use of that block."""
     run.read(run.side, site="side")
-    run.engine.free(0)
-    run.engine.alloc(64, 8, run.main)
+    run.engine.apply(Free(0))
+    run.engine.apply(Allocation(64, 8, run.main))
     if waits:
-        run.engine.event_record(1, run.side)
-        run.engine.event_wait(1, run.main)
+        run.engine.apply(EventRecord(1, run.side))
+        run.engine.apply(EventWait(1, run.main))
     run.use(run.main, 64, 72, write=True, block=64, site="main")
     assert run.rules == ([] if waits else ["GP213"])
     run.engine.at_end()

@@ -19,10 +19,14 @@ from hazard_corpus import CASES
 from test_hazard_corpus import gpus, judge
 from upstream_corpus import BUGS
 
+from gpuprobe.hazards.accesses import Access, Race
 from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.events import HOST
 from gpuprobe.hazards.findings.code import applied, statement, unified_diff
 from gpuprobe.hazards.findings.fixes import stream_name
-from gpuprobe.hazards.findings.repairs import kept_alive
+from gpuprobe.hazards.findings.repairs import KeepAlive, LocatedRace
+from gpuprobe.hazards.footprint import Footprint
+from gpuprobe.hazards.rules import GRAPH_FREED
 from gpuprobe.model.findings import Insertion
 from gpuprobe.model.place import Place
 
@@ -254,10 +258,20 @@ def test_lines_go_before_whole_statements() -> None:
 def test_what_is_kept_alive_goes_by_its_first_name(tmp_path: Path) -> None:
     source = tmp_path / "model.py"
     source.write_text("def step(net):\n    x = net.buffer\n    del x\n")
-    change = kept_alive(Place(str(source), 3, "step"), ("not a name", "net.buffer", "x"))
-    assert change is not None
-    assert [one.text.strip() for one in change.insertions] == ["static_buffer = net.buffer"]
-    assert kept_alive(Place(str(source), 3, "step"), ("not a name",)) is None
+    engine = Engine()
+    main = engine.stream(0, 0)
+    freed = Access(HOST, 0, Footprint(0, 8), True, "free", "del x")
+    replayed = Access(main, 1, Footprint(0, 8), False, "replay", "replay")
+    race = Race(GRAPH_FREED, freed, replayed, 0, -1, ())
+
+    def repairs(*names: str) -> list[list[str]]:
+        engine.tensor_names["del x"] = names
+        located = LocatedRace.locate(engine, race, lambda site: Place(str(source), 3, "step"))
+        found = KeepAlive.in_source(located)
+        return [[one.text.strip() for one in repair.insertions] for repair in found]
+
+    assert repairs("not a name", "net.buffer", "x") == [["static_buffer = net.buffer"]]
+    assert repairs("not a name") == []
 
 
 @pytest.mark.parametrize("script", ["train.py", ""])

@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.hazards.accesses import HOST
 from gpuprobe.hazards.engine import Engine
-from gpuprobe.hazards.findings.fixes import repair
+from gpuprobe.hazards.events import (
+    HOST,
+    Allocation,
+    DeviceSynchronize,
+    EventRecord,
+    EventSynchronize,
+    EventWait,
+    Free,
+    HostAccess,
+    Launch,
+    StreamSynchronize,
+)
+from gpuprobe.hazards.findings.fixes import propose
 from gpuprobe.hazards.footprint import Footprint, of_tensor, overlap, whole
 
 STREAMS, BLOCKS, EVENTS = 3, 3, 2
@@ -43,23 +54,23 @@ def run_engine(program: list[tuple[Any, ...]]) -> set[tuple[int, int]]:
     engine = Engine()
     streams = [engine.stream(0, number) for number in range(STREAMS)]
     for block in range(BLOCKS):
-        engine.alloc(1000 * block, SIZE)
+        engine.apply(Allocation(1000 * block, SIZE))
     for at, step in enumerate(program):
         kind = step[0]
         if kind == "launch":
             _, stream, block, low, length, write = step
             where = Footprint(1000 * block + low, 1000 * block + min(SIZE, low + length))
-            engine.launch(streams[stream], "op", [(1000 * block, where, write)], at)
+            engine.apply(Launch(streams[stream], "op", [(1000 * block, where, write)], at))
         elif kind == "record":
-            engine.event_record(step[1], streams[step[2]], at)
+            engine.apply(EventRecord(step[1], streams[step[2]], at))
         elif kind == "wait":
-            engine.event_wait(step[1], streams[step[2]], at)
+            engine.apply(EventWait(step[1], streams[step[2]], at))
         elif kind == "event_sync":
-            engine.event_synchronize(step[1], at)
+            engine.apply(EventSynchronize(step[1], at))
         elif kind == "stream_sync":
-            engine.stream_synchronize(streams[step[1]], at)
+            engine.apply(StreamSynchronize(streams[step[1]], at))
         else:
-            engine.device_synchronize(0, at)
+            engine.apply(DeviceSynchronize(0, at))
     return {(race.first.site, race.second.site) for race in engine.races}
 
 
@@ -201,27 +212,27 @@ def test_many_places_of_one_block_are_kept_apart() -> None:
     """300 slots of a cache, each with an event of its own."""
     engine = Engine()
     main, side = engine.stream(0, 0), engine.stream(0, 1)
-    engine.alloc(0, 300)
+    engine.apply(Allocation(0, 300))
     for at in range(300):
-        engine.launch(side, "fill", [(0, Footprint(at, at + 1), True)], "fill")
-        engine.event_record(at, side)
+        engine.apply(Launch(side, "fill", [(0, Footprint(at, at + 1), True)], "fill"))
+        engine.apply(EventRecord(at, side))
     for at in range(0, 300, 2):
-        engine.event_wait(at, main)
-        engine.launch(main, "read", [(0, Footprint(at, at + 1), False)], "read")
+        engine.apply(EventWait(at, main))
+        engine.apply(Launch(main, "read", [(0, Footprint(at, at + 1), False)], "read"))
     assert engine.races == []
-    engine.launch(main, "read", [(0, Footprint(299, 300), False)], "early")
+    engine.apply(Launch(main, "read", [(0, Footprint(299, 300), False)], "early"))
     assert [race.second.site for race in engine.races] == ["early"]
 
 
 def test_places_of_one_block_are_bounded() -> None:
     engine = Engine(keep_log=False)
     main, side = engine.stream(0, 0), engine.stream(0, 1)
-    engine.alloc(0, 20_000)
+    engine.apply(Allocation(0, 20_000))
     for at in range(0, 20_000, 2):
-        engine.launch(side, "fill", [(0, Footprint(at, at + 1), True)], "fill")
+        engine.apply(Launch(side, "fill", [(0, Footprint(at, at + 1), True)], "fill"))
     assert engine.kept < 5_000
     for at in range(0, 20_000, 501):  # none of them is forgotten
-        engine.launch(main, "read", [(0, Footprint(2 * (at // 2), at + 1), False)], at)
+        engine.apply(Launch(main, "read", [(0, Footprint(2 * (at // 2), at + 1), False)], at))
     assert len(engine.races) == len(range(0, 20_000, 501))
 
 
@@ -229,45 +240,45 @@ def test_memory_stays_bounded() -> None:
     engine = Engine()
     main, side = engine.stream(0, 0), engine.stream(0, 1)
     weight, where = 0, Footprint(0, 4096)
-    engine.alloc(weight, 4096)
+    engine.apply(Allocation(weight, 4096))
     for at in range(30_000):
         address = 10_000 + 512 * (at % 50)
-        engine.alloc(address, 512)
+        engine.apply(Allocation(address, 512))
         access = [(weight, where, False), (address, Footprint(address, address + 512), True)]
-        engine.launch(main if at % 3 else side, "op", access, "line")
-        engine.free(address)
+        engine.apply(Launch(main if at % 3 else side, "op", access, "line"))
+        engine.apply(Free(address))
         if at % 10 == 0:
-            engine.event_record(1, main, "line")
-            engine.event_wait(1, side, "line")
+            engine.apply(EventRecord(1, main, "line"))
+            engine.apply(EventWait(1, side, "line"))
     assert engine.kept < 500
 
 
 def test_the_log_has_an_end_and_says_so() -> None:
     engine = Engine()
     main, side = engine.stream(0, 0), engine.stream(0, 1)
-    engine.alloc(0, 8)
+    engine.apply(Allocation(0, 8))
     for _ in range(50_001):
-        engine.launch(main, "op", [], None)
-    engine.launch(main, "write", [(0, Footprint(0, 8), True)], "one")
-    engine.launch(side, "read", [(0, Footprint(0, 8), False)], "two")
+        engine.apply(Launch(main, "op", [], None))
+    engine.apply(Launch(main, "write", [(0, Footprint(0, 8), True)], "one"))
+    engine.apply(Launch(side, "read", [(0, Footprint(0, 8), False)], "two"))
     (race,) = engine.races
-    assert engine.without(race, repair(engine, race).edit) is None
+    assert engine.is_fixed(race, propose(engine, race).repair.log) is None
 
 
 @pytest.mark.parametrize("write", [True, False])
 def test_the_host_is_an_actor(write: bool) -> None:
     engine = Engine()
     main = engine.stream(0, 0)
-    engine.alloc(0, 8)
+    engine.apply(Allocation(0, 8))
     where = Footprint(0, 8)
-    engine.launch(main, "copy", [(0, where, not write)], "copy")
-    engine.host_access(0, where, write, "host", "host")
+    engine.apply(Launch(main, "copy", [(0, where, not write)], "copy"))
+    engine.apply(HostAccess(0, where, write, "host", "host"))
     (race,) = engine.races
     assert race.rule.kind == "host-race"
     assert race.second.actor == HOST
-    assert engine.without(race, repair(engine, race).edit) is True
-    engine.stream_synchronize(main)
-    engine.host_access(0, where, write, "host", "later")
+    assert engine.is_fixed(race, propose(engine, race).repair.log) is True
+    engine.apply(StreamSynchronize(main))
+    engine.apply(HostAccess(0, where, write, "host", "later"))
     assert len(engine.races) == 1
 
 

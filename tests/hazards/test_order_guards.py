@@ -11,6 +11,7 @@ import torch
 import gpuprobe
 from gpuprobe.hazard_watch import cuda as front_end
 from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.events import Allocation, EventRecord, EventWait, Free, Launch
 from gpuprobe.hazards.footprint import Footprint
 
 _SMALL, _LARGE = 4096, 4 << 20
@@ -28,7 +29,7 @@ class Device:
     def use(self, actor: int, address: int, size: int = 512, *, write: bool = True) -> None:
         where = Footprint(address, address + size)
         site = (actor, address, self.engine.operations)
-        self.engine.launch(actor, "op", [(address, where, write)], site)
+        self.engine.apply(Launch(actor, "op", [(address, where, write)], site))
 
     @property
     def rules(self) -> list[str]:
@@ -64,13 +65,13 @@ def test_what_the_default_stream_does_between_them_orders_blocking_streams(devic
     assert device.rules == []
 
 
-@pytest.mark.parametrize("waits", ["event_record", "event_wait"])
+@pytest.mark.parametrize("waits", [EventRecord, EventWait])
 def test_records_and_waits_of_the_default_stream_are_barriers_too(
-    device: Device, waits: str
+    device: Device, waits: type[EventRecord | EventWait]
 ) -> None:
-    device.engine.event_record(7, device.one)
+    device.engine.apply(EventRecord(7, device.one))
     device.use(device.blocking, 0)
-    getattr(device.engine, waits)(7, device.main)
+    device.engine.apply(waits(7, device.main))
     device.use(device.other, 0)
     assert device.rules == []
 
@@ -82,11 +83,12 @@ def test_blocking_streams_of_another_device_are_not_waited_for(device: Device) -
     assert device.rules == ["GP203"]
 
 
-def test_a_log_that_is_done_again_has_the_same_barriers(device: Device) -> None:
+def test_a_replayed_log_has_the_same_barriers(device: Device) -> None:
     device.use(device.blocking, 0)
     device.use(device.main, 0)
     device.use(device.one, 0)
-    again = device.engine.done_again(lambda *_: True, len(device.engine._log) - 1)
+    last = device.engine.races[-1].log_index
+    again = device.engine.replayed(lambda _, log: (event for _, event in log), last)
     assert len(again.races) == len(device.engine.races) > 0
 
 
@@ -95,12 +97,12 @@ def test_a_log_that_is_done_again_has_the_same_barriers(device: Device) -> None:
 
 def _freed_under(device: Device, size: int = _SMALL, private: bool = False) -> None:
     """A block of the first side stream is freed while the default stream reads it."""
-    device.engine.alloc(0, size, device.one, private)
+    device.engine.apply(Allocation(0, size, device.one, private))
     device.use(device.one, 0)
-    device.engine.event_record(1, device.one)
-    device.engine.event_wait(1, device.main)
+    device.engine.apply(EventRecord(1, device.one))
+    device.engine.apply(EventWait(1, device.main))
     device.use(device.main, 0, write=False)
-    device.engine.free(0, "freed")
+    device.engine.apply(Free(0, "freed"))
 
 
 @pytest.mark.parametrize(
@@ -117,14 +119,16 @@ def test_blocks_of_the_same_pool_could_have_been_given_it(
     device: Device, size: int, later: int, rules: list[str]
 ) -> None:
     _freed_under(device, size)
-    device.engine.alloc(1 << 30, later, device.one)
+    device.engine.apply(Allocation(1 << 30, later, device.one))
     device.use(device.one, 1 << 30)
     assert device.rules == rules
 
 
 def test_blocks_of_other_streams_do_not_tell_that_the_memory_was_safe(device: Device) -> None:
     _freed_under(device)
-    device.engine.alloc(1 << 30, _SMALL, device.main)  # it has seen its own read, of course
+    device.engine.apply(
+        Allocation(1 << 30, _SMALL, device.main)
+    )  # it has seen its own read, of course
     device.use(device.main, 1 << 30)
     device.engine.at_end()
     assert device.rules == ["GP213"]
@@ -138,16 +142,16 @@ def test_memory_of_a_graphs_pool_is_given_to_no_other_tensor(device: Device) -> 
 
 def test_a_place_whose_uses_are_waited_for_elsewhere_is_safe(device: Device) -> None:
     for wait in (True, False):
-        device.engine.alloc(0, _SMALL, device.one)
+        device.engine.apply(Allocation(0, _SMALL, device.one))
         device.use(device.one, 0)
-        device.engine.event_record(1, device.one)
-        device.engine.event_wait(1, device.main)
+        device.engine.apply(EventRecord(1, device.one))
+        device.engine.apply(EventWait(1, device.main))
         where = Footprint(0, 512)
-        device.engine.launch(device.main, "op", [(0, where, False)], "the consumer")
+        device.engine.apply(Launch(device.main, "op", [(0, where, False)], "the consumer"))
         if wait:
-            device.engine.event_record(2, device.main)
-            device.engine.event_wait(2, device.one)
-        device.engine.free(0, "freed")
+            device.engine.apply(EventRecord(2, device.main))
+            device.engine.apply(EventWait(2, device.one))
+        device.engine.apply(Free(0, "freed"))
     device.engine.at_end()
     assert device.rules == []
 

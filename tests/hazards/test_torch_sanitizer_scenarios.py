@@ -14,6 +14,15 @@ import torch
 
 import gpuprobe
 from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.events import (
+    Allocation,
+    BlockAccess,
+    Event,
+    EventDestroy,
+    EventRecord,
+    EventWait,
+    Launch,
+)
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.virtual.session import current
 
@@ -35,12 +44,12 @@ class Streams:
         accesses = []
         for tensor, write in [(t, False) for t in reads] + [(t, True) for t in writes]:
             where = Footprint(1000 * tensor, 1000 * tensor + SIZE)
-            if not self.engine.knows(where.low):
-                self.engine.alloc(where.low, SIZE)
+            if not self.engine.is_live(where.low):
+                self.engine.apply(Allocation(where.low, SIZE))
             accesses.append((where.low, where, write))
         self._lines += 1
         before = len(self.engine.races)
-        self.engine.launch(self.actor(stream), "op", accesses, self._lines)
+        self.engine.apply(Launch(self.actor(stream), "op", accesses, self._lines))
         found = self.engine.races[before:]
         return len({race.block for race in found})
 
@@ -48,10 +57,10 @@ class Streams:
         return self.engine.stream(0, stream)
 
     def record(self, event: int, stream: int) -> None:
-        self.engine.event_record(event, self.actor(stream))
+        self.engine.apply(EventRecord(event, self.actor(stream)))
 
     def wait(self, event: int, stream: int) -> None:
-        self.engine.event_wait(event, self.actor(stream))
+        self.engine.apply(EventWait(event, self.actor(stream)))
 
 
 @pytest.fixture
@@ -122,7 +131,7 @@ def test_deleted_record(on: Streams) -> None:
     """
     assert on.good(1, reads=[1])
     on.record(0, 1)
-    on.engine.event_destroyed(0)
+    on.engine.apply(EventDestroy(0))
     on.wait(0, 2)
     assert not on.good(2, writes=[1])
 
@@ -199,27 +208,28 @@ def touched(call: Any) -> tuple[set[int], set[int]]:
         session = current()
         assert session is not None
         feed = session.machine.observer
-        seen: list[Any] = []
-        launch = feed.engine.launch
+        accesses: list[BlockAccess] = []
+        apply = feed.engine.apply
 
-        def watching(actor: int, op: Any, accesses: Any, *rest: Any) -> None:
-            seen.extend(accesses)
-            launch(actor, op, accesses, *rest)
+        def recording(event: Event) -> None:
+            if isinstance(event, Launch):
+                accesses.extend(event.accesses)
+            apply(event)
 
         def make(*shape: int) -> torch.Tensor:
             return torch.ones(*shape, device="cuda")
 
         tensors, run = call(make)
-        feed.engine.launch = watching
+        feed.engine.apply = recording
         result = run()
-        feed.engine.launch = launch
+        feed.engine.apply = apply
         results = result if isinstance(result, (tuple, list)) else [result]
         names = {}
         for name, tensor in [*enumerate(tensors), *enumerate(results, 100)]:
             found = feed._touch(tensor)
             names.setdefault(found[1].low, name)
-        reads = {names.get(where.low, -1) for _, where, write in seen if not write}
-        writes = {names.get(where.low, -1) for _, where, write in seen if write}
+        reads = {names.get(where.low, -1) for _, where, write in accesses if not write}
+        writes = {names.get(where.low, -1) for _, where, write in accesses if write}
     return reads, writes
 
 

@@ -144,6 +144,7 @@ z = y + 1
 begin("native")
 with gpus("native"):
     from gpuprobe.hazards.engine import Engine
+    from gpuprobe.hazards.events import EventWait
     from gpuprobe.native.process import LogKind
 
     program = Program("own", "program", text)
@@ -154,7 +155,8 @@ with gpus("native"):
             calls = list(run.calls)
             calls[at] = dataclasses.replace(call, kind=LogKind.UNANSWERED)
             found.append(stream_order.orders(run._replace(calls=calls)))
-    Engine.event_wait = lambda *args: None
+    apply = Engine.apply
+    Engine.apply = lambda engine, event: isinstance(event, EventWait) or apply(engine, event)
     found.append(stream_order.account(program))
 print(json.dumps(found))
 """

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from gpuprobe.hazard_watch.base import NodeStreamModel
+from gpuprobe.hazards.events import Order, Publication, RecordStream, Signal, SignalWait
 from gpuprobe.hazards.footprint import Footprint
 
 _numbers: Final = itertools.count(1)
@@ -222,14 +223,14 @@ class BackwardPass:
         for producer in run.producers:
             for index, mine, source, yours in _waits(run, producer):
                 waiter = engine.stream(index, mine)
-                engine.await_signal(waiter, _key(producer, source, yours))
+                engine.apply(SignalWait(waiter, _key(producer, source, yours)))
                 if index == source:
                     self._record(producer, index, waiter)
         if not run.producers:  # a root: its gradient is the caller's
             for index in set(run.streams) | set(self.callers):
                 mine, yours = run.streams.get(index, 0), self.callers.get(index, 0)
                 if mine != yours:
-                    engine.order(engine.stream(index, mine), engine.stream(index, yours))
+                    engine.apply(Order(engine.stream(index, mine), engine.stream(index, yours)))
 
     def _record(self, producer: _Run, index: int, waiter: int) -> None:
         """A gradient's memory is kept for the stream that it goes to, where that is another one
@@ -239,7 +240,7 @@ class BackwardPass:
         for address, block in producer.handed.items():
             same = engine.block(address) is block
             if same and self._source.device_of_address(address) == index:
-                engine.record_stream(address, waiter)
+                engine.apply(RecordStream(address, waiter))
 
     def _done(self, run: _Run) -> None:
         engine = self._source.active
@@ -259,7 +260,7 @@ class BackwardPass:
             for _, _, source, yours in _waits(consumer, run):
                 if source not in signalled:
                     signalled.add(source)
-                    engine.signal(_key(run, source, yours), engine.stream(source, yours))
+                    engine.apply(Signal(_key(run, source, yours), engine.stream(source, yours)))
             consumer.missing -= 1
             consumer.arrived += 1
             if not consumer.missing:
@@ -280,14 +281,14 @@ class BackwardPass:
                 if mine == caller:
                     continue
                 actor = engine.stream(index, caller)
-                engine.order(actor, engine.stream(index, mine))
+                engine.apply(Order(actor, engine.stream(index, mine)))
                 accesses = [
                     (address, where, True)
                     for address, (where, _) in run.written.items()
-                    if self._source.device_of_address(address) == index and engine.knows(address)
+                    if self._source.device_of_address(address) == index and engine.is_live(address)
                 ]
                 if accesses:
-                    engine.published(actor, "backward", accesses, site)
+                    engine.apply(Publication(actor, "backward", accesses, site))
 
     # -- its operators
 
@@ -343,8 +344,8 @@ class BackwardPass:
                 if at == source == index:
                     key = _key(producer, index, yours)
                     if producer is run:
-                        engine.signal(key, engine.stream(index, yours))
-                    engine.await_signal(waiter, key)
+                        engine.apply(Signal(key, engine.stream(index, yours)))
+                    engine.apply(SignalWait(waiter, key))
                     self._record(producer, index, waiter)
         return waiter
 

@@ -20,6 +20,17 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.code_origin import PACKAGE, folder_of
+from gpuprobe.hazards.events import (
+    Allocation,
+    EventDestroy,
+    EventRecord,
+    ForgetStream,
+    Free,
+    HostAccess,
+    Launch,
+    Order,
+    StreamSynchronize,
+)
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST
 from gpuprobe.patching import Patches
@@ -108,7 +119,7 @@ class Collectives:
     def _recorded(self, actor: int, site: Any) -> int:
         self._count += 1
         event = -self._count  # those of the program are positive
-        self._source.active.event_record(event, actor, site)
+        self._source.active.apply(EventRecord(event, actor, site))
         return event
 
     def results_pending(self, actor: int, result: Any, site: Any) -> None:
@@ -119,7 +130,7 @@ class Collectives:
             key = tensor.untyped_storage()._cdata
             old = self._pending.pop(key, None)
             if old is not None:
-                self._source.active.event_destroyed(old)
+                self._source.active.apply(EventDestroy(old))
             self._pending[key] = self._recorded(actor, site)
 
     def awaited(self, tensor: Any, index: int) -> None:
@@ -128,7 +139,7 @@ class Collectives:
         if event is not None:
             source = self._source
             source.event_wait(event, index, source.machine.stream(index))
-            source.active.event_destroyed(event)
+            source.active.apply(EventDestroy(event))
 
     def started(self, actor: int, index: int, result: Any, addresses: list[int], site: Any) -> None:
         """The collective is on its stream: what waits for its handle waits for this. Its tensors,
@@ -140,7 +151,7 @@ class Collectives:
         def gone(_: Any, key: int = id(work)) -> None:
             found = self._events.pop(key, None)
             if found is not None:
-                self._source.active.event_destroyed(found[1])
+                self._source.active.apply(EventDestroy(found[1]))
 
         self._events[id(work)] = (weakref.ref(work, gone), event, index, actor, addresses)
         self._newest = threading.get_ident(), work
@@ -177,13 +188,13 @@ class Collectives:
             source.event_wait(event, index, machine.stream(index))
             # The handle kept them ("stash" in ``ProcessGroupNCCL.cpp``); no stream does from now.
             for address in addresses:
-                source.active.forget_stream(address, actor)
+                source.active.apply(ForgetStream(address, actor))
             return
         # A handle of several collectives (coalesced), or of one from before the watch.
         for index in range(len(machine.devices)):
             waiter = source.active.stream(index, machine.stream(index))
             for number in self._groups.values():
-                source.active.order(waiter, source.active.stream(index, number))
+                source.active.apply(Order(waiter, source.active.stream(index, number)))
 
     # -- host tensors
 
@@ -205,14 +216,14 @@ class Collectives:
                     continue
                 key = tensor.untyped_storage()._cdata
                 if key not in self.flying:
-                    engine.alloc(key + _HOST_SPACE, tensor.untyped_storage().nbytes())
+                    engine.apply(Allocation(key + _HOST_SPACE, tensor.untyped_storage().nbytes()))
                 self.flying[key] = self.flying.get(key, 0) + 1
                 keys.append(key)
                 accesses.append((key + _HOST_SPACE, where, write))
         if not accesses:
             return
         actor = engine.stream(_NO_DEVICE, number)
-        engine.launch(actor, func._schema.name.rpartition("::")[2], accesses, site)
+        engine.apply(Launch(actor, func._schema.name.rpartition("::")[2], accesses, site))
         work = _handle(result)
 
         def gone(_: Any, key: int = id(work)) -> None:
@@ -228,18 +239,18 @@ class Collectives:
         key = tensor.untyped_storage()._cdata
         where = _footprint(tensor) if key in self.flying else None
         if where is not None:
-            self._source.engine.host_access(key + _HOST_SPACE, where, write, op, site)
+            self._source.engine.apply(HostAccess(key + _HOST_SPACE, where, write, op, site))
 
     def _landed(self, actor: int | None, keys: list[int]) -> None:
         """The host has waited for a collective, or nobody can any more (no ``actor``)."""
         engine = self._source.engine
         if actor is not None:
-            engine.stream_synchronize(actor, self._source.site())
+            engine.apply(StreamSynchronize(actor, self._source.site()))
         for key in keys:
             self.flying[key] -= 1
             if not self.flying[key]:
                 del self.flying[key]
-                engine.free(key + _HOST_SPACE)
+                engine.apply(Free(key + _HOST_SPACE))
 
     def _from_python(self) -> bool:
         """Whether a function of ``torch.distributed`` started it, which gives its handle to the

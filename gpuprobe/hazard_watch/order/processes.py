@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.hazards.events import Launch, Order, RecordStream, StreamSynchronize
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
 
@@ -91,15 +92,15 @@ class Processes:
         engine = source.engine
         actor = engine.stream(PROCESSES, 0)
         for index in range(len(source.machine.devices)):
-            engine.order(actor, engine.stream(index, source.machine.stream(index)))
+            engine.apply(Order(actor, engine.stream(index, source.machine.stream(index))))
         for address, _, _ in accesses:
-            engine.record_stream(address, actor)  # its memory is kept
+            engine.apply(RecordStream(address, actor))  # its memory is kept
         site = source.site()
-        engine.launch(actor, "receiver", accesses, site, "process")
+        engine.apply(Launch(actor, "receiver", accesses, site, "process"))
         source._call_by_name(actor, accesses, site)
 
     def _answered(self) -> None:
         """Another process gave a sign: it is taken to be done with what it was sent."""
         if self.sent:
             engine = self._source.engine
-            engine.stream_synchronize(engine.stream(PROCESSES, 0), self._source.site())
+            engine.apply(StreamSynchronize(engine.stream(PROCESSES, 0), self._source.site()))

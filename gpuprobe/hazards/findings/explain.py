@@ -4,145 +4,100 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Final
 
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.accesses import HOST, Access, Race, Sync
+from gpuprobe.hazards.accesses import Access, Race, Sync
 from gpuprobe.hazards.engine import Engine
-from gpuprobe.hazards.findings.fixes import SHARED, Repair, everywhere, repair, stream_name
+from gpuprobe.hazards.events import HOST
+from gpuprobe.hazards.findings.fixes import Proposal, propose, stream_name
 from gpuprobe.hazards.findings.known import fingerprint
+from gpuprobe.hazards.findings.repairs import DeviceWait, PlaceOf
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 
-PlaceOf = Callable[[Any], Place | None]
-"""What a front end's opaque site means: a file and a line, or None."""
-
-
 _MOST: Final = 24
-"""Races among which those are looked for that one fix cures."""
+"""Up to so many races, each repair is tried on all of them."""
 
 
 def findings(engine: Engine, place: PlaceOf) -> list[Finding]:
-    """The findings of an engine's races: of those of one kind that the same fix cures, one is
-    reported, that of the fix that cures most, and it names the others.
+    """The findings of an engine's races. Of races of one kind that the same repair fixes, one is
+    reported, that of the repair that fixes most, and it lists the others.
     """
-    sites = {race.first.site for race in engine.races if race.rule is not rules.LATENT}
-    sites |= {race.second.site for race in engine.races if race.rule is not rules.LATENT}
-    # What races already is mended first: it may be over then before its memory is freed.
+    definite = [race for race in engine.races if race.rule is not rules.LATENT]
+    sites = {access.site for race in definite for access in (race.first, race.second)}
+    # A place that races already is fixed first: that may make its latent hazard safe.
     races = [
         race
         for race in engine.races
         if race.rule is not rules.LATENT or race.first.site not in sites
     ]
-    repaired = {id(race): repair(engine, race, place) for race in races}
-    cures = _cures(engine, races, repaired)
+    proposals = {id(race): propose(engine, race, place) for race in races}
+    fixed = _fixed_together(engine, races, proposals)
     kinds = {id(race): (race.rule.id, race.rule.kind) for race in races}
-    alike = {key: {one for one in gone if kinds[one] == kinds[key]} for key, gone in cures.items()}
+    alike = {key: {one for one in gone if kinds[one] == kinds[key]} for key, gone in fixed.items()}
     left = {id(race): race for race in races}
     chosen: list[tuple[Race, list[Race]]] = []
     while left:
         race = max(left.values(), key=lambda one: len(alike[id(one)] & left.keys()))
-        cured = alike[id(race)] & left.keys() - {id(race)}
-        chosen.append((race, [left[one] for one in left if one in cured]))
-        left = {key: one for key, one in left.items() if key != id(race) and key not in cured}
+        others = alike[id(race)] & left.keys() - {id(race)}
+        chosen.append((race, [left[one] for one in left if one in others]))
+        left = {key: one for key, one in left.items() if key != id(race) and key not in others}
     order = {id(race): at for at, race in enumerate(races)}
     chosen.sort(key=lambda pair: order[id(pair[0])])
-    _share(chosen, cures, repaired, place)
-    return [_finding(engine, race, place, repaired[id(race)], others) for race, others in chosen]
+    _share(chosen, fixed, proposals, place)
+    return [
+        _Report(engine, race, place).finding(proposals[id(race)], rest) for race, rest in chosen
+    ]
 
 
-def _cures(
-    engine: Engine, races: Sequence[Race], repaired: Mapping[int, Repair]
+def _fixed_together(
+    engine: Engine, races: Sequence[Race], proposals: Mapping[int, Proposal]
 ) -> dict[int, set[int]]:
-    """By a race: those that are gone with its fix, itself among them."""
-    cures = {id(race): {id(race)} for race in races}
+    """By race: those that its repair fixes, including itself."""
+    fixed = {id(race): {id(race)} for race in races}
     for race in races if 1 < len(races) <= _MOST else ():
-        found = repaired[id(race)]
-        if found.proof and found.how in SHARED:
-            gone = engine.cured(everywhere(engine, race, found.how), races)
+        repair, _, proof = proposals[id(race)]
+        if proof and repair.shared:
+            gone = engine.fixed_races(repair.log_everywhere, races)
             if any(one is race for one in gone):
-                cures[id(race)] = {id(one) for one in gone}
-    return cures
+                fixed[id(race)] = {id(one) for one in gone}
+    return fixed
 
 
 def _share(
     chosen: Sequence[tuple[Race, list[Race]]],
-    cures: Mapping[int, set[int]],
-    repaired: dict[int, Repair],
+    fixed: Mapping[int, set[int]],
+    proposals: dict[int, Proposal],
     place: PlaceOf,
 ) -> None:
-    """Give findings of several kinds the same fix, where one of theirs cures the others: few
-    changes are to be made.
+    """Give findings of several kinds the same fix, if one of theirs fixes the others: as few
+    changes as possible are to make.
     """
     groups = {id(race): {id(race), *map(id, others)} for race, others in chosen}
-    mended: set[int] = set()
+    done: set[int] = set()
     for race, _ in sorted(
-        chosen, key=lambda pair: -sum(group <= cures[id(pair[0])] for group in groups.values())
+        chosen, key=lambda pair: -sum(group <= fixed[id(pair[0])] for group in groups.values())
     ):
-        if id(race) in mended:
+        if id(race) in done:
             continue
-        mended.add(id(race))
-        fix, here = repaired[id(race)].fix, place(race.second.site)
-        if repaired[id(race)].how == "device":
-            continue  # the last resort: others have something better
+        done.add(id(race))
+        repair, fix, _ = proposals[id(race)]
+        here = place(race.second.site)
+        if isinstance(repair, DeviceWait):
+            continue  # the last resort: others have a better one
         for key, group in groups.items():
-            if key not in mended and group <= cures[id(race)] and fix.diff and here is not None:
-                mended.add(key)
+            if key not in done and group <= fixed[id(race)] and fix.diff and here is not None:
+                done.add(key)
                 text = f"the change for {race.rule.id}{_near(here, None)} also fixes this"
-                repaired[key] = repaired[key]._replace(fix=replace(fix, text=f"{text}."))
+                proposals[key] = proposals[key]._replace(fix=replace(fix, text=f"{text}."))
 
 
 def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) -> Finding:
-    """The finding of one race. ``verify`` proves the fix by doing the log again with it."""
-    return _finding(engine, race, place, repair(engine, race, place, verify=verify), ())
-
-
-def _finding(
-    engine: Engine, race: Race, place: PlaceOf, repaired: Repair, others: Sequence[Race]
-) -> Finding:
-    first, second = race.first, race.second
-    here, there = place(second.site), place(first.site)
-    one = _stream(engine, race, place, first.actor)
-    other = _stream(engine, race, place, second.actor)
-    name = _called(race)
-    about = f"{name}, " if name else ""
-    message = (
-        f"{race.rule.title}: {about}{_what(second)} on {other}, {_what(first)}"
-        f"{_near(there, here)} on {one}, unsynchronised. {why_not_ordered(engine, race, place)}"
-    )
-    if race.rule is rules.GRAPH_FREED:
-        message = (
-            f"{race.rule.title}: {_what(second)} on {other}, {_size(second)} bytes"
-            f"{', freed' + _near(there, here) if there is not None else ', freed since'}."
-        )
-    elif race.rule in (rules.USE_AFTER_FREE, rules.LATENT):
-        message = f"{race.rule.title}: {_life(engine, race, place, here, one, other)}"
-    subject = f"{_name(first)} -> {_name(second)}"
-    evidence = [
-        ("first", f"{_what(first)} on {one}{_at(there)}"),
-        ("second", f"{_what(second)} on {other}{_at(here)}"),
-        ("fix verified", _PROOFS[repaired.proof]),
-    ]
-    for race_too in others:
-        places = (place(race_too.first.site), place(race_too.second.site))
-        evidence.append(("fixed by the same change", " and ".join(_at(p)[4:] for p in places if p)))
-    return Finding(
-        rule=race.rule.id,
-        kind=race.rule.kind,
-        level=race.rule.level,
-        message=message,
-        evidence=tuple(evidence),
-        location=here,
-        related=() if there is None else (there,),
-        fix=repaired.fix,
-        count=1 + len(others),
-        subject=subject,
-        fingerprint=fingerprint(
-            race.rule.id, race.rule.kind, subject, [source_of(there), source_of(here)]
-        ),
-    )
+    """The finding of one race. ``verify`` replays the log with its fix."""
+    return _Report(engine, race, place).finding(propose(engine, race, place, verify=verify), ())
 
 
 _PROOFS: Final = {
@@ -152,47 +107,161 @@ _PROOFS: Final = {
 }
 
 
-def _stream(engine: Engine, race: Race, place: PlaceOf, actor: int) -> str:
-    """A stream, with what the program calls it, or where it was made."""
-    name = stream_name(engine, actor)
-    if race.context is None or actor == HOST:
-        return name
-    for scope in race.context.scopes:
-        if scope.streams.get(actor):
-            return f"{name} ({scope.streams[actor][0]})"
-    made = place(race.context.created.get(actor))
-    return name if made is None else f"{name} (created{_near(made, None)})"
+@dataclass(frozen=True)
+class _Report:
+    """A race in words."""
+
+    engine: Engine
+    race: Race
+    place: PlaceOf
+
+    def finding(self, proposal: Proposal, others: Sequence[Race]) -> Finding:
+        """The race with its fix, and the ``others`` that this fixes as well."""
+        race, first, second = self.race, self.race.first, self.race.second
+        here, there = self.place(second.site), self.place(first.site)
+        subject = f"{_name(first)} -> {_name(second)}"
+        evidence = [
+            ("first", f"{_what(first)} on {self.stream(first.actor)}{_at(there)}"),
+            ("second", f"{_what(second)} on {self.stream(second.actor)}{_at(here)}"),
+            ("fix verified", _PROOFS[proposal.proof]),
+        ]
+        for other in others:
+            places = (self.place(other.first.site), self.place(other.second.site))
+            text = " and ".join(f"{at.file}:{at.line}" for at in places if at is not None)
+            evidence.append(("fixed by the same change", text))
+        return Finding(
+            rule=race.rule.id,
+            kind=race.rule.kind,
+            level=race.rule.level,
+            message=f"{race.rule.title}: {_MESSAGES.get(race.rule.id, _Report.accesses)(self)}",
+            evidence=tuple(evidence),
+            location=here,
+            related=() if there is None else (there,),
+            fix=proposal.fix,
+            count=1 + len(others),
+            subject=subject,
+            fingerprint=fingerprint(
+                race.rule.id, race.rule.kind, subject, [source_of(there), source_of(here)]
+            ),
+        )
+
+    def stream(self, actor: int) -> str:
+        """A stream, with its name in the program, or the place where it was created."""
+        name = stream_name(self.engine, actor)
+        context = self.race.context
+        if context is None or actor == HOST:
+            return name
+        for scope in context.scopes:
+            if scope.streams.get(actor):
+                return f"{name} ({scope.streams[actor][0]})"
+        created = self.place(context.created.get(actor))
+        return name if created is None else f"{name} (created{_near(created, None)})"
+
+    def tensor(self) -> str:
+        """The program's name for the tensor that races."""
+        if self.race.context is not None:
+            for scope in self.race.context.scopes:
+                if scope.tensors:
+                    return scope.tensors[0]
+        return ""
+
+    def accesses(self) -> str:
+        """Two unordered accesses."""
+        first, second = self.race.first, self.race.second
+        here, there = self.place(second.site), self.place(first.site)
+        name = self.tensor()
+        return (
+            f"{f'{name}, ' if name else ''}{_what(second)} on {self.stream(second.actor)}, "
+            f"{_what(first)}{_near(there, here)} on {self.stream(first.actor)}, unsynchronised. "
+            f"{self.why_unordered()}"
+        )
+
+    def freed_capture(self) -> str:
+        """A graph that uses freed memory."""
+        first, second = self.race.first, self.race.second
+        here, freed = self.place(second.site), self.place(first.site)
+        size = second.where.high - second.where.low
+        return (
+            f"{_what(second)} on {self.stream(second.actor)}, {size} bytes, freed"
+            f"{_near(freed, here) if freed is not None else ' since'}."
+        )
+
+    def freed_memory(self) -> str:
+        """Memory that was freed in use: where, and what uses it now."""
+        race, first, second, place = self.race, self.race.first, self.race.second, self.place
+        here = place(second.site)
+        names = self.engine.tensor_names.get(first.site, ())
+        tensor = names[0] if len(names) == 1 else "a tensor"
+        made = place(race.history.allocated) if race.history is not None else None
+        freed = place(race.history.freed) if race.history is not None else None
+        text = f"{tensor}{f', allocated{_near(made, here)},' if made is not None else ''} was freed"
+        text += f"{_near(freed, here)} while {self.stream(first.actor)} may still be using it "
+        text += f"({_what(first)}{_near(place(first.site), here)})"
+        if second.op != "free":
+            use = f"{_what(second)}{_near(here, here)} on {self.stream(second.actor)}"
+            if race.rule is rules.LATENT:
+                text += f". The {use} could have been given the same memory"
+            else:
+                text += f". Its memory was given to another tensor: {use}"
+        return f"{text}. {self.why_unordered()}"
+
+    def why_unordered(self) -> str:
+        """The nearest synchronisation, and why it does not order the two accesses."""
+        first, second = self.race.first, self.race.second
+        one, other = (stream_name(self.engine, access.actor) for access in (first, second))
+        if wait := self._newest("wait", "host-wait", waiter=second.actor, source=first.actor):
+            what = "write" if first.write else "read"
+            where = _line(self.place(first.site))
+            at = self._line_of(wait)
+            return f"The wait at {at} covers only work queued before the {what} at {where}."
+        if wait := self._newest("self-wait", waiter=second.actor):
+            at = self._line_of(wait)
+            return f"The wait at {at} makes a stream wait for itself, which has no effect."
+        wait = self._newest("wait", "host-wait", waiter=first.actor, source=second.actor)
+        # A wait before the first access is for its input.
+        if wait and (first.actor == HOST or wait.waiter_time >= first.time):
+            at = self._line_of(wait)
+            return f"The wait at {at} goes the other way: {one} waits for {other}."
+        if wait := self._newest("wait-unrecorded", waiter=second.actor):
+            at = self._line_of(wait)
+            return f"The event waited for at {at} was never recorded, so the wait does nothing."
+        record = self._newest("record", source=first.actor)
+        if record and not self._is_awaited(record):
+            when = "before" if record.source_time < first.time else "after"
+            at = self._line_of(record)
+            return f"The event recorded at {at}, {when} it, is not waited for by {other}."
+        return f"Nothing makes {other} wait for it."
+
+    def _newest(
+        self, *kinds: str, waiter: int | None = None, source: int | None = None
+    ) -> Sync | None:
+        for sync in self.race.syncs[::-1]:
+            if (
+                sync.kind in kinds
+                and waiter in (None, sync.waiter)
+                and source in (None, sync.source)
+            ):
+                return sync
+        return None
+
+    def _is_awaited(self, record: Sync) -> bool:
+        """Whether the second access's stream waits for a recorded event."""
+        waiter = self.race.second.actor
+        return any(
+            sync.event == record.event and sync.kind == "wait" and sync.waiter == waiter
+            for sync in self.race.syncs
+        )
+
+    def _line_of(self, sync: Sync) -> str:
+        return _line(self.place(sync.site))
 
 
-def _called(race: Race) -> str:
-    """What the program calls the tensor of a race."""
-    if race.context is not None:
-        for scope in race.context.scopes:
-            if scope.tensors:
-                return scope.tensors[0]
-    return ""
-
-
-def _life(
-    engine: Engine, race: Race, place: PlaceOf, here: Place | None, one: str, other: str
-) -> str:
-    """What was freed, where, and who has its memory now."""
-    first, second = race.first, race.second
-    names = engine.called.get(first.site, ())
-    freed = names[0] if len(names) == 1 else "a tensor"
-    history = race.history
-    made = place(history.allocated) if history is not None else None
-    gone = place(history.freed) if history is not None else None
-    text = f"{freed}{', allocated' + _near(made, here) + ',' if made is not None else ''} was freed"
-    text += f"{_near(gone, here)} while {one} may still be using it "
-    text += f"({_what(first)}{_near(place(first.site), here)})"
-    if second.op != "free":
-        at = _near(here, here)
-        if race.rule is rules.LATENT:
-            text += f". The {_what(second)}{at} on {other} could have been given the same memory"
-        else:
-            text += f". Its memory was given to another tensor: {_what(second)}{at} on {other}"
-    return f"{text}. {why_not_ordered(engine, race, place)}"
+_MESSAGES: Final[Mapping[str, Callable[[_Report], str]]] = {
+    rules.GRAPH_FREED.id: _Report.freed_capture,
+    rules.USE_AFTER_FREE.id: _Report.freed_memory,
+    rules.LATENT.id: _Report.freed_memory,
+}
+"""By a rule's id: what its message reports, if not two accesses."""
 
 
 def source_of(place: Place | None) -> tuple[str, str, str]:
@@ -205,11 +274,10 @@ def source_of(place: Place | None) -> tuple[str, str, str]:
 
 
 def _name(access: Access) -> str:
-    return str(access.op[0] if isinstance(access.op, tuple) else access.op)
-
-
-def _size(access: Access) -> int:
-    return access.where.high - access.where.low
+    if isinstance(access.op, str):
+        return access.op
+    name, _ = access.op
+    return name
 
 
 def _what(access: Access) -> str:
@@ -238,42 +306,3 @@ def _near(place: Place | None, other: Place | None) -> str:
 
 def _line(place: Place | None) -> str:
     return "an unknown line" if place is None else f"line {place.line}"
-
-
-def why_not_ordered(engine: Engine, race: Race, place: PlaceOf) -> str:
-    """Which synchronisation came nearest, and why it does not order the two."""
-    first, second = race.first, race.second
-    one, other = (stream_name(engine, access.actor) for access in (first, second))
-
-    def newest(*kinds: str, waiter: int | None = None, source: int | None = None) -> Sync | None:
-        for sync in race.syncs[::-1]:
-            if (
-                sync.kind in kinds
-                and waiter in (None, sync.waiter)
-                and source in (None, sync.source)
-            ):
-                return sync
-        return None
-
-    def at(sync: Sync) -> str:
-        return _line(place(sync.site))
-
-    if wait := newest("wait", "host-wait", waiter=second.actor, source=first.actor):
-        what = "write" if first.write else "read"
-        where = _line(place(first.site))
-        return f"The wait at {at(wait)} covers only work queued before the {what} at {where}."
-    if wait := newest("self-wait", waiter=second.actor):
-        return f"The wait at {at(wait)} makes a stream wait for itself, which has no effect."
-    wait = newest("wait", "host-wait", waiter=first.actor, source=second.actor)
-    if wait and (first.actor == HOST or wait.mine >= first.time):  # else it is for its input
-        return f"The wait at {at(wait)} goes the other way: {one} waits for {other}."
-    if wait := newest("wait-unrecorded", waiter=second.actor):
-        return f"The event waited for at {at(wait)} was never recorded, so the wait does nothing."
-    record = newest("record", source=first.actor)
-    if record and not any(
-        sync.event == record.event and sync.kind == "wait" and sync.waiter == second.actor
-        for sync in race.syncs
-    ):
-        when = "before" if record.time < first.time else "after"
-        return f"The event recorded at {at(record)}, {when} it, is not waited for by {other}."
-    return f"Nothing makes {other} wait for it."

@@ -1,21 +1,22 @@
-"""Fixes of a race whose two accesses are of one statement: nothing can be put between them before
-the statement is split.
+"""Repairs of a race between two accesses of one statement, which must be split first.
 
-What makes the first access is found by its position in the source, which instructions have since
-Python 3.11. It is computed before the statement, under a name of its own, where all that is
-evaluated before it are names, constants and parts of them; else a copy is made to wait.
+The expression that makes the first access is found by its position in the source, which
+instructions have since Python 3.11. It is computed before the statement and gets a name, if only
+names, constants and parts of them are evaluated before it; else the host waits for the copy.
 """
 
 from __future__ import annotations
 
 import ast
 import linecache
+import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
-from gpuprobe.hazards.accesses import HOST, Race
+from gpuprobe.hazards.accesses import Race
+from gpuprobe.hazards.events import FUNCTIONAL, HOST, CodePosition, Event, Site, StreamSynchronize
 from gpuprobe.hazards.findings.code import StatementAt, free_name, torch_name
-from gpuprobe.hazards.findings.repairs import FUNCTIONAL, CodeChange, Sites, listing
+from gpuprobe.hazards.findings.repairs import AwaitHandle, LocatedRace, Repair, Wait
 from gpuprobe.model.findings import Insertion
 
 _FIRST: Final[dict[type[ast.AST], tuple[str, ...]]] = {
@@ -44,42 +45,62 @@ _FIRST: Final[dict[type[ast.AST], tuple[str, ...]]] = {
     ast.JoinedStr: ("values",),
     ast.FormattedValue: ("value",),
     ast.NamedExpr: ("value",),
-    # Of these only the first part is evaluated whatever it gives.
+    # Only the first part of these is always evaluated.
     ast.Compare: ("left",),
     ast.IfExp: ("test",),
     ast.BoolOp: (),
 }
 
 
-def split(race: Race, at: Sites) -> Iterator[CodeChange]:
-    """Ways to order two accesses of one statement, the best first."""
-    found = at.first
-    if found is None or at.second is None:
+class SplitStatement(Repair):
+    """The first half of a statement, a wait for the first access's stream, and the rest."""
+
+    words = "split the statement, and wait before the rest of it uses the memory"
+
+    def after_first(self) -> tuple[Event, ...]:
+        return (StreamSynchronize(self.race.first.actor),)
+
+
+class BlockingCopy(SplitStatement):
+    """A copy that the host waits for."""
+
+    words = "copy without non_blocking: the same statement uses the memory"
+
+
+def split(located: LocatedRace) -> Iterator[Repair]:
+    """Repairs that order two accesses of one statement, the best first."""
+    race, found = located.race, located.first
+    if found is None or located.second is None:
         return
     call = _expression_of(race, found)
     if call is None:
         return
     if race.first.note == FUNCTIONAL:
-        cuda = torch_name(found.file).rpartition(".")[0] or "torch"
-        waited = f"{cuda}.ops._c10d_functional.wait_tensor({_segment(found, call)})"
-        yield _changed("work", found, "", _replaced(found, call, waited))
+        torch = torch_name(found.file).rpartition(".")[0] or "torch"
+        awaited = f"{torch}.ops._c10d_functional.wait_tensor({_segment(found, call)})"
+        yield _changed(AwaitHandle, located, found, "", _replaced(found, call, awaited))
         return
     if _hoistable(found.node, call):
-        asynchronous = isinstance(call, ast.Call) and _keyword(call, "async_op") is not None
-        name = free_name(found, "work" if asynchronous else "copied")
-        how, wait = ("work", f"{name}.wait()") if asynchronous else _wait(race, found)
-        if isinstance(found.node, ast.Expr) and found.node.value is call:  # others follow it
-            text, _, end = _span(found, call)
-            rest = text[end:].decode().lstrip("; ")
-            named = f"{name} = " if asynchronous else ""
-        else:
-            rest, named = _replaced(found, call, name), f"{name} = "
-        hoisted = f"{named}{_segment(found, call)}\n{found.indent}{wait}\n"
-        yield _changed(how, found, hoisted, rest)
+        yield _hoisted(located, found, call)
     if isinstance(call, ast.Call) and race.second.actor == HOST:
         value = _keyword(call, "non_blocking")
         if isinstance(value, ast.Constant) and value.value is True:
-            yield _changed("blocking", found, "", _replaced(found, value, "False"))
+            yield _changed(BlockingCopy, located, found, "", _replaced(found, value, "False"))
+
+
+def _hoisted(located: LocatedRace, found: StatementAt, call: ast.expr) -> Repair:
+    """The expression ``call``, a wait for it, and the rest of the statement."""
+    asynchronous = isinstance(call, ast.Call) and _keyword(call, "async_op") is not None
+    name = free_name(found, "work" if asynchronous else "copied")
+    kind, wait = (AwaitHandle, f"{name}.wait()") if asynchronous else _wait(located.race, found)
+    if isinstance(found.node, ast.Expr) and found.node.value is call:  # others in the same line
+        text, _, end = _span(found, call)
+        rest = text[end:].decode().lstrip("; ")
+        named = f"{name} = " if asynchronous else ""
+    else:
+        rest, named = _replaced(found, call, name), f"{name} = "
+    first = f"{named}{_segment(found, call)}\n{found.indent}{wait}\n"
+    return _changed(kind, located, found, first, rest)
 
 
 def _expression_of(race: Race, found: StatementAt) -> ast.expr | None:
@@ -102,15 +123,18 @@ def _expression_of(race: Race, found: StatementAt) -> ast.expr | None:
     return calls[0] if len(calls) == 1 else None
 
 
-def _position(site: Any) -> tuple[Any, ...] | None:
-    """Lines and columns of a site's instruction; None where Python does not keep them."""
-    code, instruction = site
-    positions = getattr(code, "co_positions", None)
-    if positions is None:
+def _position(site: Site) -> tuple[int, int, int, int] | None:
+    """First and last line, first and last column of a site's instruction; None if Python does not
+    keep them.
+    """
+    if not isinstance(site, CodePosition) or sys.version_info < (3, 11):
         return None
-    for at, position in enumerate(positions()):
-        if 2 * at == instruction:
-            return None if None in position else position
+    for at, position in enumerate(site.code.co_positions()):
+        if 2 * at == site.instruction:
+            line, end, column, end_column = position
+            if line is None or end is None or column is None or end_column is None:
+                return None
+            return line, end, column, end_column
     return None
 
 
@@ -121,53 +145,50 @@ def _keyword(call: ast.Call, name: str) -> ast.expr | None:
     return None
 
 
-def _hoistable(node: ast.AST, wanted: ast.expr) -> bool:
-    """Whether ``wanted`` may be evaluated before all of ``node``."""
-    if node is wanted:
+def _hoistable(node: ast.AST, target: ast.expr) -> bool:
+    """Whether ``target`` may be evaluated before all other parts of ``node``."""
+    if node is target:
         return True
     if isinstance(node, ast.BoolOp):
-        return _hoistable(node.values[0], wanted)
+        return _hoistable(node.values[0], target)
     for field in _FIRST.get(type(node), ()):
         value = getattr(node, field)
         for part in value if isinstance(value, list) else (value,):
-            if any(below is wanted for below in ast.walk(part)):
-                return _hoistable(part, wanted)
+            if any(below is target for below in ast.walk(part)):
+                return _hoistable(part, target)
             if not _is_unchanging(part):
                 return False
     return False
 
 
 def _is_unchanging(node: ast.AST) -> bool:
-    """Whether it does not matter when this is evaluated: a name, a constant, an attribute."""
+    """Whether it has the same value whenever it is evaluated: a name, a constant, an attribute."""
     while isinstance(node, (ast.Attribute, ast.keyword)):
         node = node.value
     return isinstance(node, (ast.Name, ast.Constant))
 
 
-def _wait(race: Race, found: StatementAt) -> tuple[str, str]:
-    """How the second access is made to wait, right after the first one."""
+def _wait(race: Race, found: StatementAt) -> tuple[type[Repair], str]:
+    """A wait of the second access right after the first one."""
     cuda, context = torch_name(found.file), race.context
     names = context.scopes[0].streams if context is not None and context.scopes else {}
-    stream = (names.get(race.first.actor) or ("",))[0]
+    stream, *_ = names.get(race.first.actor) or ("",)
     if race.second.actor != HOST:
-        waiter = (names.get(race.second.actor) or ("",))[0]
-        return (
-            ("split", f"{cuda}.synchronize()")
-            if not (stream and waiter)
-            else (
-                "wait",
-                f"{waiter}.wait_stream({stream})",
-            )
-        )
+        waiter, *_ = names.get(race.second.actor) or ("",)
+        if stream and waiter:
+            return Wait, f"{waiter}.wait_stream({stream})"
+        return SplitStatement, f"{cuda}.synchronize()"
     if context is not None and race.first.actor in context.current:
         stream = f"{cuda}.current_stream()"
-    return "split", f"{stream or cuda}.synchronize()"
+    return SplitStatement, f"{stream or cuda}.synchronize()"
 
 
-def _changed(how: str, found: StatementAt, before: str, statement: str) -> CodeChange:
+def _changed(
+    kind: type[Repair], located: LocatedRace, found: StatementAt, before: str, statement: str
+) -> Repair:
     text = f"{found.indent}{before}{found.indent if before else ''}{statement}"
     insertion = Insertion(found.file, found.line, text, found.end - found.line + 1)
-    return CodeChange(how, listing((insertion,)), (insertion,))
+    return kind(located, insertions=(insertion,))
 
 
 def _lines(found: StatementAt) -> list[bytes]:
