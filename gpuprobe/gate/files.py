@@ -221,7 +221,7 @@ def merged_hazards(found: Hazards, path: Path | None) -> Iterator[Hazards]:
     far are yielded: repeatedly if other ranks finish while they are being written. No rank waits
     for another; the last one to finish writes all of them.
     """
-    from gpuprobe.hazards.findings.ranks import merge
+    from gpuprobe.hazards.findings.results import merge
     from gpuprobe.reporters.json.hazards import document
     from gpuprobe.sampler.environment import ranks
 

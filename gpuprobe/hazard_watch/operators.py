@@ -34,6 +34,7 @@ class Plan:
         "functional",
         "indexes",
         "kernel",
+        "launches",
         "like",
         "name",
         "reason",
@@ -72,11 +73,14 @@ class Plan:
         self.indexes = self.name in ("index", "index_put_", "_index_put_impl_", "index_put")
         self.copies = self.name in ("_to_copy", "copy_", "_foreach_copy_")
         self.collective = schema.name.startswith("c10d::")
-        self.functional = schema.name.startswith("_c10d_functional::") and (
-            self.name == "wait_tensor" or "group_name" in names
+        self.functional = (
+            self.kernel
+            and schema.name.startswith("_c10d_functional::")
+            and (self.name == "wait_tensor" or "group_name" in names)
         )
         self.rows = is_indexed(self.name)
-        self.uninitialized = self.name in _UNINITIALIZED
+        self.uninitialized = self.name in _UNINITIALIZED and not self.kernel
+        self.launches = self.kernel and not self.copies and not self.functional
 
     def writes(self, at: int, args: tuple[Any, ...]) -> bool:
         """Whether the call writes its argument ``at``."""

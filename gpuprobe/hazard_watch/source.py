@@ -7,6 +7,7 @@ import sys
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazard_watch import host_access as host_watch
@@ -150,16 +151,25 @@ class EventSource(StreamSource):
         self.collectives.continued()
         if self.collectives.waiting is not None and self.collectives.finishing():
             return
-        if plan.copies:
+        if plan.launches:
+            self._kernel(plan, func, args, kwargs, result, index)
+        elif plan.copies:
             self._copies(plan, args, kwargs, result, index)
-            return
-        if not plan.kernel:
-            if plan.uninitialized:
-                self._uninitialized(plan, result, index)
-            return
-        if plan.functional:
+        elif plan.functional:
             self._functional(plan, func, args, kwargs, result, index)
-            return
+        elif plan.uninitialized:
+            self._uninitialized(plan, result, index)
+
+    def _kernel(
+        self,
+        plan: Plan,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: object,
+        index: int,
+    ) -> None:
+        """An operator that launches a kernel, and makes the host wait in some cases."""
         if plan.like:
             args = (None, *args[1:])
         accesses, shapes = self._accesses(plan, func, args, kwargs, result)
@@ -170,17 +180,17 @@ class EventSource(StreamSource):
             if number is not None:
                 self._collective(index, number, op, accesses, result, site)
                 return
-        if not plan.indexes:
-            for access in accesses:
-                if access[0] >= PINNED_SPACE:
-                    accesses = self._taken(accesses, plan.name, site)
-                    break
-            if plan.reason is None:  # nearly all
-                self._launch(index, op, accesses, site)
-                return
-        reason = plan.sync_reason(args, kwargs)
         if plan.indexes:
             accesses = self._indices_moved(args[1], accesses, index, site)
+        else:
+            for address, _, _ in accesses:
+                if address >= PINNED_SPACE:
+                    accesses = self._read_by_host(accesses, plan.name, site)
+                    break
+        if plan.reason is None and not plan.indexes:  # nearly all
+            self._launch(index, op, accesses, site)
+            return
+        reason = plan.sync_reason(args, kwargs)
         if reason in SYNCS_FIRST:
             self._sync(reason, site, index)
         self._launch(index, op, accesses, site)
@@ -315,15 +325,14 @@ class EventSource(StreamSource):
         self._call_by_name(actor, accesses, site)
         return actor
 
-    def _taken(self, accesses: _Accesses, op: str, site: Any) -> _Accesses:
-        """Host numbers that a kernel is given: the host reads them as it launches it
-        (``TensorIterator::scalar_value``). What is left is the kernel's.
+    def _read_by_host(self, accesses: _Accesses, op: str, site: Any) -> _Accesses:
+        """Separate the host numbers that a kernel gets, which the host reads as it launches it
+        (``TensorIterator::scalar_value``). Returns the kernel's own accesses.
         """
         left = []
-        for item in accesses:
-            address, where, write = item
+        for address, where, write in accesses:
             if address < PINNED_SPACE or write:
-                left.append(item)
+                left.append((address, where, write))
             else:
                 self.engine.apply(HostAccess(address, where, False, op, site))
         return left

@@ -12,16 +12,18 @@ from gpuprobe.hazards.events import HOST, Operator, Site
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.model.rules import Rule
 
-_new: Final = tuple.__new__  # half the time of calling a named tuple's class
 FEW: Final = 8
 """Accesses that a block keeps before it is worth pruning them."""
 
 
-class BlockHistory(NamedTuple):
-    """The life of a block that was freed: the places where it was allocated and freed."""
+class BlockHistory:
+    """The life of a block: the places where it was allocated and freed. Its accesses share it."""
 
-    allocated: Site = None
-    freed: Site = None
+    __slots__ = ("allocated", "freed")
+
+    def __init__(self) -> None:
+        self.allocated: Site = None
+        self.freed: Site = None
 
 
 class Access(NamedTuple):
@@ -34,12 +36,7 @@ class Access(NamedTuple):
     op: Operator
     site: Site
     note: str = ""  # "graph", "gradient", "numpy", "process": the kind of its operation
-    history: BlockHistory | None = None  # once the block was freed
-
-    def of_freed(self, history: BlockHistory) -> Access:
-        """The same access to a block that was freed. Faster than `_replace`."""
-        actor, time, where, write, op, site, note, _ = self
-        return _new(Access, (actor, time, where, write, op, site, note, history))
+    history: BlockHistory | None = None
 
 
 class Sync(NamedTuple):
@@ -98,7 +95,7 @@ class Race(NamedTuple):
 
     @property
     def history(self) -> BlockHistory | None:
-        """The life of the block that the first access touched, if that was freed."""
+        """The life of the block that the first access touched."""
         return self.first.history
 
     @property
@@ -112,8 +109,8 @@ class TrackedBlock:
 
     __slots__ = (
         "address",
-        "allocated",
         "graphs",
+        "history",
         "inherited",
         "most_reads",
         "most_writes",
@@ -135,7 +132,7 @@ class TrackedBlock:
         self.reads: list[Access] = []
         self.inherited: list[Access] = []  # of the former owners of its bytes
         self.reusable: tuple[Access, ...] = ()  # of memory that this block could have got
-        self.allocated: Site = None
+        self.history = BlockHistory()
         self.most_reads = self.most_writes = FEW  # before they are pruned
         self.recorded: set[int] = set()  # actors of `RecordStream`
         self.graphs: tuple[int, ...] = ()  # captured graphs that use it

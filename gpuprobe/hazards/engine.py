@@ -20,7 +20,6 @@ from gpuprobe.hazards import events, rules
 from gpuprobe.hazards.accesses import (
     FEW,
     Access,
-    BlockHistory,
     Race,
     RaceContext,
     Sync,
@@ -82,6 +81,8 @@ class Engine:
         self.names: list[tuple[int, int]] = [(-1, -1)]  # device and number, by actor
         # Positions in torch's pool, for messages, of streams whose number is a handle.
         self.labels: dict[tuple[int, int], int] = {}
+        self.many_streams = False
+        """Whether more than one stream has done anything."""
         self._clocks: list[list[int]] = [[0]]
         self._blocks: dict[int, TrackedBlock] = {}
         self._freed = FreedBytes()
@@ -129,16 +130,12 @@ class Engine:
             for clock in self._clocks:
                 clock.append(0)
             self._clocks.append([0] * (found + 1))
+            self.many_streams = found > 1
         return found
 
     def has_stream(self, device: int, number: int) -> bool:
         """Whether the stream has done anything."""
         return (device, number) in self._actors
-
-    @property
-    def many_streams(self) -> bool:
-        """Whether more than one stream has done anything."""
-        return len(self.names) > 2
 
     def _merge(self, into: int, clock: Sequence[int]) -> bool:
         """Advance an actor's clock to ``clock``. False if there was nothing new in it."""
@@ -200,7 +197,7 @@ class Engine:
         """Set the place where a block was allocated, if no launch shows it."""
         block = self._blocks.get(address)
         if block is not None:
-            block.allocated = site
+            block.history.allocated = site
 
     def _in_use(self, block: TrackedBlock) -> bool:
         """Whether another stream than the block's own uses it in a way that the host has not waited
@@ -222,12 +219,13 @@ class Engine:
         if waits:
             return
         host = self._clocks[HOST]
-        history = _new(BlockHistory, (block.allocated, site))
-        kept = [
-            access.of_freed(history) for access in block.uses() if host[access.actor] < access.time
-        ]
+        block.history.freed = site
         # A block that was never touched passes on what it had inherited itself.
-        kept += [access for access in block.inherited if host[access.actor] < access.time]
+        kept = [
+            access
+            for access in block.writes + block.reads + block.inherited
+            if host[access.actor] < access.time
+        ]
         for actor in block.recorded:
             clock = self._clocks[actor]
             kept = [access for access in kept if clock[access.actor] < access.time]
@@ -268,8 +266,9 @@ class Engine:
                 clock[at] = done
         time = clock[actor] = clock[actor] + 1
         for address, where, write in accesses:
-            access = _new(Access, (actor, time, where, write, op, site, note, None))
-            self._access(address, access, clock)
+            block = self._blocks.get(address) or self._from_before(address)
+            access = (actor, time, where, write, op, site, note, block.history)
+            self._access(block, _new(Access, access), clock)
 
     def _publication(self, event: events.Publication) -> None:
         actor, op, accesses, site = event
@@ -277,7 +276,8 @@ class Engine:
         for address, where, _ in accesses:
             block = self._blocks.get(address)
             if block is not None:
-                block.writes.append(Access(actor, time, where, True, op, site, "gradient"))
+                write = Access(actor, time, where, True, op, site, "gradient", block.history)
+                block.writes.append(write)
 
     def _graph_capture(self, event: events.GraphCapture) -> None:
         graph, addresses = event
@@ -307,15 +307,19 @@ class Engine:
 
     def _host_access(self, event: events.HostAccess) -> None:
         address, where, write, op, site, note = event
-        access = Access(HOST, self._tick(HOST), where, write, op, site, note)
-        self._access(address, access, self._clocks[HOST])
+        block = self._blocks.get(address) or self._from_before(address)
+        time = self._tick(HOST)
+        access = Access(HOST, time, where, write, op, site, note, block.history)
+        self._access(block, access, self._clocks[HOST])
 
-    def _access(self, address: int, access: Access, clock: list[int]) -> None:
-        block = self._blocks.get(address)
-        if block is None:  # memory from before the check: nothing is known of it
-            block = self._blocks[address] = TrackedBlock(address, 0)
-        if block.allocated is None:
-            block.allocated = access.site
+    def _from_before(self, address: int) -> TrackedBlock:
+        """A block from before the check: nothing is known of it."""
+        block = self._blocks[address] = TrackedBlock(address, 0)
+        return block
+
+    def _access(self, block: TrackedBlock, access: Access, clock: list[int]) -> None:
+        if block.history.allocated is None:
+            block.history.allocated = access.site
         if block.reusable:
             for other in self._latent.at_first_use(block, access, clock):
                 self._race(rules.LATENT, other, access, block)
@@ -323,13 +327,7 @@ class Engine:
             block.inherited = self._check_inherited(block, access, clock)
         if access.write:
             self._write(block, access, clock)
-        else:
-            self._read(block, access, clock)
-
-    def _read(self, block: TrackedBlock, access: Access, clock: list[int]) -> None:
-        """Check a read against earlier writes. It takes the place of an earlier read of the same
-        stream and bytes.
-        """
+            return
         where = access.where
         for other in block.writes:
             if clock[other.actor] < other.time and overlap(other.where, where):
@@ -337,7 +335,7 @@ class Engine:
         actor, reads = access.actor, block.reads
         for at, other in enumerate(reads):
             if other.actor == actor and (other.where is where or other.where == where):
-                reads[at] = access
+                reads[at] = access  # the newest read of a stream represents all of them
                 return
         reads.append(access)
         if len(reads) > block.most_reads:

@@ -74,6 +74,19 @@ def run_engine(program: list[tuple[Any, ...]]) -> set[tuple[int, int]]:
     return {(race.first.site, race.second.site) for race in engine.races}
 
 
+def _precedes(edges: dict[int, set[int]], first: int, second: int) -> bool:
+    """Whether there is a path between two launches."""
+    todo, done = [second], set()
+    while todo:
+        node = todo.pop()
+        if node == first:
+            return True
+        if node not in done:
+            done.add(node)
+            todo.extend(edges.get(node, ()))
+    return False
+
+
 def oracle(program: list[tuple[Any, ...]]) -> set[tuple[int, int]]:
     """All racing pairs, from reachability in the graph of what precedes what."""
     edges: dict[int, set[int]] = {}
@@ -104,21 +117,10 @@ def oracle(program: list[tuple[Any, ...]]) -> set[tuple[int, int]]:
             for stream in range(STREAMS):
                 host |= seen_by(stream)
 
-    def before(first: int, second: int) -> bool:
-        todo, done = [second], set()
-        while todo:
-            node = todo.pop()
-            if node == first:
-                return True
-            if node not in done:
-                done.add(node)
-                todo.extend(edges.get(node, ()))
-        return False
-
     races = set()
     for (one, a), (other, b) in itertools.combinations(launches, 2):
         same = a[2] == b[2] and a[3] < min(SIZE, b[3] + b[4]) and b[3] < min(SIZE, a[3] + a[4])
-        if same and (a[5] or b[5]) and not before(one, other):
+        if same and (a[5] or b[5]) and not _precedes(edges, one, other):
             races.add((one, other))
     return races
 

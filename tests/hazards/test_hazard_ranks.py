@@ -14,8 +14,7 @@ import jsonschema
 import pytest
 
 from gpuprobe.gate import files
-from gpuprobe.hazards.findings.ranks import merge
-from gpuprobe.hazards.findings.results import Hazards, SyncRow
+from gpuprobe.hazards.findings.results import Hazards, SyncRow, merge
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
 from gpuprobe.reporters.json import hazards as hazards_json

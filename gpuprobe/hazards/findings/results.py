@@ -1,8 +1,10 @@
-"""What a watch for hazards found."""
+"""The results of a check for hazards, of one rank or of several together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.hazards.rules import LATENT
@@ -12,7 +14,7 @@ from gpuprobe.model.place import Place
 
 
 def ending(error: BaseException | None, code: int = 1) -> str:
-    """How a program ended that failed, in a line."""
+    """How a failed program ended, in one line."""
     if error is None:
         return f"exit code {code}"
     first, _, _ = str(error).partition("\n")
@@ -74,3 +76,64 @@ class Hazards(Displayed):
     def latent(self) -> list[Finding]:
         """Uses after free that did no harm because the memory was not reused."""
         return [finding for finding in self.findings if finding.rule == LATENT.id]
+
+
+def merge(found: Mapping[int, Hazards], world_size: int) -> Hazards:
+    """The results of several ranks, as one. What several ranks found (the same fingerprint) is one
+    finding, whose evidence lists them. ``coverage`` lists the missing ranks of ``world_size``.
+    """
+    ranks = sorted(found)
+    whole = Hazards(
+        ranks=tuple(ranks), findings=_merged_findings(found), syncs=_merged_syncs(found)
+    )
+    places: dict[Place | None, list[int]] = defaultdict(list)
+    for rank in ranks:
+        one = found[rank]
+        whole.operations += one.operations
+        whole.self_waits += [place for place in one.self_waits if place not in whole.self_waits]
+        whole.coverage += [line for line in one.coverage if line not in whole.coverage]
+        for place, count in one.redundant:
+            places[place].append(count)
+    # A wait that one rank needs is not redundant.
+    whole.redundant = [
+        (place, sum(counts)) for place, counts in places.items() if len(counts) == len(ranks)
+    ]
+    whole.failed = "; ".join(
+        f"rank {rank}: {found[rank].failed}" for rank in ranks if found[rank].failed
+    )
+    missing = [str(rank) for rank in range(world_size) if rank not in found]
+    if missing:
+        whole.coverage.append(f"ranks without a result: {', '.join(missing)} of {world_size}")
+    return whole
+
+
+def _merged_findings(found: Mapping[int, Hazards]) -> list[Finding]:
+    first: dict[tuple[str, int], Finding] = {}
+    ranks: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for rank, one in sorted(found.items()):
+        counts: dict[str, int] = defaultdict(int)  # one rank may have several of a fingerprint
+        for finding in one.findings:
+            key = (finding.fingerprint, counts[finding.fingerprint])
+            counts[finding.fingerprint] += 1
+            first.setdefault(key, finding)
+            ranks[key].append(rank)
+    return [
+        replace(finding, evidence=(*finding.evidence, ("ranks", ", ".join(map(str, ranks[key])))))
+        for key, finding in first.items()
+    ]
+
+
+def _merged_syncs(found: Mapping[int, Hazards]) -> list[SyncRow]:
+    rows: dict[tuple[str, Place | None, bool], SyncRow] = {}
+    for _, one in sorted(found.items()):
+        for row in one.syncs:
+            key = (row.reason, row.location, row.allowed)
+            old = rows.get(key)
+            if old is None:
+                rows[key] = row
+                continue
+            measured = [spent for spent in (old.seconds, row.seconds) if spent is not None]
+            rows[key] = replace(
+                old, count=old.count + row.count, seconds=sum(measured) if measured else None
+            )
+    return list(rows.values())
