@@ -36,8 +36,8 @@ from gpuprobe.tui.monitor.reader_thread import (
     ReaderThread,
     Taken,
 )
-from gpuprobe.tui.monitor.screens import DashboardScreen, ProcessScreen, confirm_ending
-from gpuprobe.tui.probe_app import APP_KEYS, ProbeApp
+from gpuprobe.tui.monitor.screens import Dashboard, DashboardScreen, ProcessScreen, confirm_ending
+from gpuprobe.tui.probe_app import APP_KEYS
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, actions_of, bindings
 from gpuprobe.tui.widgets.palette import DEFAULT, default_palette
 from gpuprobe.tui.widgets.styled_text import Line
@@ -65,7 +65,7 @@ class LiveTable(ItemTable):
     searchable = False
 
 
-class TopApp(ProbeApp):
+class TopApp(Dashboard):
     """The dashboard. ``source`` opens the source of readings; by default the machine, or the fake
     fleet that ``demo`` names. ``readonly``: no process can be ended and nothing is written.
     """

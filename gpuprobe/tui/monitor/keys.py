@@ -13,7 +13,7 @@ from gpuprobe.tui.widgets.keymap import Key
 from gpuprobe.tui.widgets.table import MOVE_KEYS
 
 if TYPE_CHECKING:
-    from gpuprobe.tui.monitor.app import TopApp
+    from gpuprobe.tui.monitor.screens import Dashboard
 
 INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between readings, as + and - select them."""
@@ -25,16 +25,16 @@ class OverlayScreen(NamedTuple):
     key: str
     does: str
     footer: str
-    open: Callable[[TopApp], None]
+    open: Callable[[Dashboard], None]
 
 
-def _open_runs(top: TopApp) -> None:
+def _open_runs(top: Dashboard) -> None:
     from gpuprobe.tui.viewer.app import RunsScreen  # 60 ms, with the screens it opens
 
     top.push_screen(RunsScreen(demo=top.demo))
 
 
-def _open_doctor(top: TopApp) -> None:
+def _open_doctor(top: Dashboard) -> None:
     from gpuprobe.tui.monitor.screens import DoctorScreen
 
     if top.model.replayed:

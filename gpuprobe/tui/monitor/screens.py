@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -23,15 +23,22 @@ from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.machine.process import ProcessDetails
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.tui.monitor.model import TopModel
 from gpuprobe.tui.monitor.processes import ProcessRow
-from gpuprobe.tui.probe_app import ListScreen
+from gpuprobe.tui.monitor.reader_thread import ReaderThread
+from gpuprobe.tui.probe_app import ListScreen, ProbeApp
 from gpuprobe.tui.widgets.keymap import Key, bindings
 from gpuprobe.tui.widgets.styled_text import Line, fit, left, right
 from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-if TYPE_CHECKING:
-    from gpuprobe.tui.monitor.app import TopApp
+
+class Dashboard(ProbeApp):
+    """The part of the dashboard that the screens over it use: `gpuprobe.tui.monitor.app.TopApp`."""
+
+    model: TopModel
+    reader: ReaderThread
+    demo: str | None
 
 
 class DashboardScreen(ListScreen):
@@ -39,7 +46,7 @@ class DashboardScreen(ListScreen):
 
     KEYS: ClassVar[tuple[Key, ...]]
 
-    def __init__(self, top: TopApp, name: str, table: str) -> None:
+    def __init__(self, top: Dashboard, name: str, table: str) -> None:
         super().__init__(name, table, self.KEYS)
         self.top = top
 
@@ -65,7 +72,7 @@ class ProcessScreen(DashboardScreen):
     )
     BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
-    def __init__(self, top: TopApp, row: ProcessRow) -> None:
+    def __init__(self, top: Dashboard, row: ProcessRow) -> None:
         super().__init__(top, "process", "process-page")
         self._row = row
         self._details: ProcessDetails | None = None
@@ -134,7 +141,7 @@ class DoctorScreen(DashboardScreen):
 
         result: object
 
-    def __init__(self, top: TopApp) -> None:
+    def __init__(self, top: Dashboard) -> None:
         super().__init__(top, "doctor", "doctor-findings")
         self._result: Diagnosis | None = None
         self._failure = ""
@@ -281,7 +288,7 @@ class EndProcess(ModalScreen[int]):
         self.dismiss(number)
 
 
-def confirm_ending(top: TopApp, rows: Sequence[ProcessRow]) -> None:
+def confirm_ending(top: Dashboard, rows: Sequence[ProcessRow]) -> None:
     """End processes of this machine by a signal, after confirmation."""
     refusal = ""
     hidden = [str(row.pid) for row in rows if row.hidden or not row.ticks]
@@ -305,7 +312,7 @@ def confirm_ending(top: TopApp, rows: Sequence[ProcessRow]) -> None:
     top.push_screen(EndProcess(rows), send)
 
 
-def _signal(top: TopApp, row: ProcessRow, number: int) -> bool:
+def _signal(top: Dashboard, row: ProcessRow, number: int) -> bool:
     """Send a signal; False, and a message, if that failed."""
     from gpuprobe.api.monitor import end_process
 
