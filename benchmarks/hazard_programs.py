@@ -90,10 +90,10 @@ def chosen(names: Collection[str], done: Collection[str]) -> list[Program]:
 
 def begin(engine: str) -> None:
     """Load ``engine``, and then all that programs import, before `run_each`."""
-    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.base import EngineOptions
     from gpuprobe.engines.choice import prepare
 
-    prepare(engine, Order(GPUS))
+    prepare(engine, EngineOptions(GPUS))
     programs()
     import test_hazard_corpus  # noqa: F401 - `run` does
 
@@ -102,10 +102,10 @@ def gpus(engine: str) -> AbstractContextManager[Any]:
     """Two GPUs. In a program's process: the native engine's runs backward passes at its start, and
     autograd's threads do not survive a fork.
     """
-    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.base import EngineOptions
     from gpuprobe.engines.choice import session
 
-    return session(engine, Order(GPUS))
+    return session(engine, EngineOptions(GPUS))
 
 
 def run(program: Program) -> Any:

@@ -90,12 +90,12 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
 
 
 def _event_source(gpu: str | None, stack: ExitStack) -> EventSource:
-    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.base import EngineOptions
     from gpuprobe.engines.choice import current, session
 
     found: Any = current()
     if found is None and (gpu is not None or not _has_cuda()):
-        found = stack.enter_context(session("auto", Order(gpu or DEFAULT_GPU)))
+        found = stack.enter_context(session("auto", EngineOptions(gpu or DEFAULT_GPU)))
     if found is None or found.engine == "native":
         from gpuprobe.hazard_watch.cuda import CudaSource
 

@@ -21,7 +21,7 @@ from gpuprobe.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpuprobe.engines.base import EngineSession, Measurement, Order
+    from gpuprobe.engines.base import EngineOptions, EngineSession, Measurement
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
     from gpuprobe.model.plans.links import Links
@@ -47,10 +47,10 @@ def prepare_engine(engine: str, gpu: str, *, estimated: bool = False, torch: str
     """
     if find_spec("torch") is None:
         return  # running the program raises MissingExtra
-    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.base import EngineOptions
     from gpuprobe.engines.choice import prepare
 
-    prepare(engine, Order(gpu, torch=torch, endless=estimated))
+    prepare(engine, EngineOptions(gpu, torch=torch, endless=estimated))
 
 
 @contextmanager
@@ -94,11 +94,11 @@ def virtual_gpu(
     requested and not possible.
     """
     _require_torch("required for the virtual GPU")
-    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.base import EngineOptions
     from gpuprobe.engines.choice import session
 
-    order = Order(gpu, compute, conf, tuple(assume), torch, random)
-    with session(engine, order) as found:
+    options = EngineOptions(gpu, compute, conf, tuple(assume), torch, random)
+    with session(engine, options) as found:
         yield found
 
 
@@ -179,8 +179,8 @@ def estimate(
     unused = "build the model inside the function, on the device: Model().cuda()"
 
     def attempt(how: str, why: str, *, bounded: bool = False) -> tuple[Estimate, str]:
-        order = _endless(gpu, how, conf, assume, torch)
-        return _estimate(run, order, engine, why, Job(rank, ranks), unused, bounded, *links)
+        options = _endless(gpu, how, conf, assume, torch)
+        return _estimate(run, options, engine, why, Job(rank, ranks), unused, bounded, *links)
 
     def again(why: str) -> Estimate:
         return attempt("real", why, bounded=True)[0]
@@ -395,16 +395,18 @@ def _failed(measured: Measurement, text: str) -> ProgramFailed:
     )
 
 
-def _endless(gpu: str, compute: str, conf: str | None, assume: Sequence[str], torch: str) -> Order:
-    """The order of GPUs that never run out of memory."""
-    from gpuprobe.engines.base import Order
+def _endless(
+    gpu: str, compute: str, conf: str | None, assume: Sequence[str], torch: str
+) -> EngineOptions:
+    """The options for GPUs that never run out of memory."""
+    from gpuprobe.engines.base import EngineOptions
 
-    return Order(gpu, compute, conf, tuple(assume), torch, endless=True)
+    return EngineOptions(gpu, compute, conf, tuple(assume), torch, endless=True)
 
 
 def _estimate(
     run: Callable[[Measurement, Any], int],
-    order: Order,
+    options: EngineOptions,
     engine: str,
     why: str,
     job: Job,
@@ -415,7 +417,7 @@ def _estimate(
     output: str = "",
     started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
 ) -> tuple[Estimate, str]:
-    """The estimate of ``run`` on the GPUs of ``order``, and the first line whose size depends on
+    """The estimate of ``run`` on the GPUs of ``options``, and the first line whose size depends on
     values and is assumed to be the largest possible ("" for none).
 
     ``why``: why the engine computes these values. ``unused``: the hint if nothing is allocated on
@@ -430,7 +432,7 @@ def _estimate(
     from gpuprobe.planning.processes import NO_PROCESSES
     from gpuprobe.sampler.environment import as_rank
 
-    measured = measurement(engine, order, job, bounded=bounded)
+    measured = measurement(engine, options, job, bounded=bounded)
     rank = (job.rank, job.rank % measured.count, job.ranks, job.environment(measured.count))
     with nullcontext(Path(output)) if output else scratch_recording() as path:
         with as_rank(*rank):  # a second run replaces the recording of the first
@@ -600,7 +602,7 @@ def trial() -> None:
 
 def serve_trials() -> None:
     """Serve the estimates of `fit_program`, each in a process: see `gpuprobe.planning.trials`."""
-    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.base import EngineOptions
     from gpuprobe.engines.choice import choose
     from gpuprobe.planning.trials import run_request, serve
 
@@ -608,7 +610,7 @@ def serve_trials() -> None:
         from gpuprobe.catalogue.gpus import parse_spec
         from gpuprobe.native import process
 
-        process.load(parse_spec(Order.gpu), endless=True)
+        process.load(parse_spec(EngineOptions.gpu), endless=True)
         import torch  # noqa: F401 - for the children
 
     def step() -> None:  # without random numbers: the children have a fresh generator
@@ -617,7 +619,7 @@ def serve_trials() -> None:
         torch.zeros(8, device="cuda") + 1
 
     virtual = functools.partial(estimate, step, steps=1, compute="shapes", engine="virtual")
-    warm_up = load if choose(sys.argv[1], Order()) == "native" else virtual
+    warm_up = load if choose(sys.argv[1], EngineOptions()) == "native" else virtual
     serve(warm_up, functools.partial(run_request, estimate=estimate_program))
 
 

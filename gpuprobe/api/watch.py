@@ -244,10 +244,10 @@ def run(
     if virtual is not None:
         if find_spec("torch") is None:
             raise MissingExtra("torch", "torch", why="required for the virtual GPU")
-        from gpuprobe.engines.base import Order
+        from gpuprobe.engines.base import EngineOptions
         from gpuprobe.engines.choice import session as session_of
 
-        with session_of(engine, Order(virtual, compute)) as session:
+        with session_of(engine, EngineOptions(virtual, compute)) as session:
             session.read_unknown_as_nan()  # the result reports it
             if level == "trace" or trace_steps:
                 session.keep_stacks()  # of what is allocated before the first step, too

@@ -38,7 +38,7 @@ _NOTHING: Final = Bytes(0)
 
 
 @dataclass(frozen=True)
-class Order:
+class EngineOptions:
     """The simulated GPUs that a program finds, and the options of the simulation.
 
     ``gpu`` names entries of the catalogue: ``"2xa100-40gb"``. ``compute``: ``"real"`` computes all
@@ -75,7 +75,7 @@ class SimulatedRank(Protocol):
 
 
 class EngineSession(Protocol):
-    """The simulated GPUs of an `Order` in this process."""
+    """The simulated GPUs of this process."""
 
     @property
     def engine(self) -> str:

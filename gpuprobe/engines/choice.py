@@ -5,31 +5,31 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager
 
-from gpuprobe.engines.base import ENGINES, EngineSession, Measurement, Order, SimulatedRank
+from gpuprobe.engines.base import ENGINES, EngineOptions, EngineSession, Measurement, SimulatedRank
 from gpuprobe.errors import EnvironmentUnavailable, GpuprobeError, UsageError
 
 
-def choose(engine: str, order: Order) -> str:
+def choose(engine: str, options: EngineOptions) -> str:
     """The engine for a value of ``--engine``: ``"native"`` or ``"virtual"``.
 
-    ``auto`` is native if torch is a build with CUDA that is not imported yet, and the order has no
-    option that needs the virtual GPU. Raises UsageError for an unknown engine.
+    ``auto`` is native if torch is a build with CUDA that is not imported yet, and none of the
+    options needs the virtual GPU. Raises UsageError for an unknown engine.
     """
     if engine not in ENGINES:
         raise UsageError(f"unknown engine {engine!r}", hint=f"one of: {', '.join(ENGINES)}")
     if engine != "auto":
         return engine
-    return "virtual" if why_not_native(order) else "native"
+    return "virtual" if why_not_native(options) else "native"
 
 
-def why_not_native(order: Order) -> str:
+def why_not_native(options: EngineOptions) -> str:
     """The reason why ``auto`` selects the virtual GPU; ``""`` if it selects the native engine."""
     from gpuprobe.native import process
     from gpuprobe.native.libraries import SUPPORTED_MAJORS, core, torch_build
 
-    if order.torch:
+    if options.torch:
         return "another version of torch is simulated"
-    if order.random != "host":
+    if options.random != "host":
         return "the GPU's random numbers are simulated"
     build = torch_build()
     if build is None or not build.cuda:
@@ -59,41 +59,41 @@ def current() -> EngineSession | None:
     return found
 
 
-def session(engine: str, order: Order) -> AbstractContextManager[EngineSession]:
-    """A context manager that gives this process the GPUs of ``order``; see the engines' modules."""
-    if choose(engine, order) == "native":
+def session(engine: str, options: EngineOptions) -> AbstractContextManager[EngineSession]:
+    """A context manager that gives this process simulated GPUs; see the engines' modules."""
+    if choose(engine, options) == "native":
         from gpuprobe.engines import native
 
-        return native.session(order)
+        return native.session(options)
     from gpuprobe.engines import virtual
 
-    return virtual.session(order)
+    return virtual.session(options)
 
 
-def prepare(engine: str, order: Order) -> str:
+def prepare(engine: str, options: EngineOptions) -> str:
     """`choose`, and prepare this process before torch is imported."""
-    chosen = choose(engine, order)
+    chosen = choose(engine, options)
     if chosen == "native":
         from gpuprobe.catalogue.gpus import parse_spec
         from gpuprobe.engines.native import refuse
         from gpuprobe.native import process
 
-        refuse(order)
-        process.load(parse_spec(order.gpu), endless=order.endless)
+        refuse(options)
+        process.load(parse_spec(options.gpu), endless=options.endless)
     return chosen
 
 
 def measurement(
-    engine: str, order: Order, job: SimulatedRank, *, bounded: bool = False
+    engine: str, options: EngineOptions, job: SimulatedRank, *, bounded: bool = False
 ) -> Measurement:
     """An estimated run on the engine that `prepare` returned."""
     if engine == "native":
         from gpuprobe.engines.native import NativeMeasurement
 
-        return NativeMeasurement(order, job, bounded=bounded)
+        return NativeMeasurement(options, job, bounded=bounded)
     from gpuprobe.engines.virtual import VirtualMeasurement
 
-    return VirtualMeasurement(order, job, bounded=bounded)
+    return VirtualMeasurement(options, job, bounded=bounded)
 
 
 def explained(error: BaseException) -> GpuprobeError | None:

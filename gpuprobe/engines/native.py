@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
+from gpuprobe.engines.base import DeviceRun, EngineOptions, EngineRun, EvidenceGrade, SimulatedRank
 from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
@@ -53,7 +53,7 @@ def current() -> NativeSession | None:
     """
     global _session
     if _session is None and process.loaded() is not None:
-        _session = NativeSession(Order(), ())
+        _session = NativeSession(EngineOptions(), ())
         _session.start()
     return _session
 
@@ -67,7 +67,7 @@ class NativeSession:
 
     def __init__(
         self,
-        order: Order,
+        options: EngineOptions,
         gpus: Sequence[GpuModel],
         job: SimulatedRank | None = None,
         *,
@@ -76,7 +76,7 @@ class NativeSession:
         """``job``: the distributed job of an estimated run. ``bounded``: raise TooLarge above the
         limits of ``--compute auto``.
         """
-        self._order = order
+        self._options = options
         self._job = job if job is not None and job.ranks > 1 else None
         self.traffic: Traffic | None = None  # once the recorder's clock is known
         self._patches: Patches | None = None
@@ -120,8 +120,8 @@ class NativeSession:
         """Load the engine, before torch. Raises what `gpuprobe.native.process.load` raises."""
         global _session
         if self.gpus:
-            _set_conf(self._order.conf)
-            self.runtime = process.load(self.gpus, endless=self._order.endless)
+            _set_conf(self._options.conf)
+            self.runtime = process.load(self.gpus, endless=self._options.endless)
             left = _empty_allocator()
             if left:
                 self.assume(
@@ -158,13 +158,13 @@ class NativeSession:
             return
         from gpuprobe.native.values import Values
 
-        real = self._order.compute != "shapes"
+        real = self._options.compute != "shapes"
         if real and self.runtime is not None:
             self.runtime.write_collectives(_ALL)
             self.runtime.note_uncomputed(True)
         self._values = Values(
             "real" if real else "shapes",
-            self._order.assume,
+            self._options.assume,
             unknown_as_nan=self._unknown_as_nan,
             bounded=self._bounded,
         )
@@ -213,7 +213,7 @@ class NativeSession:
     def unused_assumptions(self) -> tuple[str, ...]:
         """The assumptions about lines that have read no unknown value."""
         if self._reads is None:
-            return self._order.assume
+            return self._options.assume
         return tuple(self._reads.assumptions.unused)
 
     def peaks(self) -> Mapping[int, tuple[int, int]]:
@@ -273,12 +273,12 @@ def _empty_allocator() -> int:
 
 
 @contextmanager
-def session(order: Order) -> Iterator[NativeSession]:
+def session(options: EngineOptions) -> Iterator[NativeSession]:
     """GPUs of the native engine in this process. Raises ConfigError for an unknown GPU, UsageError
     for options that need the virtual GPU, and what `gpuprobe.native.process.load` raises.
     """
-    refuse(order)
-    made = NativeSession(order, parse_spec(order.gpu))
+    refuse(options)
+    made = NativeSession(options, parse_spec(options.gpu))
     made.start()
     try:
         yield made
@@ -286,27 +286,29 @@ def session(order: Order) -> Iterator[NativeSession]:
         made.stop()
 
 
-def refuse(order: Order) -> None:
+def refuse(options: EngineOptions) -> None:
     """Raise UsageError for options that need the virtual GPU."""
-    if order.torch:
+    if options.torch:
         raise UsageError(
             "the native engine runs the torch that is installed",
-            hint=f"install torch {order.torch}, or use --engine virtual",
+            hint=f"install torch {options.torch}, or use --engine virtual",
         )
-    if order.random != "host":
+    if options.random != "host":
         raise UsageError("random='cuda' needs the virtual GPU", hint="engine='virtual'")
 
 
 class NativeMeasurement:
     """An estimated run on GPUs of the native engine that never run out of memory."""
 
-    def __init__(self, order: Order, job: SimulatedRank, *, bounded: bool = False) -> None:
-        refuse(order)
-        self._order = order
+    def __init__(
+        self, options: EngineOptions, job: SimulatedRank, *, bounded: bool = False
+    ) -> None:
+        refuse(options)
+        self._options = options
         self._job = job
-        self._gpus = parse_spec(order.gpu)
-        self._session = NativeSession(order, self._gpus, job, bounded=bounded)
-        text = in_environment() if order.conf is None else order.conf
+        self._gpus = parse_spec(options.gpu)
+        self._session = NativeSession(options, self._gpus, job, bounded=bounded)
+        text = in_environment() if options.conf is None else options.conf
         self._settings = parse_conf(text) if text else AllocatorSettings()
 
     @property
@@ -374,7 +376,7 @@ class NativeMeasurement:
                 for ordinal in sorted(peaks)
             ],
             settings=self._settings,
-            compute=self._order.compute,
+            compute=self._options.compute,
             ranks=self._job.ranks,
             rank=self._job.rank,
             assumed=list(self._session.assumed),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.catalogue.gpu_model import GpuModel
-from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
+from gpuprobe.engines.base import DeviceRun, EngineOptions, EngineRun, EvidenceGrade, SimulatedRank
 from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.nccl import buffers
 from gpuprobe.torch_support.traffic import Traffic
@@ -27,15 +27,15 @@ __all__ = ["VirtualMeasurement", "current", "session"]
 
 
 @contextmanager
-def session(order: Order) -> Iterator[VirtualSession]:
+def session(options: EngineOptions) -> Iterator[VirtualSession]:
     """Virtual GPUs in this process. Raises what `gpuprobe.virtual.session.virtual_gpu` raises."""
     with virtual_gpu(
-        order.gpu,
-        order.compute,
-        conf=order.conf,
-        assume=order.assume,
-        torch_version=order.torch,
-        random=order.random,
+        options.gpu,
+        options.compute,
+        conf=options.conf,
+        assume=options.assume,
+        torch_version=options.torch,
+        random=options.random,
     ) as session:
         yield session
 
@@ -48,14 +48,16 @@ class VirtualMeasurement:
     explained = staticmethod(boundary.explained)
     unwrapped = staticmethod(boundary.unwrapped)
 
-    def __init__(self, order: Order, job: SimulatedRank, *, bounded: bool = False) -> None:
+    def __init__(
+        self, options: EngineOptions, job: SimulatedRank, *, bounded: bool = False
+    ) -> None:
         self._machine: Machine = machine_of(
-            order.gpu,
-            order.compute,
-            order.conf,
-            endless=order.endless,
-            assume=order.assume,
-            torch_version=order.torch,
+            options.gpu,
+            options.compute,
+            options.conf,
+            endless=options.endless,
+            assume=options.assume,
+            torch_version=options.torch,
         )
         machine = self._machine
         machine.estimated = True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.engines.base import Order
+from gpuprobe.engines.base import EngineOptions
 from gpuprobe.engines.choice import choose, why_not_native
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.native import libraries
@@ -21,26 +21,26 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_auto_is_virtual_without_cuda() -> None:
-    assert choose("auto", Order()) == "virtual"
-    assert why_not_native(Order()) == "torch is a build without CUDA"
+    assert choose("auto", EngineOptions()) == "virtual"
+    assert why_not_native(EngineOptions()) == "torch is a build without CUDA"
 
 
 @pytest.mark.parametrize(
-    ("order", "why"),
+    ("options", "why"),
     [
-        (Order(torch="2.6"), "another version of torch is simulated"),
-        (Order(random="cuda"), "the GPU's random numbers are simulated"),
+        (EngineOptions(torch="2.6"), "another version of torch is simulated"),
+        (EngineOptions(random="cuda"), "the GPU's random numbers are simulated"),
     ],
 )
-def test_what_only_the_virtual_gpu_does_is_named(order: Order, why: str) -> None:
-    assert why_not_native(order) == why
+def test_what_only_the_virtual_gpu_does_is_named(options: EngineOptions, why: str) -> None:
+    assert why_not_native(options) == why
 
 
 def test_an_engine_that_is_named_is_taken() -> None:
-    assert choose("native", Order()) == "native"
-    assert choose("virtual", Order()) == "virtual"
+    assert choose("native", EngineOptions()) == "native"
+    assert choose("virtual", EngineOptions()) == "virtual"
     with pytest.raises(UsageError, match="unknown engine 'cuda'"):
-        choose("cuda", Order())
+        choose("cuda", EngineOptions())
 
 
 def fake_torch(folder: Path, version: str, cuda: str, requires: str = "") -> Path:

@@ -130,9 +130,9 @@ except UsageError as error:
 
 def test_a_run_that_is_too_large_ends_where_it_is(tmp_path: Path) -> None:
     text = """
-from gpuprobe.engines.base import Order
+from gpuprobe.engines.base import EngineOptions
 from gpuprobe.engines.choice import prepare
-prepare("native", Order("h100-80gb", endless=True))
+prepare("native", EngineOptions("h100-80gb", endless=True))
 from gpuprobe.native.values import budget  # it imports torch
 
 def refused(build):
