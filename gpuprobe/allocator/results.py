@@ -10,8 +10,8 @@ from gpuprobe.allocator.replay import Divergence, TraceReplay, replay_trace
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.whatif import SettingsAdvice, WhatIfOutcome
 from gpuprobe.errors import UsageError
-from gpuprobe.model.display import Displayed
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
+from gpuprobe.model.values import Displayed
 
 
 @dataclass(frozen=True, slots=True)

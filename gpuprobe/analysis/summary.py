@@ -56,10 +56,8 @@ from gpuprobe.model.report import (
     Steps,
     Suggestion,
 )
-from gpuprobe.model.run.children import ChildProcess, ChildRow
 from gpuprobe.model.run.columns import DURATION, FULL, INDEX
-from gpuprobe.model.run.recording import RankRecording, Recording
-from gpuprobe.model.run.rows import StepRows
+from gpuprobe.model.run.recording import ChildProcess, ChildRow, RankRecording, Recording, StepRows
 from gpuprobe.model.run.session import KnownTensors, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 

@@ -5,7 +5,7 @@ only what it needs. Import them from there (``from gpuprobe.api.recordings impor
 the public ones are also names of `gpuprobe` itself.
 """
 
-from gpuprobe.model.display import draw_with
+from gpuprobe.model.values import draw_with
 
 
 def _draw(value: object) -> str:

@@ -20,13 +20,13 @@ from gpuprobe.analysis.peak.peaks import window_of
 from gpuprobe.analysis.placement import all_findings
 from gpuprobe.analysis.trace.frames import is_plumbing, is_user_frame, short_name
 from gpuprobe.api.devices import inventory
-from gpuprobe.model.machine.neighbours import Neighbours
+from gpuprobe.model.machine.process import Neighbours
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.memory import neighbours_of
 from gpuprobe.recording.load import Followed
+from gpuprobe.recording.reader import Excerpt, excerpt
 from gpuprobe.recording.running import is_alive
-from gpuprobe.recording.source import Excerpt, excerpt
 from gpuprobe.reporters.sections.parts import Line as Sentence
 from gpuprobe.reporters.sections.parts import Section
 from gpuprobe.reporters.sections.watch import Surroundings, now_sections, ranks_section

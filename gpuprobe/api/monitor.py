@@ -20,7 +20,7 @@ from gpuprobe.reporters.text.runs import line as run_line
 
 if TYPE_CHECKING:
     from gpuprobe.model.machine.process import ProcessDetails
-    from gpuprobe.model.run.summary import Run
+    from gpuprobe.model.run.totals import Run
     from gpuprobe.probes.host import end_process
     from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog, last_moment
 

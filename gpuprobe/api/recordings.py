@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.display import Displayed
+from gpuprobe.model.values import Displayed
 
 if TYPE_CHECKING:
     from gpuprobe.allocator.results import ReplayResult
     from gpuprobe.analysis.compare.diff import Diff
     from gpuprobe.model.report import Report
-    from gpuprobe.model.run.hang import HangReport
+    from gpuprobe.model.run.jobs import HangReport, Scaling
     from gpuprobe.model.run.recording import RankRecording, Recording
-    from gpuprobe.model.run.scaling import Scaling
     from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 __all__ = [
@@ -138,7 +137,7 @@ def hang(directory: str | os.PathLike[str]) -> HangReport:
     """
     from gpuprobe.analysis.communication import transfers
     from gpuprobe.analysis.ranks.hang import arrivals, find_hangs
-    from gpuprobe.model.run.hang import HangReport
+    from gpuprobe.model.run.jobs import HangReport
     from gpuprobe.recording.many.flight import read_dumps
 
     called, skipped = read_dumps(Path(directory))
@@ -181,7 +180,7 @@ def report(recording: Recording | str | os.PathLike[str], *, top: int = 10) -> R
 
     Raises what `load` raises.
     """
-    from gpuprobe.model.io.gc_pause import gc_paused
+    from gpuprobe.model.io.files import gc_paused
     from gpuprobe.reporters.json.report import to_document
 
     found = _loaded(recording)
@@ -195,7 +194,7 @@ def summary(recording: Recording, *, top: int = 10, device: str = "") -> Report:
     reported, "" for the one with the highest; raises UsageError if it was not recorded.
     """
     from gpuprobe.analysis.summary import summarize
-    from gpuprobe.model.io.gc_pause import gc_paused
+    from gpuprobe.model.io.files import gc_paused
 
     with gc_paused():  # half of the time, for a report of 64 ranks
         return summarize(recording, top=top, device=device, is_running=_is_running)

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import CheckResult
-    from gpuprobe.model.run.summary import Run
+    from gpuprobe.model.run.totals import Run
 
 
 class CheckResults(tuple["CheckResult", ...]):

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from gpuprobe.model.bounds import Count
-from gpuprobe.model.display import Displayed
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
+from gpuprobe.model.values import Count, Displayed
 
 
 class Level(str, Enum):

@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpuprobe.model.bounds import Address, Index, Rank, Size
-from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.model.values import Address, Bytes, Index, Rank, Size, Unavailable
 
 
 class Category(str, Enum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from gpuprobe.model.bounds import LineNumber
+from gpuprobe.model.values import LineNumber
 
 
 @dataclass(frozen=True, slots=True)

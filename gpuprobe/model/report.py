@@ -10,18 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from gpuprobe.model.display import Displayed
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
-from gpuprobe.model.run.children import ChildRow
 from gpuprobe.model.run.communication import Communication
 from gpuprobe.model.run.launches import LaunchReport
-from gpuprobe.model.run.rows import StepRows
+from gpuprobe.model.run.recording import ChildRow, StepRows
 from gpuprobe.model.run.session import Collective, Environment, Placed, Session
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.model.values import Bytes, Displayed, Peak, Unavailable
 
 Key: TypeAlias = str | Place | NoPlace
 """What a row is of: a line of code, or a category, a module or a phase by its name."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpuprobe.model.bounds import Time
 from gpuprobe.model.memory import Segment, TraceAction
 from gpuprobe.model.record import record
+from gpuprobe.model.values import Time
 
 
 class Frame(NamedTuple):

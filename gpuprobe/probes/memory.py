@@ -11,7 +11,7 @@ from gpuprobe.model.machine.devices import (
     MemoryWaterfall,
     WaterfallPart,
 )
-from gpuprobe.model.machine.neighbours import Neighbours
+from gpuprobe.model.machine.process import Neighbours
 from gpuprobe.model.values import Bytes, Unavailable
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.bounds import MOST_BYTES, Bounds
 from gpuprobe.model.text import human_bytes, human_delta, visible
+from gpuprobe.model.values import MOST_BYTES, Bounds
 
 if TYPE_CHECKING:
     import pytest

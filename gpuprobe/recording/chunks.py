@@ -26,7 +26,6 @@ from itertools import chain
 from typing import Annotated, Any
 
 from gpuprobe.errors import DataError, UnsupportedSchema
-from gpuprobe.model.bounds import Address, Bounds, Count, NewestMicroseconds
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.record import record
@@ -42,6 +41,7 @@ from gpuprobe.model.trace import (
     StackTable,
     known_line,
 )
+from gpuprobe.model.values import Address, Bounds, Count, NewestMicroseconds
 from gpuprobe.recording.budget import ChunkBudget, amounts, refuse_bomb
 
 CHUNK_VERSION = (1, 0)
@@ -204,28 +204,37 @@ class _Texts:
     annotations: tuple[Annotation, ...] = ()
 
 
-def _decode(header: _Header, body: memoryview) -> MemoryTrace:
-    position = 0
+class _Blobs:
+    """The compressed blobs of a chunk's body, read one after the other."""
 
-    left = _UNPACKED_FREE + _UNPACKED_PER_BYTE * len(body)
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._position = 0
+        self._allowance = _UNPACKED_FREE + _UNPACKED_PER_BYTE * len(body)
 
-    def taken(entry: _Blob) -> memoryview:
-        nonlocal position
-        blob = body[position : position + entry.stored]
+    @property
+    def at_end(self) -> bool:
+        return self._position == len(self._body)
+
+    def skip(self, entry: _Blob) -> memoryview:
+        """The next blob as it is stored. Raises DataError if it is truncated or damaged."""
+        blob = self._body[self._position : self._position + entry.stored]
         if len(blob) != entry.stored:
             raise DataError("truncated")
         if zlib.crc32(blob) != entry.crc32:
             raise DataError("checksum")
-        position += entry.stored
+        self._position += entry.stored
         return blob
 
-    def unpack(entry: _Blob, length: int) -> bytes:
-        nonlocal left
-        blob = taken(entry)
+    def unpack(self, entry: _Blob, length: int) -> bytes:
+        """The next blob, decompressed. Raises DataError unless it has ``length`` bytes, or if the
+        blobs of this chunk unpack to far more than a file of its size can hold.
+        """
+        blob = self.skip(entry)
         if length > entry.stored * _MAX_EXPANSION:
             raise DataError("a length that compression cannot have reached")
-        left -= length
-        if left < 0:
+        self._allowance -= length
+        if self._allowance < 0:
             raise DataError("it unpacks to far more than a file of its size can hold")
         unpacker = zlib.decompressobj()
         try:
@@ -236,6 +245,9 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
             raise DataError("a blob whose length differs from the header")
         return raw
 
+
+def _decode(header: _Header, body: memoryview) -> MemoryTrace:
+    blobs = _Blobs(body)
     trace = MemoryTrace(
         device=header.device,
         events=EventColumns(),
@@ -245,37 +257,15 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
         complete=header.complete,
         step=header.step,
     )
-    tables: dict[str, tuple[EventColumns, int]] = {
-        "events": (trace.events, header.rows.events),
-        "baseline": (trace.baseline, header.rows.baseline),
-    }
     budget = ChunkBudget()
     budget.spend({"events": header.rows.events + header.rows.baseline}, len(body))
-    seen: set[tuple[str, str]] = set()
-    for column in header.columns:
-        if column.typecode not in _TYPECODES:
-            raise DataError(f"column {column.name}")
-        if column.table not in tables or column.name not in COLUMNS:
-            taken(column)  # written by a newer minor version
-            continue
-        if (column.table, column.name) in seen:
-            raise DataError(f"column {column.name} twice")
-        seen.add((column.table, column.name))
-        values = array(column.typecode)
-        raw = unpack(column, column.rows * values.itemsize)
-        table, rows = tables[column.table]
-        if column.typecode != COLUMNS[column.name] or column.rows != rows:
-            raise DataError(f"column {column.name}")
-        values.frombytes(raw)
-        if sys.byteorder == "big":  # pragma: no cover
-            values.byteswap()
-        setattr(table, column.name, values)
-    for table, rows in tables.values():
+    _decode_columns(header, blobs, trace)
+    for table, rows in _tables_of(trace, header).values():
         _restore(table, rows, len(body))
-    tables_json = unpack(header.tables, header.tables.length)
+    tables_json = blobs.unpack(header.tables, header.tables.length)
     refuse_bomb(tables_json, len(body))
     texts = from_plain(_Texts, json.loads(tables_json), "its tables")
-    if position != len(body):
+    if not blobs.at_end:
         raise DataError("bytes after its end")
     trace.stacks = _stack_table(texts)
     trace.segments = texts.segments
@@ -285,6 +275,37 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
     budget.spend(counts, 0)
     _check_indices(trace)
     return trace
+
+
+def _tables_of(trace: MemoryTrace, header: _Header) -> dict[str, tuple[EventColumns, int]]:
+    """The tables of a chunk by name, each with its number of rows."""
+    return {
+        "events": (trace.events, header.rows.events),
+        "baseline": (trace.baseline, header.rows.baseline),
+    }
+
+
+def _decode_columns(header: _Header, blobs: _Blobs, trace: MemoryTrace) -> None:
+    tables = _tables_of(trace, header)
+    decoded: set[tuple[str, str]] = set()
+    for column in header.columns:
+        if column.typecode not in _TYPECODES:
+            raise DataError(f"column {column.name}")
+        if column.table not in tables or column.name not in COLUMNS:
+            blobs.skip(column)  # written by a newer minor version
+            continue
+        if (column.table, column.name) in decoded:
+            raise DataError(f"column {column.name} twice")
+        decoded.add((column.table, column.name))
+        values = array(column.typecode)
+        raw = blobs.unpack(column, column.rows * values.itemsize)
+        table, rows = tables[column.table]
+        if column.typecode != COLUMNS[column.name] or column.rows != rows:
+            raise DataError(f"column {column.name}")
+        values.frombytes(raw)
+        if sys.byteorder == "big":  # pragma: no cover
+            values.byteswap()
+        setattr(table, column.name, values)
 
 
 _REQUIRED = ("action", "address", "size")

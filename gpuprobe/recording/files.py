@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.bounds import Rank, World
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import check_version, header
 from gpuprobe.model.record import record
 from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
+from gpuprobe.model.values import Rank, World
 
 STREAM_NAME = re.compile(r"rank-([0-9]{5,10})\.jsonl")
 CHUNK_NAME = re.compile(r"rank-([0-9]{5,10})\.trace-([0-9]{6,12})\.cols")

@@ -17,7 +17,7 @@ from gpuprobe.errors import DataError, GpuprobeError, NotARecording
 from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.record import record
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.run.summary import Run, RunSummary
+from gpuprobe.model.run.totals import Run, RunSummary
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.files import rank_of_stream, stream_names

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.bounds import MOST_DEVICES
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.communication import check_operations
@@ -16,6 +15,7 @@ from gpuprobe.model.run.launches import check_launches
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import MOST_DEVICES
 from gpuprobe.recording.files import (
     MAX_DAMAGED,
     MAX_FINDINGS,

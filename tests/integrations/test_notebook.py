@@ -16,7 +16,7 @@ from gpuprobe.api.devices import inventory
 from gpuprobe.api.views import html_of
 from gpuprobe.errors import UsageError
 from gpuprobe.integrations import notebook
-from gpuprobe.model import display
+from gpuprobe.model import values
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_read_is_shown_as_its_error(recording: Path) -> None:
 
 
 def test_without_a_drawing_function_there_is_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display, "_draw", None)
+    monkeypatch.setattr(values, "_draw", None)
     assert Finding("GP1", "odd", Level.NOTE, "m")._repr_html_() is None
 
 

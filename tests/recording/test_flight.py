@@ -18,7 +18,7 @@ from gpuprobe.cli import main
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, records_of
-from gpuprobe.model.run.hang import Hang
+from gpuprobe.model.run.jobs import Hang
 from gpuprobe.recording.load import load
 from gpuprobe.recording.many.flight import read_dumps
 from gpuprobe.reporters.json import hang as hang_json

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from model_strategies import memory_traces, same_trace, values_of
 
 from gpuprobe.errors import DataError, NotARecording, UnsupportedSchema
-from gpuprobe.model.bounds import MOST_DEVICES
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.run.recording import SCHEMA_VERSION
@@ -30,6 +29,7 @@ from gpuprobe.model.run.session import (
     Step,
 )
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import MOST_DEVICES
 from gpuprobe.recording.budget import LIMITS, Limit
 from gpuprobe.recording.chunks import decode_chunk
 from gpuprobe.recording.reader import RecordingTail, read_recording

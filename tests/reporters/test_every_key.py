@@ -23,7 +23,7 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import Report
-from gpuprobe.model.run.rows import StepRow, StepRows
+from gpuprobe.model.run.recording import StepRow, StepRows
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.sections.report import report_sections

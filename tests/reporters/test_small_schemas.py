@@ -12,7 +12,7 @@ import pytest
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.model.plans.estimate import FITS, Estimate, EstimateShare
 from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
-from gpuprobe.model.run.scaling import ScaleRow, Scaling
+from gpuprobe.model.run.jobs import ScaleRow, Scaling
 from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import estimate as estimate_json

@@ -16,7 +16,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 import gpuprobe.model
-from gpuprobe.model.bounds import MOST_BYTES, Bounds, NewestMicroseconds
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.run.launches import (
     LaunchedKernel,
@@ -33,7 +32,7 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     StackTable,
 )
-from gpuprobe.model.values import Bytes
+from gpuprobe.model.values import MOST_BYTES, Bounds, Bytes, NewestMicroseconds
 
 TEXT = st.text(max_size=12)
 UNDECODABLE = "caf\udce9.py"
@@ -51,7 +50,7 @@ def model_classes() -> list[type]:
     """Every dataclass of the model that the codec is for (columns have a separate format)."""
     found = []
     for info in pkgutil.walk_packages(gpuprobe.model.__path__, "gpuprobe.model."):
-        if info.name in ("gpuprobe.model.io.codec", "gpuprobe.model.bounds"):  # words, not values
+        if info.name in ("gpuprobe.model.io.codec", "gpuprobe.model.values"):  # words, not values
             continue
         module = importlib.import_module(info.name)
         for value in vars(module).values():

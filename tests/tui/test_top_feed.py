@@ -22,7 +22,7 @@ from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.machine.devices import Device, GpuProcess
 from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.machine.monitor import Moment
-from gpuprobe.model.run.summary import Run
+from gpuprobe.model.run.totals import Run
 from gpuprobe.recording.monitor_log import MomentLog
 from gpuprobe.testing import fleets
 from gpuprobe.tui.monitor.model import TopModel

@@ -14,7 +14,7 @@ from view_recordings import Run as Training
 
 from gpuprobe.api.live import Followed
 from gpuprobe.model.run.session import Environment, HostWindow, Session, Step
-from gpuprobe.model.run.summary import Run, RunSummary
+from gpuprobe.model.run.totals import Run, RunSummary
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.tui.viewer.app import RunsScreen, ViewApp
 from gpuprobe.tui.viewer.block import BlockScreen

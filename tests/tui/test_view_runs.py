@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 
 from gpuprobe.api.monitor import runs
 from gpuprobe.model.run.session import Session, SessionEnd, Step
-from gpuprobe.model.run.summary import Run, RunSummary
+from gpuprobe.model.run.totals import Run, RunSummary
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.files import stream_name
 from gpuprobe.recording.running import summarize_run

@@ -12,7 +12,7 @@ from view_recordings import Run
 from gpuprobe.analysis.peak.high_water import as_text, by_category, by_line, by_module, high_water
 from gpuprobe.api.live import GROUPINGS, StepPeak, TraceRef, excerpt, trace_refs
 from gpuprobe.api.recordings import load
-from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable

@@ -12,8 +12,8 @@ from gpuprobe.analysis.blame.source import Source
 from gpuprobe.analysis.compare.accounts import Account
 from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.analysis.compare.diff import DiffRow
-from gpuprobe.model.display import Displayed
 from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Displayed
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,10 @@ from gpuprobe.analysis.peak.high_water import (
 )
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
-from gpuprobe.model.display import Displayed
 from gpuprobe.model.place import program_name
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_delta
-from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.model.values import Displayed, Peak, Unavailable
 
 BY = ("category", "module", "line")
 """The breakdowns, in the order they are shown."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from gpuprobe.model.place import NoPlace, SourceLine
 from gpuprobe.model.run.communication import CollectiveRecord, group_ranks
-from gpuprobe.model.run.hang import MISMATCH, MISSING, STUCK, Arrivals, Hang, HangSide
+from gpuprobe.model.run.jobs import MISMATCH, MISSING, STUCK, Arrivals, Hang, HangSide
 
 _SAME_SHAPES: Final = (
     "all_reduce",

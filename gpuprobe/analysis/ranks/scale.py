@@ -17,8 +17,8 @@ from typing import NamedTuple
 from gpuprobe.analysis.ranks.stragglers import BACKWARD, full_rows, phase_waits
 from gpuprobe.errors import DataError
 from gpuprobe.model.run.columns import DURATION, MISSING, WAITED, StepColumns
+from gpuprobe.model.run.jobs import RUN, ScaleRow, Scaling
 from gpuprobe.model.run.recording import Recording
-from gpuprobe.model.run.scaling import RUN, ScaleRow, Scaling
 
 
 class _Cost(NamedTuple):

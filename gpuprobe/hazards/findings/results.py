@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.hazards.rules import LATENT
-from gpuprobe.model.display import Displayed
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
+from gpuprobe.model.values import Displayed
 
 
 def ending(error: BaseException | None, code: int = 1) -> str:

@@ -8,7 +8,7 @@ The rules, so that a file can be read without this package:
 * a float that is not finite is ``{"float": "inf"}``: JSON has no other word for it;
 * a finding has every key, and is as in every other document (`findings.to_document`);
 * a whole number has at most 64 bits, a count of bytes 60, other numbers what their field's
-  `gpuprobe.model.bounds.Bounds` allow;
+  `gpuprobe.model.values.Bounds` allow;
 * a reader ignores keys it does not know (a newer minor version only adds keys).
 """
 
@@ -25,10 +25,9 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from gpuprobe.errors import DataError, GpuprobeError
-from gpuprobe.model.bounds import MOST_BYTES, AtMost, Bounds
 from gpuprobe.model.findings import Finding, to_document
 from gpuprobe.model.record import record
-from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
+from gpuprobe.model.values import MOST_BYTES, AtMost, Bounds, Bytes, ReadStatus, Unavailable
 
 T = TypeVar("T")
 
@@ -242,7 +241,20 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         return _annotated_decoder(int, _BYTES)
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if typing.get_origin(hint) is not None:
+        return _generic_decoder(hint, typing.get_origin(hint), typing.get_args(hint))
+    if hint is None or hint is type(None):
+        return lambda plain: _expect(plain, type(None))
+    if hint is Any:
+        return lambda plain: plain
+    if hint is Finding:
+        return _finding_decoder()
+    simple = _SIMPLE.get(hint)
+    return _class_decoder(hint) if simple is None else simple
+
+
+def _generic_decoder(hint: Any, origin: Any, args: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """The decoder of a type with arguments, such as ``tuple[int, ...]``."""
     if origin is typing.Annotated:
         return _annotated_decoder(args[0], args[1])
     if origin in (typing.Union, types.UnionType):
@@ -256,18 +268,14 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         return _items_decoder(args[0])
     if origin in (dict, Mapping):
         return _dict_decoder(*args)
-    if hint is None or hint is type(None):
-        return lambda plain: _expect(plain, type(None))
-    if hint is Any:
-        return lambda plain: plain
-    if hint is Finding:
-        return _finding_decoder()
-    simple = _SIMPLE.get(hint)
-    if simple is not None:
-        return simple
-    cls = origin if origin is not None else hint
-    if dataclasses.is_dataclass(cls):
-        return _dataclass_decoder(cls, hint)
+    if dataclasses.is_dataclass(origin):
+        return _dataclass_decoder(origin, hint)
+    raise TypeError(f"the codec does not know {hint!r}")
+
+
+def _class_decoder(hint: Any) -> Callable[[Any], Any]:
+    if dataclasses.is_dataclass(hint):
+        return _dataclass_decoder(hint, hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum_decoder(hint)
     if isinstance(hint, type) and issubclass(hint, tuple):  # a named tuple

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import stat
 from collections.abc import Iterator
@@ -209,3 +210,17 @@ def _take_name(temporary: Path, target: Path) -> None:
         # A file system without hard links (exFAT, SMB): the name is taken first, then replaced.
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         temporary.replace(target)
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """No garbage collection: millions of new containers make it walk all there are again and
+    again, with nothing else running.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -11,11 +11,9 @@ from dataclasses import field
 from enum import Enum
 from typing import Any
 
-from gpuprobe.model.bounds import Timestamp
-from gpuprobe.model.display import Displayed
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+from gpuprobe.model.values import Bytes, Displayed, Reading, ReadStatus, Timestamp, Unavailable
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuprobe.model.display import Displayed
 from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes
+from gpuprobe.model.values import Bytes, Displayed
 
 FITS = "fits"
 NOT = "does not fit"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuprobe.model.display import Displayed
-from gpuprobe.model.values import Bytes
+from gpuprobe.model.values import Bytes, Displayed
 
 
 @dataclass(frozen=True, slots=True)

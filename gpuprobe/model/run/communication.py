@@ -12,11 +12,10 @@ from itertools import islice
 from typing import Final
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.bounds import Count, Nanoseconds, Rank
 from gpuprobe.model.place import NoPlace, SourceLine, parse_place
 from gpuprobe.model.record import record
 from gpuprobe.model.text import ranges
-from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.model.values import Bytes, Count, Nanoseconds, Rank, Unavailable
 
 _NOT_COLLECTED = Unavailable("not collected")
 

@@ -8,10 +8,9 @@ from enum import Enum
 from typing import Annotated, Final
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.bounds import AtMost, Count, Index, Size
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.record import record
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import AtMost, Count, Index, Size, Unavailable
 
 MOST_ROWS: Final = 100_000
 """Kinds of launches that a recording has of one step: a step of a large model has some thousand."""

@@ -2,16 +2,137 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Annotated, overload
 from weakref import WeakValueDictionary
 
-from gpuprobe.model.display import Displayed
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.run.children import ChildProcess
+from gpuprobe.model.record import record
 from gpuprobe.model.run.columns import StepColumns, columns_of, traced_steps
-from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.session import (
+    BlindSpot,
+    Environment,
+    ProgramError,
+    Session,
+    SessionEnd,
+    Step,
+)
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import MOST_DEVICES, AtMost, Count, Displayed, Peak, Rank, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A step of a rank, as it was recorded."""
+
+    rank: int
+    step: Step
+
+    @property
+    def outside_phases_ns(self) -> int:
+        """Of the phases of depth one; 0 where they cover the step."""
+        outer = (phase.duration_ns for phase in self.step.phases if "/" not in phase.path)
+        return self.step.duration_ns - sum(outer)
+
+
+class StepRows(Sequence[StepRow]):
+    """Every step of every rank, in order of ranks and of steps. A row is made when it is used, as
+    the steps of a large recording are."""
+
+    def __init__(self, ranks: Sequence[tuple[int, Sequence[Step]]] = ()) -> None:
+        """``ranks``: the number of each rank, and its steps in order of their index."""
+        self._ranks = ranks
+        self._ends = list(accumulate(len(steps) for _, steps in ranks))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, row: int) -> StepRow: ...
+    @overload
+    def __getitem__(self, row: slice) -> tuple[StepRow, ...]: ...
+    def __getitem__(self, row: int | slice) -> StepRow | tuple[StepRow, ...]:
+        if isinstance(row, slice):
+            return tuple(self[at] for at in range(*row.indices(len(self))))
+        at = row + len(self) if row < 0 else row
+        if not 0 <= at < len(self):
+            raise IndexError("row out of range")
+        place = bisect_right(self._ends, at)
+        rank, steps = self._ranks[place]
+        return StepRow(rank, steps[at - (self._ends[place] - len(steps))])
+
+    def __iter__(self) -> Iterator[StepRow]:
+        return (StepRow(rank, step) for rank, steps in self._ranks for step in steps)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, StepRows)
+            and len(self) == len(other)
+            and all(one == two for one, two in zip(self, other, strict=True))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def positions(self, rank: int, index: int) -> list[int]:
+        """Where the steps of this rank with this index are: one, or none."""
+        found = []
+        start = 0
+        for (number, steps), end in zip(self._ranks, self._ends, strict=True):
+            if number == rank:
+                at = bisect_left(steps, index, key=lambda step: step.index)
+                if at < len(steps) and steps[at].index == index:
+                    found.append(start + at)
+            start = end
+        return found
+
+    def last_of(self, rank: int) -> StepRow | None:
+        """The last step of a rank; None if it has none."""
+        found = [steps[-1] for number, steps in self._ranks if number == rank and len(steps)]
+        return StepRow(rank, found[-1]) if found else None
+
+
+@record(frozen=True, slots=True)
+class ChildPeak:
+    """The most that a process had on one device."""
+
+    device: str
+    allocated: Peak | Unavailable
+    reserved: Peak | Unavailable
+
+
+@record(frozen=True, slots=True)
+class ChildProcess:
+    """Such a process. ``name`` is its recording, a directory inside the program's, ``rank`` that of
+    the program; ``steps`` counts whole steps; ``end`` is None if it still runs or was killed.
+    """
+
+    name: str
+    rank: Rank
+    session: Session
+    environment: Environment
+    steps: Count
+    peaks: Annotated[tuple[ChildPeak, ...], AtMost(MOST_DEVICES)]
+    end: SessionEnd | None
+
+
+@record(frozen=True)
+class ChildRow:
+    """A process that the program started and that used a GPU; not one of the ranks. ``name`` is its
+    recording, a directory inside this one, ``rank`` that of the program.
+    """
+
+    name: str
+    rank: int
+    pid: int
+    status: str
+    error: ProgramError | None
+    steps: int
+    duration_ns: int | Unavailable
+    peaks: tuple[ChildPeak, ...]
+
 
 SCHEMA = "gpuprobe.recording"
 """What the first line of every rank's stream says it is."""

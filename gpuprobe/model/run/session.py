@@ -9,23 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from gpuprobe.model.bounds import (
-    MOST_BYTES,
-    MOST_DEVICES,
-    AtMost,
-    Bounds,
-    Count,
-    Nanoseconds,
-    ProcessId,
-    Rank,
-    Timestamp,
-    World,
-)
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Exchange
 from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches
-from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.model.values import (
+    MOST_BYTES,
+    MOST_DEVICES,
+    AtMost,
+    Bounds,
+    Bytes,
+    Count,
+    Nanoseconds,
+    Peak,
+    ProcessId,
+    Rank,
+    Timestamp,
+    Unavailable,
+    World,
+)
 
 _NOT_COLLECTED = Unavailable("not collected")
 

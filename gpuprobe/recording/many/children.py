@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from gpuprobe.errors import DataError, GpuprobeError
-from gpuprobe.model.bounds import MOST_DEVICES
-from gpuprobe.model.run.children import ChildPeak, ChildProcess
 from gpuprobe.model.run.columns import FULL
+from gpuprobe.model.run.recording import ChildPeak, ChildProcess
+from gpuprobe.model.values import MOST_DEVICES
 from gpuprobe.recording.files import CHILD_NAME, stream_names
 from gpuprobe.recording.reader import read_recording
 

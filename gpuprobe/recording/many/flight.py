@@ -21,14 +21,13 @@ from typing import Annotated, Any, Final
 
 from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError
-from gpuprobe.model.bounds import Bounds, Count, LineNumber
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import open_regular, stored_bytes
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import CollectiveRecord, group_text, wire_bytes
 from gpuprobe.model.trace import Frame
-from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.model.values import Bounds, Bytes, Count, LineNumber, Unavailable
 from gpuprobe.recording.snapshot.child import command_of
 from gpuprobe.recording.snapshot.limits import limit_process
 from gpuprobe.recording.snapshot.pickles import load_plain

@@ -25,11 +25,9 @@ from typing import IO, Any, Final
 
 from gpuprobe.errors import DataError, MissingExtra, NotARecording, UnsupportedSchema
 from gpuprobe.model.io.codec import from_plain, to_plain
-from gpuprobe.model.io.files import open_regular, read_regular, stored_bytes
-from gpuprobe.model.io.gc_pause import gc_paused
-from gpuprobe.model.run.children import ChildProcess
+from gpuprobe.model.io.files import gc_paused, open_regular, read_regular, stored_bytes
 from gpuprobe.model.run.columns import MISSING, StepColumns
-from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.run.recording import ChildProcess, Recording
 from gpuprobe.recording.budget import Limit
 from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_name, stream_names
 from gpuprobe.recording.many.children import MOST as MOST_CHILDREN

@@ -15,7 +15,7 @@ from gpuprobe.analysis.trace.ledger import prepare
 from gpuprobe.analysis.trace.lifetimes import Lifetimes
 from gpuprobe.errors import DataError, InternalError, SnapshotError
 from gpuprobe.model.io.codec import from_plain
-from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import (
     COLUMNS,

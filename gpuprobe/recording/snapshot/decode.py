@@ -18,6 +18,7 @@ The schemas, from torch 2.0 to 2.13 (``torch/csrc/cuda/memory_snapshot.cpp`` and
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -26,19 +27,220 @@ from typing import Any, NamedTuple, Protocol
 
 from gpuprobe.analysis.trace.lifetimes import lifetimes_of
 from gpuprobe.errors import SnapshotError
-from gpuprobe.model.bounds import NewestMicroseconds
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import (
+    COLUMNS,
     AllocatorSettings,
     Annotation,
     LiveColumns,
     MemoryTrace,
+    StackTable,
     parse_tag,
 )
-from gpuprobe.recording.snapshot.columns import InternedColumn, PartSink, are_times, column_of
+from gpuprobe.model.values import NewestMicroseconds
 from gpuprobe.recording.snapshot.oddities import ANNOTATIONS, SETTINGS, Oddities
-from gpuprobe.recording.snapshot.stacks import StackInterner
+
+_CROWDED = 8
+"""So many stacks that look alike at two frames are told apart by a key of all frames."""
+
+_LONG = 2048
+"""Frames of a stack that is not compared with others: each comparison of two lists takes as long as
+they are, and a file can refer to them at every event. Python stops a recursion at 1,000 frames."""
+
+_SAMPLE = 256
+"""So many events tell whether lists are shared. A wrong guess costs time only."""
+
+
+class StackInterner:
+    """Fills a `StackTable`. The dictionaries and lists it was given must stay alive and
+    unchanged as long as it is used, since it knows them by identity.
+    """
+
+    def __init__(self, table: StackTable, odd: Oddities | None = None) -> None:
+        self._table = table
+        self._odd = odd or Oddities()
+        self._frames: dict[int, int] = {}  # id of a frame's dict -> frame index
+        self._lists: dict[int, int] = {}  # id of a list -> stack index
+        # What a list looks like at two frames -> pairs (list, stack index).
+        self._looks: dict[Any, list[tuple[Any, int]]] = {}
+        self._exact: dict[tuple[int, ...], int] = {}
+
+    def one(self, frames: Any) -> int:
+        """The stack index of one list of frames."""
+        found = self._lists.get(id(frames))
+        if found is None:
+            found = self._lists[id(frames)] = self._add(frames)
+        return found
+
+    def column(self, events: list[Any]) -> array[int] | None:
+        """The stack index of every event; None where none has frames. May be called for one
+        stretch of the events after the other.
+        """
+        try:
+            return self._column(events, itemgetter("frames"))
+        except (KeyError, TypeError):  # TypeError: something that is no list
+            if not any(event.get("frames") for event in events):
+                return None
+            listed = self._odd.frames
+            return array("I", [self.one(listed(event.get("frames"))) for event in events])
+
+    def _column(self, events: list[Any], get: Callable[[Any], Any]) -> array[int]:
+        some = [id(get(event)) for event in events[:_SAMPLE]]
+        if len(set(some)) * 2 <= len(some):
+            return array("I", map(self.one, map(get, events)))
+        return self._unshared(map(get, events))
+
+    def _unshared(self, lists: Iterable[Any]) -> array[int]:
+        """Most events have a list of their own."""
+        result: list[int] = []
+        append = result.append
+        looks, exact = self._looks, self._exact
+        find, identity = looks.get, id
+        last: Any = None
+        index = 0
+        for frames in lists:
+            count = len(frames)
+            if count > _LONG:
+                index, last = self.one(frames), None
+                append(index)
+                continue
+            if frames == last:  # both halves of a free have the stack of the first
+                append(index)
+                continue
+            last = frames
+            try:
+                look = (count, identity(frames[count >> 2]), identity(frames[count >> 1]))
+            except IndexError:
+                index = self.one(frames)
+                append(index)
+                continue
+            alike = find(look)
+            if alike is None:
+                index = self._add(frames)
+                looks[look] = [(frames, index)]
+            elif len(alike) > _CROWDED:
+                key = tuple(map(id, frames))
+                known = exact.get(key)
+                if known is None:
+                    known = exact[key] = self._add(frames)
+                index = known
+            else:
+                for seen, index in alike:  # noqa: B007
+                    if seen == frames:
+                        break
+                else:
+                    index = self._add(frames)
+                    alike.append((frames, index))
+            append(index)
+        return array("I", result)
+
+    def _add(self, frames: Any) -> int:
+        if not isinstance(frames, (list, tuple)):
+            frames = self._odd.frames(frames)
+        self._odd.stack(len(frames))
+        known = self._frames
+        ids = []
+        for frame in frames:
+            index = known.get(id(frame))
+            if index is None:
+                index = known[id(frame)] = self._odd.index(self._table, frame)
+            ids.append(index)
+        return self._table.stack(tuple(ids))
+
+
+class PartSink:
+    """Passes columns on, part by part; one that is zero throughout is never begun."""
+
+    def __init__(self, append: Callable[[str, array[int]], None]) -> None:
+        self._append = append
+        self._rows = 0  # in the parts before this one
+        self._part = 0
+        self._begun: dict[str, int] = {}  # rows passed on
+
+    def begin(self, rows: int) -> None:
+        self._rows += self._part
+        self._part = rows
+
+    def put(self, column: str, values: array[int] | None) -> None:
+        """The part of a column, None for zeros."""
+        if values is None:
+            return
+        self._fill(column, self._rows)
+        self._append(column, values)
+        self._begun[column] += len(values)
+
+    def end(self) -> None:
+        for column in self._begun:
+            self._fill(column, self._rows + self._part)
+
+    def _fill(self, column: str, rows: int) -> None:
+        """Add the zeros that were left out."""
+        missing = rows - self._begun.setdefault(column, 0)
+        if missing:
+            typecode = COLUMNS[column]
+            self._append(column, array(typecode, bytes(missing * array(typecode).itemsize)))
+            self._begun[column] = rows
+
+
+class InternedColumn:
+    """A column of indices of values that repeat; ``index`` is called once per value."""
+
+    def __init__(self, key: str, index: Callable[[Any], int]) -> None:
+        self._key = key
+        self._index = index
+        self._table: dict[Any, int] = {None: 0}  # None: the event has no such key
+        self._zeros = True
+
+    def column(self, events: list[Any]) -> array[int] | None:
+        try:
+            values = list(map(itemgetter(self._key), events))
+        except KeyError:
+            values = [event.get(self._key) for event in events]
+        return self.of(values)
+
+    def of(self, values: list[Any], different: set[Any] | None = None) -> array[int] | None:
+        """The column of these values, of which there are so many different ones; None for zeros."""
+        table = self._table
+        try:
+            if self._zeros:
+                if different is None:
+                    # Comparing is quicker than hashing, and most often there is but one.
+                    one = values.count(values[0]) == len(values)
+                    different = set(values[:1] if one else values)
+                if table.keys() >= different:
+                    return None
+                raise KeyError
+            return array("I", map(table.__getitem__, values))
+        except KeyError:
+            for value in dict.fromkeys(values):
+                if value not in table:
+                    table[value] = self._index(value)
+            self._zeros = not any(table.values())
+            return None if self._zeros else array("I", map(table.__getitem__, values))
+
+
+_HIGHEST_BYTES = slice(7 if sys.byteorder == "little" else 0, None, 8)
+
+
+def are_times(column: array[int]) -> bool:
+    """Whether all are times, in microseconds. Below 2**56, in the year 4253, all are: then no
+    number has to be looked at.
+    """
+    if column.tobytes()[_HIGHEST_BYTES].count(0) == len(column):
+        return True
+    return 0 <= min(column) <= max(column) <= NewestMicroseconds
+
+
+def column_of(typecode: str, name: str, events: list[Any]) -> array[int] | None:
+    """A column of numbers that older snapshots lack; None where no event has it."""
+    try:
+        return array(typecode, map(itemgetter(name), events))
+    except KeyError:
+        if not any(name in event for event in events):
+            return None
+        return array(typecode, [event.get(name, 0) for event in events])
+
 
 _MIB = 1024 * 1024
 _CODES = {action.value: action.code for action in TraceAction}

@@ -14,8 +14,7 @@ from typing import Any
 
 from gpuprobe._version import __version__
 from gpuprobe.errors import NotARecording, SnapshotError
-from gpuprobe.model.io.files import open_regular, stored_bytes
-from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.io.files import gc_paused, open_regular, stored_bytes
 from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session
 from gpuprobe.model.trace import MemoryTrace

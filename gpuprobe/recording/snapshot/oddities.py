@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gpuprobe.errors import SnapshotError
-from gpuprobe.model.bounds import NewestMicroseconds
 from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import Frame, StackTable, known_line
+from gpuprobe.model.values import NewestMicroseconds
 from gpuprobe.recording.budget import LIMITS, MOST_FRAMES
 
 T = TypeVar("T")

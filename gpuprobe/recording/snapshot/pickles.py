@@ -15,7 +15,7 @@ import pickle
 from typing import IO, Any, NoReturn
 
 from gpuprobe.errors import SnapshotError
-from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.io.files import gc_paused
 
 HINT = "create one with torch.cuda.memory._dump_snapshot(path)"
 UNSAFE_HINT = "a memory snapshot contains plain data only; do not unpickle this file"

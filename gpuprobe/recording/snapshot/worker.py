@@ -37,7 +37,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from gpuprobe.errors import SnapshotError
-from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.memory import Segment
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.snapshot.decode import Decoded, Keep, decode

@@ -17,7 +17,7 @@ from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.analysis.peak.tree import pruned
 from gpuprobe.analysis.trace.timeline import Timeline, thin
 from gpuprobe.model.memory import Category
-from gpuprobe.model.run.rows import StepRow
+from gpuprobe.model.run.recording import StepRow
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Bytes, Unavailable, available
 from gpuprobe.reporters.viewers.flamegraph import to_data

@@ -26,7 +26,7 @@ from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.report import Report, Steps
-from gpuprobe.model.run.rows import StepRows
+from gpuprobe.model.run.recording import StepRows
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html.data import step_columns, track_data, tree_data

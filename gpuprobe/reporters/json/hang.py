@@ -7,7 +7,7 @@ from typing import Any, TextIO
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.place import Place, SourceLine
-from gpuprobe.model.run.hang import Hang, HangReport, HangSide
+from gpuprobe.model.run.jobs import Hang, HangReport, HangSide
 from gpuprobe.reporters.json import fields_of
 from gpuprobe.reporters.json import schema as load_schema
 

@@ -25,7 +25,7 @@ from gpuprobe.model.report import (
     Report,
     TimeShares,
 )
-from gpuprobe.model.run.rows import StepRow, StepRows
+from gpuprobe.model.run.recording import StepRow, StepRows
 from gpuprobe.model.run.session import DeviceWindow, Phase, Step
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.json import schema as load_schema

@@ -6,7 +6,7 @@ from typing import Any, TextIO
 
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
-from gpuprobe.model.run.scaling import Scaling
+from gpuprobe.model.run.jobs import Scaling
 from gpuprobe.reporters.json import fields_of
 from gpuprobe.reporters.json import schema as load_schema
 

@@ -6,8 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from gpuprobe.model.findings import Level
 from gpuprobe.model.place import Place
-from gpuprobe.model.run.hang import MISMATCH, MISSING, Hang, HangReport, HangSide
-from gpuprobe.model.run.scaling import RUN, ScaleRow, Scaling
+from gpuprobe.model.run.jobs import (
+    MISMATCH,
+    MISSING,
+    RUN,
+    Hang,
+    HangReport,
+    HangSide,
+    ScaleRow,
+    Scaling,
+)
 from gpuprobe.model.text import human_ns, ranges
 from gpuprobe.reporters.sections.parts import (
     Cell,

@@ -14,7 +14,7 @@ from gpuprobe.analysis.inspection.ranks import RECENT, RankFacts
 from gpuprobe.analysis.inspection.steps import Insight
 from gpuprobe.analysis.time_shares import full_steps, time_shares
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.machine.neighbours import Neighbours
+from gpuprobe.model.machine.process import Neighbours
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import AllocatorActivity, DeviceWindow, Step
 from gpuprobe.model.text import human_bytes, human_ns

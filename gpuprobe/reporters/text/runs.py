@@ -11,7 +11,7 @@ from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
 
 if TYPE_CHECKING:
-    from gpuprobe.model.run.summary import Run
+    from gpuprobe.model.run.totals import Run
 
 HEAD = (
     f"{'recording':<26} {'pid':>7} {'step':>8} {'step time':>10} {'peak':>11} {'for':>7}  "

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.sampler.tracing.tensors import modules_of
 
 

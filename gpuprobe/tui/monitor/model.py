@@ -32,7 +32,7 @@ from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, level, line
 
 if TYPE_CHECKING:
     from gpuprobe.model.machine.process import ProcessDetails
-    from gpuprobe.model.run.summary import Run
+    from gpuprobe.model.run.totals import Run
 
 
 class PaneHeights(NamedTuple):

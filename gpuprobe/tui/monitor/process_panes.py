@@ -19,7 +19,7 @@ from gpuprobe.tui.widgets.plot import curve
 from gpuprobe.tui.widgets.styled_text import Line, TableColumn, fit, joined, lay_out, left, right
 
 if TYPE_CHECKING:
-    from gpuprobe.model.run.summary import Run
+    from gpuprobe.model.run.totals import Run
 
 
 _SPARE = 12

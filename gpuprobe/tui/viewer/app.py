@@ -15,7 +15,7 @@ from textual.worker import get_current_worker
 from gpuprobe.api.live import Followed
 from gpuprobe.api.monitor import RUNS_HEADING, run_line, runs
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.model.run.summary import Run
+from gpuprobe.model.run.totals import Run
 from gpuprobe.model.text import visible
 from gpuprobe.tui.probe_app import APP_KEYS, ListScreen, ProbeApp
 from gpuprobe.tui.viewer.reading import ReadFailed

@@ -31,7 +31,7 @@ from gpuprobe.api.live import (
     trace_refs,
 )
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.viewer.run_model import Curves, RunModel, model_of

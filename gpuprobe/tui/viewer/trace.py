@@ -24,7 +24,7 @@ from gpuprobe.api.live import (
 )
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.io.codec import to_plain
-from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Unavailable

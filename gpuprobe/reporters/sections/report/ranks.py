@@ -11,7 +11,7 @@ from gpuprobe.model.report import (
     Report,
     TimeDifference,
 )
-from gpuprobe.model.run.children import ChildPeak
+from gpuprobe.model.run.recording import ChildPeak
 from gpuprobe.model.run.session import Placed
 from gpuprobe.model.text import human_bytes, human_delta, human_ns, ranges
 from gpuprobe.model.values import Peak, Unavailable

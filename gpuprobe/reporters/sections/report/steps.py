@@ -11,7 +11,7 @@ from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.report import Report, TimeShares
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.run.launches import LaunchReport
-from gpuprobe.model.run.rows import StepRow, StepRows
+from gpuprobe.model.run.recording import StepRow, StepRows
 from gpuprobe.model.run.session import Collective, DeviceWindow
 from gpuprobe.model.text import human_bytes, human_ns
 from gpuprobe.model.values import Peak, Unavailable
