@@ -26,13 +26,13 @@ def apply(change: str) -> None:
     }[change]()
 
 
-def _outermost(around: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:
+def _outermost(around: Callable[[nn.Module, Callable[[], object]], object]) -> None:
     """Call ``around`` for every module that is not called by another module."""
     original = nn.Module.__call__
     depth = 0
 
     @functools.wraps(original)
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(module: nn.Module, *args: object, **kwargs: object) -> object:
         nonlocal depth
         depth += 1
         try:
@@ -46,7 +46,7 @@ def _outermost(around: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:
 
 
 def _bf16() -> None:
-    def around(module: nn.Module, run: Callable[[], Any]) -> Any:
+    def around(module: nn.Module, run: Callable[[], object]) -> object:
         if torch.is_autocast_enabled("cuda"):
             raise UsageError("autocast is on already")
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in module.parameters()):
@@ -81,14 +81,14 @@ def _checkpoint() -> None:
     def wrap(block: nn.Module) -> None:
         original = block.forward
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: object, **kwargs: object) -> object:
             if not torch.is_grad_enabled() or not block.training:
                 return original(*args, **kwargs)
             return checkpoint(original, *args, use_reentrant=False, **kwargs)
 
         block.forward = forward
 
-    def around(module: nn.Module, run: Callable[[], Any]) -> Any:
+    def around(module: nn.Module, run: Callable[[], object]) -> object:
         nonlocal found
         if id(module) not in prepared:
             prepared.add(id(module))
@@ -107,7 +107,7 @@ def _accumulate() -> None:
     original = torch.optim.Optimizer.__init__
 
     @functools.wraps(original)
-    def init(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+    def init(optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
         original(optimizer, *args, **kwargs)
         _every_second(optimizer, "step", first=False)
         _every_second(optimizer, "zero_grad", first=True)
@@ -123,7 +123,7 @@ def _every_second(optimizer: torch.optim.Optimizer, name: str, *, first: bool) -
     count = 0
 
     @functools.wraps(original)
-    def method(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def method(self: torch.optim.Optimizer, *args: object, **kwargs: object) -> object:
         nonlocal count
         count += 1
         return original(self, *args, **kwargs) if (count % 2 == 1) == first else None
@@ -138,7 +138,7 @@ def _fused() -> None:
         original = kind.__init__
 
         @functools.wraps(original)
-        def init(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        def init(optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
             if type(optimizer) is not kind:  # called by the subclass's __init__
                 original(optimizer, *args, **kwargs)
                 return

@@ -17,7 +17,7 @@ from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import ParameterSource, parameter_source
-from gpuprobe.planning.trials import EstimateServer
+from gpuprobe.planning.trials import Document, EstimateServer
 
 
 class _Case(NamedTuple):
@@ -195,7 +195,7 @@ class _Runner:
 
     def __init__(
         self,
-        estimate: Callable[[dict[str, Any]], dict[str, Any]],
+        estimate: Callable[[Mapping[str, object]], Document],
         argument: str,
         notify: Callable[[str], None],
         label: str = "",
@@ -209,7 +209,7 @@ class _Runner:
     def notify(self, message: str) -> None:
         self._notify(f"{self._label}{message}")
 
-    def document(self, case: _Case, value: int) -> dict[str, Any]:
+    def document(self, case: _Case, value: int) -> Document:
         """The JSON document of one estimate, or ``{"error": ...}``."""
         parameter = case.parameter._asdict()
         return self._estimate({**case._asdict(), "parameter": parameter, "value": value})
@@ -237,7 +237,7 @@ class _Runner:
         self.notify(f"{self.argument} {trial.value * share}{changed}: {result}{best}")
 
 
-def _trial(value: int, document: dict[str, Any]) -> Trial:
+def _trial(value: int, document: Document) -> Trial:
     if "error" in document:
         return Trial(value, "", Bytes(0), Bytes(0), Bytes(0), document["error"])
     return Trial(

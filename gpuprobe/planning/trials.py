@@ -32,6 +32,15 @@ from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.reporters.json.estimate import estimate_of
 from gpuprobe.sampler.program import Program, load_module, load_script, own_traceback
 
+Request = Mapping[str, Any]
+"""A request for an estimate: the program (``script``, ``module``, ``arguments``) and the arguments
+of `gpuprobe.api.virtual.estimate_program`; ``parameter``, ``value`` and ``change`` of a fit;
+``why`` of a second run."""
+
+Document = dict[str, Any]
+"""The JSON document of an estimate; or ``error`` (with ``hint`` and ``needs_value``) or
+``too_large``."""
+
 COMPUTE: Final = ("auto", "shapes", "real")
 
 _REQUESTED: Final = "as requested"
@@ -144,12 +153,12 @@ class ProgramStart:
         return {**request, **self._program.changes}
 
 
-def parse_response(output: str, code: int, errors: Sequence[str] = ()) -> dict[str, Any]:
+def parse_response(output: str, code: int, errors: Sequence[str] = ()) -> Document:
     """The document in the last line of a process's output, or ``{"error": text}`` if there is none.
     ``code``: its exit code; ``errors``: the lines of its stderr.
     """
     try:
-        found: dict[str, Any] = json.loads(output.strip().rpartition("\n")[2])
+        found: Document = json.loads(output.strip().rpartition("\n")[2])
     except ValueError:
         import signal
 
@@ -171,7 +180,7 @@ _OPTIONAL: Final = (
 )
 
 
-def run_request(request: Mapping[str, Any], estimate: Callable[..., Estimate]) -> None:
+def run_request(request: Request, estimate: Callable[..., Estimate]) -> None:
     """Make the requested estimate and print its document, in the process that a request is for.
     ``estimate``: `gpuprobe.api.virtual.estimate_program`.
     """
@@ -183,7 +192,7 @@ def run_request(request: Mapping[str, Any], estimate: Callable[..., Estimate]) -
         stream.write("\n" + json.dumps(document) + "\n")
 
 
-def _estimate(request: Mapping[str, Any], estimate: Callable[..., Estimate]) -> dict[str, Any]:
+def _estimate(request: Request, estimate: Callable[..., Estimate]) -> Document:
     """The document of a requested estimate: of a script with a value (for `gpuprobe.planning.fit`),
     or of another run or rank of a program (for `ProgramStart`).
     """
@@ -223,7 +232,7 @@ def _estimate(request: Mapping[str, Any], estimate: Callable[..., Estimate]) -> 
     return estimate_json.document(found)
 
 
-def program_of(request: Mapping[str, Any]) -> Program:
+def program_of(request: Request) -> Program:
     """The requested program, with the requested value and change."""
     arguments, script = list(request["arguments"]), request["script"]
     if request.get("module"):
@@ -264,7 +273,7 @@ class EstimateServer:
         self._end()
         self._stderr.close()
 
-    def __call__(self, request: Mapping[str, object]) -> dict[str, Any]:
+    def __call__(self, request: Mapping[str, object]) -> Document:
         """The JSON document of one estimate, or ``{"error": text}``."""
         server = self._server = self._server or self._start()
         assert server.stdin is not None
@@ -293,7 +302,7 @@ class EstimateServer:
             start_new_session=True,  # Ctrl-C is handled by this process
         )
 
-    def _ended(self, server: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def _ended(self, server: subprocess.Popen[bytes]) -> Document:
         code = server.wait()
         self._server = None
         return parse_response("", code, _last_output(self._stderr).splitlines())
@@ -310,7 +319,7 @@ class EstimateServer:
                 stream.close()
 
 
-def serve(warm_up: Callable[[], object], run: Callable[[dict[str, Any]], None]) -> None:
+def serve(warm_up: Callable[[], object], run: Callable[[Request], None]) -> None:
     """Call ``warm_up``, which imports what estimates need. Then fork a process that calls ``run``
     for each request on stdin, a line of JSON, and write a line of JSON to stdout: the process's
     exit ``code``, its ``output``, and ``errors``, the end of its stderr.
@@ -341,8 +350,8 @@ def serve(warm_up: Callable[[], object], run: Callable[[dict[str, Any]], None]) 
 
 
 def _run_and_exit(
-    run: Callable[[dict[str, Any]], None],
-    request: dict[str, Any],
+    run: Callable[[Request], None],
+    request: Request,
     out: IO[bytes],
     errors: IO[bytes],
 ) -> NoReturn:

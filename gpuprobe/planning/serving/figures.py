@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.model.plans.serving import PeakLine, ServingEstimate
 from gpuprobe.model.values import Bytes
+from gpuprobe.planning.serving.observer import Event
 
 _STAGES: Final = {
     "init_device": "at the start",
@@ -36,7 +37,7 @@ _PREFIX: Final = re.compile(r"^\(\w+ pid=\d+\)\s*(?:ERROR [\d-]+ [\d:]+ \[[^\]]*
 
 
 def serving_estimate(
-    events: Sequence[Mapping[str, Any]],
+    events: Sequence[Event],
     log: str,
     *,
     command: str,
@@ -102,7 +103,7 @@ def serving_estimate(
     )
 
 
-def _assumed(by_stage: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+def _assumed(by_stage: Mapping[str, Event]) -> tuple[str, ...]:
     texts = [
         "memory outside of torch's allocator: a constant from public start-up logs of vLLM 0.19 "
         "on an H100, or from the catalogue for other GPUs",
@@ -120,7 +121,7 @@ def _assumed(by_stage: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _failure(events: Sequence[Mapping[str, Any]], log: str, hangs: bool) -> dict[str, Any]:
+def _failure(events: Sequence[Event], log: str, hangs: bool) -> dict[str, object]:
     """The stage in which vLLM failed, its error, and advice."""
     failed = [event for event in events if event["stage"].endswith(": failed")]
     started = [event["stage"] for event in events if event["stage"].endswith(": begins")]

@@ -11,17 +11,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
-from gpuprobe.planning.serving.observer import EVENTS, FOLDER, PLAN, UP
+from gpuprobe.planning.serving.observer import EVENTS, FOLDER, PLAN, UP, Event
 
 LOG: Final = "vllm.log"
-Event = Mapping[str, Any]
-"""A line of `gpuprobe.planning.serving.observer`: its ``stage``, ``time``, ``pid``, ``rank``, and
-the values of the stage."""
-
 STALLED_S: Final = 300.0
 """vLLM hangs if it writes neither an event nor a line of its log for this time."""
 _POLL_S: Final = 0.1

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 
 from gpuprobe.patching import when_imported
 
@@ -34,6 +34,23 @@ _REAL_LOADERS: Final = ("auto", "hf", "safetensors", "pt", "npcache", "mistral",
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 _MOST_TEXT: Final = 20_000
 """The most characters of a message that are written."""
+
+Event = Mapping[str, Any]
+"""A line of the file: its ``stage``, ``time``, ``pid``, ``rank``, and the values of the stage."""
+
+Values = dict[str, object]
+"""The values of a stage, which become JSON."""
+
+
+class Figures(TypedDict, total=False):
+    """Figures that only vLLM's log has: the KV cache in tokens, the most requests of full length at
+    a time, and whether compiled code was cached ("warm" or "cold").
+    """
+
+    tokens: int
+    concurrency: float
+    compile_cache: str
+
 
 _registered = False
 
@@ -57,11 +74,11 @@ class _Observer:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / f"{os.getpid()}{EVENTS[1:]}"
-        self._plan: dict[str, Any] = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        self._plan: dict[str, int] = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         self._rank = -1
-        self._logged: dict[str, Any] = {}
+        self._logged: Figures = {}
 
-    def write(self, stage: str, **values: Any) -> None:
+    def write(self, stage: str, **values: object) -> None:
         """Append an event. Fails silently: the folder is removed when the estimate is over."""
         event = {"stage": stage, "pid": os.getpid(), "rank": self._rank, "time": time.time()}
         try:
@@ -94,7 +111,7 @@ class _Observer:
         original = EngineArgs.create_engine_config
 
         @functools.wraps(original)
-        def create_engine_config(args: Any, *given: Any, **named: Any) -> Any:
+        def create_engine_config(args: Any, *given: object, **named: object) -> object:
             self.guarded(lambda: self._without_files(args))
             return original(args, *given, **named)
 
@@ -133,15 +150,15 @@ class _Observer:
 
     def _stage(
         self,
-        owner: Any,
+        owner: type,
         name: str,
-        observe: Callable[..., dict[str, Any]],
+        observe: Callable[..., Values],
         before: Callable[[Any], None] | None = None,
     ) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
-        def stage(worker: Any, *given: Any, **named: Any) -> Any:
+        def stage(worker: object, *given: object, **named: object) -> object:
             self._rank = getattr(worker, "rank", -1)
             self.write(f"{name}: begins")
             if before is not None:
@@ -161,7 +178,7 @@ class _Observer:
     def failed(self, stage: str, error: BaseException) -> None:
         """Write an exception that vLLM raised in a stage, with the memory at that time."""
         frames = traceback.extract_tb(error.__traceback__)
-        memory: dict[str, Any] = {}
+        memory: dict[str, int] = {}
         self.guarded(lambda: memory.update(_memory()))
         self.write(
             f"{stage}: failed",
@@ -181,7 +198,7 @@ class _Observer:
 
             runtime.hold(torch.cuda.current_device(), more)
 
-    def _device(self, worker: Any, _: Any) -> dict[str, Any]:
+    def _device(self, worker: Any, _: object) -> Values:
         snapshot = worker.init_snapshot
         config = worker.parallel_config
         tensor = int(config.tensor_parallel_size)
@@ -199,7 +216,7 @@ class _Observer:
         if hasattr(runner, "profile_run"):
             original = runner.profile_run
 
-            def profile_run(*given: Any, **named: Any) -> Any:
+            def profile_run(*given: object, **named: object) -> object:
                 with traced_peak() as found:
                     result = original(*given, **named)
                 # The driver loads the code of kernels at their first use.
@@ -215,7 +232,7 @@ class _Observer:
         if hasattr(runner, "capture_model"):
             capture = runner.capture_model
 
-            def capture_model(*given: Any, **named: Any) -> Any:
+            def capture_model(*given: object, **named: object) -> object:
                 before = _memory()["graphs_made"]
                 taken = capture(*given, **named)
                 self.guarded(
@@ -227,11 +244,11 @@ class _Observer:
 
             runner.capture_model = capture_model
 
-    def _weights(self, worker: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    def _weights(self, worker: Any, *_: object, **__: object) -> Values:
         return {"weights": int(worker.model_runner.model_memory_usage)}
 
-    def _profile(self, worker: Any, available: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {"available": int(available)}
+    def _profile(self, worker: object, available: int) -> Values:
+        found: Values = {"available": int(available)}
         for name, attribute in (
             ("activation", "peak_activation_memory"),
             ("non_torch", "non_torch_memory"),
@@ -242,7 +259,7 @@ class _Observer:
         found["said"] = dict(self._logged)
         return found
 
-    def _kv_cache(self, worker: Any, _: Any, config: Any) -> dict[str, Any]:
+    def _kv_cache(self, worker: object, _: object, config: Any) -> Values:
         return {
             "blocks": int(config.num_blocks),
             "kv_bytes": sum(int(tensor.size) for tensor in config.kv_cache_tensors),
@@ -256,7 +273,7 @@ class _Observer:
             ],
         }
 
-    def _graphs(self, worker: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    def _graphs(self, worker: Any, *_: object, **__: object) -> Values:
         return {"eager": bool(worker.model_config.enforce_eager)}
 
     # --- the engine
@@ -268,7 +285,7 @@ class _Observer:
         caches = EngineCore._initialize_kv_caches
 
         @functools.wraps(caches)
-        def initialize(core: Any, config: Any, *given: Any, **named: Any) -> Any:
+        def initialize(core: object, config: object, *given: object, **named: object) -> object:
             self.write("engine: begins")
             try:
                 result = caches(core, config, *given, **named)
@@ -285,7 +302,7 @@ class _Observer:
 class _Handler(logging.Handler):
     """Collects the figures of vLLM's log lines, by their templates."""
 
-    def __init__(self, logged: dict[str, Any]) -> None:
+    def __init__(self, logged: Figures) -> None:
         super().__init__()
         self._logged = logged
 
@@ -319,7 +336,7 @@ def _memory() -> dict[str, int]:
     }
 
 
-def _engine(config: Any, cache: Any, logged: Mapping[str, Any]) -> dict[str, Any]:
+def _engine(config: Any, cache: Any, logged: Figures) -> Values:
     """The settings of an engine, with vLLM's names; and its KV cache in tokens."""
     sizes = [int(group.kv_cache_spec.block_size) for group in cache.kv_cache_groups]
     model, scheduler, parallel = (
@@ -368,6 +385,23 @@ _NOT_THE_MODEL: Final = (
 )
 
 
+class TraceFrame(TypedDict):
+    """A frame of torch's memory history."""
+
+    filename: str
+    line: int
+    name: str
+
+
+class TraceEvent(TypedDict, total=False):
+    """An event of torch's memory history."""
+
+    action: str
+    addr: int
+    size: int
+    frames: Sequence[TraceFrame]
+
+
 class PeakRow(NamedTuple):
     """The bytes of all blocks that one line allocated."""
 
@@ -402,7 +436,7 @@ def traced_peak() -> Iterator[AllocationPeak]:
         record(None)
 
 
-def find_peak(events: Sequence[dict[str, Any]], found: AllocationPeak) -> None:
+def find_peak(events: Sequence[TraceEvent], found: AllocationPeak) -> None:
     """Fill in ``found`` from the events of one device, in torch's format."""
     live = 0
     top, when = 0, -1
@@ -415,7 +449,7 @@ def find_peak(events: Sequence[dict[str, Any]], found: AllocationPeak) -> None:
                 top, when = live, index
         elif event["action"] == "free_completed":
             live -= sizes.pop(event["addr"], 0)
-    blocks: dict[int, dict[str, Any]] = {}
+    blocks: dict[int, TraceEvent] = {}
     for event in events[: when + 1]:
         if event["action"] == "alloc":
             blocks[event["addr"]] = event
@@ -430,7 +464,7 @@ def find_peak(events: Sequence[dict[str, Any]], found: AllocationPeak) -> None:
     found.rows = [PeakRow(place, name, size) for (place, name), size in ordered[:_MOST_ROWS]]
 
 
-def _line(frames: Sequence[dict[str, Any]]) -> tuple[str, str]:
+def _line(frames: Sequence[TraceFrame]) -> tuple[str, str]:
     """The location and function of the innermost frame outside torch and compiled code."""
     for frame in frames:
         file = frame["filename"]
