@@ -1,1 +1,1 @@
-"""One file per output format, each from plain data to a stream."""
+"""Output formats: results as sections and documents, and their renderers."""

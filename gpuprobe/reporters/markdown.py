@@ -22,7 +22,7 @@ from gpuprobe.reporters.sections.parts import (
     drawn_columns,
 )
 
-# An underscore within a word is no mark; nor are these.
+# Characters that are escaped: all but these, and underscores within a word.
 _MARKS = re.compile(r"(?<![^\W_])_|_(?![^\W_])|[^\w /:;,.()%=+✅❌-]")
 
 
@@ -83,21 +83,21 @@ def _cell(row: Row, shown: Cell) -> str:
 
 
 def _code(text: str) -> str:
-    """Code within a line, fit for a cell of a table."""
+    """Inline code, also for a cell of a table."""
     return "`" + (visible(text).replace("|", "\\|").replace("`", "'") or " ") + "`"
 
 
-# GitHub and GitLab make links of addresses, and notify the people and issues that a text names, in
-# the rendered page: there an entity is the character again. An empty comment keeps them apart.
+# GitHub and GitLab link addresses and notify people and issues named in the rendered page, where an
+# entity is the character again. An empty comment prevents it.
 _APART = "<!-- -->"
 _LINKS = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=&#64;)|(?<=&#35;)|(?<=&#33;)", re.IGNORECASE)
 
-# What makes a list, a heading or a rule of a line that begins with it.
+# The beginning of a list, a heading or a rule.
 _LEADING = re.compile(r"^(\s*)([-+=])(?=\s|[-=]|$)|^(\s*\d+)([.)])(?=\s|$)")
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown leaves alone: it may hold names of files."""
+    """Text without Markdown's meaning: it may contain file names."""
     text = _MARKS.sub(lambda match: f"&#{ord(match[0])};", visible(text))
     text = _LEADING.sub(lambda m: f"{m[1] or m[3] or ''}&#{ord(m[2] or m[4])};", text)
     return _LINKS.sub(_APART, text)

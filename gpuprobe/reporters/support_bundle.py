@@ -1,4 +1,10 @@
-"""The support bundle: one zip of what a maintainer asks for, safe to attach to an issue."""
+"""The support bundle: one zip file for a bug report, without secrets and names.
+
+`Redactor` removes secrets known by the names of their environment variables, wherever the values
+appear; secrets known by their form (tokens of well-known services, credentials in URLs,
+``--password x`` and ``key=value`` pairs); user names, home directories, host names, and IP, MAC and
+mail addresses.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +41,12 @@ _PREFIXES = (
 _NAMES = frozenset(
     {"RANK", "WORLD_SIZE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG", "TERM"}
 )
-# Every member has the same time: the file says when it was taken, in doctor.json.
+# Every member has the same time; the time of the reading is in doctor.json.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that belong into a bundle, by name; their values are not yet redacted."""
+    """The variables for the bundle, by name, with unredacted values."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -60,8 +66,8 @@ def write(
 ) -> None:
     """Write the bundle to ``path``, readable by its owner only.
 
-    Raises UsageError where the file exists already, and EnvironmentUnavailable where it
-    cannot be written.
+    Raises UsageError if the file exists already, and EnvironmentUnavailable if it cannot be
+    written.
     """
     versions = redactor.data(dict(packages), addresses=False)
     files = {
@@ -95,7 +101,7 @@ def _json(data: Any) -> str:
 
 
 def _without_commands(info: dict[str, Any]) -> dict[str, Any]:
-    """``info`` with every ``command`` cut to the program's name: arguments hold anything."""
+    """``info`` with every ``command`` reduced to the program's name: arguments may be private."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, list):
@@ -125,7 +131,7 @@ _SECRET_NAME = re.compile(
     r"cookie|session_?id|signature|_key$|^key$|_pat$|license)"
 )
 
-# A word that says "what follows is secret": NAME=value, "name": value, --name value.
+# A word before a secret: NAME=value, "name": value, --name value.
 _WORD = (
     r"[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|"
     r"auth(?:orization)?|signature|sig)[\w-]*"
@@ -136,8 +142,8 @@ _PAIR = re.compile(
 )
 _URL_CREDENTIALS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^/@\s]+@")
 
-# The forms are those that the services document: GitHub, GitLab, Hugging Face, OpenAI and
-# alike, AWS, Google, Slack, npm, PyPI, Weights & Biases (40 hex digits), JSON web tokens.
+# The forms that the services document: GitHub, GitLab, Hugging Face, OpenAI and similar, AWS,
+# Google, Slack, npm, PyPI, Weights & Biases (40 hex digits), JSON web tokens.
 _TOKENS = re.compile(
     r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|hf_[A-Za-z0-9]{16,}|"
     r"sk-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|xox[abprs]-[\w-]{10,}|"
@@ -154,7 +160,7 @@ _IPV6 = re.compile(
     r"|(?:[0-9a-fA-F]{1,4}:){1,6}(?::[0-9a-fA-F]{1,4}){1,6}"
     r"|(?:[0-9a-fA-F]{1,4}:){1,7}:|::(?:[0-9a-fA-F]{1,4}:){0,6}[0-9a-fA-F]{1,4})(?![\w:])"
 )
-# Accounts that every machine has say nothing about a person.
+# Values and accounts that every machine has identify no one.
 _TRIVIAL = frozenset({"true", "True", "TRUE", "false", "False", "FALSE", "none", "None", "auto"})
 _COMMON_NAMES = frozenset({"root", "nobody", "daemon", "user", "localhost", "nvidia"})
 
@@ -168,9 +174,9 @@ def is_secret_name(name: str) -> bool:
 
 
 class Redactor:
-    """Replaces what must not be given away by a word in angle brackets.
+    """Replaces private data by words in angle brackets.
 
-    ``environ`` is the whole environment: the values of its secrets are looked for everywhere.
+    ``environ`` is the whole environment: the values of its secrets are replaced everywhere.
     """
 
     def __init__(
@@ -191,8 +197,8 @@ class Redactor:
                 literal.setdefault(home.rstrip("/"), "<home>")
         names = dict.fromkeys(users, "<user>") | dict.fromkeys(hosts, "<host>")
         self._names = {k: v for k, v in names.items() if k and k.lower() not in _COMMON_NAMES}
-        # Longer ones first: a name may be a part of a path. A value of a few characters ("1",
-        # "yes") is no secret, and is everywhere.
+        # Longer values first: a name may be a part of a path. Short values ("1", "yes") are not
+        # secret, and appear everywhere.
         long = [item for item in literal.items() if len(item[0]) >= 4 and item[0] not in _TRIVIAL]
         self._literal = sorted(long, key=lambda item: -len(item[0]))
         ordered = sorted(self._names, key=len, reverse=True)
@@ -204,7 +210,7 @@ class Redactor:
     def text(self, text: str, *, addresses: bool = True) -> str:
         """``text`` without secrets and names.
 
-        ``addresses=False`` leaves what looks like an IP address: version numbers do.
+        ``addresses=False`` keeps IP addresses: version numbers look like them.
         """
         text = self.secrets(text)
         text = _MAIL.sub("<mail>", text)
@@ -217,7 +223,7 @@ class Redactor:
         return text
 
     def secrets(self, text: str) -> str:
-        """``text`` without secrets; names and addresses stay."""
+        """``text`` without secrets, with names and addresses."""
         for value, word in self._literal:
             text = text.replace(value, word)
         text = _URL_CREDENTIALS.sub(r"\1<secret>@", text)
@@ -225,16 +231,14 @@ class Redactor:
         return _PAIR.sub(r"\1<secret>", text)
 
     def environment(self, variables: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Variables without the values of those that are secret by name, and without secrets in
-        those of others.
-        """
+        """Variables with their secrets replaced: the whole value if the name marks a secret."""
         return tuple(
             (name, SECRET if is_secret_name(name) and value else self.secrets(value))
             for name, value in variables
         )
 
     def arguments(self, arguments: Sequence[str]) -> tuple[str, ...]:
-        """Arguments of a program without secrets, and without what follows ``--password``."""
+        """Arguments of a program without secrets, such as the one after ``--password``."""
         found = []
         for before, argument in zip(("", *arguments), arguments, strict=False):
             announced = before.startswith("--") and "=" not in before and is_secret_name(before)
@@ -243,7 +247,7 @@ class Redactor:
         return tuple(found)
 
     def data(self, value: Any, *, addresses: bool = True) -> Any:
-        """Plain JSON data, with every text in it (keys too) redacted."""
+        """Plain JSON data with every text, keys included, redacted."""
         if isinstance(value, str):
             return self.text(value, addresses=addresses)
         if isinstance(value, (list, tuple)):
@@ -259,6 +263,6 @@ class Redactor:
 
 
 def _as_word(name: str) -> str:
-    """A pattern for a name. Short ones count only as whole words: "al" is in "total"."""
+    """A pattern for a name. Short names match only as whole words: "al" is in "total"."""
     escaped = re.escape(name)
     return escaped if len(name) >= 5 else rf"(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])"

@@ -1,4 +1,4 @@
-"""What the stream can show: width, Unicode, colour; and text fitted to it."""
+"""The style of a stream: its width, characters and colour; text in this style."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuprobe.model.text import shortened, visible
 
 _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 
-# What is used when the stream cannot encode the character.
+# Replacements for characters that the stream cannot encode.
 _ASCII = str.maketrans(
     {"…": "...", "·": "-", "×": "x", "µ": "u", "–": "-", "≥": ">=", "█": "#", "→": "->", "±": "+-"}
 )
@@ -23,8 +23,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 @record(frozen=True, slots=True)
 class Style:
-    """How to write to one stream. ``cwd`` is left out of paths below it; ``wide``: a line of a
-    table may be as long as it has to.
+    """The style of a stream. Paths below ``cwd`` are shown relative to it; ``wide``: lines of
+    tables have any length.
     """
 
     width: int = 80
@@ -35,7 +35,7 @@ class Style:
 
     @classmethod
     def of(cls, stream: TextIO, *, cwd: str = "", environ: Mapping[str, str] = os.environ) -> Style:
-        """The style a stream can show; colour as `wants_colour` has it."""
+        """The style that a stream supports; for colour see `uses_colour`."""
         encoding = getattr(stream, "encoding", None) or "ascii"
         try:
             "█▏…·×µ".encode(encoding)
@@ -43,10 +43,10 @@ class Style:
             drawn = False
         else:
             drawn = True
-        return cls(unicode=drawn, colour=wants_colour(stream, environ), cwd=cwd)
+        return cls(unicode=drawn, colour=uses_colour(stream, environ), cwd=cwd)
 
     def strong(self, shown: str) -> str:
-        """Text that is safe already, set apart where there is colour."""
+        """Printable text, in bold if the stream has colour."""
         return f"{_BOLD}{shown}{_RESET}" if self.colour else shown
 
     def text(self, text: str) -> str:
@@ -58,18 +58,20 @@ class Style:
         return shown.encode("ascii", "backslashreplace").decode("ascii")
 
     def path(self, text: str) -> str:
-        """A path, or text that begins with one, relative to ``cwd`` where it is below."""
+        """A path, or text that begins with one; relative to ``cwd`` if it is below."""
         if self.cwd and text.startswith(self.cwd.rstrip("/\\") + os.sep):
             text = text[len(self.cwd.rstrip("/\\")) + 1 :]
         return text
 
     def relative(self, text: str) -> str:
-        """A sentence with ``cwd`` left out of the paths in it."""
+        """A sentence with its paths relative to ``cwd``."""
         below = self.cwd.rstrip("/\\") + os.sep
         return text.replace(below, "") if self.cwd.strip("/\\") else text
 
     def fit(self, text: str, width: int) -> str:
-        """The end of a long text: of a path or a dotted name that matters most."""
+        """A text of at most ``width`` columns, shortened from the left: it ends with the most
+        specific part of a path or dotted name.
+        """
         text = self.text(text)
         if len(text) <= width:
             return text
@@ -87,8 +89,8 @@ class Style:
     def wrapped(self, text: str, *, first: str = "", rest: str = "") -> Iterable[str]:
         """Lines of at most ``width`` columns. ``first`` and ``rest`` begin them.
 
-        A number stays with its unit: textwrap does not break at a no-break space. Of a text that
-        nobody reads to its end (10,000 characters) the rest is left out.
+        A number stays with its unit, because textwrap does not break at a no-break space. Text of
+        more than 10,000 characters is truncated.
         """
         lines = textwrap.wrap(
             _BEFORE_UNIT.sub("\u00a0", self.text(shortened(text))),
@@ -100,9 +102,9 @@ class Style:
         return [line.replace("\u00a0", " ") for line in lines]
 
 
-def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Colour goes to a terminal that is not dumb, unless NO_COLOR (https://no-color.org) is set or
-    CLICOLOR is 0. Anything else gets it only with FORCE_COLOR or CLICOLOR_FORCE
+def uses_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a stream gets colour: a terminal, unless TERM is dumb, NO_COLOR (https://no-color.org)
+    is set or CLICOLOR is 0; other streams only with FORCE_COLOR or CLICOLOR_FORCE
     (https://bixense.com/clicolors).
     """
     if environ.get("NO_COLOR"):

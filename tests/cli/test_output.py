@@ -17,7 +17,7 @@ from gpuprobe.api.watch import summary
 from gpuprobe.errors import UsageError
 from gpuprobe.exporter.export import write_textfile
 from gpuprobe.model.io.files import new_file
-from gpuprobe.reporters.terminal import Style, wants_colour
+from gpuprobe.reporters.terminal import Style, uses_colour
 
 FULL = Path("/dev/full")
 GPUPROBE = [sys.executable, "-m", "gpuprobe"]
@@ -154,4 +154,4 @@ def test_who_gets_colour(environ: dict[str, str], terminal: bool, colour: bool) 
         def isatty(self) -> bool:
             return terminal
 
-    assert wants_colour(Stream(), environ) is colour
+    assert uses_colour(Stream(), environ) is colour

@@ -1,13 +1,12 @@
 """Findings at their lines in a pull request: GitHub's workflow commands, GitLab's code quality.
 
 GitHub reads commands from what a step prints (docs.github.com, "Workflow commands for GitHub
-Actions"); what stands in the way of its syntax is written as the actions toolkit writes it
-(``packages/core/src/command.ts``): ``%``, CR and LF everywhere, ``:`` and ``,`` in properties.
-It shows ten errors, ten warnings and ten notices of a step, and says nothing of the rest: the
-text of the report has them all.
+Actions"). ``%``, CR and LF are escaped everywhere, ``:`` and ``,`` in properties, as in the actions
+toolkit (``packages/core/src/command.ts``). It shows ten errors, ten warnings and ten notices of a
+step; the report's text has all findings.
 
 GitLab reads a file, a subset of Code Climate's format (docs.gitlab.com, "Code Quality", "Code
-Quality report format"): a place is required there, and a fingerprint that no two entries share.
+Quality report format"): each entry needs a place and a unique fingerprint.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from gpuprobe.model.text import cut, visible
 SERVICES: Final = ("github", "gitlab")
 
 GITLAB_FILE: Final = "gl-code-quality-report.json"
-"""The name that GitLab's own templates give the file."""
+"""The file name in GitLab's templates."""
 
 _COMMANDS: Final = {Level.ERROR: "error", Level.WARNING: "warning", Level.NOTE: "notice"}
-# GitLab's are info, minor, major, critical, blocker; the last two are left for people to use.
+# GitLab also has critical and blocker, which are for people to assign.
 _SEVERITIES: Final = {Level.ERROR: "major", Level.WARNING: "minor", Level.NOTE: "info"}
 _ORDER: Final = (Level.ERROR, Level.WARNING, Level.NOTE)
 
 
 def service_of(environment: Mapping[str, str]) -> str | None:
-    """Which of `SERVICES` this process runs on, by the variable that each of them sets (GitHub:
+    """The one of `SERVICES` that this process runs on, by the variable that it sets (GitHub:
     ``GITHUB_ACTIONS``, GitLab: ``GITLAB_CI``); None elsewhere.
     """
     if environment.get("GITHUB_ACTIONS") == "true":
@@ -48,18 +47,17 @@ def service_of(environment: Mapping[str, str]) -> str | None:
 
 
 def checkout(environment: Mapping[str, str], project: str) -> str:
-    """The folder of the checkout, where the service names it and ``project`` is in it, else
-    ``project``."""
+    """The folder of the checkout if the service names it, else ``project``."""
     named = environment.get("GITHUB_WORKSPACE") or environment.get("CI_PROJECT_DIR")
     return named or project
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How a finding's file becomes a path in the repository.
+    """Converts the files of findings to paths in the repository.
 
     ``project`` is the folder that relative names start from, ``repository`` the checkout's; both
-    absolute. A file outside of the checkout (an installed package) has no place there.
+    absolute. A file outside the checkout (an installed package) has no path in it.
     """
 
     project: str
@@ -67,14 +65,14 @@ class Places:
 
     @staticmethod
     def of(environment: Mapping[str, str], project: str) -> Places:
-        """The checkout is where the service says it is (``GITHUB_WORKSPACE``,
-        ``CI_PROJECT_DIR``), else ``project``.
+        """The places in the checkout that the service names (``GITHUB_WORKSPACE``,
+        ``CI_PROJECT_DIR``), else in ``project``.
         """
         return Places(project, checkout(environment, project))
 
     def path(self, file: str) -> str | None:
         """Relative to the checkout, with ``/``; None for a file that is not in it."""
-        # "..." stands for folders that a baseline leaves out: the place is not known.
+        # "..." replaces folders that a baseline omits: the path is unknown.
         if not file or file.startswith(("<", ".../", "site-packages/")) or "\0" in file:
             return None
         whole = os.path.normpath(os.path.join(self.project, file))  # noqa: PTH118 - pure text
@@ -86,7 +84,7 @@ class Places:
 
 
 def commands(findings: Sequence[Finding], places: Places) -> Iterator[str]:
-    """GitHub's workflow commands, one line each, the worst first: only so many are shown."""
+    """GitHub's workflow commands, one line each, the worst first, as GitHub shows only ten."""
     for finding in sorted(findings, key=lambda item: _ORDER.index(item.level)):
         properties = {}
         path = None if finding.location is None else places.path(finding.location.file)
@@ -105,15 +103,15 @@ def code_quality(
     of ``elsewhere``, a file of the project.
     """
     found = []
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for finding in findings:
         path = None if finding.location is None else places.path(finding.location.file)
         line = 1 if path is None or finding.location is None else max(1, finding.location.line)
         shown = path or places.path(elsewhere) or posixpath.basename(elsewhere)
-        seen[finding.fingerprint] += 1
-        # Two findings may well have one fingerprint (one line, two tensors); the count keeps
-        # them apart, and is the same the next time.
-        key = f"{finding.fingerprint}:{seen[finding.fingerprint]}"
+        counts[finding.fingerprint] += 1
+        # Two findings may have the same fingerprint (one line, two tensors): a count makes it
+        # unique, and is the same in the next run.
+        key = f"{finding.fingerprint}:{counts[finding.fingerprint]}"
         found.append(
             {
                 "description": " ".join(_text(finding, placed=path is not None)),
@@ -159,11 +157,11 @@ def _with_failure(findings: Sequence[Finding], failed: str) -> Sequence[Finding]
 
 
 _LONGEST: Final = 1000
-"""Columns of a message: there are names in it, and names have any length."""
+"""The longest message: names in it have any length."""
 
 
 def _text(finding: Finding, *, placed: bool) -> Iterator[str]:
-    """The lines of the text, with nothing in them that a terminal or a log would execute."""
+    """The lines of the text, with control characters escaped."""
     where = "" if placed or finding.location is None else f" (at {_shown(finding.location)})"
     yield visible(cut(finding.message, _LONGEST)) + where
     if finding.fix is not None:

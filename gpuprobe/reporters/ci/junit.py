@@ -1,4 +1,4 @@
-"""Findings as JUnit XML: one test case per rule and place, failed where something was found."""
+"""Findings as JUnit XML: one test case per rule and place, which fails if it has a finding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.text import visible
 
 _CHECKS: Final = "GPM-"
-"""What the rules of a check against a baseline begin with: their findings are of a metric."""
+"""The prefix of the rules of a check against a baseline: their findings belong to a metric."""
 
 
 def write(
@@ -72,9 +72,9 @@ def write(
 
 
 def _case(element: ET.Element, suite: str, finding: Finding, names: Counter[str]) -> ET.Element:
-    """A case whose name is the same in every run, so that services can show its history: that of
-    the metric where there is one, which it has when it passes too; else the kind and the function,
-    without the number of the line."""
+    """A test case whose name is the same in every run, so that services can show its history: the
+    metric's name, which a passing case has as well; else the kind and the function, without the
+    line number."""
     place = finding.location
     name = finding.subject
     if not finding.rule.startswith(_CHECKS) or not name:

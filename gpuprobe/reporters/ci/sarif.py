@@ -1,9 +1,9 @@
 """Findings as SARIF 2.1.0, for code scanning. Format: docs.oasis-open.org/sarif/sarif/v2.1.0.
 
-GitHub refuses a file in which a result has no location, and takes a relative address for one in the
-checkout (docs.github.com, "SARIF support for code scanning"). So a finding without a place of its
-own is put at line 1 of a file of the project, and a file of an installed package, which is in no
-checkout, is relative to another base (``uriBaseId``, 3.4.4 and 3.14.14).
+GitHub rejects a file in which a result has no location, and resolves relative URIs in the checkout
+(docs.github.com, "SARIF support for code scanning"). So a finding without a place is at line 1 of a
+file of the project, and a file of an installed package, which is not in the checkout, is relative
+to another base (``uriBaseId``, 3.4.4 and 3.14.14).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, Final, TextIO
 from urllib.parse import quote
 
-import gpuprobe.hazards.rules  # noqa: F401 (findings that were read are of its rules too)
+import gpuprobe.hazards.rules  # noqa: F401 (registers the rules of findings that were read)
 from gpuprobe._version import __version__
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
@@ -38,13 +38,12 @@ def document(
     elsewhere: str = "",
     repository: str = "",
 ) -> dict[str, Any]:
-    """One run. Relative names of files start from ``root``, the project's folder; addresses are
-    relative to ``repository``, the checkout's, by default the same. ``elsewhere``: the file that
-    findings without a place are put at (a baseline, a script), by default the project's folder.
+    """One run as plain data. Relative file names start from ``root``, the project's folder; URIs
+    are relative to ``repository``, the checkout's folder (default: the same). ``elsewhere``: the
+    file of findings without a place (a baseline, a script), by default the project's folder.
 
-    ``known``: those of the findings that a baseline has. Given, each result says whether it is
-    new (SARIF's ``baselineState``, 3.27.24). ``failed``: how the program ended that was watched,
-    where it failed (``invocations``, 3.20).
+    ``known``: the findings that the baseline has; unless it is None, each result has a
+    ``baselineState`` (3.27.24). ``failed``: how the program failed (``invocations``, 3.20).
     """
     rules: dict[str, dict[str, Any]] = {}
     results = []
@@ -85,13 +84,13 @@ def document(
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-# Of a message, ``[words](target)`` is a link, unless the bracket is escaped (SARIF 3.11.6).
+# In a message, ``[words](target)`` is a link unless the bracket is escaped (SARIF 3.11.6).
 _LINK = re.compile(r"\[(?=[^\]]*\]\()")
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
-    """The rule's descriptor (SARIF 3.49). One that is not in the registry has its kind for a
-    title."""
+    """The rule's descriptor (SARIF 3.49). The title of a rule that is not registered is its
+    kind."""
     known = rule_of(finding.rule)
     found: dict[str, Any] = {
         "id": finding.rule,
@@ -108,14 +107,14 @@ def _rule(finding: Finding) -> dict[str, Any]:
 
 
 def _markdown(parts: Sequence[str]) -> str:
-    """A rule's title, why it matters and what to do, as its page has them."""
+    """A rule's title, its reason and the remedy, as on its page."""
     title, *rest = parts
     return "\n\n".join([f"**{title}**", *rest])
 
 
 def _fix(fix: Fix, where: _Addresses) -> dict[str, Any]:
-    """A fix as changes of files (SARIF 3.55 to 3.57): whole lines go before a line, or in place
-    of some.
+    """A fix as changes of files (SARIF 3.55 to 3.57): whole lines are inserted before a line, or
+    replace lines.
     """
     changes: dict[str, list[dict[str, Any]]] = {}
     for one in fix.insertions:
@@ -133,7 +132,7 @@ def _fix(fix: Fix, where: _Addresses) -> dict[str, Any]:
 
 
 class _Addresses:
-    """How a file becomes a URI. ``packages``: whether one was of an installed package."""
+    """Converts files to URIs. ``packages``: whether one belongs to an installed package."""
 
     def __init__(self, root: str, repository: str) -> None:
         self._root = root
@@ -161,7 +160,7 @@ class _Addresses:
         if self._root and PurePath(self._root).is_absolute():
             whole = PurePath(os.path.normpath(PurePath(self._root) / path))
             for folder in (self._repository, self._root):
-                with contextlib.suppress(ValueError):  # elsewhere
+                with contextlib.suppress(ValueError):  # outside the repository
                     return {"uri": _quoted(whole.relative_to(folder))}
         return {"uri": path.as_uri() if path.is_absolute() else _quoted(path)}
 

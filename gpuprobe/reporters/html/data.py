@@ -1,4 +1,10 @@
-"""The data that a page draws: curves, trees, steps. Plain, and bounded in size."""
+"""The data of a page's charts: curves, trees and steps, plain and bounded in size.
+
+A column of numbers is packed: differences of neighbours, each of eight bytes, split into eight
+planes (all lowest bytes first), deflated, in base 64. Memory curves repeat the same amounts, and
+the high planes are nearly constant, so a point takes about a byte. The page unpacks it with the
+browser's DecompressionStream.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +29,7 @@ from gpuprobe.model.values import Bytes, Unavailable, available
 from gpuprobe.reporters.viewers.flamegraph import to_data
 
 MOST_BYTES = 1_800_000
-"""Of all curves, packed. With trees, tables and code a page stays below some 3 MB."""
+"""The size of all curves, packed. With trees, tables and code a page is below 3 MB."""
 
 _NODES = 6_000
 _NAME = 300  # characters: a template's name may have thousands
@@ -31,14 +37,14 @@ _STEPS = 20_000
 
 
 def track_data(tracks: Sequence[Track], most: int = MOST_BYTES) -> list[dict[str, Any]]:
-    """The tracks, thinned until they take at most ``most`` bytes. Changes them."""
+    """The tracks as data of at most ``most`` bytes. Thins the tracks in place."""
     while True:
         packed = [_track(track) for track in tracks]
         held = sum(_weight(item) for item in packed)
         if held <= most or all(len(track) <= 500 for track in tracks):
             return packed
         for track in tracks:
-            # Aim a little below, so that a second round is seldom needed.
+            # A little below the limit, so that a second round is seldom needed.
             track.thinned(max(500, int(len(track) * most / held * 0.9)))
 
 
@@ -79,7 +85,7 @@ def _track(track: Track) -> dict[str, Any]:
 
 
 def _blocks(blocks: SingleBlocks) -> dict[str, Any]:
-    """The largest blocks one by one; only the frames and names that they need."""
+    """The largest blocks one by one, with the frames and names that they use."""
     nodes: dict[int, int] = {0: 0}
     names: dict[int, int] = {0: 0}
     parents, frames = [-1], [0]
@@ -118,7 +124,7 @@ def _blocks(blocks: SingleBlocks) -> dict[str, Any]:
 
 
 def _short(name: str) -> str:
-    """A name made visible; of a long one its beginning and its end."""
+    """A printable name; of a long one the beginning and the end."""
     shown = visible(name)
     if len(shown) <= _NAME:
         return shown
@@ -126,8 +132,8 @@ def _short(name: str) -> str:
 
 
 def tree_data(tree: FlameNode, most: int = _NODES) -> dict[str, Any]:
-    """A tree in flat form, parents before children, with at most ``most`` nodes and for each
-    of them one that stands for what was left out.
+    """A tree in flat form, parents before children. Of at most ``most`` nodes each may have one
+    more child, for the nodes that were omitted.
     """
     data = to_data(pruned(tree, most), title="", subtitle="")
     data["names"] = [_short(name) for name in data["names"]]
@@ -136,13 +142,13 @@ def tree_data(tree: FlameNode, most: int = _NODES) -> dict[str, Any]:
 
 
 _MOST = 1 << 52
-"""Of a column: beyond it the numbers of a browser are no longer exact."""
+"""The largest number of a column: JavaScript's numbers are exact up to it."""
 
 
 def step_columns(rows: Iterable[StepRow], most: int = _STEPS) -> list[dict[str, Any]]:
-    """The steps of a report, one table per rank and device; -1 stands for what is not known.
+    """The steps of a report, one table per rank and device; -1 is an unknown value.
 
-    Of more than ``most`` steps those with extremes are kept.
+    Of more than ``most`` steps, those with extremes are kept.
     """
     found: dict[tuple[int, str], dict[str, array[int]]] = {}
     names = ("index", "duration_ns", "at_least", "at_most", "reserved", "end")
@@ -161,7 +167,7 @@ def step_columns(rows: Iterable[StepRow], most: int = _STEPS) -> list[dict[str, 
                 "end": available(window.end.allocated, Bytes(-1)),
             }
             for name, value in values.items():
-                # A damaged recording may hold more than a column does.
+                # A damaged recording may have larger numbers than a column.
                 columns[name].append(max(-1, min(value, _MOST)))
     return [
         {
@@ -190,7 +196,7 @@ def _thin(columns: dict[str, array[int]], most: int) -> dict[str, array[int]]:
 
 
 def pack(values: Iterable[int]) -> str:
-    """A column of integers below 2**53 in size, as text. The sum of neighbours must fit, too."""
+    """A packed column of integers below 2**53 in size; differences of neighbours must be, too."""
     column = array("q", values)
     if len(column):
         column = column[:1] + array("q", map(sub, column[1:], column))
@@ -202,7 +208,7 @@ def pack(values: Iterable[int]) -> str:
 
 
 def unpack(packed: str) -> list[int]:
-    """The column again: what the page does, for tests and other readers."""
+    """The integers of a packed column, for tests and other readers."""
     planes = zlib.decompress(base64.b64decode(packed))
     count = len(planes) // 8
     raw = bytearray(len(planes))

@@ -28,7 +28,7 @@ from gpuprobe.reporters.sections.parts import (
 from gpuprobe.reporters.terminal import Style
 
 SHOWN = 25
-"""Rows of a table that are shown, and printed, before one asks for the rest."""
+"""Rows of a table that are shown at first, and printed."""
 
 _FILTERED = 8  # a table with more rows has a filter
 _AROUND = 2  # lines of source before and after
@@ -42,9 +42,8 @@ class Drawing:
         self.style = Style(cwd=cwd)
 
     def section(self, section: Section, *first: Content) -> Markup:
-        """A titled section, with ``first`` before its own parts. Its title may be its short name:
-        the page's list of sections leads to it. Nothing at all where there is neither a title
-        nor a part.
+        """A titled section, with ``first`` before its parts. A section without a title has its
+        short name, for the page's list of sections. Empty without title and parts.
         """
         body = join([*first, self.parts(section)])
         if not body and not section.title:
@@ -61,7 +60,7 @@ class Drawing:
         )
 
     def card(self, section: Section, *more: Content) -> Markup:
-        """A section in a box, with its figure set apart."""
+        """A section in a box, with its figure highlighted."""
         figure = section.figure
         title = section.title or section.short
         return el(
@@ -76,9 +75,7 @@ class Drawing:
         )
 
     def parts(self, section: Section) -> list[Content]:
-        """The parts; bullets one after the other are one list, and of several tables each says
-        what it is of.
-        """
+        """The parts. Successive bullets are one list; of several tables each has its caption."""
         drawn: list[Content] = []
         several = sum(isinstance(part, Table) for part in section.parts) > 1
         for bullets, group in groupby(section.parts, key=_is_bullet):
@@ -130,7 +127,7 @@ class Drawing:
         return el(tag, label, body, class_={"alert": "banner", "numbered": "advice"}.get(line.kind))
 
     def table(self, table: Table) -> Markup:
-        """A table whose columns can be sorted by; its foot stays where it is."""
+        """A table that can be sorted by its columns, except its foot."""
         columns = table.columns
         if any(row.note for row in table.rows):
             columns = (*columns, Column("note"))
@@ -204,7 +201,7 @@ def _side(column: Column) -> str | None:
 
 
 def _lowest_shares(table: Table) -> list[float]:
-    """By column: below zero where bars go both ways."""
+    """The lowest share of each column: below zero if its bars have two directions."""
     shares: list[float] = [0.0] * len(table.columns)
     for row in table.rows:
         for i, one in enumerate(row.cells):
@@ -268,8 +265,8 @@ def _scrolling(
 
 
 def bar(share: float, *, both: bool = False) -> Markup:
-    """A bar of a share from 0 to 1 or, where bars go ``both`` ways, from -1 to 1. Drawn as SVG:
-    style attributes are forbidden in the page.
+    """A bar of a share from 0 to 1 or, with ``both`` directions, from -1 to 1. In SVG, because the
+    page's policy forbids style attributes.
     """
     width = min(abs(share), 1.0) * (50 if both else 100)
     start = (50 - width if share < 0 else 50) if both else 0
@@ -293,7 +290,7 @@ def bar(share: float, *, both: bool = False) -> Markup:
 
 
 def place(text: str) -> Markup:
-    """``folder/file.py:12 in f`` with its end set apart. Other text as it is."""
+    """``folder/file.py:12 in f`` with its end highlighted; other text unchanged."""
     found = parse_place(text)
     if not isinstance(found, Place) or not found.file:
         return el("span", text, class_="place")
@@ -309,10 +306,10 @@ def place(text: str) -> Markup:
 
 
 def excerpt(spot: Place, root: Path | None = None) -> Markup | None:
-    """The source around a place, where it can be shown.
+    """The source around a place, or None.
 
-    Only Python files below ``root`` (the current directory) are read: a recording from elsewhere
-    names any path it likes, and a page made from it is passed on.
+    Only Python files below ``root`` (default: the current directory) are read: a recording of
+    another machine can name any path, and the page may be shared.
     """
     return _around(_lines_of(spot, root), spot.line)
 

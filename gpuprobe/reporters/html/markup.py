@@ -1,7 +1,7 @@
 """HTML built from parts, so that text from elsewhere cannot become markup.
 
-Only `Markup` is markup. Everything else that is put into an element is text: made visible
-(control characters, marks that turn the writing direction) and escaped.
+Only `Markup` is markup. Everything else in an element is text, which is made visible (control
+characters, bidirectional marks) and escaped.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from gpuprobe.model.text import visible
 
 _VOID = frozenset({"input", "meta", "br", "col"})
 _HALF = re.compile("[\ud800-\udfff]")  # a whole pair is one character of a str
-_EMPTY = frozenset({"rect", "line", "polygon"})  # of SVG: there only the slash ends an element
+_EMPTY = frozenset({"rect", "line", "polygon"})  # elements of SVG that a slash ends
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is HTML."""
 
     __slots__ = ()
 
 
 Part = str | int | float | None | Iterable[Any]
-"""What may be in an element: markup, text, numbers, several of them; None is nothing."""
+"""The content of an element: markup, text, numbers, or several of them; None is empty."""
 
 
 def text(value: str) -> Markup:
-    """Untrusted text, fit for an element and for an attribute in quotes."""
+    """Untrusted text, escaped for an element or a quoted attribute."""
     return Markup(html.escape(visible(value), quote=True))
 
 
@@ -48,8 +48,8 @@ def join(part: Part) -> Markup:
 
 
 def el(tag: str, *parts: Part, **attributes: str | int | float | bool | None) -> Markup:
-    """An element. ``class_`` and ``for_`` stand for the words that Python keeps for itself, and
-    ``_`` for a hyphen; an attribute that is None or False is left out.
+    """An element. ``class_`` and ``for_`` are the attributes of Python's keywords, and ``_`` is a
+    hyphen; attributes with the value None or False are omitted.
     """
     given = []
     for name, value in attributes.items():
@@ -69,8 +69,8 @@ def script_json(data: Any) -> Markup:
     """Data for a ``<script type="application/json">``: ASCII without ``<``, ``>`` and ``&``, so
     that nothing in it can end the element or begin a comment.
 
-    Halves of surrogate pairs (bytes of a path that are no UTF-8) are shown as escapes: Chromium
-    ends where a script puts one into a label.
+    Halves of surrogate pairs (bytes of a path that are not UTF-8) become escapes: Chromium crashes
+    if a script puts one into a label.
     """
     dumped = _dumped(data)
     if "\\ud" in dumped:  # halves, or whole pairs

@@ -1,8 +1,8 @@
-"""What a notebook shows of a result: the report page's parts, without its script.
+"""Results as HTML fragments for notebooks: parts of the report page, without its script.
 
-Front ends differ in what they let through, so a fragment is plain HTML and SVG with one style
-sheet, all of whose rules are below the class ``gpuprobe``. It takes its text colour from the
-notebook, which may be light or dark whatever the browser prefers.
+Front ends differ in the HTML that they allow, so a fragment is plain HTML and SVG with one style
+sheet, whose rules are all below the class ``gpuprobe``. The text colour is the notebook's, which
+may differ from the browser's preference.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WIDTH, _HEIGHT = 1000, 130
 
 
 class _Plain(Drawing):
-    """Tables that nothing sorts, their first rows only."""
+    """Draws tables with their first rows, without sorting."""
 
     def table(self, table: Table) -> Markup:
         shown = [column.title for column in table.columns]
@@ -86,7 +86,7 @@ class _Plain(Drawing):
 
 
 def of_report(report: Report, tracks: Sequence[Track] = ()) -> Markup:
-    """The peak, what it was of, the first advice and, where memory was traced, its curve."""
+    """The peak with its causes, the first advice and, if memory was traced, its curve."""
     draw = _Plain(report.session.cwd)
     found = {section.name: section for section in report_sections(report)}
     error = report.recording.error
@@ -109,7 +109,7 @@ def of_report(report: Report, tracks: Sequence[Track] = ()) -> Markup:
 
 
 def of_diff(diff: Diff) -> Markup:
-    """The change of each peak, and the lines and categories that it is made of."""
+    """The change of each peak, by lines and categories."""
     draw = _Plain()
     return _fragment(
         el("h4", "What changed"),
@@ -126,7 +126,7 @@ def of_diff(diff: Diff) -> Markup:
 
 
 def of_check(result: CheckResult) -> Markup:
-    """The verdict, then what grew."""
+    """The verdict and the lines that grew."""
     draw = _Plain()
     first, *rest = check_sections(result, _ROWS)
     return _fragment(
@@ -141,12 +141,12 @@ def of_check(result: CheckResult) -> Markup:
 
 
 def of_error(error: Exception) -> Markup:
-    """Why there is nothing to show."""
+    """An error, in place of the result."""
     return _fragment(el("p", el("b", type(error).__name__), f": {error}", class_="banner"))
 
 
 def of_result(value: object) -> Markup:
-    """Any other result. Raises TypeError for what is none."""
+    """Any other result. Raises TypeError for other objects."""
     if isinstance(value, Report):
         return of_report(value)
     if isinstance(value, Diff):
@@ -248,7 +248,7 @@ def _curve(track: Track, *, several: bool) -> Markup:
 
 
 def _steps(report: Report) -> Markup:
-    """The peak of each step, where the recording has no curve."""
+    """The peak of each step, for a recording without a curve."""
     here = (report.peak.rank, report.peak.device)
     peaks = []
     for row in report.steps.rows:

@@ -1,12 +1,11 @@
-"""The report as one HTML page that needs nothing else: no network, no library.
+"""HTML pages that need nothing else, no network and no library: the report of a recording, a diff,
+and checks against baselines. Each page contains the JSON document of its result.
 
-The page is made of two things. What is read (the answer, tables, words) is plain HTML, so that
-it is there without JavaScript, on paper and for a screen reader. What is drawn (curves, treemap,
-flame graph) comes from data in the page, drawn by the page's own code.
+Text and tables are plain HTML, so that they work without JavaScript, on paper and with a screen
+reader. Charts (curves, treemap, flame graph) are drawn by the page's script from data in the page.
 
-Nothing that was recorded is trusted: text is made visible and escaped (`markup`), data is
-JSON without ``<``, and a content security policy allows this page's own style and script, by
-their hashes, and nothing else.
+Recorded text is not trusted: it is made visible and escaped (`markup`), data is JSON without ``<``,
+and a content security policy allows only the page's own style and script, by their hashes.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from gpuprobe.reporters.sections.report import MOST_FINDINGS, STATUS, facts, rep
 from gpuprobe.reporters.sections.report.memory import causes_section
 
 ROWS = 400
-"""Lines and modules in the tables: the ``top`` that the report is to be made with."""
+"""Rows of the tables of lines and modules: the ``top`` of the page's report."""
 
 _SCRIPTS = ("base.js", "blocks.js", "timeline.js", "trees.js", "main.js")
 _IN_CARDS = ("recording", "peak", "advice")
-_WORDS = ("findings", "not-seen", "environment")  # after the figures; the last is always there
+_WORDS = ("findings", "not-seen", "environment")  # after the figures; the last is in every page
 
 Trees = dict[str, FlameNode]
 
@@ -56,8 +55,8 @@ Trees = dict[str, FlameNode]
 def data_of(
     report: Report, tracks: Sequence[Track] = (), trees: Trees | None = None
 ) -> dict[str, Any]:
-    """What the page draws and, under ``report``, the document of the report it was made from; the
-    rows of its steps are in columns of their own (``steps``), and it has the findings shown.
+    """The data of the charts and, under ``report``, the report's document, with the findings shown;
+    the rows of its steps are in separate columns (``steps``).
     """
     rows = report.steps.rows
     without = Steps(report.steps.highlights, StepRows())
@@ -83,9 +82,9 @@ def write(
 ) -> None:
     """Write the page of a recording to a text stream (UTF-8).
 
-    ``report`` is made with `ROWS` rows; ``tracks`` and ``problems`` are what
-    `gpuprobe.analysis.inspection.tracks.tracks` gives, ``trees`` those of the peak: treemaps by
-    the name of what they are divided by, and the flame graphs ``stacks`` and ``all frames``.
+    ``report`` has `ROWS` rows; ``tracks`` and ``problems`` are from
+    `gpuprobe.analysis.inspection.tracks.tracks`. ``trees`` are those of the peak: treemaps by the
+    name of their division, and the flame graphs ``stacks`` and ``all frames``.
     """
     data = data_of(report, tracks, trees)
     draw = Drawing(report.session.cwd)
@@ -119,7 +118,7 @@ def write(
 
 
 def _answer(report: Report, found: dict[str, Section], draw: Drawing) -> Markup:
-    """The first thing to read: the peak, where it was, what it was, and what to try."""
+    """The beginning of the page: the peak, its place, its causes, and advice."""
     error = report.recording.error
     banner = None
     if error is not None:
@@ -142,7 +141,7 @@ def _answer(report: Report, found: dict[str, Section], draw: Drawing) -> Markup:
 
 
 def _advice(section: Section, draw: Drawing) -> Markup:
-    """What to try first; the rest on request."""
+    """The first pieces of advice; the rest is collapsed."""
     starts = [
         index
         for index, part in enumerate(section.parts)
@@ -159,7 +158,7 @@ def _advice(section: Section, draw: Drawing) -> Markup:
 
 
 def _figures(report: Report) -> list[tuple[str, str]]:
-    """What else one asks first."""
+    """The key figures."""
     found = []
     peak = report.peak
     if isinstance(peak.reserved, Peak):
@@ -187,7 +186,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
 
 
 def timeline_section(tracks: Sequence[dict[str, Any]]) -> Markup:
-    """The place where the curves are drawn. Nothing where no memory was traced."""
+    """The section of the curves; empty if no memory was traced."""
     if not tracks:
         return Markup("")
     events = sum(track["events"] for track in tracks)
@@ -201,7 +200,7 @@ def timeline_section(tracks: Sequence[dict[str, Any]]) -> Markup:
 
 
 def peak_section(trees: dict[str, Any]) -> Markup:
-    """The places of treemap and flame graph."""
+    """The section of treemap and flame graph."""
     if not trees:
         return Markup("")
     hint = "Areas and widths are bytes. Click or press Enter to zoom in, Escape to go back."
@@ -216,7 +215,7 @@ def peak_section(trees: dict[str, Any]) -> Markup:
 def page(
     stream: IO[str], *, title: str, subtitle: str, body: Sequence[Content], data: dict[str, Any]
 ) -> None:
-    """Write a page around ``body``; ``data`` is what its script draws."""
+    """Write a page with this ``body``; ``data`` is for its script."""
     style, script = (
         "\n".join(map(asset, names)) for names in (("palette.css", "page.css"), _SCRIPTS)
     )
@@ -271,12 +270,12 @@ def asset(name: str) -> str:
 
 
 def _hash(source: str) -> str:
-    """A source expression of CSP: the hash of what stands between the tags."""
+    """A source expression of CSP: the hash of the text between the tags."""
     digest = hashlib.sha256(source.encode("utf-8")).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
-_BY = ("line", "category", "module")  # lines first: they are what one can act on
+_BY = ("line", "category", "module")  # lines first: they can be changed
 _ROWS = 400
 
 

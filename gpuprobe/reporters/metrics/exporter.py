@@ -1,4 +1,4 @@
-"""The metrics of the export itself: whether there is something to read, and how that went."""
+"""The metrics of the exporter itself: its sources, errors and times."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SELF_METRICS: tuple[Metric, ...] = (
     _RUNS,
     _LEFT_OUT,
 )
-"""All metrics of the export itself."""
+"""All metrics of the exporter itself."""
 
 
 def self_families(
@@ -66,15 +66,15 @@ def self_families(
     runs: int | Unavailable,
     left_out: int | Unavailable,
 ) -> list[Family]:
-    """``found``: the last reading of the devices, None where there is none. ``stale``: it is too
-    old to be exported, as the driver does not answer; then its sources are down. ``taken_at`` in
-    seconds since the Unix epoch, ``duration`` in seconds.
+    """The exporter's status. ``found``: the last reading of the devices, None without one.
+    ``stale``: the reading is too old, because the driver does not respond; then its sources are
+    down. ``taken_at`` in seconds since the Unix epoch, ``duration`` in seconds.
     """
-    answering = set()
+    responding = set()
     families = [family(_BUILD, [((__version__,), 1)])]
     if found is not None and not stale:
-        answering = {source.name for source in found.sources if source.available}
-    families.append(family(_UP, [((name,), int(name in answering)) for name in sources]))
+        responding = {source.name for source in found.sources if source.available}
+    families.append(family(_UP, [((name,), int(name in responding)) for name in sources]))
     if found is not None and not stale:
         driver = found.driver
         versions = tuple(map(_word, (driver.version, driver.cuda, driver.nvml)))

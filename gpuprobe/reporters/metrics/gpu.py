@@ -1,8 +1,8 @@
 """The metrics of GPUs: one reading of all devices as families of samples.
 
-Every GPU has the labels ``uuid`` (its UUID; else what else identifies it), ``index`` (NVML's) and
-``name`` (the model): few, and the same for as long as the board is in the machine. Process labels
-are only there on request, of a bounded number of processes.
+Every GPU has the labels ``uuid`` (or another identifier), ``index`` (NVML's) and ``name`` (the
+model), which stay the same while the board is in the machine. Process labels are optional and
+bounded in number.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from gpuprobe.reporters.metrics.metrics import (
     family,
 )
 
-# Parts that only a process with a CUDA context of its own can have: an exporter never does.
+# Parts of a process with a CUDA context, which an exporter never has.
 _OWN = (WaterfallPart.CONTEXT, WaterfallPart.CACHED, WaterfallPart.ALLOCATED)
 
 
 GPU = ("uuid", "index", "name")
-"""The labels that say which GPU."""
+"""The labels that identify the GPU."""
 
 HW_ATTRIBUTES = {"uuid": "hw.id", "name": "hw.model", "index": "gpuprobe.gpu.index"}
 
-# What `Device.throttling` says in words -> label, after the names in nvml.h
-# (nvmlClocksEventReason*). Reasons that this table does not know are counted as "unknown".
+# Reason in `Device.throttling` -> label, after the names in nvml.h (nvmlClocksEventReason*).
+# Other reasons are counted as "unknown".
 THROTTLE_LABELS = {
     "idle": "idle",
     "application clocks setting": "applications_clocks_setting",
@@ -57,19 +57,19 @@ THROTTLE_LABELS = {
 
 
 def up(device: Device) -> int | Unavailable:
-    """Whether the device answers. A lost one still has an index, or even its identity."""
-    asked = (device.name, device.memory.total, device.power.draw, device.throttling)
-    if any(reading.status is ReadStatus.OK for reading in asked):
-        return int(all(reading.status is not ReadStatus.LOST for reading in asked))
-    return 0 if any(reading.status is ReadStatus.LOST for reading in asked) else _NOT_KNOWN
+    """Whether the device responds. A lost one still has an index, or even its identity."""
+    readings = (device.name, device.memory.total, device.power.draw, device.throttling)
+    if any(reading.status is ReadStatus.OK for reading in readings):
+        return int(all(reading.status is not ReadStatus.LOST for reading in readings))
+    return 0 if any(reading.status is ReadStatus.LOST for reading in readings) else _UNKNOWN
 
 
-_NOT_KNOWN = Unavailable("the device did not respond, without reporting that it is lost")
+_UNKNOWN = Unavailable("the device did not respond, without reporting that it is lost")
 
 
 def _throttling(device: Device) -> Points:
-    """All reasons, in force (1) or not (0): a series that is there only while it is 1 cannot be
-    summed over time.
+    """All reasons, active (1) or not (0): a series that exists only while it is 1 cannot be summed
+    over time.
     """
     words = device.throttling.value
     if isinstance(words, Unavailable):
@@ -415,7 +415,7 @@ ROWS: tuple[MetricRow[Device], ...] = (
         labels=("mig", "profile"),
     ),
 )
-"""All metrics that have a value in a device."""
+"""All metrics that are read from a device."""
 
 _PROCESS_LISTS = "nvmlDeviceGetComputeRunningProcesses and ...Graphics..., ...MPS..."
 
@@ -452,8 +452,8 @@ GPU_METRICS: tuple[Metric, ...] = (
 
 
 class GpuNames:
-    """The labels of each GPU, remembered: a lost one answers for neither its UUID nor its name,
-    and its series must not begin anew under another name.
+    """The labels of each GPU, by NVML's index: a lost GPU reports neither its UUID nor its name,
+    and its series must keep their labels.
     """
 
     def __init__(self) -> None:
@@ -484,10 +484,10 @@ def gpu_families(
     xids: dict[str, dict[int, int]] | Unavailable,
     processes: int = 0,
 ) -> list[Family]:
-    """The metrics of all GPUs of ``found``, one family each; those without a sample are left out.
+    """The metrics of all GPUs of ``found``, one family each, without empty families.
 
-    ``xids``: label ``uuid`` -> Xid -> how often. ``processes``: of how many processes per GPU (the
-    largest) the memory is exported.
+    ``xids``: label ``uuid`` -> Xid -> count. ``processes``: the number of processes per GPU whose
+    memory is exported, the largest first.
     """
     labels = {device.key: names.of(device) for device in found.devices}
     devices = [(labels[device.key], device) for device in found.devices]
@@ -517,7 +517,7 @@ def _parts(
 
 
 def _counts(found: Inventory, labels: dict[str, tuple[str, str, str]]) -> Points:
-    """No list is not an empty list: a GPU whose processes could not be asked for is left out."""
+    """The number of processes of each GPU, without GPUs whose processes could not be listed."""
     unlisted = {
         error.device
         for error in found.errors

@@ -1,4 +1,4 @@
-"""What is exported: metrics as data, and the samples of one reading.
+"""Metrics as data, and their samples in one reading.
 
 Names follow Prometheus' conventions (prometheus.io/docs/practices/naming): prefix ``gpuprobe_``,
 base units (bytes, seconds, watts, celsius, ratios from 0 to 1), the unit at the end of the name,
@@ -6,7 +6,7 @@ base units (bytes, seconds, watts, celsius, ratios from 0 to 1), the unit at the
 "development") have a name, `Otel` holds it; every other metric gets the same words with dots,
 without unit and ``_total``, as its naming guide recommends.
 
-A value that could not be read has no sample: it is left out, never 0.
+A value that could not be read has no sample, instead of 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Kind = Literal["gauge", "counter"]
 Instrument = Literal["gauge", "counter", "updowncounter"]
 
 MAX_LABEL = 128
-"""Characters of a label's value. Longer text is cut: names come from elsewhere."""
+"""The longest value of a label; longer text is cut."""
 
 _MOST = 1 << 63  # what a signed 64-bit integer holds
 
@@ -56,21 +56,21 @@ _UNITS = sorted(filter(None, _UCUM), key=len, reverse=True)
 
 @dataclass(frozen=True, slots=True)
 class Otel:
-    """A metric in OpenTelemetry's words. ``attributes``: label -> attribute, for the labels whose
-    attribute has a conventional name; ``constant``: attributes that every point has.
+    """A metric in OpenTelemetry. ``attributes``: label -> attribute, for labels with a conventional
+    attribute; ``constant``: attributes of every point.
     """
 
     name: str
     instrument: Instrument
     attributes: Mapping[str, str] = field(default_factory=dict)
     constant: Mapping[str, str] = field(default_factory=dict)
-    unit: str = ""  # where it is not that of the Prometheus metric
+    unit: str = ""  # if not that of the Prometheus metric
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. ``unit`` is the end of its name, "" for plain numbers; ``source`` says what
-    the values are read from.
+    """One metric. ``unit`` is the end of its name, "" for plain numbers; ``source``: what the
+    values are read from, for the documentation.
     """
 
     name: str
@@ -218,8 +218,8 @@ def otel_name(name: str, unit: str) -> str:
 def label_text(value: str) -> str:
     """A label's value: printable text of at most `MAX_LABEL` characters.
 
-    What is not printable (control characters, bytes that are not UTF-8) is shown, so that the
-    text can always be encoded and never acts on a terminal.
+    Control characters and bytes that are not UTF-8 are escaped, so that the text can be encoded and
+    has no effect on a terminal.
     """
     shown = visible(value)
     return shown if len(shown) <= MAX_LABEL else shown[: MAX_LABEL - 1] + "…"
@@ -229,13 +229,13 @@ def family(metric: Metric, points: Points, *, factor: float = 1) -> Family:
     """The samples of ``points``, multiplied by ``factor``. Points without a number are left out; of
     two points with the same labels, the first counts.
     """
-    seen: dict[tuple[str, ...], int | float] = {}
+    samples: dict[tuple[str, ...], int | float] = {}
     for labels, value in _numbers(points):
         if len(labels) != len(metric.labels):
             raise ValueError(f"{metric.name}: {len(labels)} labels for {metric.labels}")
         number = value if factor == 1 else _scaled(value, factor)
-        seen.setdefault(tuple(map(label_text, labels)), number)
-    return Family(metric, tuple(Sample(labels, value) for labels, value in seen.items()))
+        samples.setdefault(tuple(map(label_text, labels)), number)
+    return Family(metric, tuple(Sample(labels, value) for labels, value in samples.items()))
 
 
 def collected(
@@ -259,8 +259,7 @@ def _numbers(points: Points) -> Iterator[tuple[tuple[str, ...], int | float]]:
     for labels, given in points:
         value = given.value if isinstance(given, Reading) else given
         value = value.at_least if isinstance(value, Peak) else value
-        # What no counter or size can be comes from a damaged recording; neither Prometheus nor
-        # OTLP has a place for it.
+        # Larger numbers come from damaged recordings; Prometheus and OTLP cannot represent them.
         if not isinstance(value, Unavailable) and (isinstance(value, float) or abs(value) < _MOST):
             yield labels, int(value) if isinstance(value, bool) else value
 

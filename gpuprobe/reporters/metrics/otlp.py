@@ -1,8 +1,8 @@
 """Metrics over OTLP, through OpenTelemetry's official SDK and exporter (extra ``otel``).
 
-The readings are not taken by the SDK's instruments: those are asked one by one, at times of
-their own, and go on to report what was last seen. What is pushed here is one reading as a whole, in
-the SDK's data classes, and what could not be read is not in it.
+The SDK's instruments are not used: the SDK queries them one by one, at its own times, and they keep
+reporting their last value. Each push is one whole reading, in the SDK's data classes, without
+values that could not be read.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _PATH = "/v1/metrics"  # opentelemetry.io/docs/specs/otlp, "OTLP/HTTP Request"
 
 def metrics_url(endpoint: str) -> str:
     """The URL that metrics are posted to: ``http://host:4318`` gets the path ``/v1/metrics``, an
-    endpoint with a path is taken as it is. Raises UsageError for what is no such URL.
+    endpoint with a path is unchanged. Raises UsageError for an invalid URL.
     """
     try:
         parts = urlsplit(endpoint)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # an invalid port
         valid = False
     if not valid:
         raise UsageError(
@@ -41,8 +41,8 @@ def metrics_url(endpoint: str) -> str:
 
 
 def attributes_of(metric: Metric, labels: Sequence[str]) -> dict[str, str]:
-    """The attributes of a sample: those with a conventional name, the others as
-    ``gpuprobe.<label>``. An empty label is no attribute, as in Prometheus.
+    """The attributes of a sample: conventional names, or ``gpuprobe.<label>``. As in Prometheus, an
+    empty label is omitted.
     """
     named = {
         metric.otel.attributes.get(label, f"gpuprobe.{label}"): value
@@ -53,11 +53,10 @@ def attributes_of(metric: Metric, labels: Sequence[str]) -> dict[str, str]:
 
 
 def metrics_data(families: Iterable[Family], *, taken_ns: int) -> MetricsData:
-    """A reading in the SDK's data classes. ``taken_ns``: when, since the Unix epoch.
+    """A reading in the SDK's data classes. ``taken_ns``: its time, since the Unix epoch.
 
-    Counters are cumulative. When they began is not known of most (the driver's load, a run's
-    start), so their start time is 0, which the protocol has for "unknown": a receiver then takes
-    the first value as where to count from.
+    Counters are cumulative. The start of most is unknown (the driver's load, a run's start), so
+    their start time is 0, the protocol's "unknown": receivers count from the first value.
     """
     from opentelemetry.sdk.metrics.export import (
         AggregationTemporality,
@@ -105,9 +104,9 @@ def metrics_data(families: Iterable[Family], *, taken_ns: int) -> MetricsData:
 class OtlpPusher:
     """Pushes readings to ``endpoint`` by OTLP over HTTP (protobuf).
 
-    Headers, certificates and compression are the SDK's environment variables
-    (``OTEL_EXPORTER_OTLP_HEADERS``, …). Raises MissingExtra where the SDK is not installed,
-    UsageError for a malformed endpoint.
+    Headers, certificates and compression are set by the SDK's environment variables
+    (``OTEL_EXPORTER_OTLP_HEADERS``, …). Raises MissingExtra without the SDK, UsageError for a
+    malformed endpoint.
     """
 
     def __init__(self, endpoint: str, *, timeout: float = 10.0) -> None:
@@ -126,9 +125,9 @@ class OtlpPusher:
         self._closed = False
 
     def push(self, families: Iterable[Family], *, taken_ns: int) -> None:
-        """Push one reading; the SDK tries again for its timeout where that makes sense.
+        """Push one reading; the SDK retries until its timeout.
 
-        Raises EnvironmentUnavailable where the endpoint did not take it.
+        Raises EnvironmentUnavailable if the endpoint does not accept it.
         """
         data = metrics_data(families, taken_ns=taken_ns)
         with self._log as reasons:
@@ -141,15 +140,15 @@ class OtlpPusher:
             )
 
     def close(self) -> None:
-        """Give up a push under way, and end. Safe to call twice."""
+        """Cancel a push in progress, and shut down. Can be called twice."""
         if not self._closed:
             self._closed = True
             self._exporter.shutdown()
 
 
 class _Collected(logging.Handler):
-    """Inside, what the SDK logs of its failures in this thread, instead of on stderr: it is all
-    that the SDK says of them.
+    """Collects the SDK's log messages of this thread, instead of printing them on stderr: the SDK
+    reports its failures only there.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
-"""The metrics of runs: what recordings come to, for as long as they are written.
+"""The metrics of runs: totals of recordings while they are written.
 
-Labels: ``run`` is the recording's name with a digest that keeps runs of the same name apart,
-``rank`` the rank in the job, ``device`` torch's name. How many runs and ranks there are is bounded
-by who calls this; names that come from the program (phases, collectives, kinds of findings) are
-bounded by the totals themselves.
+Labels: ``run`` is the recording's name with a digest of its path, ``rank`` the rank in the job,
+``device`` torch's name. Callers bound the number of runs and ranks; the totals bound names from the
+program (phases, collectives, kinds of findings).
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ from gpuprobe.reporters.metrics.metrics import (
 )
 
 STATES = ("running", "complete", "failed", "killed", "unknown")
-"""``killed``: the process is gone and wrote no end; ``unknown``: it runs, if at all, elsewhere."""
+"""``killed``: the process has ended without closing the recording; ``unknown``: the process is not
+on this machine.
+"""
 
 HAZARDS = (
     "read-after-write",
@@ -46,13 +47,13 @@ _SYNC = "implicit-sync"
 
 _NO_STEP = Unavailable("no step has finished yet")
 _NS = 1e-9
-_MOST_DEVICES = 32  # of one rank whose tensors are exported
+_MOST_DEVICES = 32  # of one rank, with tensors that are exported
 _MAX_NAME = 64  # characters of a recording's name in a label
 
 
 @dataclass(frozen=True, slots=True)
 class RunReading:
-    """One rank of one run at one time: ``run`` is its label, ``state`` one of `STATES`."""
+    """One rank of a run at one time. ``run`` is the label, ``state`` one of `STATES`."""
 
     run: str
     path: str
@@ -61,13 +62,13 @@ class RunReading:
 
     @property
     def step(self) -> Step | Unavailable:
-        """The newest full step."""
+        """The newest full step, whose figures are exported."""
         return self.totals.step or _NO_STEP
 
     @property
     def newest(self) -> Step | Unavailable:
-        """The step that the state is of: what follows the last full one does not, as for
-        devices and for the index.
+        """The step for the host's and the tensors' figures: the newest full one, else the newest
+        record.
         """
         return self.totals.step or self.totals.newest or _NO_STEP
 
@@ -103,7 +104,8 @@ def _tensors(run: RunReading) -> Points:
 
 
 def _hazards(run: RunReading) -> Points:
-    """Only what was found: whether a run was searched for hazards is not in its recording."""
+    """Counts of hazards that were found: a recording does not contain whether hazards were
+    checked."""
     counts: dict[str, int] = {}
     for found in run.totals.findings:
         if found.kind in HAZARDS:
@@ -387,8 +389,8 @@ RUN_METRICS: tuple[Metric, ...] = tuple(row.metric for row in _ROWS)
 def run_name(path: str) -> str:
     """The label of the run recorded in ``path`` (absolute): ``train-3f2a91c0``.
 
-    The same for all its ranks, and for a run that replaces it: its counters begin anew then, which
-    Prometheus expects of a process that was restarted.
+    It is the same for all its ranks, and for a run that replaces it: its counters then restart from
+    0, which Prometheus handles like the restart of a process.
     """
     name = PurePath(path).name.removesuffix(".gpuprobe")
     digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -396,6 +398,6 @@ def run_name(path: str) -> str:
 
 
 def run_families(readings: list[RunReading]) -> list[Family]:
-    """The metrics of all runs, one family each; those without a sample are left out."""
+    """The metrics of all runs, one family each, without empty families."""
     found = [((one.run, str(one.totals.session.rank)), one) for one in readings]
     return [one for one in collected(_ROWS, found) if one.samples]

@@ -1,4 +1,4 @@
-"""What reports say, once: titled sections of sentences, facts and tables, made from typed data.
+"""Results as titled sections of sentences, facts and tables, built from typed data.
 
 `gpuprobe.reporters.text`, `.markdown` and `.html` draw them.
 """

@@ -1,4 +1,4 @@
-"""A check against a baseline: the verdict, what is blamed, and what changed."""
+"""A check against a baseline: the verdict, the causes, and the changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROWS = 8
 
 
 def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
-    """The check; ``top`` bounds each table of what changed, the rest of which is summed."""
+    """The check. ``top``: rows of each table of changes; the other rows are summed."""
     parts: list[Part] = []
     if result.cause and result.regressions:
         parts.append(Line(result.cause, "item", "first cause", code=True))
@@ -145,8 +145,8 @@ def _passed(metric: MetricResult) -> str:
 
 
 def _changes(result: CheckResult, top: int) -> Iterator[Section]:
-    """What changed, by line: of what is blamed first, then of the peak, which is shown by category
-    and module too. Each sums to the change of what its title names."""
+    """Tables of changes: of the first regression by line, then of the peak by line, category and
+    module. Each sums to the change of the metric in its title."""
     peak = result.rows or {}
     first = next((item for item in result.regressions if item.rows), None)
     blamed = None if first is None or first.name == "peak_allocated" else first.rows
@@ -191,13 +191,13 @@ def _change_table(
 
 
 def _next_causes(result: CheckResult) -> list[str]:
-    """What to look at where the first cause is not it."""
+    """The other candidates for the first cause."""
     first = next((item for item in result.regressions if item.cause == result.cause), None)
     return [] if first is None else [cause.text for cause in first.causes[1:]]
 
 
 def _other_causes(result: CheckResult) -> list[str]:
-    """What else grew, each for a reason of its own."""
+    """The other regressions with their own causes."""
     same = [item for item in result.regressions if item.cause == result.cause]
     known = {"", *(cause.place for item in same for cause in item.causes)}
     known |= {item.place for item in same}
@@ -210,7 +210,8 @@ def _other_causes(result: CheckResult) -> list[str]:
 
 
 def _settings(result: CheckResult) -> list[str]:
-    """How it was measured and compared, and who decided that; empty where all are defaults."""
+    """Settings of the measurement and the comparison with their sources; empty if all are
+    defaults."""
     lines = []
     if result.settings:
         parts = [f"{item.name} {item.value} ({item.source})" for item in result.settings]

@@ -1,4 +1,4 @@
-"""A diff: the change of each peak, then the rows that make it up, largest first."""
+"""A diff: the change of each peak, and its rows, the largest first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TITLES = {"category": "By category", "module": "By module", "line": "By line"}
 
 
 def diff_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Section]:
-    """The diff; ``top`` rows per table, the rest of which is summed, never dropped."""
+    """The diff. ``top``: rows per table; the other rows are summed."""
     names = (Line(f"before: {diff.before}", "heading"), Line(f"after:  {diff.after}", "heading"))
     return [
         Section(parts=names, name="names"),
@@ -38,7 +38,7 @@ def diff_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Sec
 
 
 def peak_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Section]:
-    """Each peak, followed by its tables."""
+    """Each peak with its tables."""
     found = []
     for index, peak in enumerate(diff.peaks):
         suffix = f"-{index}" if index else ""
@@ -55,8 +55,8 @@ def peak_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Sec
 
 
 def compiled_section(diff: Diff, top: int = 15) -> list[Section]:
-    """What torch.compile did on each side, where it did anything: what is on one side only first,
-    ``top`` of each.
+    """The compilations of torch.compile on each side, ``top`` of each, those on only one side
+    first. Empty without any.
     """
     if not any(diff.compiled):
         return []
@@ -73,7 +73,7 @@ def compiled_section(diff: Diff, top: int = 15) -> list[Section]:
 
 
 def caution_section(cautions: Sequence[str]) -> list[Section]:
-    """What makes the comparison less than exact."""
+    """Reasons why the comparison is not exact."""
     return [Section("Mind", paragraphs(cautions), "mind", "Mind")] if cautions else []
 
 

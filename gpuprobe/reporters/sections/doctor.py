@@ -1,4 +1,4 @@
-"""A diagnosis: what is wrong first, then what passed, then what could not be checked."""
+"""A diagnosis: its findings, then the checks that passed, then those that were skipped."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ _MOST_LINKS = 16
 
 
 def _links(diagnosis: RankDiagnosis) -> Table:
-    """The slowest first; of many links those."""
+    """The slowest links."""
     slowest = sorted(diagnosis.links, key=lambda link: (-link.latency_ns, link.target))
     rows = tuple(
         Row(

@@ -1,5 +1,4 @@
-"""What a watch for hazards found: races with their source, where the host waits, and what could
-not be seen."""
+"""A check for hazards: races with their source, waits of the host, and blind spots."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ _MOST, _MOST_FULL = 20, 200
 
 
 def hazard_sections(hazards: Hazards, *, full: bool = False) -> list[Section]:
-    """What was found; of each kind at most so many. ``full``: with what the baseline has, the
-    waits that the program allowed, and all evidence.
+    """The findings, at most `_MOST` of each kind. ``full``: up to `_MOST_FULL`, also those in the
+    baseline, the waits that the program allows, and all evidence.
     """
     comparison = hazards.comparison
     most = _MOST_FULL if full else _MOST
@@ -86,7 +85,7 @@ def _races(hazards: Hazards, most: int, full: bool) -> Section:
 
 
 def _no_races(operations: int, failed: str) -> tuple[str, str]:
-    """What is said where nothing was found: a title, and a line or nothing."""
+    """The title without races, and a line or "" below it."""
     if failed:
         found = f"no stream hazards among the {operations} operations before that"
         title = f"The program failed; {found if operations else 'it launched nothing on a GPU'}"
@@ -102,7 +101,7 @@ def _failed(failed: str) -> str:
 
 
 def finding_section(finding: Finding, full: bool = True, known: bool = False) -> Section:
-    """One finding; ``full`` with its evidence and places, ``known`` where the baseline has it."""
+    """One finding. ``full``: with its evidence and places; ``known``: it is in the baseline."""
     places = [*finding.related, *([finding.location] if finding.location else [])]
     parts: list[Part] = [Line(finding.message)]
     for one in places:
@@ -115,9 +114,9 @@ def finding_section(finding: Finding, full: bool = True, known: bool = False) ->
         parts.append(Code(finding.fix.diff or finding.fix.code, indent=7))
     if verified and not full:
         parts.append(Line(_checked(verified), indent=7))
-        cured = sum(name == "fixed by the same change" for name, _ in finding.evidence)
-        if cured:
-            parts.append(Line(f"it fixes {plural(cured, 'more race')} of this kind", indent=7))
+        also_fixed = sum(name == "fixed by the same change" for name, _ in finding.evidence)
+        if also_fixed:
+            parts.append(Line(f"it fixes {plural(also_fixed, 'more race')} of this kind", indent=7))
     title = f"{finding.rule} {finding.kind}"
     if full and finding.count > 1:
         title += f" · {finding.count:,} times"
@@ -128,7 +127,7 @@ def finding_section(finding: Finding, full: bool = True, known: bool = False) ->
 
 
 def _checked(verified: str) -> str:
-    """Whether a fix was tried, as a sentence."""
+    """The result of replaying with the fix, as a sentence."""
     if verified.startswith("yes"):
         return f"checked: {verified.removeprefix('yes: ')}"
     return (
@@ -139,7 +138,7 @@ def _checked(verified: str) -> str:
 
 
 def _latent(hazards: Hazards, most: int, full: bool) -> list[Section]:
-    """What the allocator did not make a race of in this run."""
+    """Memory that was freed too early, but not reused by the allocator in this run."""
     latent = hazards.latent
     if not latent:
         return []
@@ -179,7 +178,7 @@ def _syncs(
 
 
 def _is_new(row: SyncRow, comparison: Comparison | None) -> bool:
-    """Whether a line of the ledger is not in the baseline."""
+    """Whether this row is not in the baseline."""
     return comparison is not None and any(
         finding.subject == row.reason and finding.location == row.location
         for finding in comparison.new

@@ -1,4 +1,4 @@
-"""Why a distributed job hangs, in sentences."""
+"""Distributed jobs: why one hangs, and how speed scales with the number of ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FEW_ROWS = 8
 
 
 def hang_sections(found: HangReport) -> list[Section]:
-    """A section for each process group with a collective that cannot end."""
+    """The hangs of a job: a section for each process group with a collective that cannot end."""
     about = f"dumps of {plural(len(found.ranks), 'rank')}, {plural(found.groups, 'process group')}"
     head: list[Part] = [Line(about, "heading")]
     if not found.hangs:
@@ -123,7 +123,7 @@ def _at(side: HangSide) -> str:
 
 
 def scale_sections(found: Scaling) -> list[Section]:
-    """The table, and below it what counts as the same work."""
+    """Scaling: a row for each recording, and the definition of the unit of work."""
     columns = (
         Column("recording", 24),
         Column("ranks", 6, number=True),

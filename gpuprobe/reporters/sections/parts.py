@@ -1,7 +1,7 @@
-"""The parts of a section, and the cells that are in every table.
+"""The parts of a section, and the cells of tables.
 
-A builder makes sections from typed data and knows nothing of who draws them. What is drawn
-differs in size, not in words: a column without a width is left out where lines are short.
+Functions build sections from typed data, independently of their renderers. Renderers differ in
+size, not in words: a column without a width is omitted if lines are short.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from gpuprobe.model.text import human_bytes, human_delta, human_ns
 from gpuprobe.model.values import Peak, Unavailable
 
 AUTO = -1
-"""The width of a column that is as wide as its widest cell."""
+"""The width of a column that fits its widest cell."""
 
 LineKind = Literal["paragraph", "item", "bullet", "alert", "numbered", "heading"]
 
 
 @record(frozen=True, slots=True)
 class Cell:
-    """What a table says in one place.
+    """A cell of a table.
 
-    ``value`` is what a column is sorted by, where that is not the text; ``exact`` the figure in
-    full, or why there is none. A ``place`` is a path or a dotted name: shown relative to the
-    program's directory, and of a long one the end. ``share`` (-1 to 1) is drawn as a bar.
+    ``value`` is the sort key, if not the text; ``exact`` the unrounded figure, or why it is
+    unknown. A ``place`` is a path or a dotted name: it is shown relative to the program's
+    directory, and shortened from the left. ``share`` (-1 to 1) is drawn as a bar.
     """
 
     text: str
@@ -43,9 +43,9 @@ class Cell:
 @record(frozen=True, slots=True)
 class Column:
     """A column: its title, and its ``width`` in text, after ``gap`` spaces. A width of 0 is the
-    rest of the line (``cut``: what does not fit is left out); without a width, the column is only
-    drawn where there is room. ``bar``: its cells have nothing but a bar. ``head``: the text shows
-    its title.
+    rest of the line (``cut``: longer text is truncated); a column without a width is drawn only in
+    wide views. ``bar``: its cells have only a bar. ``head``: text shows its title. ``hint``: an
+    explanation, if there is room.
     """
 
     title: str
@@ -60,8 +60,8 @@ class Column:
 
 @record(frozen=True, slots=True)
 class Row:
-    """Cells, one for each column of the table. ``flagged``: what this row says is wrong; ``note``
-    is a sentence about the row.
+    """A cell for each column of the table. ``flagged``: the row is a problem; ``note``: a sentence
+    about the row.
     """
 
     cells: tuple[Cell | str, ...]
@@ -71,9 +71,9 @@ class Row:
 
 @record(frozen=True, slots=True)
 class Table:
-    """``foot`` are remainders and totals, which no sorting moves. ``flags``: the text sets flagged
-    rows apart by a mark in front. ``header``: the text shows the columns' titles. ``sources``: so
-    many of the first rows are shown with the line of source at their place, where it can be read.
+    """A table. ``foot``: rows of remainders and totals, which are not sorted. ``flags``: text marks
+    flagged rows. ``header``: text shows the columns' titles. ``sources``: the number of first rows
+    that are followed by the source line at their place.
     """
 
     caption: str
@@ -89,9 +89,9 @@ class Table:
 
 @record(frozen=True, slots=True)
 class Line:
-    """A sentence, or several. ``label`` is set apart in front; ``indent`` counts columns of text;
-    ``code`` is a cause that names places, ``place`` a place alone. ``lead`` is the figure
-    that it begins with, unless that is shown above it.
+    """A sentence, or several, after a ``label``. ``indent`` counts columns of text; ``code``: it is
+    a cause that names places; ``place``: it is a place. ``lead``: the figure at its beginning,
+    which a view may show as a heading instead.
     """
 
     text: str
@@ -109,7 +109,7 @@ class Line:
 
 @record(frozen=True, slots=True)
 class Facts:
-    """Labels and values; ``width`` is that of the labels in text."""
+    """Labels with values; ``width``: the width of labels in text."""
 
     rows: tuple[tuple[str, str], ...]
     width: int = 24
@@ -117,7 +117,7 @@ class Facts:
 
 @record(frozen=True, slots=True)
 class Code:
-    """Code or a command, to be copied: never wrapped. ``indent`` counts columns of text."""
+    """Code or a command, which is never wrapped. ``indent`` counts columns of text."""
 
     text: str
     indent: int = 5
@@ -125,17 +125,16 @@ class Code:
 
 @record(frozen=True, slots=True)
 class SourceExcerpt:
-    """The line of source at a place, where it can be read."""
+    """The line of source at a place, if it can be read."""
 
     place: Place
 
 
 @record(frozen=True, slots=True)
 class Section:
-    """One thing that a report says. ``name`` is its anchor, ``short`` its name in a list of
-    sections, ``hint`` how it is to be read, where there is room for that. ``figure`` is what
-    it comes to, for a view that sets the main figure apart: the parts have it, too. ``place`` is
-    where in the user's code it is.
+    """A section of a report. ``name`` is its anchor, ``short`` its name in a list of sections,
+    ``hint`` an explanation for views with room. ``figure`` is its main figure, for views that
+    highlight it; the parts contain it as well. ``place`` is a place in the user's code.
     """
 
     title: str = ""
@@ -159,7 +158,7 @@ def paragraphs(texts: Iterable[str]) -> tuple[Line, ...]:
 
 
 def items(texts: Iterable[str]) -> tuple[Line, ...]:
-    """Sentences that each stand for themselves: what follows in a long one is indented."""
+    """Independent sentences; continuation lines are indented."""
     return tuple(Line(text, "item") for text in texts)
 
 
@@ -192,7 +191,7 @@ def change(number: int, unit: str = "bytes") -> Cell:
 
 
 def known_size(number: int | Unavailable) -> Cell:
-    """Bytes, or a dash for those that are not known."""
+    """Bytes, or a dash if they are unknown."""
     return Cell("-", -1, number.reason) if isinstance(number, Unavailable) else size(number)
 
 
@@ -205,7 +204,7 @@ def duration(nanoseconds: int) -> Cell:
 
 
 def bounds(peak: Peak | Unavailable, *, full: bool = False) -> Cell:
-    """A peak in a column: ``≥`` where only the least is known or, ``full``, both bounds."""
+    """A peak in a column: ``≥`` and the lower bound if it is not exact; ``full``: both bounds."""
     if isinstance(peak, Unavailable):
         return Cell("-", -1, peak.reason)
     least = peak.at_least
@@ -236,7 +235,7 @@ def cell(given: Cell | str) -> Cell:
 
 
 def drawn_columns(table: Table, *, narrow: bool) -> Sequence[int]:
-    """The indices of the columns that are drawn; all of a table that is for wide views alone."""
+    """The indices of the columns to draw; all of a table whose columns have no width."""
     found = [i for i, one in enumerate(table.columns) if one.width is not None or not narrow]
     return found or range(len(table.columns))
 
@@ -245,6 +244,6 @@ _CATEGORIES = {category.value: category.words for category in Category}
 
 
 def named(key: object) -> str:
-    """What a row of a table goes by: a category in words, all else as it is."""
+    """The name of a row: a category in words, other keys unchanged."""
     text = str(key)
     return _CATEGORIES.get(text, text)

@@ -1,4 +1,4 @@
-"""An estimate of what a run would need, and the search for the largest value that fits."""
+"""Estimates: of a training run, of the largest value that fits, and of an inference server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENGINES: Final = {
 
 
 def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
-    """The estimate; ``top`` bounds each table, the rest of which is summed."""
+    """The estimate. ``top``: rows of each table; the other rows are summed."""
     at = "at the peak"
     if estimate.attributed != estimate.peak_allocated:
         below = human_bytes(estimate.peak_allocated - estimate.attributed)
@@ -139,7 +139,7 @@ def _estimate_notes(estimate: Estimate) -> list[Line]:
 
 
 def _devices(estimate: Estimate) -> Section:
-    """A row for each GPU of the process, with what it has most of at its own peak."""
+    """A row for each GPU of the process, with its largest categories at its own peak."""
     columns = (
         Column("device", 8),
         Column("GPU", AUTO, gap=1),
@@ -203,7 +203,7 @@ def _ranks(estimate: Estimate) -> Section:
 
 
 def _times(estimate: Estimate) -> Section:
-    """How long the operations of one step take: exposed ones and those that can be hidden apart."""
+    """The time of the operations of one step, exposed ones and those that can be hidden."""
     rows = estimate.communication_time
     columns = (
         Column("operation", AUTO, cut=False),
@@ -275,7 +275,7 @@ def _shares(title: str, shares: Sequence[EstimateShare], total: int, top: int) -
 
 
 def fit_sections(fit: Fit) -> list[Section]:
-    """The answer, what would help, and what was not tried."""
+    """The result of a search, changes that would help, and those that were not tried."""
     name = fit.argument
     each = f" on each of {plural(fit.ranks, 'rank')}" if fit.ranks > 1 else ""
     title = f"{fit.gpu}: {name} {fit.largest} is the largest that fits{each}"
@@ -360,7 +360,9 @@ _LINES = 6
 
 
 def serving_sections(found: ServingEstimate) -> list[Section]:
-    """The verdict with the table, where the activations' peak is, and what was assumed."""
+    """A server's estimate: the verdict with the table, the lines at the activations' peak, and the
+    assumptions.
+    """
     verdict = "starts" if found.started else f"does not start: it fails {found.stage}"
     columns = (
         Column("", 19),

@@ -1,4 +1,4 @@
-"""A replay: whether it is exact, its figures, and what other settings would have done."""
+"""A replay: whether it is exact, its figures, and the effect of other settings."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gpuprobe.reporters.sections.parts import (
     bulleted,
 )
 
-_MAX_TRACES = 10  # a recording of many steps: the ones that were not exact come first
+_MAX_TRACES = 10  # of a recording of many steps: those that are not exact first
 
 
 def replay_sections(result: ReplayResult) -> list[Section]:
-    """The replay of each trace, and the limits of what was asked of them."""
+    """The replay of each trace, and the limits of a what-if."""
     found = []
     if len(result.traces) > 1:
         exact = sum(trace.recorded.exact for trace in result.traces)
         text = f"{exact} of {len(result.traces)} traces replay exactly"
         found.append(Section(parts=(Line(text, indent=0),)))
-    # What was asked about, then what went wrong, then the rest.
+    # Traces with a what-if first, then those that are not exact.
     order = sorted(result.traces, key=lambda t: (t.baseline is None, t.recorded.exact))
     found += map(_trace, order[:_MAX_TRACES])
     if len(order) > _MAX_TRACES:
@@ -57,7 +57,7 @@ def _trace(trace: TraceResult) -> Section:
     parts: list[Part] = [*_verdict(recorded), Facts(facts)]
     parts += [Line(note, label="note") for note in recorded.notes]
     if trace.baseline is not None:
-        parts += _asked(trace, trace.baseline)
+        parts += _what_if(trace, trace.baseline)
     return Section(f"{title} allocations", tuple(parts))
 
 
@@ -74,7 +74,7 @@ def _verdict(recorded: TraceReplay) -> list[Line]:
     ]
 
 
-def _asked(trace: TraceResult, baseline: WhatIfOutcome) -> list[Section]:
+def _what_if(trace: TraceResult, baseline: WhatIfOutcome) -> list[Section]:
     parts: list[Part] = []
     if not trace.recorded.exact:
         text = "the recorded run was not reproduced, so the figures below may be wrong"
@@ -85,8 +85,8 @@ def _asked(trace: TraceResult, baseline: WhatIfOutcome) -> list[Section]:
     found = [Section(parts=(*parts, Line(f"capacity: {capacity}")))]
     if trace.what_if is not None:
         change = trace.what_if.change or "the recorded settings"
-        asked = (Line(change, "item", "what if"), *_comparison(baseline, trace.what_if))
-        found.append(Section(parts=asked))
+        parts_of_what_if = (Line(change, "item", "what if"), *_comparison(baseline, trace.what_if))
+        found.append(Section(parts=parts_of_what_if))
     if trace.advice is not None:
         found += _advice(trace.advice)
     return found

@@ -1,4 +1,4 @@
-"""A run while it is being recorded: how it is doing now, and its ranks side by side."""
+"""A run while it is being recorded: its current state, and a table of its ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpuprobe.reporters.sections.parts import (
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is not in the recording's steps; None while it is being read."""
+    """Facts that are not in the recording's steps; None while they are being read."""
 
     neighbours: Neighbours | Unavailable | None = None
     forecast: Forecast | Unavailable | None = None
@@ -43,7 +43,7 @@ class Surroundings:
 
 
 def now_sections(rank: RankRecording, device: str, around: Surroundings) -> list[Section]:
-    """How a rank is doing on a device, by its newest steps."""
+    """The state of a rank on a device, from its newest steps."""
     found = {
         "pace": _pace(rank.steps),
         "memory": _memory(rank.steps, device),
@@ -62,7 +62,7 @@ def now_sections(rank: RankRecording, device: str, around: Surroundings) -> list
 
 
 def ranks_section(ranks: Sequence[RankFacts]) -> Section:
-    """A row per rank; what stands out is marked with ``◂``."""
+    """A row per rank; outliers are marked with ``◂``."""
     peaks = [facts.peak for facts in ranks if facts.peak is not None]
     owns = [facts.own_ns for facts in ranks if facts.own_ns is not None]
     worst = max(peaks) if len(peaks) > 1 and max(peaks) > 1.02 * median(peaks) else None
@@ -101,7 +101,7 @@ def _pace(steps: Sequence[Step]) -> list[str]:
         return ["no step yet"]
     usual = round(median(step.duration_ns for step in recent))
     last = recent[-1]
-    # From begin to begin: what lies between two steps slows a run down, too.
+    # From start to start: time between two steps slows a run down as well.
     spans = [b.start_ns - a.start_ns for a, b in pairwise(recent)]
     spans = [span for span in spans if span > 0]
     rate = f" · {1e9 * len(spans) / sum(spans):.2f} steps/s" if spans else ""
@@ -190,7 +190,7 @@ def _non_tensor(
 
 
 def _recorded_non_tensor(steps: Sequence[Step], device: str) -> Iterable[str]:
-    """What the program itself last asked the driver, which is not in every step."""
+    """The program's last reading of the driver, which is not in every step."""
     for step in reversed(steps[-RECENT:]):
         window = _window((step,), device)
         if window is not None and not isinstance(window.not_torch, Unavailable):
@@ -271,7 +271,7 @@ def _collectives(steps: Sequence[Step]) -> Iterable[str]:
 
 
 def _communication(rank: RankRecording) -> Iterable[str]:
-    """What most is sent for, in the last step whose operations were recorded one by one."""
+    """The largest communication, in the last step with operations recorded one by one."""
     found = communication_of(rank)
     if found is None:
         return

@@ -30,11 +30,11 @@ from gpuprobe.reporters.sections.parts import (
 from gpuprobe.reporters.terminal import Style
 
 _SHORT = 34
-"""The longest name with a bar behind it: longer ones need the room themselves."""
+"""The longest name in a table with bars; with longer names there are no bars."""
 
 
 class DrawnLine(NamedTuple):
-    """A line that is safe to print. ``heading``: it is set apart; ``level`` is its section's."""
+    """A printable line. ``heading``: it is highlighted; ``level``: the level of its section."""
 
     text: str
     heading: bool = False
@@ -44,23 +44,21 @@ class DrawnLine(NamedTuple):
 def write(
     sections: Iterable[Section], stream: TextIO, *, cwd: str = "", full: bool = False
 ) -> None:
-    """Write the sections in the characters and colours that ``stream`` has; paths below ``cwd``
-    are shown relative to it. ``full``: tables have all their columns.
+    """Write the sections in the style that ``stream`` supports. Paths below ``cwd`` are shown
+    relative to it; ``full``: tables have all their columns.
     """
     style = replace(Style.of(stream, cwd=cwd), wide=full)
     stream.write("\n".join(lines(sections, style)) + "\n")
 
 
 def lines(sections: Iterable[Section], style: Style) -> Iterator[str]:
-    """The lines without their ends, headings marked as ``style`` does."""
+    """The lines without line ends, with headings in bold if ``style`` has colour."""
     for line in draw(sections, style):
         yield style.strong(line.text) if line.heading else line.text
 
 
 def draw(sections: Iterable[Section], style: Style) -> Iterator[DrawnLine]:
-    """The lines, at most ``style.width`` columns wide where they can be broken, with an empty one
-    between sections.
-    """
+    """The lines, wrapped to ``style.width`` columns, with an empty line between sections."""
     for index, section in enumerate(sections):
         if index:
             yield DrawnLine("")
@@ -68,20 +66,20 @@ def draw(sections: Iterable[Section], style: Style) -> Iterator[DrawnLine]:
 
 
 def _section(section: Section, style: Style) -> Iterator[DrawnLine]:
-    begun = False
+    started = False
     if section.title:
         first, *rest = style.wrapped(section.title, rest="  ")
         if section.place:
             first += f"  {style.text(style.path(section.place))}"
         yield DrawnLine(first, True, section.level)
         yield from map(DrawnLine, rest)
-        begun = True
+        started = True
     if section.hint and style.wide:
         yield from map(DrawnLine, style.wrapped(section.hint, first="  ", rest="  "))
     numbers = count(1)
     for part in section.parts:
         if isinstance(part, Section):
-            if begun:
+            if started:
                 yield DrawnLine("")
             yield from _section(part, style)
         elif isinstance(part, Line) and part.kind == "heading":
@@ -90,7 +88,7 @@ def _section(section: Section, style: Style) -> Iterator[DrawnLine]:
             yield from _table(part, style, untitled=not section.title)
         else:
             yield from map(DrawnLine, _plain(part, style, numbers))
-        begun = True
+        started = True
 
 
 def _plain(part: Part, style: Style, numbers: Iterator[int]) -> Iterator[str]:
@@ -114,10 +112,10 @@ _MOST_SOURCE = 4 << 20
 
 
 def _source_line(place: Place) -> str:
-    """A line of a Python file of this machine; "" where there is none. A recording from elsewhere
-    names any path that it likes, so nothing else is read.
+    """A line of a Python file on this machine, or "". Other files are not read: a recording of
+    another machine can name any path.
     """
-    if place.file in linecache.cache:  # a program that runs here; it may not be a file at all
+    if place.file in linecache.cache:  # of a program in this process; it may not be a file
         return linecache.getline(place.file, place.line).strip()
     if not place.file.endswith((".py", ".pyi", ".pyx")) or "\0" in place.file:
         return ""
@@ -151,7 +149,7 @@ def _sentence(line: Line, style: Style, numbers: Iterator[int]) -> Iterable[str]
 
 def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]:
     chosen = drawn_columns(table, narrow=not style.wide)
-    chosen = sorted(chosen, key=lambda i: table.columns[i].bar)  # a bar ends its line
+    chosen = sorted(chosen, key=lambda i: table.columns[i].bar)  # bars are last
     columns = [table.columns[i] for i in chosen]
     wide = style.wide or all(column.width is None for column in columns)
     if wide:
@@ -168,7 +166,7 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
         yield DrawnLine(f"  {style.text(table.caption)}:")
     if (table.header or wide) and any(column.title for column in columns):
         titles = [Cell(column.title if column.head else "") for column in columns]
-        # Where no title stands above the table, its head is what is set apart.
+        # Without a section title, the header of the table is highlighted.
         head = _row(Row(()), titles, table, columns, widths, style)
         yield DrawnLine(head, heading=untitled)
     for index, (row, cells) in enumerate(rows):
@@ -183,7 +181,7 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
 def _source_below(
     cells: list[Cell], columns: list[Column], widths: list[int], indent: int, style: Style
 ) -> Iterator[str]:
-    """The source at the place in a row, below the place."""
+    """The source line at the place in a row, below the place."""
     for column, width, shown in zip(columns, widths, cells, strict=False):
         indent += column.gap
         place = parse_place(shown.text) if shown.place else None

@@ -1,7 +1,8 @@
-"""``gpuprobe info`` as text: whether CUDA is available, a table, then what deserves attention.
+"""The inventory as text (``gpuprobe info``): availability of CUDA, the table of GPUs, problems.
 
-Two lines per GPU at most: its numbers and memory, then what is the matter with it and who
-uses it. Names come from elsewhere: they are shown with `visible` and cut by display width.
+A GPU has at most two lines: its figures, then its problems and processes. `value_lines` adds every
+value with its source and status (``-v``). Names are escaped with `visible` and cut by display
+width.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from gpuprobe.model.machine.devices import (
 )
 from gpuprobe.model.text import cut, human_bytes, padded, ranges, visible, width, wrapped
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.reporters.terminal import wants_colour
+from gpuprobe.reporters.terminal import uses_colour
 
 WIDTH = 100
-"""Columns that no line exceeds where the stream has no width of its own."""
+"""The width of lines if the stream has no width."""
 LEAST_WIDTH = 48
 
 _BAR = 10
 _NAME = 25
-_INDENT = 11  # where the name begins
+_INDENT = 11  # the column of the name
 _AMOUNTS = 17  # "70.2/79.6 GiB" and the like
 _MISSING = {
     ReadStatus.UNSUPPORTED: "n/a",
@@ -43,11 +44,11 @@ _MISSING = {
 }
 
 CALM_REASONS = ("idle", "application clocks setting", "sync boost", "display clock setting")
-"""Throttle reasons that are settings or rest, and no trouble."""
+"""Throttle reasons that are harmless: settings, or an idle GPU."""
 
 
 class _Paint(NamedTuple):
-    """What begins each kind of text: escape sequences, or nothing."""
+    """Escape sequences before each kind of text; empty without colour."""
 
     good: str = ""
     warning: str = ""
@@ -56,7 +57,7 @@ class _Paint(NamedTuple):
     end: str = ""
 
     def load(self, percent: float) -> str:
-        """For a share of what there is: calm below 70 %, pressing from 90 %."""
+        """The colour of a fill level: good below 70 %, bad from 90 %."""
         return self.good if percent < 70 else self.warning if percent < 90 else self.bad
 
     def on(self, text: str, begin: str) -> str:
@@ -68,8 +69,8 @@ _COLOURS: Final = _Paint("\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[0m
 
 
 class _Columns(NamedTuple):
-    """What a table of some width has room for: cells of the name and of the memory's bar, and
-    whether temperature and power are shown.
+    """The columns of a table of some width: widths of the name and of the memory's bar, and whether
+    temperature and power are shown.
     """
 
     width: int
@@ -104,20 +105,20 @@ def write(
     `WIDTH`). ``colour`` is None for what the stream supports; ``full``: also every value.
     Characters that the stream cannot encode are replaced.
     """
-    colour = wants_colour(stream) if colour is None else colour
+    colour = uses_colour(stream) if colour is None else colour
     found = lines(inventory, columns=columns or WIDTH, colour=colour)
     if full:
         found = chain(found, value_lines(inventory))
     text = "".join(line + "\n" for line in found)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     if not text.isascii():
-        # A terminal in the C locale: better "?" than an exception.
+        # "?" instead of an exception, for a terminal in the C locale.
         text = text.encode(encoding, "replace").decode(encoding)
     stream.write(text)
 
 
 def lines(inventory: Inventory, *, columns: int = WIDTH, colour: bool = False) -> Iterator[str]:
-    """The lines, without their ends, none wider than ``columns``."""
+    """The lines without line ends, at most ``columns`` wide."""
     table = _Columns.of(columns)
     paint = _COLOURS if colour else _PLAIN
     width = table.width
@@ -144,7 +145,7 @@ def lines(inventory: Inventory, *, columns: int = WIDTH, colour: bool = False) -
 
 
 def verdict(inventory: Inventory) -> tuple[bool, str]:
-    """Whether programs can use CUDA here, and the sentence that tells."""
+    """Whether programs can use CUDA here, and a sentence about it."""
     no = "CUDA is not available"
     why = {s.name: s.reason for s in inventory.sources if not s.available and s.reason}
     count = len(inventory.devices)
@@ -171,9 +172,7 @@ def verdict(inventory: Inventory) -> tuple[bool, str]:
 
 
 def _torch_without_cuda(inventory: Inventory) -> str:
-    """What is said of a torch that has no CUDA; empty for all others, and of a fake fleet, which
-    no torch is part of.
-    """
+    """A clause about a torch without CUDA; "" for other builds and for simulated fleets."""
     torch = inventory.host.torch.value
     if inventory.demo or not isinstance(torch, str) or not torch.endswith("+cpu"):
         return ""
@@ -181,7 +180,7 @@ def _torch_without_cuda(inventory: Inventory) -> str:
 
 
 def headline(inventory: Inventory) -> str:
-    """The first line: versions, and how many GPUs."""
+    """The first line: versions, and the number of GPUs."""
     parts = [f"gpuprobe {__version__}"]
     if inventory.demo:
         parts.append(f"demo: {visible(inventory.demo)}")
@@ -215,7 +214,7 @@ def _memory_width(table: _Columns) -> int:
 
 
 class DeviceCells(NamedTuple):
-    """What the table says of one GPU, safe to print."""
+    """The printable cells of one GPU."""
 
     nvml: str
     cuda: str
@@ -228,7 +227,7 @@ class DeviceCells(NamedTuple):
 
 
 def cells(device: Device) -> DeviceCells:
-    """The cells of one GPU. A value that is missing says how in one word."""
+    """The cells of one GPU, with a word for each missing value."""
     name = device.name.value
     if isinstance(name, Unavailable):
         name = f"({missing(name)}: {name.reason})"
@@ -283,24 +282,25 @@ def _index(value: int | Unavailable) -> str:
 
 
 def _cuda_index(device: Device) -> str:
-    """The ordinal, of a MIG instance if it is one that CUDA shows; ``-`` for a hidden GPU."""
+    """The ordinal in CUDA, of the first MIG instance if CUDA shows those; ``-`` for a hidden
+    GPU."""
     numbers = [device.identity.cuda_ordinal]
     numbers += [m.cuda_ordinal for m in device.identity.mig_instances]
     known = [n for n in numbers if not isinstance(n, Unavailable)]
     if known:
         return str(known[0])
     first = numbers[0]
-    asked = isinstance(first, Unavailable) and first.status is ReadStatus.ERROR
-    return "?" if asked else "-"
+    failed = isinstance(first, Unavailable) and first.status is ReadStatus.ERROR
+    return "?" if failed else "-"
 
 
 def missing(value: Unavailable) -> str:
-    """One word for a value that is not there."""
+    """A word for a missing value."""
     return _MISSING[value.status]
 
 
 def with_unit(reading: Reading[Any], unit: str) -> str:
-    """The value, or one word for why there is none."""
+    """The value with its unit, or a word for a missing value."""
     value = reading.value
     return missing(value) if isinstance(value, Unavailable) else f"{value}{unit}"
 
@@ -315,7 +315,7 @@ def _power(device: Device) -> str:
 
 
 def _filled(device: Device) -> float:
-    """How full its memory is, in percent; 0 where that is not known."""
+    """The fill level of its memory in percent; 0 if unknown."""
     total, free = device.memory.total.value, device.memory.free.value
     if isinstance(total, Unavailable) or isinstance(free, Unavailable) or not total:
         return 0.0
@@ -340,7 +340,7 @@ def _memory(device: Device, bar_cells: int) -> str:
 
 
 def _remarks(device: Device) -> Iterator[str]:
-    """What a reader should know of the device before using it."""
+    """Problems and modes of the device: throttling, errors, MIG."""
     reasons = device.throttling.value
     if not isinstance(reasons, Unavailable):
         trouble = [reason for reason in reasons if reason not in CALM_REASONS]
@@ -364,7 +364,7 @@ def _remarks(device: Device) -> Iterator[str]:
 
 
 def _process(process: GpuProcess, room: int) -> str:
-    """One process in about ``room`` columns: the command gives way, the rank does not."""
+    """One process in about ``room`` columns; the command is shortened, the rank is not."""
     memory = process.memory.value
     size = "? memory" if isinstance(memory, Unavailable) else human_bytes(memory)
     if process.hidden:
@@ -372,10 +372,10 @@ def _process(process: GpuProcess, room: int) -> str:
     user, command = process.user.value, process.command.value
     if isinstance(user, Unavailable) and isinstance(command, Unavailable):
         return f"pid {process.pid} {size} ({user.reason})"
-    who = "?" if isinstance(user, Unavailable) else cut(visible(user), 16)
+    owner = "?" if isinstance(user, Unavailable) else cut(visible(user), 16)
     rank = process.rank.value
     label = "" if isinstance(rank, Unavailable) else f" [rank {rank}]"
-    start = f"pid {process.pid} {who} {size} "
+    start = f"pid {process.pid} {owner} {size} "
     if isinstance(command, Unavailable):
         return start.rstrip() + label
     return start + cut(visible(command), max(10, room - width(start) - len(label))) + label
@@ -398,7 +398,7 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 
 def error_lines(inventory: Inventory, names: dict[str, str], columns: int = WIDTH) -> Iterator[str]:
-    """One line per device, status and reason: forty refused counters are one refusal."""
+    """One line per device, status and reason: forty denied counters are one line."""
     grouped: dict[tuple[str, str, str, str], list[str]] = {}
     for error in inventory.errors:
         key = (error.source, error.device, error.status.value, error.message)
@@ -421,7 +421,7 @@ _UNITS = {
 _BYTES = {"memory", "memory_total", "memory_used", "memory_free", "memory_available"}
 _RATES = {"tx", "rx"}
 
-# nvidia-smi's letters for NVML's levels, which its users know.
+# nvidia-smi's abbreviations of NVML's levels.
 _LEVELS = {
     "internal": "INT",
     "single": "PIX",
@@ -478,7 +478,7 @@ def _value(name: str, value: Any, indent: str, path: tuple[str, ...]) -> Iterato
             return
         if isinstance(known, Unavailable):
             if known.status is ReadStatus.NOT_COLLECTED and not value.source:
-                return  # no source that was asked has it
+                return  # not reported by any queried source
             yield _row(indent, name, known.reason, value.source, known.status.value)
         else:
             yield _row(indent, name, _shown(name, known, path), value.source, "ok")
@@ -570,7 +570,7 @@ def _processes(inventory: Inventory) -> Iterator[str]:
 
 
 def _topology(topology: TopologyMatrix, inventory: Inventory) -> Iterator[str]:
-    """The matrix: ``NV18`` is 18 NVLinks, else nvidia-smi's word for the PCIe path."""
+    """The matrix: ``NV18`` is 18 NVLinks, otherwise nvidia-smi's abbreviation of the PCIe path."""
     yield ""
     yield "Topology (NVn: n NVLinks; PIX, PXB, PHB, NODE, SYS: as in nvidia-smi)"
     labels = []
@@ -579,7 +579,7 @@ def _topology(topology: TopologyMatrix, inventory: Inventory) -> Iterator[str]:
         index = device.identity.nvml_index if device is not None else key
         labels.append("?" if isinstance(index, Unavailable) else str(index))
     column = 7
-    # As many columns as fit; a machine with more GPUs than that has its matrix in the JSON.
+    # As many columns as fit; the JSON document has the whole matrix.
     fit = (WIDTH - 6) // column
     yield "      " + "".join(f"{label:>{column}}" for label in labels[:fit])
     for label, row in zip(labels, topology.cells, strict=True):
@@ -600,18 +600,18 @@ def _topology(topology: TopologyMatrix, inventory: Inventory) -> Iterator[str]:
 
 
 def _peers(topology: TopologyMatrix, labels: list[str]) -> str:
-    """Which GPUs may read one another's memory, in one sentence."""
+    """Peer access between GPUs, in one sentence."""
     cells = [
         (f"{labels[i]}→{labels[j]}", cell.peer.value)
         for i, row in enumerate(topology.cells)
         for j, cell in enumerate(row)
         if cell is not None
     ]
-    asked = [(pair, value) for pair, value in cells if isinstance(value, bool)]
-    refused = [pair for pair, value in asked if not value]
-    if not asked:
+    queried = [(pair, value) for pair, value in cells if isinstance(value, bool)]
+    refused = [pair for pair, value in queried if not value]
+    if not queried:
         return "peer access: unknown (the CUDA driver was not queried, or sees one GPU)"
     if not refused:
-        return f"peer access: CUDA allows all {len(asked)} visible pairs"
+        return f"peer access: CUDA allows all {len(queried)} visible pairs"
     shown = ", ".join(refused[:8]) + (" …" if len(refused) > 8 else "")
-    return f"peer access: CUDA refuses {len(refused)} of {len(asked)} pairs: {shown}"
+    return f"peer access: CUDA refuses {len(refused)} of {len(queried)} pairs: {shown}"

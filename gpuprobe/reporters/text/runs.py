@@ -1,4 +1,4 @@
-"""The runs being recorded on this machine, a line each."""
+"""The runs that are being recorded on this machine, a line each."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def line(run: Run, now: float | None = None) -> str:
     """One run. ``now``: seconds since the Unix epoch."""
     name = visible(PurePath(run.path).name)
     start = f"{name:<26.26} {min(run.pids):>7}"
-    seen = run.seen
-    if seen is None:
+    state = run.seen
+    if state is None:
         return f"{start} (no training step yet)"
-    if isinstance(seen, Unavailable):
-        return f"{start} {visible(seen.reason)}"
-    step, session = seen.step, seen.session
+    if isinstance(state, Unavailable):
+        return f"{start} {visible(state.reason)}"
+    step, session = state.step, state.session
     age = (time.time() if now is None else now) - session.started_at
     peak = _peak(run)
     program = visible(" ".join(session.argv))
-    if seen.ranks > 1:
-        program = f"{seen.ranks} ranks · {program}"
+    if state.ranks > 1:
+        program = f"{state.ranks} ranks · {program}"
     return (
         f"{start} {step.index if step else '-':>8} "
         f"{human_ns(step.duration_ns) if step else '-':>10} {peak:>11} {_age(age):>7}  "
@@ -42,13 +42,13 @@ def line(run: Run, now: float | None = None) -> str:
 
 
 def _peak(run: Run) -> str:
-    seen = run.seen
-    if seen is None or isinstance(seen, Unavailable) or seen.step is None:
+    state = run.seen
+    if state is None or isinstance(state, Unavailable) or state.step is None:
         return "-"
-    peaks = [w.peak_allocated for w in seen.step.windows] or [seen.step.host.rss_peak]
+    peaks = [w.peak_allocated for w in state.step.windows] or [state.step.host.rss_peak]
     known = [peak for peak in peaks if isinstance(peak, Peak)]
     if not known:
-        known = [p for p in [seen.step.host.rss_peak] if isinstance(p, Peak)]
+        known = [p for p in [state.step.host.rss_peak] if isinstance(p, Peak)]
     if not known:
         return "-"
     best = max(known, key=lambda peak: peak.at_least)

@@ -7,8 +7,8 @@ after its length as a varint. Attributes have the types that Chakra's own reader
 all-gather its own part. ``pg_name`` is the number of a group in the table of groups, which
 ASTRA-sim reads as its ``comm-group-configuration``.
 
-A node depends on the last one that the rank waited for, and on the last operation of its group.
-Between them are nodes for the time that the rank computed, if that was measured.
+A node depends on the last node that the rank waited for, and on the last operation of its group.
+Nodes between them are the time in which the rank computed, if it was measured.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.run.communication import CollectiveRecord, group_ranks
 
 VERSION: Final = "0.0.4"
-"""Of the schema, as Chakra's own generator writes it (``src/generator/generator.py``)."""
+"""The version of the schema, as Chakra's generator writes it (``src/generator/generator.py``)."""
 
 MOST_MEMBERS: Final = 1 << 22
-"""Ranks in the groups of a job, together: a thousand groups of four thousand ranks."""
+"""The most members of all groups of a job: a thousand groups of four thousand ranks."""
 
 _COMP, _SEND, _RECV, _COLL = 4, 5, 6, 7  # enum NodeType
 _KINDS: Final = {
@@ -47,7 +47,7 @@ _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29  # fields of AttributeProto
 def groups_of(ranks: Iterable[Sequence[CollectiveRecord]]) -> dict[str, tuple[int, ...]]:
     """The ranks of each group, by its `group_text`; a group's number is its place, from 1.
 
-    Raises DataError for groups that no job has: of more than `MOST_MEMBERS` ranks in all.
+    Raises DataError for impossible groups, with more than `MOST_MEMBERS` members in total.
     """
     sizes = {record.members: record.ranks for records in ranks for record in records}
     found: dict[str, tuple[int, ...]] = {}
@@ -78,8 +78,8 @@ def write(
     start_ns: int = 0,
     timed: bool = True,
 ) -> None:
-    """The trace of one rank: the operations of a step that began at ``start_ns``. ``timed``:
-    whether times are those of the hardware.
+    """Write the trace of one rank: the operations of a step that started at ``start_ns``.
+    ``timed``: the times are measured on hardware.
     """
     stream.write(_delimited(_text(1, VERSION)))
     numbers = {text: number for number, text in enumerate(groups, 1)}
@@ -93,10 +93,10 @@ def _nodes(
     groups: Mapping[str, int],
     free_ns: int | None,
 ) -> Iterator[bytes]:
-    """``free_ns``: since when the rank computes; None where time means nothing."""
+    """The nodes. ``free_ns``: the time since which the rank computes; None without times."""
     number = 0
-    waited = 0  # the node that the rank has waited for last
-    last: dict[str, int] = {}  # of each group
+    waited = 0  # the last node that the rank waited for
+    last: dict[str, int] = {}  # node of each group
     for record in records:
         arrival, completion = record.arrival_ns, record.completion_ns
         arrived = arrival if isinstance(arrival, int) else None
@@ -180,7 +180,7 @@ def _node(
 
 
 def _attribute(name: str, field: int, value: int | str) -> bytes:
-    """Also a value of 0: which member of a ``oneof`` is set is written."""
+    """An attribute. A value of 0 is written, too, because it is a member of a ``oneof``."""
     held = _text(field, value) if isinstance(value, str) else _tag(field, _VARINT) + _varint(value)
     return _text(1, name) + held
 

@@ -1,8 +1,7 @@
 """The high water mark as a flame graph: one HTML file that needs nothing else.
 
-The names in it come from elsewhere (paths, function names). They are put into the page as JSON
-in which ``<``, ``>`` and ``&`` are escaped, and shown as text nodes: none is ever markup. A
-content security policy in the page forbids every request it could make.
+Names (paths, functions) are in the page as JSON with escaped ``<``, ``>`` and ``&``, and shown as
+text nodes, never as markup. A content security policy in the page forbids all requests.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from gpuprobe.reporters.html.markup import script_json, text
 def to_data(tree: FlameNode, *, title: str, subtitle: str) -> dict[str, Any]:
     """The tree in flat form: parents before children, ``parents[0]`` is -1.
 
-    Flat, because a tree as deep as a recursive program's stack is more than a JSON writer (or
-    a browser) takes as nested objects.
+    Flat, because JSON writers and browsers limit the depth of nested objects, and a recursive
+    program's stack is deeper.
     """
     names: dict[str, int] = {}
     data: dict[str, Any] = {"title": title, "subtitle": subtitle}
@@ -53,7 +52,7 @@ def write(
     data = script_json(to_data(tree, title=title, subtitle=subtitle))
     other = "null" if whole is None else script_json(to_data(whole, title=title, subtitle=subtitle))
     page = files("gpuprobe.reporters.viewers").joinpath("flamegraph.html").read_text("utf-8")
-    # One pass: text that was put in is not searched again.
+    # One pass: inserted text is not searched again.
     pieces = page.split("@@")
     values = {
         "TITLE": text(title),

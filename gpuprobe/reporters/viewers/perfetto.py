@@ -2,17 +2,16 @@
 
 The format: "Trace Event Format" by the Chromium project (phases C counter, b/e async slice,
 X complete slice, i instant, M metadata; times in microseconds). It is written event by event,
-so that the document never is in memory as a whole. Per device: counters of allocated, active
+so that the document is never in memory as a whole. Per device: counters of allocated, active
 and reserved bytes; one async slice per large allocation; phases and annotations as slices; an
-instant for each out-of-memory event. Times count from the first event; where a trace has no
-times, the number of the event stands for it, and the process name says so.
+instant for each out-of-memory event. Times count from the first event; in a trace
+without times the number of the event is used, which the process name states.
 
-Operations with other ranks are slices too, in a thread for each group. A flow leads from the rank
-that came last to each of the others, which waited for it.
+Operations with other ranks are slices in a thread for each group. Flows lead from the last rank to
+arrive to each rank that waited for it.
 
-Steps whose launches were counted are slices of a process for each rank, with the most frequent
-kernels, and a counter has the launches of each phase from its first beginning on. Single launches
-have no times.
+Steps with counted launches are slices in a process for each rank, with the most frequent kernels; a
+counter has the launches of each phase from its first start on. Single launches have no times.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 
 LARGE = 1024 * 1024
-"""Allocations of at least so many bytes get a slice of their own."""
+"""Allocations of at least this many bytes have slices."""
 
 POINTS = 50_000
-"""At most so many points per counter; every extreme is kept (`analysis.timeline.thin`)."""
+"""The most points per counter; extremes are kept (`analysis.timeline.thin`)."""
 
 Event = dict[str, Any]
 
@@ -49,7 +48,7 @@ def write(traces: Iterable[MemoryTrace], stream: IO[str], *, large: int = LARGE)
 
 
 class RankCommunication(NamedTuple):
-    """The operations of a rank, and when its session began: microseconds since the Unix epoch."""
+    """The operations of a rank, and the start of its session: microseconds since the Unix epoch."""
 
     rank: int
     started_us: int
@@ -57,8 +56,8 @@ class RankCommunication(NamedTuple):
 
 
 class RankLaunches(NamedTuple):
-    """The steps of a rank whose launches were counted, and when its session began: microseconds
-    since the Unix epoch.
+    """The steps of a rank with counted launches, and the start of its session: microseconds since
+    the Unix epoch.
     """
 
     rank: int
@@ -67,7 +66,7 @@ class RankLaunches(NamedTuple):
 
 
 MOST_KERNELS = 20
-"""Kernels that a step's slice lists."""
+"""The most kernels that a step's slice lists."""
 
 
 def write_ranks(
@@ -78,10 +77,9 @@ def write_ranks(
     communication: Sequence[RankCommunication] = (),
     launches: Sequence[RankLaunches] = (),
 ) -> None:
-    """`write` for the traces of several ranks, each with its rank's number and those of one rank
-    in a row. Each rank's devices are processes of their own. Times of all ranks count from the
-    first event of the first one, by each machine's own clock. ``communication`` and ``launches``
-    are of all ranks.
+    """`write` for several ranks. ``traces``: with the numbers of their ranks, grouped by rank; each
+    device of each rank is a process. Times count from the first event of the first rank, by each
+    machine's clock. ``communication`` and ``launches``: those of all ranks.
     """
     stream.write('{"displayTimeUnit":"ms","traceEvents":[')
     separator = "\n"
@@ -101,7 +99,7 @@ def _events(
 ) -> Iterator[Event]:
     pids: dict[tuple[int | None, str], int] = {}
     origin: int | None = None
-    shift = 0  # where a trace without times begins: behind the one before it
+    shift = 0  # a trace without times starts after the one before it
     before: int | None = None
     for part, (rank, trace) in enumerate(traces):
         if rank != before:
@@ -113,8 +111,8 @@ def _events(
         if pid is None:
             pid = pids[key] = len(pids) + 1
             note = "" if timed else " (no times: 1 µs is one event)"
-            whose = "" if rank is None else f"rank {rank}: "
-            yield _metadata(pid, 0, "process_name", f"{whose}memory of {trace.device}{note}")
+            owner = "" if rank is None else f"rank {rank}: "
+            yield _metadata(pid, 0, "process_name", f"{owner}memory of {trace.device}{note}")
             yield _metadata(pid, 1, "thread_name", "phases")
             yield _metadata(pid, 2, "thread_name", "annotations")
         if timed:
@@ -152,7 +150,7 @@ def _launches(ranks: Sequence[RankLaunches], origin: int | None, pids: int) -> I
                     "phases": dict(phases), "kernels": dict(kernels.most_common(MOST_KERNELS)),
                 },
             }  # fmt: skip
-            # Phases of one path are one phase: what is launched counts from its first beginning.
+            # Phases of one path are one phase: their launches count from its first start.
             for phase in sorted(step.phases, key=lambda phase: phase.start_ns):
                 if phases[phase.path]:
                     yield {
@@ -179,7 +177,7 @@ def _communication(
     if not arrived:
         return
     zero = min(arrived) if origin is None else origin
-    # Of each operation that several ranks take part in: who came when, and where it is drawn.
+    # For each operation of several ranks: the arrival of each rank, and its thread.
     met: dict[tuple[str, int], list[tuple[int, int, int, int]]] = {}
     for pid, one in enumerate(ranks, pids + 1):
         yield _metadata(pid, 0, "process_name", f"rank {one.rank}: communication")
@@ -214,7 +212,7 @@ def _communication(
 
 
 def _flow(number: int, meeting: Sequence[tuple[int, int, int, int]]) -> Iterator[Event]:
-    """From the one who came last to each of the others."""
+    """Flows from the last rank to arrive to each of the others."""
     *others, (start, pid, tid, _) = meeting
     for other, (began, other_pid, other_tid, spent) in enumerate(others):
         common = {"cat": "communication", "name": "last to come", "id": f"{number}.{other}"}
@@ -277,16 +275,16 @@ def _slices(
         for row, (size, freed) in enumerate(zip(ledger.size, ledger.freed, strict=True))
         if size >= large and freed >= 0
     ]
-    looked_up = zip(
+    rows = zip(
         rows,
         categories(ledger, rows),
         ledger.values("module", rows),
         ledger.values("address", rows),
         strict=True,
     )
-    for row, category, module, address in looked_up:
+    for row, category, module, address in rows:
         start, freed, stack = ledger.start[row], ledger.freed[row], ledger.stack[row]
-        size, asked = ledger.size[row], ledger.requested[row]
+        size, requested = ledger.size[row], ledger.requested[row]
         common = {
             "cat": "allocation",
             "id": f"{part}.{row}",
@@ -295,7 +293,7 @@ def _slices(
         }
         args = {
             "bytes": size,
-            "requested": asked,
+            "requested": requested,
             "address": hex(address),
             "category": Category.from_code(category).value,
         }

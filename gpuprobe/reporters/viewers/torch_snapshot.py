@@ -1,8 +1,8 @@
 """A trace as torch's own memory snapshot, for torch's viewer and ``torch.cuda._memory_viz``.
 
-What torch's format has no place for is left out: categories. Phases and modules go to
-``user_metadata`` and come back from it; what was alive before the trace follows from the frees
-and the final segments, as in a snapshot that torch wrote.
+Categories are omitted, as torch's format has none. Phases and modules are written to
+``user_metadata`` and read from it again; memory that was live before the trace follows from the
+frees and the final segments, as in torch's snapshots.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _DIGITS = 4  # of a device's index: more GPUs than any machine has
 def to_snapshot(traces: Iterable[MemoryTrace]) -> dict[str, Any]:
     """The dictionary that ``torch.cuda.memory._snapshot()`` would have returned.
 
-    Several traces of one device (one per step) are joined in the order given; the layout is
-    the last one's. Raises UsageError where there is no trace of a CUDA device, DataError for a
-    device that no machine has.
+    Several traces of one device (one per step) are joined in the order given, with the layout of
+    the last. Raises UsageError without a trace of a CUDA device, DataError for an impossible device
+    number.
     """
     device_traces: list[list[dict[str, Any]]] = []
     segments: dict[int, list[dict[str, Any]]] = {}
@@ -70,7 +70,7 @@ def _index(number: str) -> int:
 
 
 def write(traces: Iterable[MemoryTrace], stream: IO[bytes]) -> None:
-    """Pickle `to_snapshot` to a stream, in the protocol that torch's own viewer reads."""
+    """Pickle `to_snapshot` to a stream, in the protocol of torch's viewer."""
     pickle.dump(to_snapshot(traces), stream, protocol=4)
 
 

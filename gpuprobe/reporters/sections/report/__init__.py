@@ -55,24 +55,23 @@ STATUS = {
 _FEW_ADVICE = 3
 
 _MOST_LINES = 20
-"""Findings, and blind spots, that a short report lists: of a thousand ranks each could have its
-own."""
+"""The most findings, and blind spots, in a short report: each of many ranks can have its own."""
 
 MOST_FINDINGS = 1000
-"""Findings that are shown whole: a program may have one in each step."""
+"""The most findings that are shown: a program may have one in each step."""
 
 _MOST_RELATED = 100
-"""Places of one finding."""
+"""The most places of one finding."""
 
 _MOST_RANKS = 1_000
-"""Ranks that a line names: they are shown as ranges."""
+"""The most ranks that a line lists, as ranges."""
 
 
 def report_sections(
     report: Report, *, full: bool = False, problems: Sequence[str] = ()
 ) -> list[Section]:
-    """The whole report. ``full``: every figure that one may want to look up, not only what one
-    has to know; ``problems`` are what else could not be seen, such as traces that cannot be read.
+    """The whole report. ``full``: every figure, not only the most important ones; ``problems``:
+    further blind spots, such as traces that cannot be read.
     """
     return [
         _title(report),
@@ -100,7 +99,7 @@ def report_sections(
 
 
 def _compiled(report: Report, *, full: bool) -> list[Section]:
-    """What torch.compile did: graph breaks and recompilations first, each once."""
+    """The compilations of torch.compile, graph breaks and recompilations first, each once."""
     if not report.compiled:
         return []
     texts = sorted(report.compiled, key=lambda text: " graph: " in text)
@@ -113,7 +112,7 @@ def _compiled(report: Report, *, full: bool) -> list[Section]:
 
 
 def facts(report: Report) -> list[str]:
-    """What was recorded, and how, in a few words."""
+    """The recording in a few words: versions, devices, level, ranks and steps."""
     recording, session, first = report.recording, report.session, report.ranks[0]
     torch = report.environment.torch
     found = [f"torch {torch}" if isinstance(torch, str) else "torch version unknown"]
@@ -148,7 +147,7 @@ def _title(report: Report) -> Section:
 
 
 def _environment(report: Report, *, full: bool) -> list[Section]:
-    """Where it was recorded: what one looks up."""
+    """The environment and session of the recording."""
     if not full:
         return []
     rows = []
@@ -175,11 +174,11 @@ def _environment(report: Report, *, full: bool) -> list[Section]:
 
 
 _NEVER_ZERO = ("cpu_count", "pid", "started_at")
-"""What a snapshot does not contain: there it is 0, which no machine and no process has."""
+"""Fields that a snapshot does not contain and that are 0 there."""
 
 
 def _time_of(seconds: float) -> str:
-    """A time in words, in UTC: the report is read elsewhere."""
+    """A time in UTC: readers may be in another time zone."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
     except (OverflowError, ValueError, OSError):  # a damaged recording
@@ -190,7 +189,7 @@ def _time_of(seconds: float) -> str:
 
 
 def headline(report: Report) -> Section:
-    """A few lines for the end of a run: the peak, where it was, and of what."""
+    """A few lines for the end of a run: the peak, its place and largest rows."""
     sentence = next(part for part in peak_section(report).parts if isinstance(part, Line))
     parts = [Line(sentence.whole, "item", indent=0)]
     categories, nearest = report.categories, report.peak.nearest_trace
@@ -218,7 +217,7 @@ def _of(start: str, rows: Sequence[tuple[str, int]]) -> Line:
 
 
 def _findings(report: Report, *, full: bool) -> list[Section]:
-    """Findings of the recording itself, such as modules on another device."""
+    """Findings in the recording, such as modules on another device."""
     parts: list[Part] = []
     short: dict[tuple[str, str], list[int]] = {}
     for row in report.findings[: MOST_FINDINGS if full else None]:
@@ -262,7 +261,7 @@ def _about(found: Finding) -> Iterator[Part]:
 
 
 def _of_ranks(report: Report, ranks: Sequence[int]) -> str:
-    """The ranks that something is of; "" if it is of all."""
+    """The ranks to which something applies; "" for all."""
     which = sorted(set(ranks))
     if len(which) >= len(report.ranks):
         return ""
@@ -272,7 +271,7 @@ def _of_ranks(report: Report, ranks: Sequence[int]) -> str:
 
 
 def _blind_spots(report: Report, problems: Sequence[str], *, full: bool) -> list[Section]:
-    """What the numbers do not include."""
+    """Memory and time that the figures do not include."""
     texts = [
         f"{spot.what}: {spot.consequence}{_of_ranks(report, spot.ranks)}"
         for spot in report.blind_spots
@@ -284,7 +283,7 @@ def _blind_spots(report: Report, problems: Sequence[str], *, full: bool) -> list
 
 
 def _advice(report: Report, *, full: bool) -> list[Section]:
-    """What to try, the most memory first; what several rest on is said once."""
+    """Advice, the most memory first; shared evidence appears once."""
     title, name, short = "What to try first", "advice", "Try first"
     parts: list[Part] = []
     before = ""

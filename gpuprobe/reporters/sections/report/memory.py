@@ -1,4 +1,4 @@
-"""The sections of a report on memory: the peak, what it was of, what stayed, and how it was cut."""
+"""The memory sections of a report: the peak, its causes, growth, failures and fragmentation."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from gpuprobe.reporters.sections.parts import (
 
 _BAR = 24
 _FEW = 5
-_SOURCES = 3  # lines that are shown with their source
+_SOURCES = 3  # the first lines, with their source
 
 
 # -- the peak
 
 
 def peak_section(report: Report, *, full: bool = False) -> Section:
-    """The highest amount: what it is of, where and when, and how well it is known."""
+    """The peak: its amount, place and time, and whether it is exact."""
     peak = report.peak
     title, name = "Peak", "peak"
     if peak.measure is None:
@@ -88,7 +88,7 @@ def _peak_notes(report: Report) -> Iterator[Line]:
 
 
 def when(report: Report) -> str:
-    """Of when the tables of lines and modules are."""
+    """The time that the tables of lines and modules describe."""
     nearest = report.peak.nearest_trace
     return "at the peak" if nearest is None else f"at the high water mark of step {nearest.step}"
 
@@ -100,11 +100,11 @@ def _categories_title(table: CategoryTable | Unavailable) -> str:
     return f"Categories at the {of} of step {table.step}"
 
 
-# -- what it was of
+# -- shares of the peak
 
 
 def share_sections(report: Report) -> list[Section]:
-    """What the memory was of: by category, by line and by module."""
+    """The memory at the peak by category, by line and by module."""
     lines, modules = report.top_lines, report.top_modules
     of = when(report)
     nowhere = not isinstance(modules, Unavailable) and modules.rows and all(
@@ -135,14 +135,14 @@ def share_sections(report: Report) -> list[Section]:
 
 
 def _is_nowhere(row: model.ShareRow) -> bool:
-    """Whether the row stands for what has no line, or no module."""
+    """Whether the row is the memory without a line, or without a module."""
     return str(row.key).startswith("(")
 
 
 def _shares(
     table: model.ShareTable | Unavailable, by: str, *, blocks: bool = True
 ) -> tuple[Part, ...]:
-    """Bytes, share, how many ``blocks``, and what; the last row is the total."""
+    """A table of bytes, shares, numbers of ``blocks`` and names; the last row is the total."""
     if isinstance(table, Unavailable):
         return (Line(f"unknown: {table.reason}"),)
     rest = table.remainder
@@ -181,8 +181,8 @@ def _shares(
 
 
 def causes_section(report: Report) -> Section:
-    """The three lines with the most memory, and all else. Categories instead, where no line is
-    known of most of the memory: what was allocated before the trace, or by autograd's threads.
+    """The three lines with the most memory, and the rest. Categories instead, if most of the memory
+    has no known line: it was allocated before the trace, or by autograd's threads.
     """
     title = "Biggest causes"
     tables = [
@@ -220,7 +220,7 @@ def _holds_half(table: model.ShareTable, rows: Sequence[model.ShareRow]) -> bool
 
 
 def largest_rows(table: model.ShareTable | Unavailable) -> list[tuple[str, int]]:
-    """The three largest rows, of which the unexplained rest may be one."""
+    """The three largest rows; one may be the unexplained rest."""
     if isinstance(table, Unavailable):
         return []
     rows = [(named(row.key), row.bytes) for row in table.rows]
@@ -230,11 +230,11 @@ def largest_rows(table: model.ShareTable | Unavailable) -> list[tuple[str, int]]
     return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:3]
 
 
-# -- what stayed
+# -- growth
 
 
 def growth_sections(report: Report, *, full: bool) -> list[Section]:
-    """What grew from step to step, and the lines that leave memory behind."""
+    """Growth from step to step, and the lines whose memory stays."""
     found = []
     growth, leaks = report.growth, report.leaks
     if growth is not None:
@@ -300,11 +300,11 @@ def _blocks(blocks: int | None) -> Cell | str:
     return "" if blocks is None else count(blocks)
 
 
-# -- what failed
+# -- failures
 
 
 def failure_sections(report: Report, *, full: bool) -> list[Section]:
-    """Why allocations failed: of many, the last ones, as a program that retries fails again."""
+    """Why allocations failed; of many, the last ones, as a program may retry."""
     shown = report.out_of_memory[-(3 if full else 2) :]
     parts: list[Part] = []
     several = len(report.ranks) > 1
@@ -347,7 +347,7 @@ def _figures(failure: model.OutOfMemory) -> Iterator[tuple[str, str]]:
 
 
 def _no_account(report: Report) -> str:
-    """Why a run that ran out of memory has no account of it; "" where it has one, or did not."""
+    """Why an out-of-memory error of the run was not recorded; "" if it was, or without one."""
     error = report.recording.error
     if error is None or not error.out_of_memory or report.out_of_memory:
         return ""
@@ -358,14 +358,14 @@ def _no_account(report: Report) -> str:
     return f"the failure was not traced; gpuprobe run --trace-steps {step} (or all) traces its step"
 
 
-# -- how reserved memory was cut up
+# -- fragmentation
 
 _SPACE = ("reserved", "allocated", "rounding", "free", "largest_hole")
 _SPACE_MORE = ("pending", "returnable", "pinned", "segments")
 
 
 def fragmentation_sections(report: Report, *, full: bool) -> list[Section]:
-    """How reserved memory was cut up, at the peak and at the end, and what keeps it."""
+    """Fragmentation of reserved memory, at the peak and at the end, and the blocks that pin it."""
     found = report.fragmentation
     if isinstance(found, Unavailable):
         return []
@@ -443,16 +443,16 @@ def _blocks_of(blocks: int | None) -> str:
     return "some blocks" if blocks is None else plural(blocks, "block")
 
 
-# -- what is not the tensors'
+# -- memory without tensors
 
 
 def non_tensor_sections(report: Report, *, full: bool) -> list[Section]:
-    """What else the devices and the host's pinned memory hold, where it was read."""
+    """Other memory on the devices and pinned memory of the host, if it was read."""
     found = report.non_tensor_memory
     several = len(report.ranks) > 1
     parts: list[Part] = []
     devices = list(found.devices)
-    if several and not full:  # ranks may be many: the devices on which others have most
+    if several and not full:  # of many ranks, the devices with the most other memory
         devices = sorted(devices, key=_not_torch, reverse=True)[:_FEW]
     for item in devices:
         of = f"rank {item.rank}, " if several else ""

@@ -1,4 +1,4 @@
-"""The sections of a report on its ranks: each process, what is where, and how they differ."""
+"""The sections of a report on ranks: processes, placement, and differences."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FEW = 5
 _LONGEST = 60
 
 MOST_DEVICES = 12
-"""Devices that a short report lists one by one. Of more there are groups."""
+"""The most devices that a short report lists one by one; more are in groups."""
 
 _MOST_STEPS = 200
 
@@ -83,12 +83,12 @@ def process_sections(report: Report) -> list[Section]:
 
 
 _FEW_CHILDREN, _MOST_CHILDREN = 8, 1_000
-"""Of a short report, and of one that is shown in full."""
+"""The most rows of a short report, and of a full one."""
 
 
 def child_sections(report: Report, *, full: bool) -> list[Section]:
-    """Processes that the program started, with what they had on each device; in short those with
-    the most.
+    """Processes that the program started, with their memory on each device; in short those with the
+    most.
     """
     if not report.children:
         return []
@@ -147,11 +147,11 @@ def _least(peak: Peak | Unavailable) -> int:
     return 0 if isinstance(peak, Unavailable) else peak.at_least
 
 
-# -- what is where
+# -- placement
 
 
 def placement_sections(report: Report, *, full: bool) -> list[Section]:
-    """What is where. In short: the parts of the model, if there is more than one place."""
+    """The device of each part of the model. In short: only if there is more than one device."""
     rows = [row for row in report.placement if full or row.what == "module"]
     if not rows or (not full and len({row.device for row in rows}) < 2):
         return []
@@ -180,11 +180,11 @@ def _placed(rows: list[Placed]) -> Table:
     return Table("device placement", columns, tuple(shown))
 
 
-# -- ranks next to each other
+# -- comparison
 
 
 def comparison_sections(report: Report, *, full: bool) -> list[Section]:
-    """The rank with the highest peak and the one the others wait for, and why."""
+    """The rank with the highest peak, the rank that others wait for, and the reasons."""
     found = report.rank_comparison
     if found is None:
         return []
@@ -224,7 +224,7 @@ def _groups(found: RankComparison) -> Table:
 
 
 def _shortened(text: str) -> str:
-    """A list of many ranges, of ranks that alternate, is cut: the JSON has all of them."""
+    """A list of ranges, truncated if it is long: the JSON document has all of them."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]} …"
 
 

@@ -1,4 +1,4 @@
-"""The sections of a report on devices and steps, and on where the time goes."""
+"""The sections of a report on devices, steps and time, on launches and communication."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _STEP_ROWS = 200
 
 
 def device_sections(report: Report, *, full: bool) -> list[Section]:
-    """The peak of each device in each rank; of a single one the peak has said most, and of many
-    the groups of ranks say more.
+    """The peak of each device in each rank. In short: neither for a single device, as the peak's
+    section has it, nor for many, as the groups of ranks have them.
     """
     if not full and not 2 <= len(report.devices) <= MOST_DEVICES:
         return []
@@ -86,7 +86,7 @@ def _counts(counts: AllocatorCounts) -> tuple[Cell, ...]:
 
 
 def step_sections(report: Report, *, full: bool) -> list[Section]:
-    """A row per step: the informative ones or, ``full``, as many as one can read."""
+    """A row per step: the informative ones or, ``full``, at most `_STEP_ROWS`."""
     marks = report.steps.highlights
     rows = report.steps.rows
     if not rows or (marks is None and not full):
@@ -123,7 +123,7 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
 
 
 def _readable(rows: StepRows, informative: Sequence[int]) -> Sequence[int]:
-    """Of very many steps the first, the last and the informative ones, by their position."""
+    """The positions of the first, the last and the informative of very many steps."""
     most = len(rows)
     if most <= _STEP_ROWS:
         return range(most)
@@ -132,8 +132,8 @@ def _readable(rows: StepRows, informative: Sequence[int]) -> Sequence[int]:
 
 
 def _device_of_rank(report: Report) -> dict[int, str]:
-    """By rank, the device whose steps are shown: that of the peak; of other ranks, the one where
-    theirs is. Each rank may have a GPU of its own.
+    """The device whose steps are shown, by rank: the one with the rank's peak. Each rank may have
+    another GPU.
     """
     highest: dict[int, tuple[int, str]] = {}
     for row in report.devices:
@@ -186,7 +186,7 @@ def _longest(row: StepRow) -> str:
 
 
 def time_sections(report: Report, *, full: bool) -> list[Section]:
-    """Where the first rank's time goes. In short: only where that says more than the steps do."""
+    """The first rank's time. In short: only if it adds to the steps."""
     found = report.time
     if found is None or not (full or found.collectives or found.gpu_steps):
         return []
@@ -214,7 +214,7 @@ def time_sections(report: Report, *, full: bool) -> list[Section]:
 
 
 _MOST_PHASES = 1_000
-"""Rows of the table of phases. A program can name any number of them: the longest are shown."""
+"""Rows of the table of phases: the longest, as a program can name any number of them."""
 
 
 def _phases(found: TimeShares) -> Table:
@@ -292,16 +292,16 @@ def _call(call: Collective, total: int) -> Line:
 
 
 _FEW_LAUNCHES, _MANY_LAUNCHES = 5, 400
-"""Rows of each table of a report, and of one that is shown in full."""
+"""Rows of each table of a short report, and of a full one."""
 
 _TABLES: Final = ("kernel", "line", "module", "phase")
 
 _MOST_STEPS = 8
-"""Steps whose launches a sentence lists."""
+"""The most steps whose launches a sentence lists."""
 
 
 def launch_sections(report: Report, *, full: bool) -> list[Section]:
-    """What the first rank launches in one step."""
+    """The launches of the first rank in one step."""
     found = report.launches
     if found is None:
         return []
@@ -410,7 +410,7 @@ def _configurations(found: LaunchReport) -> Table:
 
 
 def _dimensions(numbers: Sequence[int]) -> str:
-    """``384`` or ``1×12×2``; a dash where they are unknown."""
+    """``384`` or ``1×12×2``; a dash if they are unknown."""
     shown = list(numbers)
     while len(shown) > 1 and shown[-1] == 1:
         shown.pop()
@@ -418,11 +418,11 @@ def _dimensions(numbers: Sequence[int]) -> str:
 
 
 _FEW_TRANSFERS, _MANY_TRANSFERS = 3, 400
-"""Rows of each table of a report, and of one that is shown in full."""
+"""Rows of each table of a short report, and of a full one."""
 
 
 def communication_sections(report: Report, *, full: bool) -> list[Section]:
-    """What the first rank sends in one step."""
+    """The communication of the first rank in one step."""
     found = report.communication
     if found is None:
         return []
@@ -432,7 +432,7 @@ def communication_sections(report: Report, *, full: bool) -> list[Section]:
 
 
 def communication_section(title: str, rows: Sequence[Transfer], top: int) -> Section:
-    """``rows`` added up, with ``top`` rows in each table and the rest in one more."""
+    """Sums of ``rows`` by operation, line and module, with ``top`` rows and a remainder each."""
     wire = human_bytes(sum(row.wire for row in rows))
     tables = tuple(_sent(rows, by, top) for by in ("operation", "line", "module"))
     text = f"{title}: {wire} sent by this rank"
