@@ -41,9 +41,9 @@ CANDIDATES = {
     "load": LOAD,
     "load + analysis": f"""
 import gpuprobe
-from gpuprobe.analysis.reserved.fragmentation import fragmentation
+from gpuprobe.analysis.fragmentation import fragmentation
 from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
-from gpuprobe.analysis.growth.leaks import leaks
+from gpuprobe.analysis.leaks import leaks
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import timeline
 trace = {LOAD.splitlines()[1]}

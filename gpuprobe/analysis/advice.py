@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from gpuprobe.analysis.growth.growth import WORTH_SAYING, Growth
+from gpuprobe.analysis.growth import WORTH_SAYING, Growth
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.model.findings import Level

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
 from gpuprobe.analysis.advice import AdviceFacts, advise
-from gpuprobe.analysis.blind_spots import blind_spots
 from gpuprobe.analysis.communication import communication_of
-from gpuprobe.analysis.growth.growth import Growth, growth_of
+from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.launches import launches_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics
 from gpuprobe.analysis.peak.high_water import (
@@ -30,7 +30,6 @@ from gpuprobe.analysis.peak.peaks import (
 )
 from gpuprobe.analysis.placement import all_findings, placement_of
 from gpuprobe.analysis.ranks.compare import compare_ranks
-from gpuprobe.analysis.reserved.non_tensor import device_memory, pinned_memory
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.memory import Category
@@ -38,14 +37,17 @@ from gpuprobe.model.report import (
     AT_NEAREST_TRACE,
     AT_PEAK,
     AT_STEP_END,
+    BlindSpotRow,
     CategoryTable,
     DevicePeak,
+    DeviceUsage,
     FindingRow,
     GrowthReport,
     Highlights,
     NearestTrace,
     NonTensorMemory,
     PeakFigures,
+    PinnedMemory,
     RankError,
     RankRow,
     RecordingInfo,
@@ -56,9 +58,9 @@ from gpuprobe.model.report import (
     Steps,
     Suggestion,
 )
-from gpuprobe.model.run.columns import DURATION, FULL, INDEX
+from gpuprobe.model.run.columns import DURATION, FULL, INDEX, PINNED
 from gpuprobe.model.run.recording import ChildProcess, ChildRow, RankRecording, Recording, StepRows
-from gpuprobe.model.run.session import KnownTensors, Step
+from gpuprobe.model.run.session import BlindSpot, KnownTensors, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 
 _NOT_MEASURED = Unavailable("not measured", ReadStatus.NOT_COLLECTED)
@@ -376,3 +378,111 @@ def _advice(
     most_kept = max(rows, key=lambda row: row.bytes_per_step, default=None)
     when = "the peak" if nearest is None else f"the high water mark of step {nearest[0].index}"
     return tuple(advise(AdviceFacts(site, shown, growth, most_kept, when)))
+
+
+_FEW = 8
+"""Ranks that a sentence names."""
+
+
+def blind_spots(
+    recording: Recording,
+    site: PeakSite | None,
+    mark: HighWater | Unavailable,
+    statuses: Sequence[str],
+) -> tuple[BlindSpotRow, ...]:
+    """Each once, with the ranks it is of. ``mark`` is that of the peak's ``site``."""
+    found: dict[BlindSpot, list[int]] = {}
+
+    def add(spot: BlindSpot, rank: RankRecording) -> None:
+        found.setdefault(spot, []).append(rank.session.rank)
+
+    absent = _absent_ranks(recording)
+    if absent is not None:
+        for rank in recording.ranks:
+            add(absent, rank)
+    for rank, status in zip(recording.ranks, statuses, strict=True):
+        for spot in rank.blind_spots:
+            add(spot, rank)
+        if rank.end is None and recording.kind == "recording":
+            add(_NO_END.get(status, _UNKNOWN_END), rank)
+        for fault in rank.end.gpuprobe_faults if rank.end else ():
+            consequence = "nothing was recorded after that"
+            add(BlindSpot(f"an internal error of gpuprobe: {fault}", consequence), rank)
+    if site is not None and isinstance(mark, Unavailable) and mark.status is ReadStatus.ERROR:
+        spot = BlindSpot(
+            f"the trace of the peak: {mark.reason}",
+            "its lines, modules and categories are unavailable",
+        )
+        add(spot, site.rank)
+    return tuple(
+        BlindSpotRow(spot.what, spot.consequence, tuple(ranks)) for spot, ranks in found.items()
+    )
+
+
+def _absent_ranks(recording: Recording) -> BlindSpot | None:
+    """The ranks of the job that recorded nothing here; None where all did."""
+    present = {rank.session.rank for rank in recording.ranks}
+    size = max(rank.session.world_size for rank in recording.ranks)
+    # A number from a file: it is not counted up to.
+    few = list(islice((rank for rank in range(size) if rank not in present), _FEW))
+    if not few:
+        return None
+    count = size - sum(rank < size for rank in present)
+    listed = ", ".join(map(str, few)) + (", …" if count > len(few) else "")
+    return BlindSpot(
+        f"{'a rank' if count == 1 else f'{count} ranks'} of the job's {size} "
+        f"(rank {listed}): nothing of {'it' if count == 1 else 'them'} is in this recording",
+        f"{'its' if count == 1 else 'their'} peak may be higher than shown",
+    )
+
+
+_AFTER = "nothing is known after the last recorded step"
+_NO_END = {
+    "killed": BlindSpot(
+        "the end of the program: it was killed before the recording was closed", _AFTER
+    ),
+    "running": BlindSpot(
+        "the rest of the program, which is still running", "the peak may still rise"
+    ),
+}
+_UNKNOWN_END = BlindSpot(
+    "the end of the program: the recording is not closed (still running, or killed)", _AFTER
+)
+
+
+_NOT_ASKED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
+
+
+def device_memory(rank: RankRecording) -> tuple[DeviceUsage, ...]:
+    """Of every device of a rank of which more is known than its tensors, by name."""
+    columns = rank.columns
+    found = []
+    for device in sorted(columns.devices):
+        # A step that did not read it does not hide one that did.
+        row = columns.mark("used", device).rfind(1)
+        known = row >= 0
+        row = row if known else columns.mark("split", device).find(1)
+        for window in rank.steps[row].windows if row >= 0 else ():
+            if window.device == device:
+                found.append(
+                    DeviceUsage(
+                        rank.session.rank,
+                        device,
+                        rank.steps[row].index,
+                        window.end.reserved,
+                        window.inactive_split,
+                        window.device_used if known else _NOT_ASKED,
+                        window.not_torch if known else _NOT_ASKED,
+                    )
+                )
+                break
+    return tuple(found)
+
+
+def pinned_memory(rank: RankRecording) -> PinnedMemory | None:
+    """None where no step tells."""
+    row = rank.columns.mark(*PINNED).rfind(1)
+    step = rank.steps[row] if row >= 0 else None
+    if step is None or isinstance(step.host.pinned, Unavailable):
+        return None
+    return PinnedMemory(step.index, step.host.pinned, step.host.pinned_held)

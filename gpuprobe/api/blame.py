@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.analysis.baseline import Baseline, CheckResult, MetricResult
-from gpuprobe.analysis.blame.changes import GAP, ChangedLine, changes
+from gpuprobe.analysis.blame.blame import SourceGraph
 from gpuprobe.analysis.blame.hunks import (
     Hunk,
     dependents,
@@ -23,10 +23,8 @@ from gpuprobe.analysis.blame.hunks import (
     hunks_of,
     tree_without,
 )
-from gpuprobe.analysis.blame.prior import likely_first
-from gpuprobe.analysis.blame.relations import SourceGraph
-from gpuprobe.analysis.blame.search import Found, OverBudget, Taken, Tried, search
-from gpuprobe.analysis.blame.source import source_of
+from gpuprobe.analysis.blame.search import Found, OverBudget, Taken, Tried, likely_first, search
+from gpuprobe.analysis.blame.source import GAP, ChangedLine, changes, source_of
 from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.gate.history import BaselineHistory, committed_texts

@@ -28,7 +28,7 @@ from gpuprobe.analysis.baseline import (
     own_recording,
     with_repeats,
 )
-from gpuprobe.analysis.baseline.repeats import Figures
+from gpuprobe.analysis.baseline.check import Figures
 from gpuprobe.api.render import render
 from gpuprobe.errors import MissingExtra, ProgramFailed
 from gpuprobe.gate.files import (

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from gpuprobe.analysis.growth.forecast import Forecast, forecast_of_steps
-from gpuprobe.analysis.inspection.ranks import RankFacts, rank_facts
-from gpuprobe.analysis.inspection.steps import Insight, StepPeak, insight, step_peak
+from gpuprobe.analysis.growth import Forecast, forecast_of_steps
+from gpuprobe.analysis.inspection.steps import (
+    Insight,
+    RankFacts,
+    StepPeak,
+    insight,
+    rank_facts,
+    step_peak,
+)
 from gpuprobe.analysis.inspection.trace import (
     GROUPINGS,
     BlockInfo,

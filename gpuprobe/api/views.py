@@ -56,9 +56,14 @@ def write_report(
 
 def _trees(recording: Recording) -> dict[str, FlameNode]:
     """The memory at the peak as trees; empty without a trace of the peak."""
-    from gpuprobe.analysis.peak.flame import every_frame, flame_tree, informative_frames
+    from gpuprobe.analysis.peak.flame import (
+        category_tree,
+        every_frame,
+        flame_tree,
+        informative_frames,
+        module_tree,
+    )
     from gpuprobe.analysis.peak.peaks import device_peaks, high_water_at, overall_peak
-    from gpuprobe.analysis.peak.tree import category_tree, module_tree
     from gpuprobe.model.values import Unavailable
 
     site = overall_peak(recording, device_peaks(recording))

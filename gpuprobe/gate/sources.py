@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuprobe.analysis.blame.source import Source, source_of
-from gpuprobe.analysis.compare.naming import SITE_PACKAGES
+from gpuprobe.analysis.compare.accounts import SITE_PACKAGES
 from gpuprobe.model.io.files import read_regular, read_text
 
 _MOST_FILES: Final = 400

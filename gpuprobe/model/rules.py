@@ -7,7 +7,7 @@ id is never used for another rule again.
 * ``GP1..``: this machine and the ranks of a job (`gpuprobe.probes.health`, ``.distributed``)
 * ``GP2..``: streams and synchronisation (`gpuprobe.hazards.rules`)
 * ``GP3..``: what lies on which device (`gpuprobe.analysis.placement`)
-* ``GPM-…``: regressions against a baseline (`gpuprobe.analysis.baseline.rules`)
+* ``GPM-…``: regressions against a baseline (`gpuprobe.analysis.baseline.check`)
 * words: what a report suggests (`gpuprobe.analysis.advice`)
 """
 

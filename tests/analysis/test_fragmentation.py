@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
-from gpuprobe.analysis.reserved.fragmentation import fragmentation
+from gpuprobe.analysis.fragmentation import fragmentation
 from gpuprobe.model.memory import Block, BlockState, Segment
 from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
 from gpuprobe.model.values import Unavailable

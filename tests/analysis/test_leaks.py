@@ -6,7 +6,7 @@ from analysis_programs import Script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.growth.leaks import Leaks, leaks, leaks_over_steps
+from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
 from gpuprobe.model.trace import Annotation, MemoryTrace
 from gpuprobe.model.values import Unavailable
 

@@ -16,7 +16,7 @@ from report_builders import recording, step, trace
 from shared_files import shared_snapshots
 
 from gpuprobe import report
-from gpuprobe.analysis.reserved.fragmentation import fragmentation
+from gpuprobe.analysis.fragmentation import fragmentation
 from gpuprobe.analysis.trace import ledger as ledger_module
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of, prepare
 from gpuprobe.analysis.trace.segments_at import layout_at

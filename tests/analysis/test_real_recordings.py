@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpuprobe
-from gpuprobe.analysis.growth.leaks import Leaks, leaks_over_steps
+from gpuprobe.analysis.leaks import Leaks, leaks_over_steps
 from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.blame.blame import Blame, GrowthPath
-from gpuprobe.analysis.blame.changes import changes
-from gpuprobe.analysis.blame.relations import SourceGraph
-from gpuprobe.analysis.blame.source import decode, source_of
+from gpuprobe.analysis.blame.blame import Blame, GrowthPath, SourceGraph
+from gpuprobe.analysis.blame.source import changes, decode, source_of
 from gpuprobe.errors import DataError
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,7 @@ from gpuprobe.analysis.blame.hunks import (
     hunks_of,
     tree_without,
 )
-from gpuprobe.analysis.blame.prior import likely_first
-from gpuprobe.analysis.blame.search import Found, OverBudget, Taken, search
+from gpuprobe.analysis.blame.search import Found, OverBudget, Taken, likely_first, search
 
 LINES = st.lists(st.sampled_from([*"abcdefgh", "", "  x = 1", "def f():"]), max_size=14)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-import gpuprobe.analysis.baseline.rules  # noqa: F401 (it defines the rules)
+import gpuprobe.analysis.baseline.check  # noqa: F401 (it defines the rules)
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
 from gpuprobe.reporters.ci import junit, sarif

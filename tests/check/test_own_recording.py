@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.allocator.whatif import reserved_alone
-from gpuprobe.analysis.baseline.own import without_blocks
+from gpuprobe.analysis.baseline.measure import without_blocks
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, LiveColumns, MemoryTrace

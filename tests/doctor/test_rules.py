@@ -10,7 +10,7 @@ import pytest
 
 from gpuprobe.analysis import advice, placement
 from gpuprobe.analysis.baseline import METRICS
-from gpuprobe.analysis.baseline import rules as baseline
+from gpuprobe.analysis.baseline import check as baseline
 from gpuprobe.hazards.rules import RULES as HAZARDS
 from gpuprobe.model.findings import Level
 from gpuprobe.model.rules import define, registered, rule_of

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-import gpuprobe.analysis.baseline.rules  # noqa: F401 (it defines the rules)
+import gpuprobe.analysis.baseline.check  # noqa: F401 (it defines the rules)
 from gpuprobe.analysis.baseline import METRICS, CheckResult, MetricResult, Setting
 from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.analysis.compare.diff import DiffRow

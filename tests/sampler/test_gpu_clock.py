@@ -13,7 +13,7 @@ from models import Mlp, seeded, train
 from sinks import KeepingSink
 
 import gpuprobe
-from gpuprobe.analysis.reserved.non_tensor import device_memory, pinned_memory
+from gpuprobe.analysis.summary import device_memory, pinned_memory
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.growth.forecast import LEAST_STEPS, Forecast, forecast, forecast_of_steps
+from gpuprobe.analysis.growth import LEAST_STEPS, Forecast, forecast, forecast_of_steps
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.values import Peak, Unavailable

@@ -7,9 +7,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuprobe.analysis.inspection.trace import _BLOCK, Positions
 from gpuprobe.analysis.peak.high_water import live_at
 from gpuprobe.analysis.trace.ledger import ledger_of
-from gpuprobe.analysis.trace.positions import _BLOCK, Positions
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from view_recordings import MIB, Run
 
-from gpuprobe.analysis.growth.forecast import Forecast
+from gpuprobe.analysis.growth import Forecast
 from gpuprobe.api.live import (
     Followed,
     Insight,

@@ -7,8 +7,8 @@ As text it is small, and reviewed by people in pull requests.
 
 from __future__ import annotations
 
-from gpuprobe.analysis.baseline.check import check_baseline
-from gpuprobe.analysis.baseline.measure import baseline_of
+from gpuprobe.analysis.baseline.check import check_baseline, with_repeats
+from gpuprobe.analysis.baseline.measure import baseline_of, own_recording
 from gpuprobe.analysis.baseline.model import (
     METRICS,
     Baseline,
@@ -18,10 +18,17 @@ from gpuprobe.analysis.baseline.model import (
     Setting,
     Tolerance,
 )
-from gpuprobe.analysis.baseline.own import own_recording
-from gpuprobe.analysis.baseline.repeats import with_repeats
-from gpuprobe.analysis.baseline.runs import NAME, UNNAMED, dumps_runs, loads_runs, merged_tolerances
-from gpuprobe.analysis.baseline.text import SCHEMA, VERSION, dumps, loads
+from gpuprobe.analysis.baseline.text import (
+    NAME,
+    SCHEMA,
+    UNNAMED,
+    VERSION,
+    dumps,
+    dumps_runs,
+    loads,
+    loads_runs,
+    merged_tolerances,
+)
 
 __all__ = [
     "METRICS",

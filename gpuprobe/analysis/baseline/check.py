@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from gpuprobe.analysis.baseline.model import (
     ACCOUNT_OF,
@@ -21,18 +22,68 @@ from gpuprobe.analysis.baseline.model import (
     Tolerance,
     is_exact,
 )
-from gpuprobe.analysis.blame.blame import Blame
-from gpuprobe.analysis.blame.changes import changes
-from gpuprobe.analysis.blame.relations import SourceGraph
-from gpuprobe.analysis.compare.accounts import Account, most_bytes
-from gpuprobe.analysis.compare.causes import Cause, Context, explain
-from gpuprobe.analysis.compare.changed import changed_lines
+from gpuprobe.analysis.blame.blame import Blame, SourceGraph
+from gpuprobe.analysis.blame.source import changes
+from gpuprobe.analysis.compare.accounts import SITE_PACKAGES, Account, most_bytes
+from gpuprobe.analysis.compare.causes import Cause, Context, changed_lines, explain
 from gpuprobe.analysis.compare.diff import DiffRow, join_rows
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
-from gpuprobe.analysis.compare.naming import SITE_PACKAGES
 from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.model.findings import Level
 from gpuprobe.model.place import Place, parse_place
+from gpuprobe.model.rules import Rule, define
 from gpuprobe.model.text import human_bytes
+
+_UPDATE = "if this is intended, run gpuprobe baseline update"
+_KIND = "memory-regression"
+
+ENVIRONMENT = define(
+    "GPM-environment",
+    "baseline-environment",
+    Level.ERROR,
+    "The baseline is from the same environment",
+    description="A different GPU, torch or allocator setting changes the figures: a comparison\n"
+    "would not be meaningful.",
+    remedy="run the check in the baseline's environment, or run gpuprobe baseline update if\n"
+    "this is the new one; --accept-environment compares anyway",
+)
+_WHY = {
+    "growth_per_step": "Memory that a step allocates is never freed: the longer the run, the more\n"
+    "it needs, until it runs out of memory.",
+    "peak_allocated": "The highest memory of all tensors: above the GPU's memory, the run\nfails.",
+    "steady_allocated": "What is allocated after the last step: parameters, optimizer state, and\n"
+    "everything that is still referenced.",
+    "peak_reserved": "The highest memory obtained from the driver, which other processes cannot\n"
+    "use. It also grows with fragmentation.",
+    "device_allocs_after_warm_up": "Each call of cudaMalloc waits for the device. Once steps\n"
+    "repeat, the allocator's cache should serve them.",
+    "implicit_syncs_per_step": "Each makes the host wait for the device, which is then\nidle.",
+    "races": "Two streams use one tensor without synchronisation: the results are random.",
+}
+_METRICS = {
+    name: define(
+        f"GPM-{name}",
+        _KIND,
+        Level.ERROR,
+        f"{name} is not above the baseline",
+        description=_WHY[name],
+        remedy=_UPDATE,
+    )
+    for name in METRICS
+}
+_PART = define(
+    "GPM-*",
+    _KIND,
+    Level.ERROR,
+    "The peak of a phase, or of a kind of step, is not above the baseline",
+    remedy=_UPDATE,
+)
+
+
+def regression(name: str) -> tuple[str, Rule]:
+    """The id under which a metric (or phase) is reported, and its rule."""
+    return f"GPM-{name.replace(' ', '-')}", _METRICS.get(name, _PART)
+
 
 _REFUSED = ("device", "torch", "allocator")
 """What of the environment must be the same: sizes differ with each, whatever the program does."""
@@ -380,3 +431,45 @@ def _rows(
         "module": join_rows(one.modules, two.modules, same | match_modules(*named)),
         "line": join_rows(_shares(one), _shares(two), lines),
     }
+
+
+class Figures(Protocol):
+    """Another run of the program: a baseline, or what a trial measured."""
+
+    @property
+    def metrics(self) -> Mapping[str, int]:
+        """By name."""
+
+    @property
+    def phases(self) -> Mapping[str, int]:
+        """Peaks of phases and kinds of step, by name."""
+
+
+def with_repeats(result: CheckResult, others: Sequence[Figures]) -> CheckResult:
+    """The check with more runs of the same program: a metric is above the baseline where it is in
+    every run. Where they differ, a caution says so."""
+    texts: list[str] = []
+
+    def checked(metric: MetricResult, values: list[int]) -> MetricResult:
+        every = sorted({metric.after, *values})
+        if len(every) > 1:
+            amounts = [human_bytes(n) if metric.unit == "bytes" else str(n) for n in every]
+            texts.append(f"{metric.name} {', '.join(amounts)}")
+        if not metric.regressed or every[0] > metric.limit:
+            return metric
+        return replace(metric, after=every[0], cause="", place="", causes=(), rows=None)
+
+    metrics = tuple(
+        checked(item, [run.metrics[item.name] for run in others if item.name in run.metrics])
+        for item in result.metrics
+    )
+    phases = tuple(
+        checked(item, [run.phases[item.name] for run in others if item.name in run.phases])
+        for item in result.phases
+    )
+    if not texts:
+        return result
+    text = f"not deterministic: {len(others) + 1} runs needed different memory ({'; '.join(texts)})"
+    found = replace(result, metrics=metrics, phases=phases, cautions=(text, *result.cautions))
+    cause = next((item.cause for item in found.regressions if item.cause), "")
+    return replace(found, cause=cause)

@@ -22,7 +22,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Final
 
-from gpuprobe.analysis.blame.changes import renamed_files
+from gpuprobe.analysis.blame.source import renamed_files
 
 _MOST_LINES: Final = 40_000
 """Of both sides of one file: larger ones are one hunk (the alignment takes their product)."""

@@ -5,11 +5,14 @@ Conservation: the root is the peak, and each node's bytes are its children's plu
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpuprobe.analysis.peak.high_water import HighWater
-from gpuprobe.analysis.trace.frames import Lines, is_cpp, is_plumbing, short_name
+from gpuprobe.analysis.trace.frames import Lines, is_cpp, is_plumbing, module_row, short_name
+from gpuprobe.model.memory import Category
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Frame
 
 
@@ -94,3 +97,89 @@ def in_order(tree: FlameNode) -> FlameNode:
         node.children.sort(key=lambda child: (-child.bytes, child.name))
         pending.extend(node.children)
     return tree
+
+
+def category_tree(mark: HighWater) -> FlameNode:
+    """Categories, in each the user's lines, and in each line its blocks by size."""
+    lines = Lines(mark.stacks)
+    keys = zip(mark.category, mark.stack, mark.is_baseline, mark.size, strict=True)
+    return _grown(
+        (
+            (
+                Category.from_code(code).value,
+                lines.line(stack, before=bool(baseline)),
+                _each(size),
+            ),
+            size,
+        )
+        for code, stack, baseline, size in keys
+    )
+
+
+def module_tree(mark: HighWater) -> FlameNode:
+    """Modules within modules, by their dotted paths (without one, by category), and in the
+    innermost one its blocks by size.
+    """
+    strings = mark.stacks.strings
+    keys = zip(mark.module, mark.stack, mark.category, mark.is_baseline, mark.size, strict=True)
+    return _grown(
+        ((*_module_path(strings[module], stack, code, base), _each(size)), size)
+        for module, stack, code, base, size in keys
+    )
+
+
+def _module_path(module: str, stack: int, code: int, baseline: int) -> tuple[str, ...]:
+    if module:
+        return tuple(module.split("."))
+    return module_row("", stack, before=bool(baseline)), Category.from_code(code).value
+
+
+def _grown(blocks: Iterable[tuple[tuple[str, ...], int]]) -> FlameNode:
+    """A tree of blocks, each given as (path, bytes)."""
+    totals: dict[tuple[str, ...], tuple[int, int]] = {}
+    for path, size in blocks:
+        held, count = totals.get(path, (0, 0))
+        totals[path] = (held + size, count + 1)
+    return grown("peak", ((path, size, count) for path, (size, count) in totals.items()))
+
+
+def pruned(tree: FlameNode, most: int) -> FlameNode:
+    """The tree with its ``most`` largest nodes (of equal ones, the outer); below each, what was
+    left out is one node, ``(N smaller)``. A tree that is small enough is returned as it is.
+    """
+    sizes: list[tuple[int, int, int]] = []  # bytes, -depth, -number: larger goes first
+    pending = [(tree, 0)]
+    while pending:
+        node, depth = pending.pop()
+        sizes.append((node.bytes, -depth, -len(sizes)))
+        pending.extend((child, depth + 1) for child in node.children)
+    if len(sizes) <= most:
+        return tree
+    kept = {-number for _, _, number in heapq.nlargest(max(most, 1), sizes)}
+    # The same walk again: nodes have the same numbers. A parent is never smaller than its
+    # child, and less deep, so no node is kept without it.
+    number = 0
+    root = FlameNode(tree.name, tree.bytes, tree.blocks, tree.own)
+    walk: list[tuple[FlameNode, FlameNode | None]] = [(tree, None)]
+    left: dict[int, tuple[FlameNode, int, int, int]] = {}
+    while walk:
+        node, parent = walk.pop()
+        inside = None
+        if parent is None and number == 0:
+            inside = root
+        elif parent is not None and number in kept:
+            inside = FlameNode(node.name, node.bytes, node.blocks, node.own)
+            parent.children.append(inside)
+        elif parent is not None:
+            _, count, size, blocks = left.get(id(parent), (parent, 0, 0, 0))
+            left[id(parent)] = (parent, count + 1, size + node.bytes, blocks + node.blocks)
+        number += 1
+        walk.extend((child, inside) for child in node.children)
+    for parent, count, size, blocks in left.values():
+        parent.children.append(FlameNode(f"({count} smaller)", size, blocks, size))
+    return in_order(root)
+
+
+def _each(size: int) -> str:
+    """What blocks of one size go by; how many there are is in the node."""
+    return f"blocks of {human_bytes(size)}"

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar, cast
 
-from gpuprobe.analysis.growth.leaks import leaks, leaks_over_steps
+from gpuprobe.analysis.fragmentation import Fragmentation, fragmentation
+from gpuprobe.analysis.leaks import leaks, leaks_over_steps
 from gpuprobe.analysis.peak.high_water import high_water
 from gpuprobe.analysis.peak.oom import MOST, OomReport, failed_allocations, oom_reports
 from gpuprobe.analysis.peak.peaks import PeakSite, holds_the_peak, nearest_trace, window_of
-from gpuprobe.analysis.reserved.fragmentation import Fragmentation, fragmentation
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.errors import DataError

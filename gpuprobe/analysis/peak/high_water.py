@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.columns import selected
 from gpuprobe.analysis.trace.frames import (
     Lines,
     UserFrame,
@@ -20,6 +19,7 @@ from gpuprobe.analysis.trace.frames import (
     module_row,
 )
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
+from gpuprobe.analysis.trace.lifetimes import selected
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.report import Key

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size
+from gpuprobe.analysis.fragmentation import Fragmentation, PoolSpace, fragmentation
 from gpuprobe.analysis.peak.high_water import HighWater, by_category, by_line, live_at
-from gpuprobe.analysis.reserved.fragmentation import Fragmentation, PoolSpace, fragmentation
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at

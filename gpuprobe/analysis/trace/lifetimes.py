@@ -7,11 +7,28 @@ come is matched while the rest is awaited, and the ledger of the whole trace is 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from itertools import compress, repeat
+from operator import itemgetter
 
-from gpuprobe.analysis.trace.columns import selector
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import EventColumns, MemoryTrace
+
+
+def selector(actions: array[int], *codes: int) -> bytes:
+    """A byte per event: 1 where the action is one of ``codes``. For `itertools.compress`."""
+    table = bytearray(256)
+    for code in codes:
+        table[code] = 1
+    return actions.tobytes().translate(bytes(table))
+
+
+def selected(column: Sequence[int], rows: Sequence[int]) -> tuple[int, ...]:
+    """The values of ``column`` at ``rows``."""
+    if len(rows) < 2:
+        return tuple(column[row] for row in rows)
+    return tuple(itemgetter(*rows)(column))
+
 
 _ALLOC = TraceAction.ALLOC.code
 _FREE_REQUESTED = TraceAction.FREE_REQUESTED.code

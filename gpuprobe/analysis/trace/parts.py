@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpuprobe.analysis.peak.peaks import PeakSite
-from gpuprobe.analysis.trace.evidence import Marks, Runs
+from gpuprobe.analysis.trace.categories import Marks, Runs
 from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.run.session import Step

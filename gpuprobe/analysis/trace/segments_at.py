@@ -10,8 +10,8 @@ from bisect import bisect_right
 from itertools import compress
 
 from gpuprobe.allocator.rules import SMALL_LIMIT, SMALL_SEGMENT
-from gpuprobe.analysis.trace.columns import selector
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
+from gpuprobe.analysis.trace.lifetimes import selector
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 
-from gpuprobe.analysis.trace.columns import selector
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
+from gpuprobe.analysis.trace.lifetimes import selector
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable

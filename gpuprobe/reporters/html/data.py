@@ -17,10 +17,8 @@ from itertools import accumulate
 from operator import sub
 from typing import Any
 
-from gpuprobe.analysis.inspection.single_blocks import SingleBlocks
-from gpuprobe.analysis.inspection.tracks import Track
-from gpuprobe.analysis.peak.flame import FlameNode
-from gpuprobe.analysis.peak.tree import pruned
+from gpuprobe.analysis.inspection.tracks import SingleBlocks, Track
+from gpuprobe.analysis.peak.flame import FlameNode, pruned
 from gpuprobe.analysis.trace.timeline import Timeline, thin
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import StepRow

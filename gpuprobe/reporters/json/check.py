@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
-from gpuprobe.analysis.baseline.rules import ENVIRONMENT, regression
+from gpuprobe.analysis.baseline.check import ENVIRONMENT, regression
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document

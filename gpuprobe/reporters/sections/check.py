@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
-from gpuprobe.analysis.baseline.check import ANOTHER_MODEL
-from gpuprobe.analysis.baseline.rules import ENVIRONMENT
+from gpuprobe.analysis.baseline.check import ANOTHER_MODEL, ENVIRONMENT
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.findings import Level
 from gpuprobe.reporters.sections.parts import (

@@ -9,9 +9,8 @@ from itertools import pairwise
 from statistics import median
 
 from gpuprobe.analysis.communication import BY, communication_of, summed
-from gpuprobe.analysis.growth.forecast import Forecast
-from gpuprobe.analysis.inspection.ranks import RECENT, RankFacts
-from gpuprobe.analysis.inspection.steps import Insight
+from gpuprobe.analysis.growth import Forecast
+from gpuprobe.analysis.inspection.steps import RECENT, Insight, RankFacts
 from gpuprobe.analysis.time_shares import full_steps, time_shares
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.machine.process import Neighbours

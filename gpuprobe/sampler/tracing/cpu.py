@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gpuprobe.analysis.trace.evidence import BUCKET, UNSHARDED, by_whom
+from gpuprobe.analysis.trace.categories import BUCKET, UNSHARDED, by_whom
 from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpuprobe.analysis.trace.evidence import BACKWARD, Marks
+from gpuprobe.analysis.trace.categories import BACKWARD, Marks
 from gpuprobe.catalogue.gpu_model import chosen_workspace, cublas_workspace
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import Block, BlockState, Category, TraceAction

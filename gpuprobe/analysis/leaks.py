@@ -17,8 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpuprobe.analysis.trace.categories import evidence_of
-from gpuprobe.analysis.trace.evidence import optimizer_steps
+from gpuprobe.analysis.trace.categories import evidence_of, optimizer_steps
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.place import SourceLine

@@ -1,1 +1,0 @@
-"""What grows from step to step, and when memory runs out."""

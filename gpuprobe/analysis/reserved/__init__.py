@@ -1,1 +1,0 @@
-"""Memory that is reserved or held beyond tensors."""
