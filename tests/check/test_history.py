@@ -140,7 +140,7 @@ def of_library(text: str | None, train: str, size: int = 8 * MIB) -> Baseline:
         size,
         1,
         (("activation", size),),
-        ways=(((f"{LIBRARY}:3 in forward", "train.py:3 in <module>"), size),),
+        call_paths=(((f"{LIBRARY}:3 in forward", "train.py:3 in <module>"), size),),
     )
     peak = Account(size, (line,), (Share("activation", size, 1),), (Share("Net", size, 1),))
     found = baseline(train, size)

@@ -1,4 +1,6 @@
-"""Comparing a run with its baseline."""
+"""Compares a run with its baseline; the rules of ``gpuprobe check``: one for each metric, and one
+for the environment.
+"""
 
 from __future__ import annotations
 
@@ -86,13 +88,13 @@ def regression(name: str) -> tuple[str, Rule]:
 
 
 _REFUSED = ("device", "torch", "allocator")
-"""What of the environment must be the same: sizes differ with each, whatever the program does."""
+"""Keys of the environment that must be equal: each changes sizes, whatever the program does."""
 
 ANOTHER_MODEL = "model: "
-"""What a mismatch begins with that no option accepts."""
+"""The prefix of a mismatch that no option accepts."""
 
 _MOST_CAUSES = 3
-"""Named of one metric."""
+"""Causes reported for one metric."""
 
 _NOUNS = {
     "device_allocs_after_warm_up": "calls of cudaMalloc",
@@ -109,9 +111,10 @@ def check_baseline(
     *,
     accept_environment: bool = False,
 ) -> CheckResult:
-    """Compare a run with its baseline. Tolerances: the call's, else the baseline's, else those
-    of `METRICS`. ``sources``: in words, where the call's come from. ``accept_environment``: where
-    it is another one, this is a caution."""
+    """Compare a run with its baseline. Tolerances are the call's, else the baseline's, else those
+    of `METRICS`. ``sources``: the names of the sources of the call's tolerances.
+    ``accept_environment``: a different environment is a caution instead of a mismatch.
+    """
     chosen = {name: tolerance for name, (_, tolerance) in METRICS.items()}
     if all(is_exact(side.environment.get("device", "")) for side in (before, after)):
         chosen |= IGNORED
@@ -126,7 +129,7 @@ def check_baseline(
 
     def result(name: str, unit: str, one: int, two: int, rule: str, account: str) -> MetricResult:
         tolerance = chosen[rule]
-        # What a small phase may take more is a share of the whole peak, not of its own.
+        # A phase may grow by a share of the whole peak, not of its own.
         more = tolerance.limit(before.metrics.get(rule, one)) - before.metrics.get(rule, one)
         found = MetricResult(name, unit, one, two, one + more, tolerance.text(unit), given_by[rule])
         if tolerance is IGNORED.get(rule):
@@ -175,20 +178,20 @@ def check_baseline(
         cautions=(
             *(f"{text}; compared anyway" for text in environment if accept_environment),
             *_cautions(before, after, rows is not None),
-            *_of_regressions(before, after, regressed),
-            *_of_falls(before, metrics, chosen),
+            *_about_regressions(before, after, regressed),
+            *_about_falls(before, metrics, chosen),
         ),
     )
 
 
 def _is_at_the_end(name: str, side: Baseline) -> bool:
-    """Whether it is an evaluation whose highest point is what follows the last step."""
+    """Whether this is the evaluation phase, with its peak after the last step."""
     end = side.phases.get("after the last step")
     return name == "phase evaluation" and side.phases[name] == end
 
 
 def _blame(before: Baseline, after: Baseline) -> Blame | None:
-    """The changes of the source between the two, None where it is not known on both sides."""
+    """The changes of the source between two runs; None if either has no source."""
     now = {name: source for name, source in after.sources.items() if source.text is not None}
     if not before.sources or not now:
         return None
@@ -198,8 +201,9 @@ def _blame(before: Baseline, after: Baseline) -> Blame | None:
 
 
 def _is_comparable(name: str, before: Baseline, after: Baseline) -> bool:
-    """Whether a file without a source in the baseline is new. Of installed packages a baseline has
-    the files that took memory: another one may be as it was."""
+    """Whether a file can be compared. Without a source in the baseline, it has to be new. Of
+    installed packages a baseline only has the files that allocated memory: others may be unchanged.
+    """
     if name in before.sources:
         return True
     if name.startswith((SITE_PACKAGES, ".../")):
@@ -209,7 +213,7 @@ def _is_comparable(name: str, before: Baseline, after: Baseline) -> bool:
 
 
 def _order(name: str) -> tuple[bool, str]:
-    """Phases before kinds of step: what a phase is blamed on says more."""
+    """Sorts phases before kinds of step: the cause of a phase is more specific."""
     return not name.startswith("phase "), name
 
 
@@ -221,15 +225,15 @@ def _mismatches(before: Baseline, after: Baseline) -> Iterable[str]:
 
 
 def _some_gpu(one: str, two: str) -> bool:
-    """Whether both are GPUs, and of one only that is known: a recording does not say which."""
+    """Whether both are GPUs, one of them without a name (recordings do not contain it)."""
     return "cuda" in (one, two) and "cpu" not in (one, two)
 
 
 def _another_model(rows: Mapping[str, Sequence[DiffRow]] | None) -> Iterable[str]:
-    """Whether what lies at the two peaks has nothing to do with each other: then a size that is
-    smaller is no good news either. Two programs have no line in common; one program with two
-    models has no module, nor a name of one: three names that are all others are no renaming, as
-    are three lines of one file.
+    """A mismatch if the memory at the two peaks is unrelated: then a smaller size means nothing
+    either. Two programs have no line in common. One program with two models has no module in
+    common, nor the name of one; three different names are too many for a renaming, as are three
+    lines of one file.
     """
     if rows is None:
         return
@@ -244,7 +248,7 @@ def _another_model(rows: Mapping[str, Sequence[DiffRow]] | None) -> Iterable[str
 
 
 class _Unmatched:
-    """The named rows of a comparison: only before, only now, and ``common``."""
+    """The named rows of a comparison: removed ones, added ones, and whether any is ``common``."""
 
     def __init__(self, rows: Iterable[DiffRow]) -> None:
         named = [row for row in rows if not row.key.startswith("(")]
@@ -254,7 +258,7 @@ class _Unmatched:
         self.alone = bool(self.gone and self.new) and not self.common
 
     def largest(self) -> tuple[str, str]:
-        """The model's class or the file with the most bytes, on each side."""
+        """The model's class or the file with the most bytes, before and after."""
         one, two = Counter[str](), Counter[str]()
         for row in (*self.gone, *self.new):
             side = one if row.status == "removed" else two
@@ -262,11 +266,11 @@ class _Unmatched:
         return most_bytes(one), most_bytes(two)
 
     def files(self, rows: Iterable[DiffRow]) -> set[str]:
-        """The files of the rows."""
+        """The files of some rows."""
         return {row.key.rpartition(":")[0] for row in rows}
 
     def names(self) -> tuple[set[str], set[str]]:
-        """Of submodules, without the numbers of those in lists."""
+        """The names of submodules before and after, without the numbers of list items."""
         one, two = (
             {name for row in side for name in row.key.split(".")[1:] if not name.isdigit()}
             for side in (self.gone, self.new)
@@ -300,11 +304,11 @@ def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
         yield "one side has no trace, so the cause is unknown (use level trace)"
 
 
-_TELLING_STEPS = 8
-"""Steps, the two of the warm-up among them, in which growth of every third shows twice."""
+_STEPS_FOR_GROWTH = 8
+"""Steps, including the two of the warm-up, after which growth in each third step shows twice."""
 
 
-def _of_regressions(
+def _about_regressions(
     before: Baseline, after: Baseline, regressed: Sequence[MetricResult]
 ) -> Iterable[str]:
     names = {item.name for item in regressed}
@@ -314,14 +318,14 @@ def _of_regressions(
             "lines are unknown (gpuprobe baseline update adds them)"
         )
     grows = {"steady_allocated"} <= names and "growth_per_step" not in names
-    if grows and after.steps < _TELLING_STEPS:
-        yield (f"{after.steps} steps are not enough to detect growth: {_TELLING_STEPS} are needed")
+    if grows and after.steps < _STEPS_FOR_GROWTH:
+        yield f"{after.steps} steps are not enough to detect growth: {_STEPS_FOR_GROWTH} are needed"
 
 
-def _of_falls(
+def _about_falls(
     before: Baseline, metrics: Sequence[MetricResult], chosen: Mapping[str, Tolerance]
 ) -> Iterable[str]:
-    """What fell by more than it might have risen: an update keeps it there."""
+    """A caution if memory fell by more than the tolerance: an update locks it in."""
     fell = [
         f"{item.name} {human_bytes(item.before)} → {human_bytes(item.after)}"
         for item in metrics
@@ -359,7 +363,7 @@ def _context(before: Baseline, after: Baseline) -> Context:
 
 
 def _growing(before: Baseline, after: Baseline) -> frozenset[str]:
-    """The lines that leave more behind over the steps now than before."""
+    """The lines that now leave more memory behind over the steps than before."""
     name = ACCOUNT_OF["growth_per_step"]
     if after.metrics.get("growth_per_step", 0) <= before.metrics.get("growth_per_step", 0):
         return frozenset()
@@ -371,17 +375,17 @@ def _growing(before: Baseline, after: Baseline) -> frozenset[str]:
     )
 
 
-# -- pairing what moved
+# -- pairing lines and modules
 
 
 def _matched_lines(before: Baseline, after: Baseline) -> dict[str, str]:
-    """Keys of lines before to those after: one pairing for all accounts."""
+    """Map keys of lines before to keys after; one pairing for all accounts."""
     pairs = match_lines(_infos(before), _infos(after))
     for account in before.accounts.values():
         for line in account.lines:
             if line.key.startswith("("):
                 pairs[line.key] = line.key
-    # What only counts (a synchronisation) has no stack to be known by: it has the lines' shift.
+    # Lines of counts (synchronisations) have no stack to compare: equal keys are paired.
     taken = set(pairs.values())
     there = {line.key for account in after.accounts.values() for line in account.lines}
     for account in before.accounts.values():
@@ -394,14 +398,14 @@ def _matched_lines(before: Baseline, after: Baseline) -> dict[str, str]:
 def _infos(side: Baseline) -> list[LineInfo]:
     found: dict[str, LineInfo] = {}
     for name, account in side.accounts.items():
-        # Only where it is what the line itself allocated does its amount tell lines apart.
-        tells = account.unit == "bytes" and name not in ("growth", "reserved")
+        # An amount identifies a line only if the line itself allocated it.
+        is_size = account.unit == "bytes" and name not in ("growth", "reserved")
         for line in account.lines:
             place = parse_place(line.key)
             if not isinstance(place, Place) or not place.file:
                 continue
             known = found.get(line.key)
-            size = max(line.bytes if tells else 0, known.bytes if known is not None else 0)
+            size = max(line.bytes if is_size else 0, known.bytes if known is not None else 0)
             calls = tuple(line.calls.split())
             found[line.key] = LineInfo(
                 line.key, place.file, place.line, place.function, calls, size
@@ -434,11 +438,11 @@ def _rows(
 
 
 class Figures(Protocol):
-    """Another run of the program: a baseline, or what a trial measured."""
+    """The figures of another run of the program: a baseline, or the result of a trial."""
 
     @property
     def metrics(self) -> Mapping[str, int]:
-        """By name."""
+        """Values by name."""
 
     @property
     def phases(self) -> Mapping[str, int]:
@@ -446,8 +450,9 @@ class Figures(Protocol):
 
 
 def with_repeats(result: CheckResult, others: Sequence[Figures]) -> CheckResult:
-    """The check with more runs of the same program: a metric is above the baseline where it is in
-    every run. Where they differ, a caution says so."""
+    """The check with more runs of the same program: a metric has regressed only if it is above its
+    limit in all runs. If runs differ, there is a caution.
+    """
     texts: list[str] = []
 
     def checked(metric: MetricResult, values: list[int]) -> MetricResult:

@@ -1,4 +1,4 @@
-"""The baseline that a recording stands for."""
+"""Creates baselines from recordings; recordings without the memory of others (`own_recording`)."""
 
 from __future__ import annotations
 
@@ -57,15 +57,16 @@ def baseline_of(
     sources: ReadSources | None = None,
     figures_only: bool = False,
 ) -> Baseline:
-    """The baseline that a recording stands for. ``device`` names the GPU in words; ``syncs``
-    and ``races`` are counts of the whole run by place (``file:line in function``), where hazards
-    were looked for; ``precision`` the number formats, in words; ``root`` is the project's folder,
-    default the program's working directory. ``sources`` reads the source of files: given are their
-    names here, with the files; where it is None the baseline has no source. ``figures_only``: it
-    has no accounts, only what a check compares.
+    """The baseline of a recording.
 
-    Without a full step it is of the whole program: its peaks alone. Raises DataError for a
-    recording without device memory.
+    ``device`` is the GPU's name; ``syncs`` and ``races`` are counts of the whole run by place
+    (``file:line in function``), None if hazards were not checked; ``precision`` are the number
+    formats as text; ``root`` is the project's folder, by default the program's working directory.
+    ``sources`` reads the source of files, given by name and path; with None the baseline has no
+    sources. ``figures_only``: without accounts, only with the figures that a check compares.
+
+    Without a full step, the baseline only has the peaks of the whole program. Raises DataError for
+    a recording without device memory.
     """
     sites = [site for site in device_peaks(recording) if not isinstance(site.amount, Unavailable)]
     if not sites:
@@ -90,7 +91,7 @@ def baseline_of(
     if figures_only:
         accounts = {}
     else:
-        accounts = _one_way_to_call(accounts | _accounts(found, steps, metrics, naming))
+        accounts = _with_common_calls(accounts | _accounts(found, steps, metrics, naming))
     return Baseline(
         environment={
             "allocator": environment.allocator_conf,
@@ -107,9 +108,10 @@ def baseline_of(
     )
 
 
-def _one_way_to_call(accounts: Mapping[str, Account]) -> dict[str, Account]:
-    """A line calls into several functions, and each account has that of most of its bytes. Kept is
-    one for all, so that a line is known again in another run whatever account it is in."""
+def _with_common_calls(accounts: Mapping[str, Account]) -> dict[str, Account]:
+    """Give each line the same `calls` in all accounts, so that it is recognised in another run. (In
+    each account, ``calls`` are the functions that allocated most of its bytes.)
+    """
     calls: dict[str, str] = {}
     for name in sorted(accounts, key=lambda name: (name != PEAK, name)):
         for line in accounts[name].lines:
@@ -125,8 +127,9 @@ def _one_way_to_call(accounts: Mapping[str, Account]) -> dict[str, Account]:
 
 
 def _points(found: Traced) -> list[tuple[str, TracePoint]]:
-    """The highest points of phases and kinds of step; none where a step has no trace, since it
-    may have been higher."""
+    """The highest points of phases and kinds of step; none if any step has no trace, since it may
+    have been higher.
+    """
     if not found.complete:
         return []
     phases = [(f"phase {name}", point) for name, point in sorted(found.phases().items())]
@@ -155,17 +158,19 @@ def _metrics(site: PeakSite, steps: list[Step]) -> dict[str, int]:
 
 
 def _requested(windows: list[DeviceWindow]) -> list[int]:
-    """What the program had asked for at the end of each step, without what the allocator's block
-    sizes add; empty where that is not known."""
+    """The bytes that the program had requested at the end of each step, without the allocator's
+    rounding; empty if unknown.
+    """
     ends = [window.end.requested for window in windows]
     known = [int(end) for end in ends if not isinstance(end, Unavailable)]
     return known if len(known) == len(ends) else []
 
 
 def _growth(ends: list[int]) -> int:
-    """What a step leaves behind, rounded up. Counted is what is never given back: after each step,
-    the least of all that follow. It has to rise twice, or after every step: a cache that is filled
-    once rises once."""
+    """The bytes that a step leaves behind for good, rounded up: the growth of the minimum of the
+    levels after it. That minimum must rise at least twice, or after each step: a cache that fills
+    up once raises it once.
+    """
     levels = list(accumulate(reversed(ends), min))[::-1]
     rises = sum(two > one for one, two in pairwise(levels))
     steps = len(levels) - 1
@@ -177,10 +182,10 @@ def _growth(ends: list[int]) -> int:
 def _accounts(
     found: Traced, steps: list[Step], metrics: Mapping[str, int], naming: Naming
 ) -> dict[str, Account]:
-    """Those that the traces can give."""
+    """The accounts that the traces provide."""
     accounts: dict[str, Account] = {}
     peak = found.peak()
-    # The peak's own step may be one without a trace: then what was alive then is not known.
+    # If the peak's step has no trace, the blocks that were alive are unknown.
     if peak is None or (not found.complete and not _is_the_peak(found, peak)):
         return accounts
     accounts[PEAK] = account_at(found, peak, naming, metrics["peak_allocated"], whole=True)
@@ -219,13 +224,16 @@ def _is_the_peak(found: Traced, peak: TracePoint) -> bool:
 
 
 Blocks = Mapping[str, Collection[int]]
-"""Addresses of blocks that are not the program's own, by device (``cuda:0``)."""
+"""Addresses of blocks that do not belong to the program, by device (``cuda:0``)."""
 
 
 def own_recording(recording: Recording, others: Blocks) -> Recording:
-    """The recording as if the blocks of ``others``, alive before each of its traces, had never been
-    there: its traces, and of its steps with a trace the peaks, and what is allocated at the end.
-    Reserved memory is what an allocator without them would have reserved."""
+    """The recording without the blocks of ``others``, which were alive before each of its traces.
+    A test's figures are then the same alone and after other tests.
+
+    Traces lose these blocks. Steps with a trace get their peaks, and the memory at their end, from
+    it; reserved memory is what an allocator without these blocks would have reserved.
+    """
     return replace(recording, ranks=tuple(_own_rank(rank, others) for rank in recording.ranks))
 
 
@@ -274,8 +282,9 @@ def _own_window(window: DeviceWindow, trace: MemoryTrace) -> DeviceWindow:
 
 
 def without_blocks(trace: MemoryTrace, addresses: Collection[int]) -> MemoryTrace:
-    """The trace without the blocks at ``addresses`` that were alive before its first event. Where
-    the layout of segments has them, too, it is left out."""
+    """The trace without the blocks at ``addresses`` that were alive before its first event, and
+    without the layout of segments, which may contain them.
+    """
     gone = set(addresses)
     if not gone:
         return trace
@@ -286,7 +295,7 @@ def without_blocks(trace: MemoryTrace, addresses: Collection[int]) -> MemoryTrac
         theirs = address in gone and code in _FREED
         keep.append(not theirs)
         if address in gone and code in _OVER:
-            gone.discard(address)  # what comes there next is the program's own
+            gone.discard(address)  # the next block at this address belongs to the program
     events = EventColumns()
     _copied(events, trace.events, keep)
     return replace(trace, baseline=before, events=events, segments=())
@@ -299,5 +308,5 @@ _OVER = (TraceAction.ALLOC.code, TraceAction.FREE_COMPLETED.code)
 def _copied(to: EventColumns, source: EventColumns, keep: list[bool]) -> None:
     for name in COLUMNS:
         values = getattr(source, name)
-        if len(values):  # an empty column is zero in every row
+        if len(values):  # an empty column means 0 in all rows
             getattr(to, name).extend(compress(values, keep))

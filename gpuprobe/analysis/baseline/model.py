@@ -1,4 +1,9 @@
-"""What a baseline holds, and what a check against it finds."""
+"""The contents of a baseline, and the results of a check against it.
+
+In its file a baseline names places by labels, which stay the same when lines shift: ``file in
+function: text``, with ``#2`` if the file has the same text again. The line is found by the digest
+of its statement in the file's source.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +25,17 @@ from gpuprobe.model.values import Displayed
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """``at``: the digest of the statement, ``/n`` for the n-th that is equal, ``+n`` for a line
-    further down in it; "" where the source is not known, and the text is the place itself."""
+    """A place by its text. ``at``: the digest of its statement, ``/n`` for the n-th equal one,
+    ``+n`` for a line further down in it. Empty if the source is unknown; then ``text`` is the place
+    itself.
+    """
 
     text: str
     at: str = ""
 
 
 def labels_of(keys: Iterable[str], sources: Mapping[str, Source]) -> dict[str, Label]:
-    """From places (``file:line in function``) to labels; no two are the same."""
+    """The label of each place (``file:line in function``); they are unique."""
     found: dict[str, Label] = {}
     for key in sorted(set(keys)):
         found[key] = _label(key, sources)
@@ -62,7 +69,7 @@ def _label(key: str, sources: Mapping[str, Source]) -> Label:
 
 
 def place_of(text: str, at: str, sources: Mapping[str, Source]) -> str:
-    """The place that a label stands for. Raises Malformed where its statement is not there."""
+    """The place of a label. Raises Malformed if the source does not have its statement."""
     if not at:
         return text
     names = [name for name in sources if text.startswith((f"{name} in ", f"{name}: "))]
@@ -82,8 +89,9 @@ def place_of(text: str, at: str, sources: Mapping[str, Source]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How much more than the baseline is accepted: the larger of a share and an amount. ``most``: a
-    share that the amount may not be more than, which matters for small programs."""
+    """The accepted increase over the baseline: the larger of a share and an amount. ``most`` limits
+    the amount to a share, which matters for small programs.
+    """
 
     relative: float = 0.0
     absolute: int = 0
@@ -97,7 +105,7 @@ class Tolerance:
         return value + max(int(value * self.relative), amount)
 
     def text(self, unit: str) -> str:
-        """In words: ``2%``, ``64.0 MiB``, ``2% or 64.0 MiB``, ``nothing``."""
+        """The tolerance as text: ``2%``, ``64.0 MiB``, ``2% or 64.0 MiB``, ``nothing``."""
         parts = [f"{self.relative * 100:g}%"] if self.relative else []
         if self.absolute:
             parts.append(human_bytes(self.absolute) if unit == "bytes" else str(self.absolute))
@@ -114,35 +122,33 @@ METRICS: Final[dict[str, tuple[str, Tolerance]]] = {
     "implicit_syncs_per_step": ("count", Tolerance()),
     "races": ("count", Tolerance()),
 }
-"""What is compared, in which unit, and what is accepted where nothing else is said. In the order
-in which a cause is looked for: what grows with every step also raises the peak. Reserved memory
-moves in segments of 2 MiB and more. The peak of a phase or a kind of step may take as many bytes
-more as ``peak_allocated`` may; see `BELOW_PEAK`."""
+"""The metrics that a check compares, with their units and default tolerances. Causes are searched
+in this order: memory that grows with every step also raises the peak. Reserved memory changes in
+segments of 2 MiB and more. The peak of a phase or a kind of step may grow by as many bytes as
+``peak_allocated`` may; see `BELOW_PEAK`."""
 
 IGNORED: Final = {
     name: Tolerance(relative=0.001, absolute=1 << 20, most=0.01)
     for name in ("peak_allocated", "steady_allocated")
 }
-"""What is ignored, in place of the tolerances of `METRICS`, where every run gives the same figures:
-on the native engine and on a virtual GPU. There is no noise there; this is what nobody would act
-on."""
+"""Replaces the tolerances of `METRICS` if all runs give the same figures: on the native engine and
+on a virtual GPU. There is no noise; a change below this is too small to act on."""
 
 BELOW_PEAK: Final = 0.9
 MORE_BELOW_PEAK: Final = 0.05
-"""A phase or kind of step whose peak stays below 90% of the program's may take 5% more, where
-nobody says otherwise: the program needs no more memory for it. One of `ONCE` may take any amount
-up to there."""
+"""A phase or kind of step whose peak stays below 90% of the program's may grow by 5% by default:
+the program does not need more memory for it. One of `ONCE` may grow to any amount below 90%."""
 
 ONCE: Final = frozenset({"phase setup", "first step", "after the last step"})
-"""What a program goes through once. What is left there adds up to nothing, as it may in a phase
-that comes again with every step. An evaluation that is highest after the last step is a part of
+"""Phases and kinds of step that occur once. Memory that they leave behind does not accumulate, as
+it may in a phase that each step repeats. An evaluation with its peak after the last step belongs to
 that."""
 
 _EXACT: Final = ("virtual ", "native ")
 
 
 def is_exact(device: str) -> bool:
-    """Whether a device, as a baseline names it, is simulated: the same figures in every run."""
+    """Whether a baseline's device is simulated, so that all runs give the same figures."""
     return device.startswith(_EXACT)
 
 
@@ -156,40 +162,43 @@ ACCOUNT_OF: Final = {
     "implicit_syncs_per_step": "syncs",
     "races": "races",
 }
-"""The account that says what a metric is made of. Those of phases and of kinds of step have the
-metric's own name."""
+"""The account of each metric. Accounts of phases and of kinds of step have the metric's own
+name."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A file of the project that the program consists of or reads: the digest of its text, and
-    the text where it is kept."""
+    """A file of the project that the program imports or reads: the digest of its text, and the text
+    itself if it is stored.
+    """
 
     digest: str
     text: str | None = None
 
     @classmethod
     def of(cls, text: str) -> KeptFile:
-        """With the text."""
+        """A file with its text."""
         return cls(file_digest(text), text)
 
 
 def file_digest(text: str) -> str:
-    """What tells two states of a file apart, in 16 characters."""
+    """The digest of a file's text, 16 characters."""
     data = text.encode("utf-8", "surrogateescape")
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """``metrics``: name to value, bytes or counts. ``phases``: peak allocated of each phase
-    (``phase forward``) over all steps, and of each kind of step (``first step``). ``accounts``: by
-    `ACCOUNT_OF`. ``stopped_after``: the optimizer steps that the program was ended after, None
-    where it ran to its end. ``sources``: the program's files, by their names in the accounts; none
-    in a baseline of an earlier version. ``labels``: what the file it was read from calls its lines.
-    ``command``: the script, or ``-m`` and the module, with its arguments; none of a recording.
-    ``files``: the project's own files that the program imports or opens as text, by their names
-    relative to the project.
+    """The memory of a run, as a check compares it.
+
+    ``metrics``: values by name, bytes or counts. ``phases``: the peak of allocated bytes of each
+    phase (``phase forward``) over all steps, and of each kind of step (``first step``).
+    ``accounts``: by the names in `ACCOUNT_OF`. ``stopped_after``: the number of optimizer steps
+    after which the program was stopped, None if it ran to its end. ``sources``: the program's
+    files, by their names in the accounts; none in a baseline of an earlier version. ``labels``: the
+    labels of lines in the file that it was read from. ``command``: the script, or ``-m`` and the
+    module, with its arguments; empty for a recording. ``files``: the project's files that the
+    program imports or opens as text, by their names relative to the project.
     """
 
     environment: Mapping[str, str]
@@ -206,14 +215,15 @@ class Baseline:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The texts of ``files`` that are known."""
+        """The texts of ``files``, as far as they are stored."""
         return {name: kept.text for name, kept in self.files.items() if kept.text is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Something a check was told: in words, and by whom (``command line``, ``baseline``,
-    ``pyproject.toml``, ``default``)."""
+    """A setting of a check as text, and its source (``command line``, ``baseline``,
+    ``pyproject.toml``, ``default``).
+    """
 
     name: str
     value: str
@@ -222,13 +232,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """One metric of a check. ``limit`` is the largest accepted value; ``accepted`` the tolerance
-    in words, and ``source`` where that comes from. Of a regression, ``cause`` says what to look
-    at first, ``place`` is its line (``file:line in function``, "" where none is known), ``causes``
-    are that and what to look at next, ``unexplained`` is what the causes that were tried leave of
-    the growth (None where none was tried), and ``rows`` are the lines of its account, summing to
-    the account's change; None without one. ``ignored``: the tolerance is what is ignored on an
-    exact engine.
+    """One metric of a check. ``limit`` is the largest accepted value; ``accepted`` is the tolerance
+    as text, ``source`` where it was set. ``ignored``: the tolerance is one of `IGNORED`.
+
+    A regression has a ``cause``, the first thing to check; ``place`` is its line (``file:line in
+    function``, empty if unknown) and ``causes`` are all of them in order. ``unexplained``: the part
+    of the growth that no tested cause explains, None if none was tested. ``rows``: the lines of its
+    account, which sum to the account's change; None without an account.
     """
 
     name: str
@@ -256,11 +266,11 @@ class MetricResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult(Displayed):
-    """What a check found. ``rows``: by ``category``, ``module`` and ``line``, each summing to
-    the change of the peak; None if a side has no trace. ``cause``: a description of the first
-    thing to look at. ``mismatches``: how the environments differ; such a check fails.
-    ``settings``: the settings of the check and their sources. ``run``: its name, "" if there is
-    only one. ``trials``: how the causes were found: by which runs, or why by none.
+    """The results of a check. ``rows``: by ``category``, ``module`` and ``line``; each sums to the
+    change of the peak; None if the baseline or the run has no trace. ``cause``: a description of
+    the first thing to check. ``mismatches``: differences of the environments; such a check fails.
+    ``settings``: the settings of the check and their sources. ``run``: its name, empty if there is
+    only one. ``trials``: the runs that tested the causes, or the reason why there were none.
     """
 
     metrics: tuple[MetricResult, ...]
@@ -281,7 +291,7 @@ class CheckResult(Displayed):
 
     @property
     def regressions(self) -> tuple[MetricResult, ...]:
-        """Sorted by importance."""
+        """The metrics and phases above their limits, the most important first."""
         return tuple(item for item in (*self.metrics, *self.phases) if item.regressed)
 
     @property

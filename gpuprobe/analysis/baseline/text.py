@@ -1,5 +1,7 @@
-"""A baseline as text that people review: sorted, one row per line, units with every number,
-without times and absolute paths."""
+"""Baselines as text that people review: sorted, one row per line, units with all numbers, without
+times and absolute paths. A file has one baseline, or those of several runs (a training script and
+an evaluation) by name.
+"""
 
 from __future__ import annotations
 
@@ -37,31 +39,31 @@ VERSION: Final = (2, 2)
 History:
 * 1.0: first version.
 * 1.1: ``accounts``, ``places`` and ``stopped_after``; ``tolerance`` holds what was chosen, not the
-  defaults too. What a line calls is in ``places``, once.
+  defaults too. The functions that a line calls are in ``places``, once.
 * 2.0: ``gpuprobe``, the version that wrote it. 1.x is still read.
-* 2.1: ``command``, ``sources`` and ``paths``. Lines are named by their text; where they are is in
+* 2.1: ``command``, ``sources`` and ``paths``. Lines are named by their text; their positions are in
   ``places``.
-* 2.2: ``files``: the project's files that the program consists of or reads, each with a digest and
+* 2.2: ``files``: the project's files that the program imports or reads, each with a digest and
   (without ``--no-sources``) its text, compressed with bzip2 and as base64.
 """
 
 RUNS_SCHEMA: Final = "gpuprobe.baselines"
 RUNS_VERSION: Final = (1, 0)
-"""Of a file with the baselines of several runs (`loads_runs`).
+"""(major, minor) of a file with the baselines of several runs (`loads_runs`).
 
 History:
 * 1.0: first version.
 """
 
-_WIDTH: Final = 100  # characters of a line of it
+_WIDTH: Final = 100  # characters in a line of base64
 _MOST_TEXT: Final = 4 << 20  # bytes of one file of sources
-_DEEPEST: Final = 2_000  # calls in a path: Python's own limit is 1,000 by default
+_DEEPEST: Final = 2_000  # calls in a path; Python's own limit is 1,000 by default
 
 CONFLICT: Final = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
-"""The lines that git writes around the two sides of a conflict."""
+"""The markers that git writes around the two sides of a conflict."""
 
 _HINT: Final = "delete it and run gpuprobe baseline update to write a new one"
-_BEGINNINGS: Final = ('{\n "a', '{\n "g')  # accounts, or at_peak; of several runs gpuprobe
+_BEGINNINGS: Final = ('{\n "a', '{\n "g')  # accounts or at_peak; with several runs gpuprobe
 
 
 def dumps(baseline: Baseline) -> str:
@@ -70,7 +72,7 @@ def dumps(baseline: Baseline) -> str:
 
 
 def plain_of(baseline: Baseline) -> dict[str, Any]:
-    """What a file holds of a baseline, but for its header."""
+    """A baseline as plain data, without the file's header."""
     writer = _Writer(baseline)
     peak = baseline.accounts.get(PEAK, Account(0))
     document: dict[str, Any] = {
@@ -117,18 +119,19 @@ def _size(value: int) -> dict[str, Any]:
 
 
 class _Chunks(list[str]):
-    """A long word in pieces, each on a line."""
+    """A long string in pieces, each on its own line."""
 
 
 def _packed(text: str) -> _Chunks:
-    """bzip2, because it is one implementation everywhere: the same text is the same word."""
+    """A text compressed with bzip2, which has one implementation: equal texts give equal
+    results."""
     data = text.encode("utf-8", "surrogateescape")
     word = base64.b64encode(bz2.compress(data)).decode("ascii")
     return _Chunks(word[at : at + _WIDTH] for at in range(0, len(word), _WIDTH))
 
 
 def _unpacked(chunks: list[str]) -> str:
-    """What `_packed` wrote, up to a limit. Raises ValueError."""
+    """The text that `_packed` compressed. Raises Malformed if it is damaged or too long."""
     reader = bz2.BZ2Decompressor()
     try:
         data = reader.decompress(base64.b64decode("".join(chunks), validate=True), _MOST_TEXT)
@@ -144,14 +147,15 @@ def _of_shares(rows: Iterable[Share[str]]) -> dict[str, Any]:
 
 
 class _Writer:
-    """The lines of one baseline, by their labels. ``paths``: the calls that led to each, a tree:
-    every line with the one that called it."""
+    """Writes the lines of one baseline by their labels. ``paths``: the calls that led to each line,
+    as a tree: each node has a line and the node that called it.
+    """
 
     def __init__(self, baseline: Baseline) -> None:
         self._accounts = baseline.accounts
         self.paths: dict[str, dict[str, str]] = {}
         lines = [line for account in baseline.accounts.values() for line in account.lines]
-        keys = {key for line in lines for way, _ in line.ways for key in way}
+        keys = {key for line in lines for path, _ in line.call_paths for key in path}
         keys.update(line.key for line in lines)
         self._labels = {**labels_of(keys, baseline.sources), **baseline.labels}
 
@@ -164,7 +168,7 @@ class _Writer:
                 "blocks": line.blocks,
                 **_of_categories(line),
                 **({"until": line.until} if line.until else {}),
-                **({"path": ways} if (ways := self._ways(line)) else {}),
+                **({"path": paths} if (paths := self._call_paths(line)) else {}),
             }
             for line in account.lines
         }
@@ -172,23 +176,23 @@ class _Writer:
     def _name(self, key: str) -> str:
         return self._labels[key].text
 
-    def _ways(self, line: LineShare) -> str:
-        """One path, or of several each with its bytes: ``k3Fx9a 1024, Qz81bB 512``."""
-        found = [(self._path(way), size) for way, size in line.ways]
+    def _call_paths(self, line: LineShare) -> str:
+        """One path, or several with their bytes: ``k3Fx9a 1024, Qz81bB 512``."""
+        found = [(self._path(path), size) for path, size in line.call_paths]
         if len(found) == 1:
             return found[0][0]
         return ", ".join(f"{path} {size}" for path, size in found)
 
-    def _path(self, way: tuple[str, ...]) -> str:
+    def _path(self, call_path: tuple[str, ...]) -> str:
         outer = ""
-        for key in reversed(way):
+        for key in reversed(call_path):
             row = {"line": self._name(key), **({"caller": outer} if outer else {})}
             outer = digest(f"{row['line']}\0{outer}", 6)
             self.paths[outer] = row
         return outer
 
     def places(self) -> dict[str, Any]:
-        """Where each line is, and the functions that it calls into."""
+        """The position of each line, and the functions that it calls."""
         calls = {
             line.key: line.calls
             for account in self._accounts.values()
@@ -205,28 +209,28 @@ class _Writer:
         }
 
     def accounts(self) -> dict[str, Any]:
-        """All but the peak's; one that is the same as an earlier one only says so."""
+        """All accounts except the peak's. One that equals an earlier one only refers to that."""
         found: dict[str, Any] = {}
-        seen: list[tuple[str, dict[str, Any]]] = []
+        written: list[tuple[str, dict[str, Any]]] = []
         if PEAK in self._accounts:
-            seen.append((PEAK, self.lines(self._accounts[PEAK])))
+            written.append((PEAK, self.lines(self._accounts[PEAK])))
         for name in sorted(self._accounts):
             account = self._accounts[name]
             if name == PEAK:
                 continue
             rows = self.lines(account)
-            same = next((other for other, lines in seen if lines and lines == rows), None)
+            same = next((other for other, lines in written if lines and lines == rows), None)
             total = {"count": account.total} if account.unit == "count" else _size(account.total)
             if same is not None:
                 found[name] = {"total": total, "same_as": same}
             else:
                 found[name] = {"total": total, "lines": rows}
-                seen.append((name, rows))
+                written.append((name, rows))
         return found
 
 
 def _of_categories(line: LineShare) -> dict[str, Any]:
-    """One category, or as a row of several: ``activation 1024, temporary 512``."""
+    """One category, or several with their bytes: ``activation 1024, temporary 512``."""
     if not line.categories or line.categories == (("unknown", line.bytes),):
         return {}
     if len(line.categories) == 1:
@@ -235,7 +239,7 @@ def _of_categories(line: LineShare) -> dict[str, Any]:
 
 
 def _parts(text: str) -> tuple[tuple[str, int | None], ...]:
-    """What `_of_categories` and `_Writer._ways` wrote."""
+    """The names and bytes that `_of_categories` or `_Writer._call_paths` wrote."""
     if not text or " " not in text:
         return ((text, None),) if text else ()
     pairs = (part.rpartition(" ") for part in text.split(", "))
@@ -243,12 +247,12 @@ def _parts(text: str) -> tuple[tuple[str, int | None], ...]:
 
 
 def rendered(document: dict[str, Any]) -> str:
-    """A document as text that people review."""
+    """A document as JSON text that people review."""
     return "".join(_rendered(document)) + "\n"
 
 
 def _rendered(value: Any, depth: int = 0) -> Iterator[str]:
-    """JSON with sorted keys, in which an object of plain values is one line."""
+    """JSON with sorted keys; an object without nested objects is one line."""
     if isinstance(value, _Chunks):
         lines = (f"\n{' ' * (depth + 1)}{json.dumps(chunk)}" for chunk in value)
         yield f"[{','.join(lines)}\n{' ' * depth}]"
@@ -265,12 +269,13 @@ def _rendered(value: Any, depth: int = 0) -> Iterator[str]:
     yield f"\n{' ' * depth}}}"
 
 
-# -- and back
+# -- reading
 
 
 def loads(text: str, where: str = "the baseline") -> Baseline:
-    """Read what `dumps` wrote. Raises DataError for anything else, UnsupportedSchema for a
-    newer major version."""
+    """Read a baseline that `dumps` wrote. Raises DataError for anything else, UnsupportedSchema for
+    a newer major version.
+    """
     document, version = parsed(text, where)
     if document["schema"] != SCHEMA:
         raise _none(where)
@@ -278,7 +283,7 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
 
 
 def parsed(text: str, where: str) -> tuple[dict[str, Any], tuple[int, int]]:
-    """The document of one baseline, or of several runs, and its version. Raises as `loads`."""
+    """The document of one baseline, or of several runs, and its version. Raises like `loads`."""
     try:
         if CONFLICT.search(text):
             raise DataError(
@@ -297,7 +302,7 @@ def parsed(text: str, where: str) -> tuple[dict[str, Any], tuple[int, int]]:
 
 
 def baseline_from(plain: object, where: str, *, newer: bool) -> Baseline:
-    """What `plain_of` wrote. ``newer``: in a minor version that this gpuprobe does not know."""
+    """The baseline that `plain_of` wrote. ``newer``: the file has a newer minor version."""
     decoded = from_plain(_BaselineDocument, plain, f"{where} is damaged", hint=_HINT)
     try:
         return _baseline(decoded, where, newer=newer)
@@ -313,8 +318,9 @@ def _none(where: str) -> DataError:
 
 
 def _may_be_one(text: str) -> bool:
-    """Whether this is, or begins as, what `dumps` writes. Nobody is told to delete anything else:
-    it may be a source file."""
+    """Whether a text is a (truncated) baseline. Only then may a hint suggest to delete the file: it
+    may be a source file.
+    """
     return SCHEMA in text or any(
         text.startswith(begin) or begin.startswith(text) for begin in _BEGINNINGS
     )
@@ -326,7 +332,7 @@ _Signed = Annotated[int, Bounds(1 - (1 << 63), (1 << 63) - 1)]  # growth may be 
 
 @dataclass(frozen=True)
 class _Amount:
-    """``bytes``, or of what is counted ``count``."""
+    """An amount: ``bytes``, or the ``count`` of a metric that counts."""
 
     bytes: _Signed | None = None
     count: _Signed | None = None
@@ -348,7 +354,8 @@ class _Size(_Amount):
 
 @dataclass(frozen=True)
 class _Line(_Amount):
-    """``calls`` is version 1.0's: a list, where later ones have it in ``places``."""
+    """A line of an account. Only version 1.0 has ``calls`` here; later ones have it in
+    ``places``."""
 
     blocks: _Signed = 0
     category: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _parts)] = ()
@@ -378,14 +385,14 @@ class _AtPeak:
 
 
 @dataclass(frozen=True)
-class _WhatIsThere:
+class _Position:
     calls: str = ""
     at: str = ""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A line of a path. ``caller``: the path that it was called from, "" for the outermost."""
+    """A node of a call path. ``caller``: the path of its caller, empty for the outermost."""
 
     line: str
     caller: str = ""
@@ -393,7 +400,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Digests:
-    """Of a file: what `Source.encode` wrote."""
+    """The digests of a file, as `Source.encode` writes them."""
 
     statements: str
 
@@ -412,7 +419,7 @@ class _Accepted:
 
 @dataclass(frozen=True)
 class _BaselineDocument:
-    """What `dumps` writes, without what is there for those who read it."""
+    """The document that `dumps` writes, without the texts for human readers."""
 
     environment: dict[str, str]
     steps: _Whole
@@ -421,7 +428,7 @@ class _BaselineDocument:
     at_peak: _AtPeak
     tolerance: dict[str, _Accepted] = field(default_factory=dict)
     accounts: dict[str, _AccountRow] = field(default_factory=dict)
-    places: dict[str, _WhatIsThere] = field(default_factory=dict)
+    places: dict[str, _Position] = field(default_factory=dict)
     paths: dict[str, _Call] = field(default_factory=dict)
     sources: dict[str, _Digests] = field(default_factory=dict)
     stopped_after: _Whole | None = None
@@ -455,7 +462,7 @@ def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseli
 
 
 class _Reader:
-    """The lines of a document, by their places."""
+    """Reads the lines of a document, by their places."""
 
     def __init__(self, document: _BaselineDocument) -> None:
         self._document = document
@@ -470,7 +477,7 @@ class _Reader:
             for text, row in document.at_peak.lines.items()
             if row.calls is not None
         }
-        self._ways: dict[str, tuple[str, ...]] = {"": ()}
+        self._call_paths: dict[str, tuple[str, ...]] = {"": ()}
 
     def labels(self) -> dict[str, Label]:
         return {
@@ -506,24 +513,27 @@ class _Reader:
             if row.count is not None:
                 found.append(LineShare(key, row.count, row.count, calls=calls))
                 continue
-            # One category alone is written without its bytes: they are the line's. So is one path.
+            # A single category is written without bytes, which are the line's. So is a single path.
             categories = tuple(
                 (name, row.value if size is None else size)
                 for name, size in row.category or (("unknown", None),)
             )
-            ways = tuple(
-                (self._way(path), row.value if size is None else size) for path, size in row.path
+            paths = tuple(
+                (self._call_path(path), row.value if size is None else size)
+                for path, size in row.path
             )
             found.append(
-                LineShare(key, row.value, row.blocks, categories, row.until, calls, ways=ways)
+                LineShare(
+                    key, row.value, row.blocks, categories, row.until, calls, call_paths=paths
+                )
             )
         return tuple(sorted(found, key=lambda line: (-line.bytes, line.key)))
 
-    def _way(self, path: str) -> tuple[str, ...]:
+    def _call_path(self, path: str) -> tuple[str, ...]:
         """The places of a path, innermost first."""
         chain: list[tuple[str, str]] = []
         at = path
-        while at not in self._ways:
+        while at not in self._call_paths:
             call = self._document.paths.get(at)
             if call is None:
                 raise Malformed(f"there is no path {at!r}")
@@ -532,9 +542,9 @@ class _Reader:
             chain.append((at, self._keys.get(call.line, call.line)))
             at = call.caller
         for inner, key in reversed(chain):
-            self._ways[inner] = (key, *self._ways[at])
+            self._call_paths[inner] = (key, *self._call_paths[at])
             at = inner
-        return self._ways[path]
+        return self._call_paths[path]
 
 
 def _shares(rows: Mapping[str, _PartOfPeak]) -> tuple[Share[str], ...]:
@@ -546,11 +556,11 @@ UNNAMED: Final = ""
 """The name of the run of a file with one baseline."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-"""What a run may be called: it stands in reports, on command lines and in names of test cases."""
+"""Valid names of runs: they appear in reports, on command lines and in names of test cases."""
 
 
 def dumps_runs(runs: Mapping[str, Baseline]) -> str:
-    """The file of these baselines, by the names of their runs."""
+    """The text of a file with these baselines, by the names of their runs."""
     if set(runs) == {UNNAMED}:
         return dumps(runs[UNNAMED])
     plain = {name: plain_of(baseline) for name, baseline in runs.items()}
@@ -558,8 +568,9 @@ def dumps_runs(runs: Mapping[str, Baseline]) -> str:
 
 
 def loads_runs(text: str, where: str = "the baseline") -> dict[str, Baseline]:
-    """Read what `dumps_runs` or `dumps` wrote. Raises DataError for anything else,
-    UnsupportedSchema for a newer major version."""
+    """Read the baselines that `dumps_runs` or `dumps` wrote. Raises DataError for anything else,
+    UnsupportedSchema for a newer major version.
+    """
     document, version = parsed(text, where)
     if document["schema"] != RUNS_SCHEMA:
         return {UNNAMED: loads(text, where)}
@@ -576,8 +587,9 @@ def loads_runs(text: str, where: str = "the baseline") -> dict[str, Baseline]:
 
 
 def merged_tolerances(text: str) -> dict[str, dict[str, Tolerance]] | None:
-    """The tolerances of a file with merge conflicts, by run: of both sides, where they differ of a
-    metric the smaller. None where there is no conflict, or a side cannot be read."""
+    """The tolerances of both sides of a file with merge conflicts, by run; the smaller one if they
+    differ. None if there is no conflict, or if a side cannot be read.
+    """
     if not CONFLICT.search(text):
         return None
     found: dict[str, dict[str, Tolerance]] = {}

@@ -1,8 +1,13 @@
-"""The changed lines that explain what grew, the best first.
+"""The changed lines that explain what grew, the best explanation first.
 
-A changed line explains the growth of a call path that crosses it, wholly; of a path that does not,
-the less the further its statement is from those on the path (`relations`). Lines that only moved
-or were renamed explain nothing while any other does.
+A changed line fully explains the growth of a call path that crosses it. It explains less of any
+other path, the further its statement is from those on the path. Lines that were only moved or
+renamed count only if no other line explains anything.
+
+Two statements have the distance 1 (`SourceGraph`) if both mention a local variable of one function,
+an attribute or function that the program defines, or a name that one file imports from another.
+So do a call and the header of the function that it calls, that header and each statement of its
+body, and a statement and the header of the block around it (``with``, ``for``, ``if``).
 """
 
 from __future__ import annotations
@@ -28,25 +33,26 @@ from gpuprobe.analysis.blame.source import (
 from gpuprobe.model.place import Place, parse_place
 
 _NEARER: Final = 0.6
-"""What is left of an explanation with each statement between."""
+"""Factor of an explanation for each statement of distance."""
 
 _FARTHEST: Final = 6
 
 _OUTER: Final = 0.97
-"""What is left of an explanation with each call outwards: of two lines on a path, the inner."""
+"""Factor of an explanation for each call outwards: of two lines on a path, the inner one wins."""
 
 _LEAST: Final = 0.01
-"""Of the growth: what a line that only moved must leave unexplained to be looked at."""
+"""The share of the growth below which real changes explain nothing, and moved lines count."""
 
 _KINDS: Final = {NEW: 1.0, GAP: 0.9, INDENTED: 0.7, RENAMED: 0.5, MOVED: 0.4}
 _OTHERWISE: Final = 0.1
-"""For a line that makes an optimizer, of memory that no optimizer takes; for one that prints."""
+"""Factor for a line that prints, and for one that creates an optimizer if the memory is not an
+optimizer's."""
 
 _OF_OPTIMIZERS: Final = frozenset(("optimizer_state", "gradient", "temporary", "workspace"))
 
 
 class GrowthPath(NamedTuple):
-    """Growth of ``bytes`` along a path: the places of the calls, outermost first."""
+    """Growth of ``bytes`` along a call path: the places of the calls, outermost first."""
 
     path: tuple[str, ...]
     bytes: int
@@ -55,17 +61,21 @@ class GrowthPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """``bytes`` are those of the growth that it explains best of all; ``ways`` are their numbers.
-    ``score``: bytes, each with the share of it that the line explains."""
+    """A changed line that explains growth. ``paths``: the indices of the growth paths that no other
+    line explains better, ``bytes`` their sum. ``score``: the bytes of all paths, each times the
+    share that the line explains.
+    """
 
     change: ChangedLine
     score: float
     bytes: int
-    ways: tuple[int, ...]
+    paths: tuple[int, ...]
 
 
 class Blame:
-    """The changes of one program. ``most``: ways looked at, the largest first."""
+    """The changes of one program. ``most``: the number of growth paths considered, the largest
+    first.
+    """
 
     def __init__(self, program: SourceGraph, found: Sequence[ChangedLine], most: int = 200) -> None:
         self.program = program
@@ -78,8 +88,9 @@ class Blame:
         return facts is not None and facts.is_import and change.kind != GAP
 
     def _without_renamings(self, found: Sequence[ChangedLine]) -> list[ChangedLine]:
-        """A line that was replaced has changed with the function that it calls, where that was
-        renamed, or made of lines that were elsewhere."""
+        """Mark replaced lines as renamed if they only call a function that was renamed, or that was
+        assembled from lines that were elsewhere.
+        """
         kinds = {(change.file, change.statement): change.kind for change in found}
         elsewhere: set[tuple[str, ...]] = set()
         for node, facts in self.program.facts.items():
@@ -99,28 +110,29 @@ class Blame:
             for change in found
         ]
 
-    def suspects(self, ways: Iterable[GrowthPath]) -> tuple[Suspect, ...]:
-        """Which changes explain the growth, the best first."""
-        largest = sorted(ways, key=lambda way: (-way.bytes, way.path))[: self._most]
-        total = sum(way.bytes for way in largest)
+    def suspects(self, paths: Iterable[GrowthPath]) -> tuple[Suspect, ...]:
+        """The changes that explain the growth, the best first."""
+        largest = sorted(paths, key=lambda grown: (-grown.bytes, grown.path))[: self._most]
+        total = sum(grown.bytes for grown in largest)
         real = [c for c in self._changes if c.kind not in (RENAMED, MOVED)]
         found = self._ranked(real, largest)
         if sum(suspect.score for suspect in found) < _LEAST * total:
             found = self._ranked(self._changes, largest)
         return tuple(found)
 
-    def _ranked(self, found: Sequence[ChangedLine], ways: Sequence[GrowthPath]) -> list[Suspect]:
-        """The lines with an explanation: the best line of each stretch of changed lines, stretches
-        that explain most first; then the others."""
-        nodes = [self._nodes(way.path) for way in ways]
+    def _ranked(self, found: Sequence[ChangedLine], paths: Sequence[GrowthPath]) -> list[Suspect]:
+        """The lines that explain anything: the best line of each stretch of changed lines, in the
+        order of what the stretch explains, then the other lines.
+        """
+        nodes = [self._nodes(grown.path) for grown in paths]
         shares = {
-            change: [self._share(change, way, at) for way, at in zip(ways, nodes, strict=True)]
+            change: [self._share(change, *pair) for pair in zip(paths, nodes, strict=True)]
             for change in found
         }
 
         def score(changed: Sequence[ChangedLine]) -> float:
             best = map(max, zip(*(shares[change] for change in changed), strict=True))
-            return float(sum(share * way.bytes for share, way in zip(best, ways, strict=True)))
+            return float(sum(share * grown.bytes for share, grown in zip(best, paths, strict=True)))
 
         scores = {change: score([change]) for change in found}
         firsts: list[tuple[float, str, int, ChangedLine]] = []
@@ -128,7 +140,7 @@ class Blame:
         for stretch in self._stretches([change for change in found if scores[change] > 0]):
             if not any(change.kind == INDENTED for change in stretch):
                 stretch.sort(key=lambda change: (-scores[change], change.line))
-            # Else the first of a block that was taken out of another, or put into one.
+            # Else the first line of a block that moved into another block, or out of one.
             first, *rest = stretch
             firsts.append((-score(stretch), first.file, first.line, first))
             others += rest
@@ -136,7 +148,7 @@ class Blame:
         others.sort(key=lambda change: (-scores[change], change.file, change.line))
         order += others
         mine: dict[ChangedLine, list[int]] = {change: [] for change in order}
-        for number in range(len(ways)):
+        for number in range(len(paths)):
             best = max(order, key=lambda change: shares[change][number], default=None)
             if best is not None and shares[best][number] > 0:
                 mine[best].append(number)
@@ -144,7 +156,7 @@ class Blame:
             Suspect(
                 change,
                 scores[change],
-                sum(ways[number].bytes for number in mine[change]),
+                sum(paths[number].bytes for number in mine[change]),
                 tuple(mine[change]),
             )
             for change in order
@@ -174,8 +186,8 @@ class Blame:
                     found.append(node)
         return found
 
-    def _share(self, change: ChangedLine, way: GrowthPath, nodes: Sequence[Node]) -> float:
-        """How much of a way's growth a change explains, 0 to 1."""
+    def _share(self, change: ChangedLine, grown: GrowthPath, nodes: Sequence[Node]) -> float:
+        """The share of a path's growth that a change explains, 0 to 1."""
         target = (change.file, change.statement)
         best = 0.0
         for depth, node in enumerate(nodes):
@@ -189,8 +201,8 @@ class Blame:
             return 0.0
         facts = self.program.facts.get(target)
         if facts is not None and target not in nodes[:1]:
-            is_of_optimizer = facts.optimizes and way.category not in _OF_OPTIMIZERS
-            if is_of_optimizer or facts.talks:
+            is_of_optimizer = facts.optimizes and grown.category not in _OF_OPTIMIZERS
+            if is_of_optimizer or facts.prints:
                 best *= _OTHERWISE
         return best * _KINDS[change.kind]
 
@@ -201,31 +213,32 @@ class Blame:
 
 
 Node = tuple[str, int]
-"""A statement: its file, and its number there."""
+"""A statement: its file, and its index there."""
 
 _Key = tuple[str, ...]
 
 _MANY: Final = 24
-"""Statements that mention a name: with more, it links nothing (a name of everything)."""
+"""Limit of statements that mention a name: a name with more is too common to relate any."""
 
 
 @dataclass(slots=True)
 class StatementFacts:
-    """What a statement does, besides mentioning names. ``defines``: the function or class whose
-    header it is, as others mention it."""
+    """The names that a statement mentions (``keys``), and what it does. ``defines``: the function
+    or class whose header it is, as other statements mention it.
+    """
 
     keys: set[_Key] = field(default_factory=set)
     defines: set[_Key] = field(default_factory=set)
-    within: int | None = None  # the header of its block, by its number
-    opens: str = ""  # the function or class whose header it is, by its qualified name
+    within: int | None = None  # the index of the header of its block
+    opens: str = ""  # the qualified name of the function or class whose header it is
     scope: str = ""
     is_import: bool = False
-    talks: bool = False  # it prints or logs
-    optimizes: bool = False  # it makes an optimizer
+    prints: bool = False  # or logs
+    optimizes: bool = False  # it creates an optimizer
 
 
 class SourceGraph:
-    """The statements of all files, and what links them."""
+    """The statements of all files, and the names that relate them."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self.sources = sources
@@ -257,7 +270,7 @@ class SourceGraph:
         return self._bodies.get((node[0], self.facts[node].opens), [])
 
     def distances(self, start: Node, most: int) -> dict[Node, int]:
-        """How far other statements are from one, up to ``most``."""
+        """The distance of each statement from ``start``, up to ``most``."""
         found = {start: 0}
         queue = deque([start])
         while queue:
@@ -295,7 +308,8 @@ def _tree(source: Source) -> ast.Module | None:
 
 def _own_attributes(tree: ast.Module) -> Iterator[str]:
     """The attributes that the program itself defines: set on ``self``, fields and methods of its
-    classes."""
+    classes, and registered buffers, parameters and modules.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             for item in node.body:
@@ -316,11 +330,11 @@ def _own_attributes(tree: ast.Module) -> Iterator[str]:
 
 
 _NOT_OWN = frozenset(("__init__", "forward", "__call__", "shape", "device", "dtype", "to", "grad"))
-_TALK = frozenset(("print", "log", "info", "debug", "warning", "write", "set_description"))
+_PRINTING = frozenset(("print", "log", "info", "debug", "warning", "write", "set_description"))
 
 
 class _File:
-    """The statements of one file, as `StatementFacts`."""
+    """Reads the statements of one file into a `SourceGraph`."""
 
     def __init__(
         self, program: SourceGraph, name: str, sources: Mapping[str, Source], attributes: set[str]
@@ -350,13 +364,13 @@ class _File:
                 self._globals[bound] = ("name", file, alias.name)
 
     def _file_of(self, module: str, level: int) -> str | None:
-        """The program's file of a module, by the end of its path."""
+        """The program's file of a module, found by the end of its path."""
         tail = module.replace(".", "/")
         folder = posixpath.dirname(self._name)
         for _ in range(level - 1):
             folder = posixpath.dirname(folder)
-        wanted = [posixpath.join(folder, tail)] if level else [posixpath.join(folder, tail), tail]
-        for path in wanted:
+        beside = posixpath.join(folder, tail)
+        for path in [beside] if level else [beside, tail]:
             for file in (f"{path}.py", f"{path}/__init__.py"):
                 if file in self._files:
                     return file
@@ -366,43 +380,61 @@ class _File:
     def _block(
         self, parent: ast.AST, scope: str, local: dict[str, _Key], within: int | None = None
     ) -> None:
+        """Read the statements inside ``parent``. ``local``: the variables of the function around
+        them.
+        """
         for node in nested(parent):
             inner_scope, inner = scope, local
             facts = StatementFacts(scope=scope, within=within)
             for part in _header(node):
                 self._mention(part, facts, local)
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                inner_scope = f"{scope}.{node.name}" if scope else node.name
-                facts.opens = inner_scope
-                if not scope:
-                    facts.defines.add(("name", self._name, node.name))
-                elif node.name in self._attributes:
-                    facts.defines.add(("attribute", node.name))
-                elif node.name in local:
-                    facts.defines.add(local[node.name])
-                facts.keys |= facts.defines
-                if not isinstance(node, ast.ClassDef):
-                    inner = dict(local)
-                    inner.update(
-                        (name, ("local", self._name, inner_scope, name)) for name in _locals(node)
-                    )
-                    facts.keys.update(inner[arg] for arg in _arguments(node))
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and scope and not local:
+                inner_scope = facts.opens = f"{scope}.{node.name}" if scope else node.name
+                inner = self._define(node, facts, local)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and scope and not local:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names = [t.id for t in targets if isinstance(t, ast.Name)]
                 facts.keys.update(("attribute", n) for n in names if n in self._attributes)
-            facts.is_import = isinstance(node, (ast.Import, ast.ImportFrom))
-            if facts.is_import:
-                names = [alias.asname or alias.name for alias in node.names]  # type: ignore[attr-defined]
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                facts.is_import = True
+                names = [alias.asname or alias.name for alias in node.names]
                 facts.keys.update(self._globals[n] for n in names if n in self._globals)
-            number = self._source.by_line.get(_line_of(node))
-            if number is not None and not (isinstance(node, ast.stmt) and is_docstring(node)):
-                self._program.facts[self._name, number] = facts
-                for decorator in getattr(node, "decorator_list", ()):
-                    at = self._source.by_line.get(decorator.lineno)
-                    if at is not None:
-                        self._program.facts[self._name, at] = facts
+            number = self._add(node, facts)
             self._block(node, inner_scope, inner, None if facts.opens else number)
+
+    def _define(
+        self,
+        node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
+        facts: StatementFacts,
+        local: dict[str, _Key],
+    ) -> dict[str, _Key]:
+        """Add what the header of a function or class defines; the variables inside it."""
+        if not facts.scope:
+            facts.defines.add(("name", self._name, node.name))
+        elif node.name in self._attributes:
+            facts.defines.add(("attribute", node.name))
+        elif node.name in local:
+            facts.defines.add(local[node.name])
+        facts.keys |= facts.defines
+        if isinstance(node, ast.ClassDef):
+            return local
+        own: dict[str, _Key] = {
+            name: ("local", self._name, facts.opens, name) for name in _locals(node)
+        }
+        facts.keys.update(own[arg] for arg in _arguments(node))
+        return local | own
+
+    def _add(self, node: ast.AST, facts: StatementFacts) -> int | None:
+        """Put a statement, and its decorators, into the graph. Returns its index."""
+        number = self._source.by_line.get(_line_of(node))
+        if number is None or (isinstance(node, ast.stmt) and is_docstring(node)):
+            return number
+        self._program.facts[self._name, number] = facts
+        for decorator in getattr(node, "decorator_list", ()):
+            at = self._source.by_line.get(decorator.lineno)
+            if at is not None:
+                self._program.facts[self._name, at] = facts
+        return number
 
     def _mention(self, part: ast.AST, facts: StatementFacts, local: Mapping[str, _Key]) -> None:
         for node in ast.walk(part):
@@ -418,7 +450,7 @@ class _File:
             elif isinstance(node, ast.Call):
                 function = node.func
                 name = getattr(function, "id", "") or getattr(function, "attr", "")
-                facts.talks = facts.talks or name in _TALK
+                facts.prints = facts.prints or name in _PRINTING
                 facts.optimizes = facts.optimizes or name in _OPTIMIZERS
 
 
@@ -435,7 +467,7 @@ def _line_of(node: ast.AST) -> int:
 
 
 def _header(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a statement that are not statements themselves, annotations left out."""
+    """The parts of a statement that are not statements themselves, without annotations."""
     for name, value in ast.iter_fields(node):
         if name in ("body", "orelse", "finalbody", "handlers", "cases", "annotation", "returns"):
             continue
@@ -447,7 +479,7 @@ def _header(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement at the top of a file binds."""
+    """The names that a statement at the top level of a file binds."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
     elif not isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -457,13 +489,13 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    given = node.args
-    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    args = node.args
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
     yield from (arg.arg for arg in every if arg is not None and arg.arg not in ("self", "cls"))
 
 
 def _locals(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """The variables of a function, with its arguments."""
+    """The local variables of a function, arguments included."""
     names = set(_arguments(node))
     outside: set[str] = set()
     pending: list[ast.AST] = list(node.body)

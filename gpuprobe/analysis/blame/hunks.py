@@ -1,10 +1,9 @@
-"""The change of a program as hunks, each of which can be taken back alone.
+"""The change of a program as hunks, each of which can be reverted alone.
 
-A hunk replaces lines of one file by the lines that were there before. Text that moved is not taken
-back with what was edited in it: where a block left one place and came to another, the hunks are
-what differs between the two, at the new place. Both the files that were deleted and those that were
-added exist in every tree, so that taking back an import finds its module; a file of settings is the
-exception, because its existence alone may be what the program reads.
+Reverting a hunk replaces lines of one file by the lines that were there before. A move is separate
+from the edits in the moved text: the hunks are the differences between the old and the new block,
+at the new place. Deleted and added Python files exist in all trees, so that a reverted import finds
+its module. Files of settings do not, because their existence alone may change the program.
 """
 
 from __future__ import annotations
@@ -25,28 +24,30 @@ from typing import Final
 from gpuprobe.analysis.blame.source import renamed_files
 
 _MOST_LINES: Final = 40_000
-"""Of both sides of one file: larger ones are one hunk (the alignment takes their product)."""
+"""Limit of the lines of one file, before and after: larger changes are one hunk (the time of an
+alignment is their product)."""
 
 _ALIKE: Final = 0.5
-"""Of two lines or two blocks: how similar they are if one was made from the other."""
+"""The similarity from which one line or block counts as an edit of another."""
 
 _MOST_PAIRS: Final = 400
-"""Of lines of both sides of a hunk: with more, it is not split."""
+"""Limit of old times new lines of a hunk; larger ones are not split."""
 
 _MOVED_LINES: Final = 3
-"""Fewer lines than this that are gone here and new elsewhere are not called a move."""
+"""Lines of the smallest move."""
 
 _COPIED_LINES: Final = 4
-"""Fewer lines than this that are new and were elsewhere, too, are not called a copy."""
+"""Lines of the smallest copy."""
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """``old`` lines (with their ends) that taking it back puts in place of ``new``, which begin at
-    line ``start`` (from 1) of ``file`` as it is now. ``whole``: None, or for a file that exists on
-    one side alone ``"added"`` or ``"deleted"``. ``neutral``: taking it back changes nothing that
-    runs. ``within``: of an edit in a copy of a block that was there before, the lines of the copy,
-    ``(start, end)`` of the hunk that adds it; ``old`` is then what the original has."""
+    """A change of lines. Reverting it puts ``old`` lines (with line ends) in place of ``new`` ones,
+    which begin at line ``start`` (from 1) of the current ``file``. ``whole``: ``"added"`` or
+    ``"deleted"`` for a file that only exists on one side, else None. ``neutral``: the program's
+    code is the same without it. ``within``: for an edit in a copy of an existing block, the lines
+    of the copy, ``(start, end)`` of the hunk that adds it; ``old`` are then the original's lines.
+    """
 
     file: str
     start: int
@@ -63,7 +64,7 @@ class Hunk:
 
     @cached_property
     def line(self) -> int:
-        """The first line that a reader would point to."""
+        """The line that a report refers to."""
         for at, text in enumerate(self.new):
             if _is_code(text) and text not in self.old:
                 return self.start + at
@@ -73,7 +74,7 @@ class Hunk:
 
 
 def hunks_of(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Hunk, ...]:
-    """The hunks between two trees, given as texts by name."""
+    """The hunks between two trees; a tree has the texts of files by name."""
     pairs = renamed_files(before, after)
     found: list[Hunk] = []
     for name, text in sorted(after.items()):
@@ -84,7 +85,7 @@ def hunks_of(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Hunk,
         elif old != text:
             found += _aligned(name, lines_of(old), lines_of(text))
     deleted = sorted(before.keys() - set(pairs.values()))
-    gone = {name for name in deleted if name.endswith(".py")}  # every tree has them
+    gone = {name for name in deleted if name.endswith(".py")}  # all trees have them
     for name in deleted:
         whole = None if name.endswith(".py") else "deleted"
         found.append(Hunk(name, 1, lines_of(before[name]), (), whole))
@@ -101,13 +102,14 @@ def hunks_of(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Hunk,
 def tree_without(
     hunks: Iterable[Hunk], before: Mapping[str, str], after: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """The texts of a tree in which ``hunks`` are taken back, by name; None where the file does not
-    exist. Python files that only one side has exist in each."""
+    """The texts of a tree in which ``hunks`` are reverted, by name; None if the file does not
+    exist. Python files that only exist on one side exist in each tree.
+    """
     pairs = renamed_files(before, after)
     texts: dict[str, list[str]] = {name: list(lines_of(text)) for name, text in after.items()}
     found: dict[str, str | None] = {}
-    # From the end, so that lines before keep their numbers; of two hunks at one line, the first has
-    # no new lines.
+    # From the end, so that earlier lines keep their numbers; of two hunks at one line, the first
+    # has no new lines.
     given = tuple(hunks)
     copies = {(hunk.file, (hunk.start, hunk.end)) for hunk in given if hunk.within is None}
     hunks = (hunk for hunk in given if (hunk.file, hunk.within) not in copies)
@@ -122,7 +124,7 @@ def tree_without(
     tree = {name: found.get(name, "".join(lines)) for name, lines in texts.items()}
     for new, old in pairs.items():
         if old not in after:
-            tree[old] = tree[new]  # so that an import of the old name, taken back, finds it
+            tree[old] = tree[new]  # so that a reverted import of the old name finds it
     for name in before.keys() - after.keys() - set(pairs.values()):
         deleted = name.endswith(".py") or found.get(name) is not None
         tree[name] = before[name] if deleted else None
@@ -137,8 +139,9 @@ def lines_of(text: str) -> tuple[str, ...]:
 def dependents(
     hunks: Sequence[Hunk], before: Mapping[str, str], after: Mapping[str, str]
 ) -> tuple[frozenset[int], ...]:
-    """For each hunk, the hunks that have to be taken back with it (itself among them): those that
-    use a name which only it introduces, and those that have a name which its old lines use."""
+    """For each hunk, those that have to be reverted together (itself included): those that use a
+    name which only it introduces, and those that removed a name which its old lines use.
+    """
     old_words, new_words = (
         {word for text in side.values() for word in _words(text)} for side in (before, after)
     )
@@ -176,8 +179,9 @@ def _overlap(one: Hunk, two: Hunk) -> bool:
 
 
 def halves(hunks: Sequence[Hunk], after: Mapping[str, str]) -> tuple[frozenset[int], ...]:
-    """For each hunk, the hunks of the same function (itself among them) that are one edit with it:
-    one of them assigns a name that the other reads."""
+    """For each hunk, the hunks of the same function that form one edit (itself included): one of
+    them assigns a name that the other reads.
+    """
     bound = [_assigned(hunk.new) for hunk in hunks]
     words = [_words("".join(hunk.new)) for hunk in hunks]
     lines = {name: lines_of(text) for name, text in after.items() if name.endswith(".py")}
@@ -197,7 +201,7 @@ def halves(hunks: Sequence[Hunk], after: Mapping[str, str]) -> tuple[frozenset[i
             if bound[one] & words[two] or bound[two] & words[one]:
                 found[one].add(two)
                 found[two].add(one)
-    for _ in hunks:  # what is one edit with a part of it
+    for _ in hunks:  # the transitive closure
         wider = [set[int]().union(*(found[other] for other in mine)) for mine in found]
         if wider == found:
             break
@@ -209,13 +213,13 @@ _OPENS: Final = re.compile(r"\s*(?:async\s+)?(?:def|class)\b")
 
 
 def _assigned(lines: Sequence[str]) -> set[str]:
-    """The variables that lines give a value."""
+    """The variables that lines assign."""
     found = (re.match(r"\s*([^\W\d]\w*)\s*(?::[^=\n]+)?=(?!=)", text) for text in lines)
     return {match[1] for match in found if match is not None}
 
 
 def described(hunk: Hunk, most: int = 60) -> str:
-    """What the change did, in words: ``removed `@torch.no_grad()```."""
+    """A description of the change: ``removed `@torch.no_grad()```."""
     if hunk.whole is not None:
         return f"the file was {hunk.whole}"
     old = [text.strip() for text in hunk.old if _is_code(text) and text not in hunk.new]
@@ -280,8 +284,9 @@ def _is_string(lines: Sequence[str]) -> bool:
 
 
 def _code(text: str) -> list[tuple[int, str]] | None:
-    """The tokens of Python without comments and line breaks in brackets; None where it cannot be
-    taken apart alone."""
+    """The tokens of Python code without comments and line breaks; None if the text alone is not
+    valid.
+    """
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
     found = []
     try:
@@ -307,13 +312,13 @@ def _aligned(name: str, old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
 
 
 def _split(hunk: Hunk) -> list[Hunk]:
-    """A hunk as several: each line that was made from one, and what is new or gone between them.
+    """Split a hunk: one for each edited line, and one for the lines added or removed between them.
 
-    Lines of one statement, and what is in a block that came or went, stay together.
+    Lines of one statement stay together, as do those of an added or removed block.
     """
     if not hunk.old or not hunk.new or len(hunk.old) == len(hunk.new) == 1:
         return [hunk]
-    if len(hunk.old) * len(hunk.new) > _MOST_PAIRS or not _stand_alone(hunk):
+    if len(hunk.old) * len(hunk.new) > _MOST_PAIRS or not _is_complete(hunk):
         return [hunk]
     pairs = _made_from(hunk.old, hunk.new)
     alone = (*(t for at, t in enumerate(hunk.old) if at not in dict(pairs)),
@@ -333,7 +338,7 @@ def _split(hunk: Hunk) -> list[Hunk]:
 
 
 def _made_from(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """The lines that were made from each other, in order: those pairs that are most alike."""
+    """The pairs of old and edited lines, in order; the alignment with the largest similarity."""
     best: list[list[tuple[float, list[tuple[int, int]]]]] = [
         [(0.0, [])] * (len(new) + 1) for _ in range(len(old) + 1)
     ]
@@ -349,14 +354,14 @@ def _made_from(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _likeness(one: str, two: str) -> float:
-    """How much of a line is in another, 0 to 1; nothing where they are in other blocks."""
+    """The similarity of two lines, 0 to 1; 0 if their indentation differs."""
     if _indent(one) != _indent(two):
         return 0.0
     return SequenceMatcher(None, one.strip(), two.strip(), autojunk=False).ratio()
 
 
-def _stand_alone(hunk: Hunk) -> bool:
-    """Whether each line is complete: the lines of a statement in brackets change together."""
+def _is_complete(hunk: Hunk) -> bool:
+    """Whether each line is a complete statement, without open brackets."""
     return all(
         sum(text.count(c) for c in "([{") == sum(text.count(c) for c in ")]}")
         and text.count('"""') % 2 == 0
@@ -366,26 +371,26 @@ def _stand_alone(hunk: Hunk) -> bool:
 
 
 def _without_moves(found: Sequence[Hunk]) -> list[Hunk]:
-    """The hunks, with the edits inside what moved in place of the two halves of the move."""
+    """The hunks, with the edits inside moved text in place of the removal and the addition."""
     hunks = list(found)
-    for gone in [item for item in hunks if _may_move(item.old) and item.whole is None]:
+    for removed in [item for item in hunks if _may_move(item.old) and item.whole is None]:
         best, most = None, _ALIKE
-        for come in hunks:
-            if come is gone or come.whole is not None or not _may_move(come.new):
+        for added in hunks:
+            if added is removed or added.whole is not None or not _may_move(added.new):
                 continue
-            if len(_stripped(come.old)) > len(_stripped(come.new)) // 2:
+            if len(_stripped(added.old)) > len(_stripped(added.new)) // 2:
                 continue
-            matcher = SequenceMatcher(None, _stripped(gone.old), _stripped(come.new), False)
+            matcher = SequenceMatcher(None, _stripped(removed.old), _stripped(added.new), False)
             same = sum(block.size for block in matcher.get_matching_blocks())
-            alike = same / max(1, len(_stripped(gone.old)))
+            alike = same / max(1, len(_stripped(removed.old)))
             if alike > most and same >= _MOVED_LINES:
-                best, most = come, alike
-        if best is None or (_stripped(gone.new) and _is_mostly_new(gone)):
+                best, most = added, alike
+        if best is None or (_stripped(removed.new) and _is_mostly_new(removed)):
             continue
-        hunks[hunks.index(best) : hunks.index(best) + 1] = _inside(gone, best)
-        hunks.remove(gone)
-        if gone.new:
-            hunks.append(replace(gone, old=()))
+        hunks[hunks.index(best) : hunks.index(best) + 1] = _inside(removed, best)
+        hunks.remove(removed)
+        if removed.new:
+            hunks.append(replace(removed, old=()))
     return sorted(hunks, key=lambda item: (item.file, item.start))
 
 
@@ -401,27 +406,29 @@ def _stripped(lines: Sequence[str]) -> list[str]:
     return [text.strip() for text in lines if text.strip()]
 
 
-def _inside(gone: Hunk, come: Hunk) -> list[Hunk]:
-    """What differs between a block that left and what came, as hunks at the new place. Text before
-    and behind it that never was in the block stays."""
-    one, two = [text.strip() for text in gone.old], [text.strip() for text in come.new]
+def _inside(removed: Hunk, added: Hunk) -> list[Hunk]:
+    """The differences between a removed block and its new version, as hunks at the new place. Text
+    before and behind that was never part of the block is left out.
+    """
+    one, two = [text.strip() for text in removed.old], [text.strip() for text in added.new]
     matcher = SequenceMatcher(None, one, two, autojunk=False)
     blocks = [block for block in matcher.get_matching_blocks() if block.size]
     first, last = blocks[0], blocks[-1]
-    shift = _indent(come.new[first.b]) - _indent(gone.old[first.a])
+    shift = _indent(added.new[first.b]) - _indent(removed.old[first.a])
     found = []
     for tag, i, i2, j, j2 in matcher.get_opcodes():
         edge = j < first.b or i >= last.a + last.size
         if tag == "equal" or (edge and i == i2):
             continue
-        old = tuple(_indented(text, shift) for text in gone.old[i:i2])
-        found += _split(Hunk(come.file, come.start + j, old, come.new[j:j2]))
+        old = tuple(_indented(text, shift) for text in removed.old[i:i2])
+        found += _split(Hunk(added.file, added.start + j, old, added.new[j:j2]))
     return found
 
 
 def _edits_of_copy(hunk: Hunk, before: Sequence[tuple[Counter[str], Sequence[str]]]) -> list[Hunk]:
-    """What was edited in a block that an added hunk copies, as hunks inside it. ``before``: the
-    lines of the files as they were, counted and in order."""
+    """The edits in a block that an added hunk copied, as hunks inside it. ``before``: the lines of
+    the old files, counted and in order.
+    """
     code = Counter(_stripped(hunk.new))
     if hunk.whole is not None or hunk.old or not hunk.file.endswith(".py"):
         return []
@@ -435,15 +442,16 @@ def _edits_of_copy(hunk: Hunk, before: Sequence[tuple[Counter[str], Sequence[str
     if not best[1]:
         return []
     skipped = next(at for at, text in enumerate(hunk.new) if text.strip())
-    come = replace(hunk, start=hunk.start + skipped, new=hunk.new[skipped:])
-    found = _inside(Hunk(hunk.file, 1, tuple(best[1]), ()), come)
+    copy = replace(hunk, start=hunk.start + skipped, new=hunk.new[skipped:])
+    found = _inside(Hunk(hunk.file, 1, tuple(best[1]), ()), copy)
     return [replace(edit, within=(hunk.start, hunk.end)) for edit in found]
 
 
 def _original(copy: Sequence[str], lines: Sequence[str]) -> tuple[float, Sequence[str]]:
-    """The stretch of ``lines`` that ``copy`` was made from, with the copy's name where that is a
-    function, and how much of the copy is in it."""
-    # Empty lines, which are like each other everywhere, are like none here.
+    """The share of ``copy`` that is in its original, and the original: a stretch of ``lines``, with
+    the copy's name if it is a function or class.
+    """
+    # Empty lines would all be equal; each gets a distinct text.
     one = [text.strip() or f"{at}" for at, text in enumerate(lines)]
     two = [text.strip() for text in copy]
     anchor = SequenceMatcher(None, one, two, autojunk=False).find_longest_match()
@@ -456,7 +464,7 @@ def _original(copy: Sequence[str], lines: Sequence[str]) -> tuple[float, Sequenc
     if same < _COPIED_LINES:
         return 0.0, ()
     first, last = begin + blocks[0].a, begin + blocks[-1].a + blocks[-1].size
-    # A decorator and a header that are other in the copy, and last lines that are.
+    # Include a decorator, a header and last lines that differ in the copy.
     head = blocks[0].b
     while first and lines[first - 1].strip() and (head > 0 or _HEADER.match(one[first - 1])):
         first, head = first - 1, head - 1
@@ -502,8 +510,7 @@ def _words(text: str) -> set[str]:
 
 
 def _bound(text: str) -> set[str]:
-    """The names that a piece of text gives a meaning: functions, variables, arguments, imports,
-    keys of settings."""
+    """The names that a text defines: functions, variables, arguments, imports, keys of settings."""
     found: set[str] = set()
     for match in _BINDING.finditer(text):
         found.update(name for name in match.groups() if name)

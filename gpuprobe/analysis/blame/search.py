@@ -1,12 +1,16 @@
-"""Which hunks of a change made a figure grow, found by taking them back.
+"""Finds the hunks of a change that made a figure grow, by runs with some hunks reverted.
 
-Given is a function that runs the program with some hunks taken back. Candidates are tried in the
-order of their prior, alone where one is likely and in groups where there are many; a group that
-saves something is split until single hunks are left. What does not run without another hunk is
-taken back with it: those that the text tells (`dependents`), and after a run that failed those that
-its error points to. What saves nothing alone, but does together with others
-(two hunks that raise two peaks of one height), is found by leaving out of all hunks what is not
-needed (Zeller's ddmin: "Simplifying and Isolating Failure-Inducing Input", 2002).
+Candidates are tried in the order of their prior (`likely_first`): likely ones alone, and many in
+groups; a group that saves something is split until single hunks are left. A hunk that does not run
+without others is reverted together with them: those that depend on it according to the text
+(`dependents`), and after a failed run those that its error refers to. Hunks that only save
+something together (two hunks that raise two peaks of one height) are found by starting from all
+hunks and leaving out those that are not needed (Zeller's ddmin: "Simplifying and Isolating
+Failure-Inducing Input", 2002).
+
+The prior: a change of the meaning of other lines (how long a tensor lives, what autograd keeps, the
+number format, a setting) comes before a line that allocates, whose bytes may have moved to it.
+Within that, hunks are in the order of `Blame`: by the distance of a changed line to what grew.
 """
 
 from __future__ import annotations
@@ -20,32 +24,32 @@ from gpuprobe.analysis.blame.hunks import Hunk
 from gpuprobe.model.place import Place
 
 Taken = frozenset[int]
-"""The numbers of hunks that are taken back."""
+"""The indices of hunks that are reverted."""
 
 _EXPLAINED: Final = 0.02
-"""Of the growth: what may be left, and what a hunk must save to be a cause."""
+"""The share of the growth that may stay unexplained, and that a hunk must save to be a cause."""
 
 _MOST_CAUSES: Final = 5
 
 _FEW: Final = 8
-"""Of so many hunks each is tried alone; of more, groups that double in size."""
-
+"""Up to so many hunks are tried one by one; more are tried in groups that double in size."""
 
 _MOST_PARTNERS: Final = 2
-"""So often a hunk that does not run alone is tried with more of its partners."""
+"""How often a hunk that does not run alone is tried with more partners."""
 
 Partners = Callable[[int, Taken], Taken]
-"""Given a hunk, and what was taken back in a run that failed: the hunks to take back as well."""
+"""(hunk, the hunks reverted in a failed run) -> the hunks to revert as well."""
 
 
 class OverBudget(Exception):
-    """No more runs."""
+    """The budget of runs is used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """``hunks``, the likeliest first, taken back alone (``alone``; else together with the causes
-    before it), lower the figure by ``saved``."""
+    """A cause: reverting ``hunks``, the likeliest first, lowers the figure by ``saved``. ``alone``:
+    without reverting the causes before it.
+    """
 
     hunks: tuple[int, ...]
     saved: int
@@ -54,9 +58,10 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``causes``, the one that saves most first. ``together``: what all of them save, taken back
-    at once. ``rest``: the growth without that. ``floor``: the figure with every hunk taken back,
-    None where that was not run. ``complete``: the budget was enough."""
+    """The result of a search. ``causes``: the one that saves most first. ``together``: what all of
+    them save at once. ``rest``: the growth that they leave. ``floor``: the figure with all hunks
+    reverted, None if there was no such run. ``complete``: the budget was sufficient.
+    """
 
     causes: tuple[Tried, ...]
     together: int
@@ -78,12 +83,12 @@ def search(
 ) -> Found:
     """The causes of a growth from ``before`` to ``after``.
 
-    ``order``: the hunks, the likeliest first. ``needed``: for each number, the hunks that have to
-    be taken back with it. ``run`` gives the figure with some hunks taken back, None where the
-    program fails without them; it raises `OverBudget`. ``least``: what is too little to look at.
-    ``halves``: for a hunk, the hunks that are one edit with it: what one of them saves alone
-    may be more than the growth, because the program without it is neither the old nor the new one.
-    ``inside``: for a hunk that adds a copy or uses it, the hunks that edit it, the likeliest first.
+    ``order``: the hunks, the likeliest first. ``needed``: for each hunk, those that have to be
+    reverted with it. ``run`` returns the figure with some hunks reverted, or None if the program
+    fails without them; it raises `OverBudget`. ``least``: savings up to this are ignored.
+    ``halves``: for a hunk, those that form one edit with it. One of them alone may save more than
+    the growth, because the program without it is neither the old nor the new one. ``inside``: for
+    a hunk that adds or uses a copy of code, the hunks that edit the copy, the likeliest first.
     """
     searching = _Search(list(needed), before, after, run, least, partners, halves, inside)
     return searching.found(order)
@@ -101,9 +106,11 @@ class _Search:
     inside: Callable[[int], Sequence[int]]
     causes: list[Tried] = field(default_factory=list)
     values: dict[Taken, int | None] = field(default_factory=dict)
-    joined: set[int] = field(default_factory=set)  # that have partners
+    joined: set[int] = field(default_factory=set)  # hunks with partners
     order: Sequence[int] = ()
-    group: tuple[tuple[int, ...], int] | None = None  # that saves so much, and is being split
+    group: tuple[tuple[int, ...], int] | None = (
+        None  # the group that is being split, and what it saves
+    )
 
     def __post_init__(self) -> None:
         growth = self.after - self.before
@@ -145,14 +152,15 @@ class _Search:
     def _narrowed(
         self, hunks: tuple[int, ...], taken: Taken, value: int, floor: int
     ) -> tuple[Taken, int]:
-        """Look for causes among ``hunks``, with ``taken`` taken back already and the figure at
-        ``value``. ``floor``: what it is, or is expected to be, with all of them taken back. Returns
-        both with the causes taken back, too."""
+        """Search causes among ``hunks``, with ``taken`` already reverted and the figure at
+        ``value``. ``floor``: the (expected) figure with all of them reverted. Returns the reverted
+        hunks and the figure, with the causes that it found reverted as well.
+        """
         count = 1 if len(hunks) <= _FEW else 2
         while hunks and value - floor > self.slack and len(self.causes) < _MOST_CAUSES:
             head, hunks = hunks[:count], hunks[count:]
             if count > 1 or len(hunks) > _FEW:
-                count *= 2  # the likely ones were tried
+                count *= 2  # the likely hunks are done
             trial = self._value(self._with_needed(head, taken))
             if trial is None and len(head) == 1:
                 trial = self._with_partners(head[0], taken)
@@ -171,8 +179,7 @@ class _Search:
         return taken, value
 
     def _with_partners(self, hunk: int, taken: Taken) -> int | None:
-        """The figure without a hunk that the program needs while others are there, together with
-        those; None where it fails still."""
+        """The figure without a hunk and the hunks that need it; None if the program still fails."""
         unit = self.needed[hunk]
         for _ in range(_MOST_PARTNERS):
             more = self.partners(hunk, unit | taken) - unit - taken
@@ -187,7 +194,9 @@ class _Search:
         return None
 
     def _cause(self, hunk: int, taken: Taken, value: int, trial: int) -> tuple[Taken, int]:
-        """``hunk`` saves something, with those that it needs: perhaps one of them does alone."""
+        """Add the cause for ``hunk``, which saves something together with those that it needs; one
+        of them may do so alone.
+        """
         unit = self.needed[hunk] - taken
         smaller = sorted(
             (other for other in self.order if other in unit and self.needed[other] - taken < unit),
@@ -218,8 +227,9 @@ class _Search:
         return taken | unit, trial
 
     def _edits(self, hunk: int, taken: Taken, value: int, trial: int) -> tuple[Taken, int] | None:
-        """The causes inside a copy that ``hunk`` adds or uses, where the copy costs nothing once it
-        is as the original is. None where there are none."""
+        """Search causes inside a copy that ``hunk`` adds or uses, if the copy costs nothing once it
+        equals the original. None if there are none.
+        """
         edits = tuple(self.inside(hunk))
         if not edits:
             return None
@@ -234,8 +244,9 @@ class _Search:
     def _whole(
         self, hunk: int, unit: Taken, taken: Taken, value: int, trial: int
     ) -> tuple[Taken, int]:
-        """The unit and the figure with the rest of the edit, where the unit alone saves more than
-        there is to explain, and the whole edit does not."""
+        """Extend a unit to the whole edit, if the unit alone saves more than the growth and the
+        edit does not. Returns the unit and its figure.
+        """
         growth = value - self.before
         if value - trial <= growth + self.slack:
             return unit, trial
@@ -246,7 +257,7 @@ class _Search:
         return whole, back
 
     def _of_groups(self, order: Sequence[int], taken: Taken, value: int) -> tuple[Taken, int]:
-        """Look for hunks that save something together only."""
+        """Search hunks that only save something together."""
         left = [hunk for hunk in order if hunk not in taken]
         floor = self._value(taken.union(left))
         if floor is None or value - floor <= self.slack:
@@ -257,7 +268,7 @@ class _Search:
         parts = 2
         while len(left) > 1:
             size = -(-len(left) // parts)
-            # What is least likely is left out first.
+            # The least likely hunks are left out first.
             chunks = [left[at : at + size] for at in range(0, len(left), size)][::-1]
             for chunk in chunks:
                 kept = [hunk for hunk in left if hunk not in chunk]
@@ -277,7 +288,7 @@ class _Search:
         return taken.union(left), floor
 
     def _measure_alone(self) -> None:
-        """What each of several causes saves without the others."""
+        """Measure what each of several causes saves without the others."""
         for at, cause in enumerate(self.causes):
             if not cause.alone:
                 trial = self._value(
@@ -297,7 +308,7 @@ _KEEPS: Final = re.compile(
     r"|\bno_sync\b|\beval\(\)|\bgradient_\w+|\bremat\w*",
     re.MULTILINE,
 )
-"""What keeps memory low where it is: its removal shows in lines that did not change."""
+"""Code that keeps memory low: its removal shows in lines that did not change."""
 
 _KEPT: Final = re.compile(
     r"\bretain_graph\s*=\s*True|\bcreate_graph\s*=\s*True|\.append\(|\.clone\(|\.copy\(|deepcopy"
@@ -306,9 +317,9 @@ _KEPT: Final = re.compile(
     r"|\bamsgrad\b|\bmomentum\b|\bAdam\w*|\bhook\b|\bstore|\bhistory\b|\bqueue\b|\bdeque\b",
     re.MULTILINE,
 )
-"""What keeps memory alive, or makes more."""
+"""Code that keeps memory alive, or allocates more."""
 
-_TALKS: Final = re.compile(r"\bprint\(|\blogg?(?:er|ing)?\.|\bwarnings?\.|\bassert\b|\"\"\"|'''")
+_PRINTS: Final = re.compile(r"\bprint\(|\blogg?(?:er|ing)?\.|\bwarnings?\.|\bassert\b|\"\"\"|'''")
 _NUMBER: Final = re.compile(r"(?<![\w.])\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _SIZES: Final = re.compile(
     r"batch|size|width|hidden|dim|layer|depth|length|seq|head|channel|token|vocab|accum|micro|worker"
@@ -320,23 +331,24 @@ _IMPORT: Final = re.compile(r"^\s*(?:import|from)\b")
 
 
 def likely_first(hunks: Sequence[Hunk], suspects: Sequence[Place]) -> list[int]:
-    """The numbers of the hunks, the likeliest first. ``suspects``: the lines that explain the
-    growth by their place in the program, the best first."""
+    """The indices of the hunks, the likeliest first. ``suspects``: the lines that explain the
+    growth by their place in the program, the best first.
+    """
     scores = []
     for hunk in hunks:
-        near = (2.5 / (1 + at) for at, line in enumerate(suspects) if _is_of(line, hunk))
+        near = (2.5 / (1 + at) for at, line in enumerate(suspects) if _is_in(line, hunk))
         scores.append(meaning(hunk) + max(near, default=0.0))
     return sorted(range(len(hunks)), key=lambda at: (-scores[at], hunks[at].file, hunks[at].start))
 
 
-def _is_of(line: Place, hunk: Hunk) -> bool:
+def _is_in(line: Place, hunk: Hunk) -> bool:
     return line.file == hunk.file and hunk.start - (not hunk.new) <= line.line <= max(
         hunk.start, hunk.end - 1
     )
 
 
 def meaning(hunk: Hunk) -> float:
-    """How likely a change of this kind needs memory, wherever it is: 0 to 4."""
+    """The likelihood that a change of this kind needs memory, wherever it is: 0 to 4."""
     old, new = "".join(hunk.old), "".join(hunk.new)
     code = [text for text in (*hunk.old, *hunk.new) if text.strip()]
     if not code or all(_IMPORT.match(text) for text in code):
@@ -344,27 +356,27 @@ def meaning(hunk: Hunk) -> float:
     if hunk.whole is not None:
         return 1.0
     score = 0.5
-    lost = _counts(_KEEPS, old, new)
+    lost = _has_more(_KEEPS, old, new)
     if lost:
         score = 3.0
-    elif _counts(_KEPT, new, old):
+    elif _has_more(_KEPT, new, old):
         score = 2.0
     if not hunk.file.endswith(".py") or old.lstrip().startswith("@"):
         score = max(score, 1.5)
     if old and new:
         score = max(score, _of_values(old, new))
-    if all(_TALKS.search(text) for text in code) and not lost:
+    if all(_PRINTS.search(text) for text in code) and not lost:
         score -= 1.0
     return max(0.0, score)
 
 
-def _counts(pattern: re.Pattern[str], one: str, two: str) -> bool:
-    """Whether ``one`` has more of it than ``two``, or it is there in another line."""
+def _has_more(pattern: re.Pattern[str], one: str, two: str) -> bool:
+    """Whether ``one`` has more matches of ``pattern`` than ``two``."""
     return len(pattern.findall(one)) > len(pattern.findall(two))
 
 
 def _of_values(old: str, new: str) -> float:
-    """Of a line in which values changed: numbers that rose, flags that turned."""
+    """The score of a line in which only values changed: numbers that rose, flags that flipped."""
     one, two = _NUMBER.findall(old), _NUMBER.findall(new)
     of_size = 1.0 if _SIZES.search(new) else 0.0
     same = _NUMBER.sub("0", old).split() == _NUMBER.sub("0", new).split()

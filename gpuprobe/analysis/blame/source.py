@@ -1,9 +1,9 @@
-"""The source of a program as a baseline keeps it: a digest of each statement, no text.
+"""The source of a program as a baseline stores it (a digest of each statement, no text), and the
+changes between two sources.
 
-A statement's digest is of what it does: comments, docstrings, annotations, line breaks and
-brackets that change nothing are not in it. Its *shape* is the same without the names that people
-choose (variables, the program's own functions and attributes), so that a renaming can be told from
-a change.
+A digest covers what a statement does, without comments, docstrings, annotations, line breaks and
+redundant brackets. The *shape* is the same without the names that people choose (variables, the
+program's own functions and attributes), so that a renaming is distinct from a change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOKEN: Final = re.compile(
     r"\.|(?P<indent>[\w-])(?P<exact>[\w-]{4})(?P<shape>[\w@-][\w-]{2})|,([\w-]{4})"
 )
 DECORATED: Final = "@"
-"""What the shape of a decorator begins with."""
+"""The first character of a decorator's shape."""
 
 _DIGITS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
@@ -34,7 +34,8 @@ _DIGITS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 @dataclass(frozen=True, slots=True)
 class Statement:
     """A simple statement, or the header of a compound one, on lines ``start`` to ``end`` (from 1).
-    ``parts``: the digests of the text of each of its lines."""
+    ``parts``: the digest of the text of each of its lines.
+    """
 
     start: int
     end: int
@@ -46,20 +47,20 @@ class Statement:
 
 @dataclass(frozen=True)
 class Source:
-    """One file. ``text`` is None where only digests are known, of a baseline that was read."""
+    """The source of one file. ``text`` is None if it was read from a baseline with digests only."""
 
     statements: tuple[Statement, ...]
-    count: int  # of its lines
+    count: int  # lines
     text: str | None = None
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """The text of its lines; empty where it is not known."""
+        """The text of its lines; empty if unknown."""
         return tuple((self.text or "").split("\n")) if self.text is not None else ()
 
     @cached_property
     def by_line(self) -> dict[int, int]:
-        """From a line to the number of the innermost statement that covers it."""
+        """The index of the innermost statement that covers each line."""
         found: dict[int, int] = {}
         for number, statement in enumerate(self.statements):
             for line in range(statement.start, statement.end + 1):
@@ -67,7 +68,7 @@ class Source:
         return found
 
     def encode(self) -> str:
-        """All digests as one word of characters, seven or eight for each line that has code."""
+        """All digests as one string, seven or eight characters for each line with code."""
         tokens: list[list[str]] = [[] for _ in range(self.count)]
         for item in self.statements:
             tokens[item.start - 1].append(f"{_DIGITS[item.indent]}{item.exact}{item.shape}")
@@ -78,7 +79,7 @@ class Source:
 
 
 def decode(word: str) -> Source:
-    """What `Source.encode` wrote. Raises DataError for anything else."""
+    """The source that `Source.encode` wrote. Raises DataError for anything else."""
     statements: list[Statement] = []
     line, at = 1, 0
     open_: list[str] = []
@@ -110,7 +111,7 @@ def decode(word: str) -> Source:
 
 
 def source_of(text: str) -> Source:
-    """Take a file's text apart. What is not valid Python is taken line by line."""
+    """Split a file's text into statements; into lines if it is not valid Python."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
     count = len(lines) - (not lines[-1])
@@ -139,7 +140,7 @@ def header_end(node: ast.stmt | ast.ExceptHandler | ast.match_case) -> int:
 
 
 def is_docstring(node: ast.stmt) -> bool:
-    """Whether a statement is text alone, which does nothing."""
+    """Whether a statement is a string or an ellipsis, which does nothing."""
     return isinstance(node, ast.Expr) and (
         isinstance(node.value, ast.Constant) and isinstance(node.value.value, (str, type(...)))
     )
@@ -191,7 +192,7 @@ def _statement(lines: Sequence[str], start: int, end: int, exact: str, shape: st
 
 
 def digest(text: str, length: int) -> str:
-    """``length`` characters, at most 8, that stand for a text."""
+    """The digest of a text in ``length`` characters, at most 8."""
     found = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).digest()
     return base64.urlsafe_b64encode(found).decode("ascii")[:length]
 
@@ -212,8 +213,9 @@ _LEFT_OUT = frozenset(
 
 
 def _words(node: ast.AST, blind: bool) -> str:
-    """What a statement does, as text: the same for all versions of Python from 3.10. ``blind`` to
-    names that people choose."""
+    """A statement's syntax tree as text, the same for all versions of Python from 3.10. ``blind``:
+    without the names that people choose.
+    """
     return "".join(_serialized(node, blind, top=True))
 
 
@@ -254,17 +256,18 @@ def _is_self(node: ast.AST) -> bool:
     return isinstance(value, ast.Name) and value.id in ("self", "cls")
 
 
-NEW: Final = "new"  # nothing like it was there
-GAP: Final = "gap"  # what stood next to it is gone
+NEW: Final = "new"  # nothing equal or similar existed
+GAP: Final = "gap"  # a neighbour was removed
 INDENTED: Final = "indented"  # it is in another block
 RENAMED: Final = "renamed"  # the same with other names
 MOVED: Final = "moved"  # it was elsewhere before
 
 _MOST_STATEMENTS: Final = 20_000
-"""Of both sides of one file: larger ones are not aligned (it takes their product)."""
+"""Limit of the statements of one file, before and after: larger files are not aligned (the time is
+their product)."""
 
 _ALIKE: Final = 0.5
-"""Of the statements of a file: what it must share with one of another name to be it."""
+"""The share of statements that files of different names must have in common to be the same file."""
 
 
 _NO_SOURCE: Final = Source((), 0)
@@ -272,9 +275,10 @@ _NO_SOURCE: Final = Source((), 0)
 
 @dataclass(frozen=True, slots=True)
 class ChangedLine:
-    """A changed line: ``line`` is what a diff shows as changed, in ``statement`` (its number in the
-    file). ``removed``: the lines before that are gone, ``(first, last)``; None where none are.
-    ``was``: their text where there is one line of them, and it is known."""
+    """A changed line: ``line`` as a diff shows it, in ``statement`` (the index in the file).
+    ``removed``: the old lines that it replaces, ``(first, last)``, or None. ``was``: the text of
+    the old line, if it is a single one and known.
+    """
 
     file: str
     line: int
@@ -285,21 +289,22 @@ class ChangedLine:
 
 
 def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[ChangedLine, ...]:
-    """The changed lines of ``after``, by file and line. Files that only one side knows are taken
-    for new, or for another's new name."""
+    """The changed lines of ``after``, by file and line. Files that only exist on one side are new,
+    deleted, or renamed.
+    """
     pairs = _paired(before, after)
-    gone: Counter[str] = Counter()
-    come: Counter[str] = Counter()
+    removed: Counter[str] = Counter()
+    added: Counter[str] = Counter()
     aligned = {}
     for name, source in after.items():
         old = before.get(pairs.get(name, ""))
         aligned[name] = blocks = list(_aligned(old, source))
         for block in blocks:
             if not block.equal:
-                gone.update(item.exact for item in block.before)
-                come.update(item.exact for _, item in block.after)
+                removed.update(item.exact for item in block.before)
+                added.update(item.exact for _, item in block.after)
     for name in before.keys() - set(pairs.values()):
-        gone.update(item.exact for item in before[name].statements)
+        removed.update(item.exact for item in before[name].statements)
     found: list[ChangedLine] = []
     for name, blocks in aligned.items():
         old = before.get(pairs.get(name, ""))
@@ -307,9 +312,9 @@ def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[
             if block.equal:
                 found += _reindented(name, block)
             else:
-                changed = _of_block(name, after[name], block, gone, come)
+                changed = _of_block(name, after[name], block, removed, added)
                 found += (replace(change, was=_text_of(old, change)) for change in changed)
-    # What lost the block that it was in stands for the header that is gone.
+    # Statements that left a block already report its removed header.
     indented = {(change.file, change.statement) for change in found if change.kind == INDENTED}
     kept = [
         change
@@ -321,8 +326,8 @@ def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[
 
 
 def renamed_files(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """The names of ``after`` to the names that the same files have in ``before``, given as
-    texts."""
+    """The name in ``before`` of each file in ``after`` that exists there, given the texts of
+    both."""
     alone = {name for name in (*before, *after) if name not in before or name not in after}
     if not before.keys() - after.keys() or not after.keys() - before.keys():
         return {name: name for name in after if name in before}
@@ -334,7 +339,7 @@ def renamed_files(before: Mapping[str, str], after: Mapping[str, str]) -> dict[s
 
 
 def _text_of(old: Source | None, change: ChangedLine) -> str:
-    """The line that a change took away; "" where it took none or several, or nobody has it."""
+    """The old line that a change replaced; empty if there are none or several, or it is unknown."""
     if old is None or change.removed is None or change.removed[0] != change.removed[1]:
         return ""
     number = change.removed[0]
@@ -342,7 +347,7 @@ def _text_of(old: Source | None, change: ChangedLine) -> str:
 
 
 def _paired(before: Mapping[str, Source], after: Mapping[str, Source]) -> dict[str, str]:
-    """Names after to names before."""
+    """The name before of each name after."""
     pairs = {name: name for name in after if name in before}
     left = [name for name in before if name not in after]
     for name in after:
@@ -363,7 +368,7 @@ def _paired(before: Mapping[str, Source], after: Mapping[str, Source]) -> dict[s
 
 
 class _Block(NamedTuple):
-    """A stretch of both sides. ``after``: statements with their numbers, from ``at`` on."""
+    """A stretch of both sources. ``after``: statements with their indices, from ``at`` on."""
 
     equal: bool
     before: list[Statement]
@@ -393,15 +398,17 @@ def _reindented(name: str, block: _Block) -> Iterator[ChangedLine]:
 
 
 def _of_block(
-    name: str, after: Source, block: _Block, gone: Counter[str], come: Counter[str]
+    name: str, after: Source, block: _Block, removed: Counter[str], added: Counter[str]
 ) -> Iterator[ChangedLine]:
-    """The changes of one stretch that is not equal."""
+    """The changes of one stretch that differs. ``removed`` and ``added`` count the statements of
+    all such stretches, by digest.
+    """
     shapes = Counter(item.shape for item in block.before)
     is_new = False
     for number, item in block.after:
-        removed = None
-        if gone[item.exact] > 0:
-            gone[item.exact] -= 1
+        replaced = None
+        if removed[item.exact] > 0:
+            removed[item.exact] -= 1
             kind = MOVED
         elif shapes[item.shape] > 0:
             shapes[item.shape] -= 1
@@ -409,16 +416,16 @@ def _of_block(
         else:
             kind, is_new = NEW, True
             if block.before:
-                removed = (block.before[0].start, block.before[-1].end)
-        yield ChangedLine(name, _changed_line(item, block.before), number, kind, removed)
+                replaced = (block.before[0].start, block.before[-1].end)
+        yield ChangedLine(name, _changed_line(item, block.before), number, kind, replaced)
     if is_new:
         return
-    # What is gone without anything in its place, and is not elsewhere now.
+    # Statements that were removed without a replacement, and are not elsewhere now.
     renamed = Counter(item.shape for _, item in block.after)
     lost = []
     for item in block.before:
-        if come[item.exact] > 0:
-            come[item.exact] -= 1
+        if added[item.exact] > 0:
+            added[item.exact] -= 1
         elif renamed[item.shape] > 0:
             renamed[item.shape] -= 1
         else:
@@ -437,9 +444,10 @@ def _changed_line(item: Statement, ones: Iterable[Statement]) -> int:
 
 
 def _gap(name: str, after: Source, lost: list[Statement], at: int) -> ChangedLine:
-    """Statements that are gone from before number ``at``: named is the statement next to them that
-    is in the same block, the one before where both are. Behind a block's header it is the first of
-    the block; what a decorator was on is named for it."""
+    """The change for statements that were removed before index ``at``. It is reported at the
+    neighbour in the same block, preferably the one before; behind a block's header, at the first
+    statement of the block; for a decorator, at the decorated function or class.
+    """
     statements = after.statements
     indent = min(item.indent for item in lost)
     number = max(0, at - 1)

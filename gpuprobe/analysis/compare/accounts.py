@@ -1,7 +1,7 @@
-"""Accounts of memory: what an amount is made of, line by line, small enough to be kept.
+"""Accounts of memory: an amount split by source line, small enough to be stored in a baseline.
 
-An account's lines sum exactly to its total, and so do its categories and its modules, where it
-has them. What a trace cannot tell is a line of its own, in brackets, never left out.
+An account's lines sum exactly to its total; so do its categories and its modules, if it has
+them. Bytes that a trace does not explain get a separate line in brackets, they are never left out.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.trace import Frame
 
 SITE_PACKAGES: Final = "site-packages/"
-"""What the names of files of installed packages begin with."""
+"""The prefix of the names of files of installed packages."""
 
 _PACKAGE: Final = re.compile(r"/(site|dist)-packages/")
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """How files are named: relative to the project's folder ``root``. ``files``: of each name that
-    was given, the file."""
+    """The names of files in accounts: relative to the project's folder ``root``. ``files``: the
+    file of each name that was assigned.
+    """
 
     root: str
     is_user: UserFrame
     files: dict[str, str] = field(default_factory=dict)
 
     def file(self, name: str) -> str:
-        """A path below the project without the project's folder; of an installed package, below
-        ``site-packages/``; of others, the last parts."""
+        """The name of a file: relative to the project, ``site-packages/...`` in an installed
+        package, and else its last parts.
+        """
         plain = name.replace("\\", "/")
         folder = self.root.replace("\\", "/").rstrip("/") + "/"
         package = _PACKAGE.search(plain)
@@ -65,13 +67,13 @@ class Naming:
         return short_name(frame._replace(filename=self.file(frame.filename)))
 
     def place(self, text: str) -> str:
-        """A place in words, ``file:line in function``, with its file named."""
+        """A place (``file:line in function``) with the file's name in place of its path."""
         place = parse_place(text)
         if not isinstance(place, Place) or not place.file:
             return text
         return str(replace(place, file=self.file(place.file)))
 
-    def is_of_package(self, frame: Frame) -> bool:
+    def is_package_frame(self, frame: Frame) -> bool:
         """Whether a frame is the Python of an installed package other than torch."""
         name = frame.filename.replace("\\", "/")
         package = _PACKAGE.search(name)
@@ -88,8 +90,9 @@ _OUTSIDE: Final = re.compile(
 
 
 def inside(frames: Iterable[Frame]) -> Iterator[Frame]:
-    """The frames of the program that is watched, without those of what runs it: up to the module
-    that the innermost of them are called from, or to pytest around a test."""
+    """The frames of the program, without those of its launcher: from the innermost up to the module
+    that calls them, or to pytest around a test.
+    """
     for frame in frames:
         if _OUTSIDE.search(frame.filename.replace("\\", "/")) is not None:
             return
@@ -99,19 +102,20 @@ def inside(frames: Iterable[Frame]) -> Iterator[Frame]:
 
 
 NOT_TRACED: Final = "(not in the trace)"
-"""The row of what a counter says beyond what the trace explains; may be negative."""
+"""The row of the difference between a counter and the trace; it may be negative."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineShare:
-    """A line's part of an amount: ``bytes`` in ``blocks`` blocks (of counts: that many times).
+    """A line's part of an amount: ``bytes`` in ``blocks`` blocks (in counts: that many times).
 
-    ``categories``: its bytes by category, most first. ``calls``: the functions it called into,
-    innermost first, repeats once; they stay when lines shift. ``until``: ``backward`` where most
-    of it is freed in the backward pass of its step, ``later`` where it outlives the step, else "".
-    ``paths``: the user's lines that led here, innermost first, up to the one that calls the model,
-    the optimizer or the autograd engine, each with its bytes; kept in memory only. ``ways``: all
-    lines of Python that led here but torch's and the standard library's, in the same form.
+    ``categories``: its bytes by category, the most first. ``calls``: the functions that the line
+    called, innermost first, without repeats; they stay the same when lines shift. ``until``:
+    ``backward`` if most of it is freed in the backward pass of its step, ``later`` if it outlives
+    the step, else empty. ``paths``: the user's lines on the stack, innermost first, up to the one
+    that calls the model, the optimizer or the autograd engine, each path with its bytes; not
+    stored. ``call_paths``: the same with all Python lines except torch's and the standard
+    library's.
     """
 
     key: str
@@ -121,17 +125,17 @@ class LineShare:
     until: str = ""
     calls: str = ""
     paths: tuple[tuple[tuple[str, ...], int], ...] = ()
-    ways: tuple[tuple[tuple[str, ...], int], ...] = ()
+    call_paths: tuple[tuple[tuple[str, ...], int], ...] = ()
 
     @property
     def category(self) -> str:
-        """That of most of its bytes; "" where none is known."""
+        """The category with the most bytes; empty if none is known."""
         return self.categories[0][0] if self.categories else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """``unit`` is ``bytes`` or ``count``."""
+    """An amount and its parts. ``unit`` is ``bytes`` or ``count``."""
 
     total: int
     lines: tuple[LineShare, ...] = ()
@@ -142,7 +146,7 @@ class Account:
 
 @dataclass(slots=True)
 class _Row:
-    """What is gathered of one line."""
+    """The sums of one line."""
 
     bytes: int = 0
     blocks: int = 0
@@ -150,16 +154,16 @@ class _Row:
     until: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
     paths: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    ways: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    call_paths: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
-class _Gathered:
-    """Blocks by line."""
+class _ByLine:
+    """Sums up blocks by line."""
 
     def __init__(self, naming: Naming) -> None:
         self._naming = naming
         self._rows: dict[str, _Row] = defaultdict(_Row)
-        self._ways: dict[tuple[Frame, ...], tuple[str, ...]] = {}
+        self._call_paths: dict[tuple[Frame, ...], tuple[str, ...]] = {}
 
     def add(
         self,
@@ -177,12 +181,12 @@ class _Gathered:
         calls = ""
         path: tuple[str, ...] = ()
         naming = self._naming
-        way = self._ways.get(frames)
-        if way is None:
-            way = self._ways[frames] = tuple(
+        call_path = self._call_paths.get(frames)
+        if call_path is None:
+            call_path = self._call_paths[frames] = tuple(
                 naming.line(f)
                 for f in inside(frames)
-                if not is_cpp(f) and (naming.is_user(f) or naming.is_of_package(f))
+                if not is_cpp(f) and (naming.is_user(f) or naming.is_package_frame(f))
             )
         if frame is None:
             key = lines.line(stack, before=before)
@@ -199,10 +203,10 @@ class _Gathered:
         row.until[until] += size
         row.calls[calls] += size
         row.paths[path] += size
-        row.ways[way] += size
+        row.call_paths[call_path] += size
 
     def lines(self, total: int) -> tuple[LineShare, ...]:
-        """All of it, most bytes first, with a line for what is missing to ``total``."""
+        """All lines, the most bytes first, and one with the difference to ``total``."""
         found = [
             LineShare(
                 key,
@@ -212,7 +216,7 @@ class _Gathered:
                 most_bytes(row.until),
                 most_bytes(row.calls),
                 _most_first(row.paths),
-                _most_first(row.ways),
+                _most_first(row.call_paths),
             )
             for key, row in self._rows.items()
         ]
@@ -233,8 +237,9 @@ autograd engine and the optimizer."""
 
 
 def _entry(frames: tuple[Frame, ...], is_user: UserFrame) -> int:
-    """The index after the user's line that calls the outermost of `_ENTRIES`; where there is none,
-    after the innermost user's line."""
+    """The index after the user's line that calls the outermost of `_ENTRIES`; if there is none,
+    after the user's innermost line.
+    """
     outermost = -1
     for index, frame in enumerate(frames):
         name = frame.filename.replace("\\", "/")
@@ -247,33 +252,34 @@ def _entry(frames: tuple[Frame, ...], is_user: UserFrame) -> int:
 def _most_first(
     paths: Counter[tuple[str, ...]],
 ) -> tuple[tuple[tuple[str, ...], int], ...]:
-    """Most bytes first, then by name; paths without a line are left out."""
+    """The paths by bytes, the most first, then by name; empty ones are left out."""
     return tuple(
         sorted(((p, n) for p, n in paths.items() if p), key=lambda item: (-item[1], item[0]))
     )
 
 
 def _sorted(counter: Counter[str]) -> tuple[tuple[str, int], ...]:
-    """Most bytes first, then by name; what has no name is left out."""
+    """The keys by bytes, the most first, then by name; empty ones are left out."""
     named = ((key, size) for key, size in counter.items() if key)
     return tuple(sorted(named, key=lambda item: (-item[1], item[0])))
 
 
 def most_bytes(counter: Counter[str]) -> str:
-    """The key with most bytes, of equals the smallest: the same from run to run."""
+    """The key with the most bytes; of equals the smallest, so that runs agree."""
     return min(counter, key=lambda key: (-counter[key], key), default="")
 
 
 def account_at(
     found: Traced, point: TracePoint, naming: Naming, total: int, *, whole: bool = False
 ) -> Account:
-    """What was allocated at a point. ``total``: what the counter said. ``whole``: with its
-    categories and modules too."""
+    """The account of the memory that was allocated at a point. ``total``: the allocator's counter.
+    ``whole``: with categories and modules.
+    """
     ledger = ledger_of(found.trace(point.trace))
     mark = live_at(ledger, point.event)
     here = _Table(mark, naming)
     origins = _Origins(found, point.trace, naming)
-    # Alike blocks together: a mark may have a million, of a hundred stacks.
+    # Equal blocks together: a mark may have a million of them, from a hundred stacks.
     groups: dict[tuple[int, int, int, int, int, str], list[int]] = {}
     for index, until in enumerate(_ends(ledger, point.event)):
         stack, before = mark.stack[index], mark.is_baseline[index]
@@ -285,14 +291,14 @@ def account_at(
         else:
             group = (1, *known, until)
         groups.setdefault(group, []).append(mark.size[index])
-    gathered = _Gathered(naming)
+    by_line = _ByLine(naming)
     categories, modules = [], []
     for (earlier, stack, before, code, module, until), sizes in sorted(groups.items()):
         table = origins.table if earlier else here
         assert table is not None
         category = Category.from_code(code).value
         size, blocks = sum(sizes), len(sizes)
-        gathered.add(
+        by_line.add(
             table.lines,
             table.stacks.frames_of(stack),
             stack,
@@ -305,7 +311,7 @@ def account_at(
         name = module_row(table.stacks.strings[module], stack, before=bool(before))
         categories.append(Share(category, size, blocks))
         modules.append(Share(name, size, blocks))
-    shares = gathered.lines(total)
+    shares = by_line.lines(total)
     if not whole:
         return Account(total, shares)
     rest = [Share(NOT_TRACED, total - mark.allocated, 0)] if total != mark.allocated else []
@@ -315,7 +321,7 @@ def account_at(
 
 
 class _Table:
-    """The stacks of one trace."""
+    """The stacks of one trace, and their lines."""
 
     def __init__(self, mark: HighWater, naming: Naming) -> None:
         self.stacks = mark.stacks
@@ -323,8 +329,9 @@ class _Table:
 
 
 class _Origins:
-    """Where blocks come from that were alive before a trace, and freed in it: no stack of theirs
-    is in that trace. The one before may have them among what lived at its end."""
+    """The stacks of blocks that were alive before a trace: it has none for those that it frees. The
+    trace before may have them among the blocks alive at its end.
+    """
 
     def __init__(self, found: Traced, number: int, naming: Naming) -> None:
         self._found = found
@@ -350,7 +357,7 @@ class _Origins:
 
 
 def _ends(ledger: Ledger, event: int) -> Iterator[str]:
-    """How each block that is alive after ``event`` ends, in `live_at`'s order."""
+    """`LineShare.until` of each block that is alive after ``event``, in `live_at`'s order."""
     runs = Runs(ledger, Marks(ledger.trace.stacks))
     for row in ledger.alive(event):
         freed = ledger.freed[row]
@@ -361,7 +368,7 @@ def _ends(ledger: Ledger, event: int) -> Iterator[str]:
 
 
 def merged_shares(shares: Iterable[Share[str]]) -> tuple[Share[str], ...]:
-    """Shares of one name as one, most bytes first."""
+    """Join the shares with the same name; the most bytes first."""
     found: dict[str, tuple[int, int]] = {}
     for share in shares:
         size, blocks = found.get(share.key, (0, 0))
@@ -373,7 +380,7 @@ def merged_shares(shares: Iterable[Share[str]]) -> tuple[Share[str], ...]:
 
 
 def growth(first: Account, last: Account) -> Account:
-    """What the lines of ``last`` have more than ``first``, of the same run; the rest left out."""
+    """The differences of the lines between two accounts of one run, without unchanged lines."""
     before = {line.key: line for line in first.lines}
     nothing = LineShare("", 0, 0)
     found = []
@@ -403,8 +410,8 @@ _GIVEN = (TraceAction.SEGMENT_FREE.code, TraceAction.SEGMENT_UNMAP.code)
 
 
 def device_allocs(found: Traced, warm_up: int, total: int, naming: Naming) -> Account:
-    """The calls of cudaMalloc from step number ``warm_up`` on, by the line that caused each."""
-    gathered = _Gathered(naming)
+    """Calls of cudaMalloc from step ``warm_up`` on, by the line that caused each."""
+    gathered = _ByLine(naming)
     steps = {step.index for step in full_steps(found.site.rank.steps)}
     full = [number for number, step in enumerate(found.steps) if step.index in steps]
     for number in full[warm_up:]:
@@ -440,7 +447,7 @@ def reserved_at(found: Traced, total: int, naming: Naming) -> Account:
                 if now == most and not best:
                     best = dict(alive)
                 now -= alive.pop(address)[2]
-    gathered = _Gathered(naming)
+    gathered = _ByLine(naming)
     for number, stack, size in (best or alive).values():
         table, lines = tables[number]
         gathered.add(lines, table.frames_of(stack), stack, size)

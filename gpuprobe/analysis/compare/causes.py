@@ -1,8 +1,8 @@
 """Which change of the program made an amount grow: the first thing to look at.
 
-A change of one line often grows the memory of many: without an activation checkpoint, every line
-of a block keeps what it made. So the lines' growth is followed from the training loop inwards, as
-long as nearly all of it goes the same way; where it parts is the line to look at.
+A change of one line often increases the memory of many: without an activation checkpoint, all lines
+of a block keep what they allocate. So the lines' growth is followed from the training loop inwards,
+as long as nearly all of it has the same path; the line where it splits is the cause.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes, human_delta
 
 _NEARLY_ALL = 0.8
-"""Of an amount: what must go on to one line for it to be followed."""
+"""The share of an amount that must belong to one line for the search to follow it."""
 
 _MOST = 0.5
-"""Of the growth: what a rule must explain to be the cause."""
+"""The share of the growth that a rule must explain to be the cause."""
 
 _ALIKE = 0.25
-"""How far a line's own factor may be from that of the inputs: some of what a line makes does not
-depend on them, and blocks are rounded up."""
+"""How far the growth factor of a line may be from that of the inputs: some of its memory does not
+depend on them, and block sizes are rounded up."""
 
 _NOTHING = LineShare("", 0, 0)
 
@@ -44,8 +44,9 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """``place`` is a line, ``file:line in function``; "" where none is known. ``saved``: what the
-    program took less in a run without this change; None where that was not run."""
+    """A cause of growth. ``place`` is a line, ``file:line in function``; empty if unknown.
+    ``saved``: the bytes that a run without this change saved; None if there was no such run.
+    """
 
     text: str
     place: str = ""
@@ -54,28 +55,34 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What is known apart from one account: ``precision`` before and after, where that changed; the
-    lines that call the model and that start the backward pass; the lines of which that freed
-    something before; those that leave more behind with every step now."""
+    """What the rules know in addition to the accounts.
+
+    ``precision``: number formats before and after, if they changed. ``forward`` and ``backward``:
+    the lines that call the model and that start the backward pass. ``freed_in_backward``: lines
+    whose memory the backward pass freed before. ``growing``: lines that now leave more behind with
+    each step. ``evaluation``: the account describes a phase without a backward pass. ``net``: the
+    account's own change, the limit of each cause, since moved bytes cancel out.
+    """
 
     precision: tuple[str, str] | None = None
     forward: str = ""
     backward: str = ""
     freed_in_backward: frozenset[str] = frozenset()
     growing: frozenset[str] = frozenset()
-    evaluation: bool = False  # it is the account of a phase without a backward pass
-    net: int = 0  # what the account has more: no cause has more of it, since what moved cancels out
+    evaluation: bool = False
+    net: int = 0
 
     def amount(self, delta: int) -> str:
-        """In words, at most the account's own change."""
+        """A change of bytes as text, at most the account's own."""
         return human_delta(min(delta, self.net) if self.net > 0 else delta)
 
 
 def explain(
     rows: Sequence[DiffRow], before: Account, after: Account, context: Context, noun: str = ""
 ) -> Cause | None:
-    """The cause of what grew in ``rows``, where no change of the source is known to have to do with
-    it; None where nothing grew. ``noun``: what a count counts."""
+    """The cause of the growth in ``rows``, without regard to changes of the source; None if nothing
+    grew. ``noun``: the name of what an account of counts counts.
+    """
     grown = [row for row in rows if row.delta > 0 and not row.key.startswith("(")]
     if not grown:
         rest = next((row for row in rows if row.delta > 0), None)
@@ -88,12 +95,12 @@ def explain(
     context = replace(context, net=after.total - before.total)
     tensors = [row for row in grown if _category(row, lines) != "workspace"]
     if _total(tensors) * 2 >= _total(grown):
-        grown = tensors  # a library's workspace comes and goes with the order of calls
+        grown = tensors  # a library's workspace depends on the order of calls
     for rule in (_precision, _retained, _inputs):
         found = rule(grown, was, lines, context)
         if found is not None:
             return found
-    return _where_it_parts(grown, was, lines, context)
+    return _where_paths_split(grown, was, lines, context)
 
 
 def _amount(delta: int, account: Account, noun: str) -> str:
@@ -110,8 +117,9 @@ def _precision(
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> Cause | None:
-    """Other number formats: most of what grew is made by the model's own lines, no more blocks
-    than before. Look where the model is called."""
+    """Other number formats: most of the growth is allocated by the model's own lines. The cause is
+    at the line that calls the model.
+    """
     if context.precision is None:
         return None
     computed = [row for row in grown if _category(row, lines) not in ("parameter", "input")]
@@ -128,7 +136,7 @@ def _retained(
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> Cause | None:
-    """What the backward pass freed in its step, and now outlives it."""
+    """Memory that the backward pass used to free, and that now outlives the step."""
     kept = [
         row
         for row in grown
@@ -150,8 +158,9 @@ def _retained(
 
 
 def inputs(grown: Sequence[DiffRow], lines: Mapping[str, LineShare]) -> str:
-    """Whether the inputs are larger, in words: most lines have grown by one factor, and so has a
-    line that brings inputs to the device. "" where they are not."""
+    """A description of larger inputs: most lines have grown by one factor, and so has a line that
+    copies inputs to the device. Empty if they are not larger.
+    """
     found = _factor(grown, lines)
     if found is None:
         return ""
@@ -183,13 +192,13 @@ def _inputs(
 def _factor(
     grown: Sequence[DiffRow], lines: Mapping[str, LineShare]
 ) -> tuple[int, DiffRow, float] | None:
-    """The bytes that grew by the factor of an input, the input, and the factor."""
+    """The bytes that grew by the same factor as an input, the input, and the factor."""
     best: tuple[int, DiffRow, float] | None = None
     for row in grown:
         if row.before <= 0 or row.delta <= 0 or _category(row, lines) != "input":
             continue
         if row.blocks_before != row.blocks_after:
-            continue  # of the same size, and more of them alive
+            continue  # not larger inputs, but more of them alive
         factor = row.after / row.before
         alike = sum(
             other.delta
@@ -203,31 +212,31 @@ def _factor(
     return best
 
 
-def _where_it_parts(
+def _where_paths_split(
     grown: Sequence[DiffRow],
     was: Mapping[str, LineShare],
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> Cause:
-    """Follow the growth inwards, from the call that has most of it."""
-    ways = [(path, weight, row) for row in grown for path, weight in _weighted(row, lines)]
+    """Follow the growth inwards, from the call with the most of it to the line where it splits."""
+    paths = [(path, weight, row) for row in grown for path, weight in _weighted(row, lines)]
     depth = 0
     place = ""
     while True:
         groups: dict[str, int] = defaultdict(int)
-        for path, weight, _ in ways:
+        for path, weight, _ in paths:
             if len(path) > depth:
                 groups[path[depth]] += weight
         if not groups:
             break
         best = min(groups, key=lambda key: (-groups[key], key))
-        if place and groups[best] < _NEARLY_ALL * sum(weight for _, weight, _ in ways):
+        if place and groups[best] < _NEARLY_ALL * sum(weight for _, weight, _ in paths):
             break
         place = best
-        ways = [way for way in ways if len(way[0]) > depth and way[0][depth] == best]
+        paths = [item for item in paths if len(item[0]) > depth and item[0][depth] == best]
         depth += 1
-    amount = sum(weight for _, weight, _ in ways)
-    rows = {row.key: row for _, _, row in ways}
+    amount = sum(weight for _, weight, _ in paths)
+    rows = {row.key: row for _, _, row in paths}
     text = f"{context.amount(amount)} at {place}"
     words = wording(list(rows.values()), was, lines, context)
     if words:
@@ -244,7 +253,7 @@ def wording(
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> list[str]:
-    """What grew in these lines, in words."""
+    """The kind of memory that grew in these lines, as phrases."""
     category = _grown_category(rows, was, lines)
     words = _WORDS.get(category, category)
     if category == "activation" and all(
@@ -279,7 +288,7 @@ def _grown_category(
 def _weighted(
     row: DiffRow, lines: Mapping[str, LineShare]
 ) -> Iterable[tuple[tuple[str, ...], int]]:
-    """The ways to a line, outermost first, each with its part of the line's growth."""
+    """The call paths to a line, outermost first, each with its part of the line's growth."""
     paths = lines[row.key].paths if row.key in lines else ()
     whole = sum(size for _, size in paths)
     if whole <= 0:
@@ -294,7 +303,7 @@ def _weighted(
 
 
 _LEAST = 0.02
-"""Of the growth: what changed lines must explain together to be named at all."""
+"""The share of the growth that changed lines must explain together to be reported."""
 
 _MOST_CAUSES = 3
 
@@ -302,30 +311,25 @@ _MOST_CAUSES = 3
 def changed_lines(
     rows: Sequence[DiffRow], before: Account, after: Account, context: Context, blame: Blame
 ) -> tuple[Cause, ...]:
-    """The changed lines that explain most of what grew in ``rows``, the best first; none where no
-    change has to do with it."""
+    """The changed lines that explain most of the growth in ``rows``, the best first; none if no
+    change is related to it.
+    """
     grown = [row for row in rows if row.delta > 0]
     lines = {line.key: line for line in after.lines}
     was = {line.key: line for line in before.lines}
-    ways, of = [], []
-    for row in grown:
-        for way in ways_of(row, lines):
-            ways.append(way)
-            of.append(row)
-    tensors = [way for way in ways if way.category != "workspace"]
-    if sum(way.bytes for way in tensors) * 2 >= sum(way.bytes for way in ways):
-        # A library's workspace comes and goes with the order of calls.
-        of = [row for row, way in zip(of, ways, strict=True) if way.category != "workspace"]
-        ways = tensors
-    found = blame.suspects(ways)
-    total = sum(way.bytes for way in ways)
+    pairs = [(row, path) for row in grown for path in growth_paths(row, lines)]
+    tensors = [pair for pair in pairs if pair[1].category != "workspace"]
+    if sum(path.bytes for _, path in tensors) * 2 >= sum(path.bytes for _, path in pairs):
+        pairs = tensors  # a library's workspace depends on the order of calls
+    found = blame.suspects(path for _, path in pairs)
+    total = sum(path.bytes for _, path in pairs)
     if not found or sum(item.score for item in found) < _LEAST * total:
         return ()
     net = after.total - before.total
     factor = inputs(grown, lines)
     causes = []
     for suspect in found[:_MOST_CAUSES]:
-        mine = list(dict.fromkeys(of[number] for number in suspect.ways))
+        mine = list(dict.fromkeys(pairs[number][0] for number in suspect.paths))
         place = _place(suspect, blame)
         text = place
         if mine:
@@ -343,20 +347,20 @@ def changed_lines(
     return tuple(causes)
 
 
-def ways_of(row: DiffRow, lines: Mapping[str, LineShare]) -> Iterator[GrowthPath]:
-    """The paths to a line, each with its part of the line's growth."""
+def growth_paths(row: DiffRow, lines: Mapping[str, LineShare]) -> Iterator[GrowthPath]:
+    """The full call paths to a line, each with its part of the line's growth."""
     line = lines.get(row.key)
-    found = [(way, size) for way, size in line.ways if size > 0] if line is not None else []
+    found = [] if line is None else [(path, n) for path, n in line.call_paths if n > 0]
     whole = sum(size for _, size in found)
     category = line.category if line is not None else ""
     if line is None or whole <= 0:
         yield GrowthPath((row.key,), row.delta, category)
         return
     left = row.delta
-    for way, size in found[1:]:
+    for path, size in found[1:]:
         part = row.delta * size // whole
         left -= part
-        yield GrowthPath(way[::-1], part, category)
+        yield GrowthPath(path[::-1], part, category)
     yield GrowthPath(found[0][0][::-1], left, category)
 
 
@@ -382,4 +386,4 @@ def _how(suspect: Suspect) -> str:
 
 
 _LONGEST = 100
-"""Of a line that is quoted, in characters."""
+"""Characters of a quoted line."""

@@ -1,8 +1,8 @@
-"""What changed between the peaks of two runs, so that the rows add up.
+"""The difference between the peaks of two runs, in rows that add up.
 
-Compared are the blocks alive at either peak, those alive before the trace included. So for
-each breakdown (by category, module, line) the rows' changes sum exactly to the change of the
-peak; a diff of the allocations recorded alone would miss what was there from the start.
+The blocks alive at either peak are compared, including those alive before the trace. So in each
+breakdown (by category, module, line) the rows' changes sum exactly to the change of the peak. A
+diff of the recorded allocations alone would miss what existed from the start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BY = ("category", "module", "line")
 
 @dataclass(frozen=True, slots=True)
 class DiffRow:
-    """One name at both peaks. Bytes and blocks; ``delta`` is ``after - before``.
+    """Bytes and blocks of one key at both peaks; ``delta`` is ``after - before``.
 
     ``status``: ``same``, ``changed``, ``added``, ``removed``, or ``moved``: the same memory
     under another name, ``moved_from`` (a shifted line, a renamed module), bytes changed or not.
@@ -54,8 +54,8 @@ class DiffRow:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The moment that the rows have of one side: the high water mark of its highest step with a
-    trace (None in a snapshot). ``below_peak``: bytes between it and the peak.
+    """The moment of one run that the rows describe: the high water mark of its highest step with
+    a trace (None in a snapshot). ``below_peak``: bytes between it and the peak.
     """
 
     step: int | None
@@ -66,8 +66,8 @@ class Compared:
 @dataclass(frozen=True, slots=True)
 class PeakDiff:
     """The peaks of one device in one rank. ``rows[by]`` are sorted by size of the change; they
-    sum to ``after - before`` of the peaks or, where a peak has no trace, of ``compared``.
-    `Unavailable` where a side has no trace at all.
+    sum to ``after - before`` of the peaks or, if a peak has no trace, of ``compared``.
+    `Unavailable` if a run has no trace at all.
     """
 
     rank: int
@@ -81,7 +81,7 @@ class PeakDiff:
 
     @property
     def delta(self) -> int | Unavailable:
-        """The change of the peak in bytes; `Unavailable` where a peak is only bounded."""
+        """The change of the peak in bytes; `Unavailable` if only bounds of a peak are known."""
         for peak in (self.before, self.after):
             if isinstance(peak, Unavailable):
                 return peak
@@ -115,10 +115,9 @@ class Diff(Displayed):
 def diff_recordings(
     before: Recording, after: Recording, *, is_user: UserFrame = is_user_frame
 ) -> Diff:
-    """Compare rank by rank and device by device.
+    """Compare two recordings, rank by rank and device by device.
 
-    Where each side has one rank or one device and their names differ, they are compared all
-    the same, and a caution says so.
+    If each has only one device, these are compared even if their names differ, with a caution.
     """
     cautions = list(_cautions(before, after))
     ours = {(site.rank.session.rank, site.device): site for site in device_peaks(before)}
@@ -182,7 +181,7 @@ def _of_sites(one: PeakSite | None, two: PeakSite | None, is_user: UserFrame) ->
 def _traced(
     site: PeakSite | None, mark: HighWater | Unavailable
 ) -> tuple[HighWater, Compared] | None:
-    """The peak where it has a trace, else the highest moment that has one."""
+    """The peak if it has a trace, else the highest moment that has one."""
     if site is None:
         return None
     if isinstance(mark, HighWater):
@@ -196,7 +195,7 @@ def _traced(
 
 
 def _peak(site: PeakSite | None, mark: HighWater | Unavailable) -> Peak | Unavailable:
-    """The trace's peak where there is a trace: its blocks are what the rows add up."""
+    """The trace's peak if it has one, because the rows sum up its blocks."""
     if isinstance(mark, HighWater):
         return Peak.exactly(mark.allocated)
     return mark if site is None else site.amount
@@ -246,7 +245,7 @@ def diff_marks(
     lines = as_text(by_line(before, is_user)), as_text(by_line(after, is_user))
     infos = [list(line_infos(mark, is_user)) for mark in (before, after)]
     in_lines = match_lines(infos[0], infos[1])
-    # The rows in brackets, such as "(unknown)", are no places in the code.
+    # Rows in brackets, such as "(unknown)", are not places in the code.
     for row in lines[0]:
         in_lines.setdefault(row.key, row.key)
     by_bytes = [{s.key: s.bytes for s in side if not s.key.startswith("(")} for side in modules]

@@ -1,10 +1,10 @@
-"""Pairing the lines and modules of two runs, when the code between them has changed.
+"""Pairs the lines and modules of two runs whose code differs.
 
-A shifted line or a renamed module is the same memory under another name. Showing it as one
-row gone and one row new would hide what really changed.
+A shifted line or a renamed module is the same memory under another name. Two rows, one removed and
+one added, would hide the real changes.
 
-Nothing is paired across different functions unless stack shape and bytes are equal as well,
-and what cannot be paired stays: conservation does not depend on the pairing.
+Lines of different functions are paired only if stack shape and bytes are equal as well. Unpaired
+lines stay as they are: conservation does not depend on the pairing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-_MOST_CELLS = 250_000  # alignments larger than this are by order only
-_MOST_FILES = 2_500  # pairs of files: with more, a new name is a new file
-_DEEPEST = 64  # levels of modules looked at
+_MOST_CELLS = 250_000  # larger alignments use the order only
+_MOST_FILES = 2_500  # pairs of files; with more, renamed files are not detected
+_DEEPEST = 64  # levels of nested modules
 
 
 @dataclass(frozen=True, slots=True)
 class LineInfo:
-    """A source line with memory. ``shape``: the functions it called into, innermost first,
-    which stays the same when lines shift; of its largest stack."""
+    """A source line with memory. ``shape``: the functions that it called in its largest stack,
+    innermost first; they stay the same when lines shift.
+    """
 
     key: str
     file: str
@@ -33,12 +34,12 @@ class LineInfo:
 
 
 def match_lines(before: Sequence[LineInfo], after: Sequence[LineInfo]) -> dict[str, str]:
-    """Keys of ``before`` to keys of ``after``: the same place in the code.
+    """Map keys of ``before`` to the keys of ``after`` for the same place in the code.
 
     Within one function of one file, lines are aligned in order, favouring equal stack shapes,
-    equal bytes and equal numbers; of that, `_credible` pairs count. What is then left in a
-    file is paired where shape and bytes are equal (a renamed function). A file with another
-    name is the same where most of its lines are (`_renamed_files`).
+    equal bytes and equal line numbers; only `_credible` pairs count. The other lines of a file are
+    paired if shape and bytes are equal (a renamed function). A file is renamed if most of its lines
+    are the same (`_renamed_files`).
     """
     files = _match_files({i.file for i in before}, {i.file for i in after})
     files |= _renamed_files(before, after, files)
@@ -67,8 +68,9 @@ def match_lines(before: Sequence[LineInfo], after: Sequence[LineInfo]) -> dict[s
 
 
 def _match_files(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
-    """Files that moved (another checkout, another machine): the same name, and the only such
-    file on either side; the more of the path agrees, the earlier it is paired."""
+    """Pair files that moved (another checkout, another machine): the only ones of that name in
+    either run. Files with more of their path in common are paired first.
+    """
     gone, new = set(before) - set(after), set(after) - set(before)
     found: dict[str, str] = {}
     longest = max((len(_parts(f)) for f in gone | new), default=0)
@@ -90,9 +92,9 @@ def _match_files(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
 def _renamed_files(
     before: Sequence[LineInfo], after: Sequence[LineInfo], paired: Mapping[str, str]
 ) -> dict[str, str]:
-    """Files of another name with the same code: at least half of the lines of either have the
-    function and shape, and the number or the bytes, of one of the other. One such line is enough
-    only by its bytes. Where two files are as much like a third, none is it.
+    """Pair files with different names and the same code: at least half of the lines of either
+    have the function and shape, and the number or the bytes, of a line of the other. A single such
+    line must have the same bytes. If two files are equally similar to a third, none is paired.
     """
     gone, new = _lines_by_file(before), _lines_by_file(after)
     both = gone.keys() & new.keys()
@@ -165,26 +167,26 @@ def _align(one: Sequence[LineInfo], two: Sequence[LineInfo]) -> list[tuple[int, 
 
 
 def _likeness(a: LineInfo, b: LineInfo) -> float:
-    """How much two lines of one function look the same; always above 0, since the order of
-    lines is evidence by itself. Sums of halves and quarters: exact in floating point."""
+    """The similarity of two lines of one function; always above 0, since the order of lines is
+    evidence too. Sums of quarters: exact in floating point.
+    """
     return 0.25 + 4.0 * (a.shape == b.shape) + 2.0 * (a.bytes == b.bytes) + (a.line == b.line)
 
 
 def _credible(
     pairs: Sequence[tuple[LineInfo, LineInfo]], same_count: bool
 ) -> list[tuple[LineInfo, LineInfo]]:
-    """The pairs with evidence beyond their order, which alone would pair a line that is gone
-    with any that is new (also of another class: a frame names only the method).
+    """The pairs with evidence beyond their order. Order alone would pair a removed line with any
+    added one (also of another class: a frame only has the method's name).
 
-    Evidence is: the same number; or the same shape, and besides that the same bytes, the same
-    shift as a neighbour that counts, or that no line of the function stayed where it was while
-    there are as many as before.
+    Evidence is the same line number; or the same shape together with the same bytes, with the same
+    shift as an accepted neighbour, or with an equal number of lines of which all moved.
     """
     counts = [a.line == b.line or (a.shape == b.shape and a.bytes == b.bytes) for a, b in pairs]
     if not any(counts) and same_count:
         return [(a, b) for a, b in pairs if a.shape == b.shape]
     shifts = [b.line - a.line for a, b in pairs]
-    # Once down and once up: a shift that counts spreads over its neighbours.
+    # Once down and once up: an accepted shift spreads to its neighbours.
     order = [*zip(range(1, len(pairs)), range(len(pairs) - 1), strict=True)]
     for here, near in [*order, *((near, here) for here, near in reversed(order))]:
         a, b = pairs[here]
@@ -194,14 +196,14 @@ def _credible(
 
 
 def match_modules(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, str]:
-    """Dotted module paths (with their bytes) of ``before`` to those of ``after``.
+    """Map dotted module paths (with their bytes) of ``before`` to those of ``after``.
 
-    Equal paths are pairs. Below a common parent, a child that vanished is paired with a new one
-    that has the same submodules (``encoder.0``, ``encoder.1`` → ``backbone.0``, …); among
-    several such, the one with equal bytes, else the only one.
+    Equal paths are pairs. Below a common parent, a removed child is paired with an added one that
+    has the same submodules (``encoder.0``, ``encoder.1`` → ``backbone.0``, …): one with equal
+    bytes, else the only one.
     """
     found = {key: key for key in before if key in after}
-    # Paths come from files: one with a hundred thousand dots is nobody's module.
+    # Paths come from files: one with a hundred thousand dots is not a module.
     ours, theirs = (
         {key: size for key, size in side.items() if key.count(".") < _DEEPEST}
         for side in (before, after)
@@ -211,7 +213,7 @@ def match_modules(before: Mapping[str, int], after: Mapping[str, int]) -> dict[s
 
 
 class _Tree:
-    """Module paths as a tree, each node with the names below it and the bytes of all."""
+    """Module paths as a tree: each node has the names below it and the bytes of all of them."""
 
     def __init__(self, paths: Mapping[str, int]) -> None:
         self.children: dict[str, _Tree] = {}
@@ -225,7 +227,7 @@ class _Tree:
         self._prefix = ""
 
     def grow(self) -> dict[str, _Tree]:
-        """The children, made on first use: the depth comes from a file, so no recursion."""
+        """The children, created on first use: the depth comes from a file, so no recursion."""
         if not self.children:
             for head, rest in self._below.items():
                 child = _Tree({path: size for path, size in rest.items() if path})
@@ -236,7 +238,7 @@ class _Tree:
         return self.children
 
     def shape(self) -> frozenset[str]:
-        """The relative paths below, "" for the node itself."""
+        """The relative paths below the node, and an empty one for the node itself."""
         below = {f"{h}.{r}" if r else h for h, rest in self._below.items() for r in rest}
         return frozenset(below | ({""} if self.key is not None else set()))
 
@@ -255,7 +257,7 @@ def _match_children(one: _Tree, two: _Tree, found: dict[str, str]) -> None:
 
 
 def _renamed(gone: list[_Tree], new: list[_Tree]) -> list[tuple[_Tree, _Tree]]:
-    """Vanished and new siblings with the same structure, paired."""
+    """Pair removed and added siblings with the same structure."""
     shapes: dict[frozenset[str], tuple[list[_Tree], list[_Tree]]] = {}
     for side, trees in enumerate((gone, new)):
         for tree in trees:

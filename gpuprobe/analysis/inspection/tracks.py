@@ -345,7 +345,7 @@ def spans(ledger: Ledger) -> tuple[list[Span], str]:
         ]
         return found, "recorded"
     runs = Runs(ledger, Marks(ledger.trace.stacks))
-    if not runs.seen:
+    if not runs.known:
         return [], ""
     return [
         Span(first + 1, end + 1, kind) for first, end, kind in _stretches(ledger, runs)

@@ -1,32 +1,35 @@
-"""What each block is for, without a profiler: from stacks, lifetimes and sizes.
+"""The category of each block, without a profiler: from stacks, lifetimes and sizes.
 
-A recorded category always wins. Otherwise a block is classified by what its stack says
-(`evidence`) and by the work that was going on when it was made and when it was freed:
+A recorded category always wins. Otherwise a block is classified by the marks of its stack
+(`Marks`) and by the kind of work in progress when it was allocated and when it was freed (`Runs`):
 
 =====================================  ==========================================
-made                                   and then
+allocated                              and then
 =====================================  ==========================================
 by a library for its own use           workspace
 to exchange gradients between ranks    gradient_bucket
-by FSDP, to put a parameter together   gathered_parameter
-by a checkpointed forward, run again   freed while that went on: temporary;
+by FSDP, to gather a parameter         gathered_parameter
+by a checkpointed forward, run again   freed during the recomputation: temporary;
                                        else activation
 inside an optimizer's step             freed in that step: temporary;
                                        else optimizer_state
 by the autograd engine                 freed in that backward: autograd_detail;
                                        outlived it: gradient
-while a module is built or moved       outlived that: parameter (or buffer: the
-                                       stack cannot tell them apart)
+while a module is built or moved       outlived that: parameter (or buffer: both
+                                       have the same stack)
 by a data loader, or copied to the     input
 device outside any module
 otherwise                              freed in the same stretch of work: temporary;
-                                       freed in a backward: activation; made in a
-                                       module's forward and kept: activation
+                                       freed in a backward: activation; allocated in
+                                       a module's forward and kept: activation
 =====================================  ==========================================
 
-Everything else is ``unknown``. Memory alive before the trace that has no stack is classified by
-what becomes of it: replaced during an optimizer step: optimizer_state; never freed, and of a
-size that no more such blocks have than there are gradients: parameter.
+Everything else is ``unknown``. Memory that was alive before the trace and has no stack is
+classified by its end: freed during an optimizer step: optimizer_state; never freed, and no more
+blocks of its size than gradients of that size: parameter.
+
+Marks come from PyTorch's own names: file paths under ``torch/`` and functions of its Python and
+C++ sources (2.1 to 2.13). Only names with one meaning give a mark.
 """
 
 from __future__ import annotations
@@ -50,14 +53,14 @@ INIT = 16  # a module being built, moved, initialised or loaded
 MODULE_CALL = 32  # inside a module's forward
 DATA = 64  # torch.utils.data
 COPY = 128  # Tensor.to / .cuda: a copy to the device
-BUCKET = 256  # the buffers in which ranks exchange gradients (DDP's buckets, FSDP2's)
+BUCKET = 256  # buffers in which ranks exchange gradients (DDP's buckets, FSDP2's)
 RECOMPUTE = 512  # a checkpointed forward, run again in the backward pass
-UNSHARDED = 1024  # the whole of a parameter that FSDP keeps in parts
+UNSHARDED = 1024  # a whole parameter, gathered from FSDP's shards
 
 CUBLAS_WORKSPACE_BYTES = 8_519_680
 """cuBLAS's default workspace per handle and stream (``:4096:2:16:8``, in KiB times counts),
-as PyTorch allocates it on GPUs other than sm_90 and newer. An odd enough number to be
-evidence by itself; the 32 MiB of newer GPUs is not."""
+as PyTorch allocates it on GPUs older than sm_90. The number is unusual enough to be evidence on
+its own; the 32 MiB of newer GPUs is not."""
 
 _WORKSPACE_NAMES = (
     "getNewWorkspace",
@@ -85,42 +88,56 @@ _CALL_FUNCTIONS = frozenset(("_call_impl", "_wrapped_call_impl", "_slow_forward"
 
 
 def _frame_marks(frame: Frame) -> int:
-    name, file = frame.name, frame.filename.replace("\\", "/")
+    """The marks of one frame, by its function and its file."""
+    file = frame.filename.replace("\\", "/")
     if not file.endswith(".py"):
-        if name.startswith(_ENGINE_NAMES):
-            return BACKWARD
-        if "AccumulateGrad" in name:
-            return ACCUMULATE | BACKWARD
-        if name.startswith(_COPY_NAMES):
-            return COPY
-        if name.startswith("c10d::Reducer::"):
-            return BUCKET
-        return WORKSPACE if any(word in name for word in _WORKSPACE_NAMES) else 0
-    _, found, inside = file.rpartition("/torch/")
-    if not found:
-        return 0
-    if inside.startswith("optim/"):
-        if "lr_scheduler" in inside or name in ("zero_grad", "__init__", "add_param_group"):
-            return 0
-        return OPTIMIZER
-    if inside.startswith("nn/modules/") and name in _CALL_FUNCTIONS:
-        return MODULE_CALL
-    if inside == "nn/init.py":
-        return INIT
-    # Not all of torch/nn: what DistributedDataParallel's __init__ makes is no parameter.
-    if inside.startswith(("nn/modules/", "nn/parameter.py")):
-        return INIT if name in _INIT_FUNCTIONS else 0
-    if inside.startswith("utils/data/"):
-        return DATA
-    if inside == "utils/checkpoint.py" and name in ("backward", "recompute_fn", "unpack_hook"):
-        return BACKWARD if name == "unpack_hook" else BACKWARD | RECOMPUTE
-    if name == "_engine_run_backward" or (
-        inside in ("autograd/__init__.py", "_tensor.py") and name in ("backward", "grad")
-    ):
+        return _native_marks(frame.name)
+    _, is_torch, inside = file.rpartition("/torch/")
+    return _torch_marks(frame.name, inside) if is_torch else 0
+
+
+def _native_marks(name: str) -> int:
+    """The marks of a C++ function."""
+    if name.startswith(_ENGINE_NAMES):
         return BACKWARD
-    if inside.startswith("distributed/fsdp/"):
-        return _FSDP_FUNCTIONS.get(name, 0)
-    return 0
+    if "AccumulateGrad" in name:
+        return ACCUMULATE | BACKWARD
+    if name.startswith(_COPY_NAMES):
+        return COPY
+    if name.startswith("c10d::Reducer::"):
+        return BUCKET
+    return WORKSPACE if any(word in name for word in _WORKSPACE_NAMES) else 0
+
+
+def _torch_marks(name: str, path: str) -> int:
+    """The marks of a Python function of torch; ``path`` is its file, relative to ``torch/``."""
+    if path.startswith("optim/"):
+        is_step = "lr_scheduler" not in path and name not in _NOT_IN_STEP
+        return OPTIMIZER if is_step else 0
+    if path.startswith("nn/modules/") and name in _CALL_FUNCTIONS:
+        return MODULE_CALL
+    if path == "nn/init.py":
+        return INIT
+    # Not all of torch/nn: DistributedDataParallel's __init__ allocates no parameters.
+    if path.startswith(("nn/modules/", "nn/parameter.py")):
+        return INIT if name in _INIT_FUNCTIONS else 0
+    if path.startswith("utils/data/"):
+        return DATA
+    return _backward_marks(name, path) or (
+        _FSDP_FUNCTIONS.get(name, 0) if path.startswith("distributed/fsdp/") else 0
+    )
+
+
+def _backward_marks(name: str, path: str) -> int:
+    """The marks of functions that run the backward pass, or recompute a forward in one."""
+    if path == "utils/checkpoint.py" and name in ("backward", "recompute_fn", "unpack_hook"):
+        return BACKWARD if name == "unpack_hook" else BACKWARD | RECOMPUTE
+    is_call = path in ("autograd/__init__.py", "_tensor.py") and name in ("backward", "grad")
+    return BACKWARD if is_call or name == "_engine_run_backward" else 0
+
+
+_NOT_IN_STEP = ("zero_grad", "__init__", "add_param_group")
+"""Functions of an optimizer that are not part of its step."""
 
 
 _FSDP_FUNCTIONS = {
@@ -133,17 +150,17 @@ _FSDP_FUNCTIONS = {
     "_alloc_padded_unsharded_flat_param": UNSHARDED,
 }
 """Functions of FSDP2 and, the last one, of FSDP1 (torch 2.6 to 2.13) that allocate: the input of a
-reduce-scatter, and the whole parameters that an all-gather puts together."""
+reduce-scatter, and the whole parameters of an all-gather."""
 
 _BUCKET_MAKERS = frozenset(("_ddp_init_helper", "_pre_forward"))
-"""The Python functions from which DistributedDataParallel calls the reducer's C++ code, which
-makes its buckets at first and makes them anew in the order in which gradients came. They make
-no tensors themselves: what has them as its innermost Python frame is the reducer's (but for that of
-an operator, which a dispatch mode may have called)."""
+"""The Python functions from which DistributedDataParallel calls the reducer's C++ code. It
+allocates its buckets once, and again in the order in which gradients arrived. These functions
+allocate no tensors themselves: if one of them is the innermost Python frame, the reducer allocated
+(``torch/_ops.py`` does not count, a dispatch mode may have called the operator)."""
 
 
-def by_whom(frames: Sequence[Frame]) -> int:
-    """BUCKET or UNSHARDED, where what allocated is the machinery of data parallelism; else 0.
+def data_parallel_mark(frames: Sequence[Frame]) -> int:
+    """BUCKET or UNSHARDED if DDP or FSDP allocated the memory; else 0.
 
     ``frames`` are a stack, innermost first.
     """
@@ -165,7 +182,7 @@ def _from_reducer(frames: Iterable[Frame]) -> int:
 
 
 class Marks:
-    """The marks of each stack, each frame and each stack looked at once."""
+    """The marks of stacks. Each frame and each stack is classified once."""
 
     def __init__(self, stacks: StackTable) -> None:
         self._stacks = stacks
@@ -173,6 +190,7 @@ class Marks:
         self._by_stack: dict[int, int] = {}
 
     def of(self, stack: int) -> int:
+        """The marks of all frames of a stack."""
         marks = self._by_stack.get(stack)
         if marks is None:
             marks = 0
@@ -197,33 +215,34 @@ _PHASES = {
 
 
 def _phase_kind(path: str) -> str:
-    """What a recorded phase is: ``optimizer/forward`` (a closure) is forward work."""
+    """The kind of work of a recorded phase: ``optimizer/forward`` (a closure) is forward."""
     names = (_PHASES.get(name, "") for name in reversed(path.split("/")))
     return next((kind for kind in names if kind), "")
 
 
 class Runs:
-    """The trace cut into stretches of forward, backward, optimizer or data work.
+    """A trace split into stretches of forward, backward, optimizer or data work.
 
     A stretch begins with the first allocation of its kind and lasts until the next stretch
-    begins, so a free belongs to the work that was last seen to allocate. Kinds come from, in
-    this order: the recorded phase; torch's annotations of ``Optimizer.step``; the marks of
-    the stack. In a trace that records stacks, an allocation without any frame was made on a
-    thread without Python, which is the autograd engine's: that counts as backward.
+    begins, so a free belongs to the work that allocated last. Kinds come from, in this order: the
+    recorded phase; torch's annotations of ``Optimizer.step``; the marks of the stack. In a trace
+    that records stacks, an allocation without any frame comes from a thread without Python, which
+    is the autograd engine's: it counts as backward.
+
+    ``known`` is whether the trace has anything that distinguishes kinds of work.
     """
 
     def __init__(self, ledger: Ledger, marks: Marks) -> None:
         made = ledger.made
         stacks = ledger.stack[:made]
-        seen = set(stacks)
-        known = len(stacks) - stacks.count(0)
+        distinct = set(stacks)
+        with_stack = len(stacks) - stacks.count(0)
         recorded = ledger.trace.events.phase
         has_phases = len(recorded) == ledger.events and any(recorded)
-        self.seen = known > 0 or has_phases or bool(ledger.trace.annotations)
-        no_stack = "backward" if known * 2 > made else ""
-        kind_of = {stack: _kind(marks.of(stack)) for stack in seen}
-        kind_of[0] = no_stack
-        closures = {stack for stack in seen if marks.of(stack) & MODULE_CALL}
+        self.known = with_stack > 0 or has_phases or bool(ledger.trace.annotations)
+        kind_of = {stack: _kind(marks.of(stack)) for stack in distinct}
+        kind_of[0] = "backward" if with_stack * 2 > made else ""
+        closures = {stack for stack in distinct if marks.of(stack) & MODULE_CALL}
         kinds = list(map(kind_of.__getitem__, stacks))
         if has_phases:
             strings = ledger.trace.stacks.strings
@@ -233,7 +252,7 @@ class Runs:
         for first, last in optimizer_steps(ledger.trace):
             low = bisect_left(ledger.start, first, 0, made)
             high = bisect_left(ledger.start, last, 0, made)
-            # A closure (LBFGS, Lightning) has the model run inside the optimizer's step.
+            # A closure (LBFGS, Lightning) calls the model inside the optimizer's step.
             kinds[low:high] = [
                 kind if kind == "backward" or stack in closures else "optimizer"
                 for kind, stack in zip(kinds[low:high], stacks[low:high], strict=True)
@@ -241,7 +260,7 @@ class Runs:
         self._start: list[int] = []
         self._kind: list[str] = []
         current = ""
-        # Changes only: comparing neighbours is much cheaper than looking at every row.
+        # Changes only: comparing neighbours is much cheaper than a loop over all rows.
         changes = compress(range(1, made), map(ne, kinds, islice(kinds, 1, None)))
         for row in chain([0] if made else [], changes):
             if kinds[row] and kinds[row] != current:
@@ -250,7 +269,7 @@ class Runs:
                 self._kind.append(current)
 
     def at(self, event: int) -> int:
-        """The number of the stretch ``event`` is in; -1 before the first."""
+        """The number of the stretch that ``event`` is in; -1 before the first."""
         return bisect_right(self._start, event) - 1
 
     def kind(self, run: int) -> str:
@@ -258,8 +277,8 @@ class Runs:
         return self._kind[run] if run >= 0 else ""
 
     def rows_of(self, kind: str, starts: Sequence[int], made: int) -> Iterator[range]:
-        """The rows made in stretches of ``kind`` (``""``: before the first), of the ``made`` rows
-        that begin with the events ``starts``.
+        """The rows allocated in stretches of ``kind`` (``""``: before the first), among the
+        ``made`` rows that begin with the events ``starts``.
         """
         edges = [bisect_left(starts, event, 0, made) for event in self._start]
         edges.append(made)
@@ -270,7 +289,7 @@ class Runs:
                 yield range(low, high)
 
     def ends_of(self, kind: str) -> list[int]:
-        """The event before which each stretch of ``kind`` gives way to another."""
+        """For each stretch of ``kind`` that another follows, the first event of that one."""
         return [
             later
             for found, later in zip(self._kind, self._start[1:], strict=False)
@@ -278,7 +297,9 @@ class Runs:
         ]
 
     def only(self, kind: str, first: int, end: int, starts: Sequence[int]) -> bool:
-        """Whether every allocation (``starts``, sorted) in events [first, end) is of ``kind``."""
+        """Whether all allocations (``starts``, sorted) in events [first, end) belong to one
+        stretch of ``kind``.
+        """
         low, high = bisect_left(starts, first), bisect_left(starts, end)
         return low == high or (
             self.kind(self.at(starts[low])) == kind
@@ -292,7 +313,7 @@ class Runs:
 def _kind(marks: int) -> str:
     if marks & BACKWARD:
         return "backward"
-    # A module's call inside an optimizer's step is that of a closure.
+    # A module that is called inside an optimizer's step is called by a closure.
     return "optimizer" if marks & OPTIMIZER and not marks & MODULE_CALL else "forward"
 
 
@@ -341,18 +362,22 @@ def categories(ledger: Ledger, rows: Sequence[int]) -> tuple[int, ...]:
 
 
 class Evidence:
-    """What is known of one trace, gathered once. It does not hold the ledger, which holds it."""
+    """What `Classifier` derives once per trace. The ledger holds it, so it has no reference to the
+    ledger.
+
+    ``outcomes``: (stack, size) -> the category of earlier blocks of the backward pass.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self.marks = Marks(ledger.trace.stacks)
         self.runs = Runs(ledger, self.marks)
         self.parameter_sizes: set[int] | None = None
-        self.fates: dict[tuple[int, int], int] | None = None
+        self.outcomes: dict[tuple[int, int], int] | None = None
         self.recomputed_until: array[int] | None = None
 
 
 def evidence_of(ledger: Ledger) -> Evidence:
-    """What is known of a ledger's trace: gathered at the first call."""
+    """The evidence of a ledger's trace, derived at the first call."""
     if not isinstance(ledger.evidence, Evidence):
         ledger.evidence = Evidence(ledger)
     return ledger.evidence
@@ -369,7 +394,7 @@ class Classifier:
         self._has_recorded = any(map(any, columns))
 
     def category(self, row: int) -> int:
-        """The `Category.code` of a row; the recorded one where there is one."""
+        """The `Category.code` of a row; a recorded one wins."""
         ledger = self._ledger
         if self._has_recorded:
             recorded = ledger.value("category", row)
@@ -378,14 +403,14 @@ class Classifier:
         stack = ledger.stack[row]
         if not stack and row >= ledger.made:
             return self._without_stack(row)
-        if not self._runs.seen:
-            # Lifetimes alone say nothing where no stretch of work can be told from another.
+        if not self._runs.known:
+            # Lifetimes alone are no evidence if kinds of work cannot be distinguished.
             return self._workspace_by_size(row)
         marks = self._marks.of(stack)
         return self._by_machinery(row, marks) or self._by_work(row, marks)
 
     def _by_machinery(self, row: int, marks: int) -> int:
-        """What libraries, data parallelism and checkpointing made; else unknown."""
+        """The category of memory of libraries, data parallelism and checkpointing; else unknown."""
         if marks & WORKSPACE or self._workspace_by_size(row):
             return _WORKSPACE
         if marks & BUCKET:
@@ -398,7 +423,7 @@ class Classifier:
         return _UNKNOWN
 
     def _by_work(self, row: int, marks: int) -> int:
-        """By the stretch of work in which it was made, and by the one in which it was freed."""
+        """The category by the stretches of work in which the row was allocated and freed."""
         ledger, runs = self._ledger, self._runs
         made_in = runs.at(ledger.start[row]) if row < ledger.made else -1
         freed = ledger.freed[row]
@@ -428,7 +453,7 @@ class Classifier:
         return _WORKSPACE if alive and its_size else _UNKNOWN
 
     def _recomputation_of(self, row: int) -> int:
-        """The event with which the recomputation that made ``row`` gives way to other work."""
+        """The event at which the recomputation that allocated ``row`` ends."""
         if self._found.recomputed_until is None:
             ledger, marks = self._ledger, self._marks
             until = array("q", [ledger.events]) * ledger.made
@@ -445,16 +470,18 @@ class Classifier:
             return _DETAIL if freed_in == made_in else _GRADIENT
         if made_in < len(self._runs) - 1 or marks & ACCUMULATE:
             return _GRADIENT
-        # The trace ends inside this backward: what became of its like before?
-        if self._found.fates is None:
-            self._found.fates = self._fates_in_backward()
+        # The trace ends inside this backward pass: equal blocks of earlier ones decide.
+        if self._found.outcomes is None:
+            self._found.outcomes = self._outcomes_in_backward()
         ledger = self._ledger
-        return self._found.fates.get((ledger.stack[row], ledger.requested[row]), _UNKNOWN)
+        return self._found.outcomes.get((ledger.stack[row], ledger.requested[row]), _UNKNOWN)
 
-    def _fates_in_backward(self) -> dict[tuple[int, int], int]:
-        """(stack, size) -> category, where all earlier blocks of the kind ended alike."""
+    def _outcomes_in_backward(self) -> dict[tuple[int, int], int]:
+        """(stack, size) -> category of the blocks that a backward pass allocated and that were
+        freed; unknown if they differ.
+        """
         ledger, runs = self._ledger, self._runs
-        fates: dict[tuple[int, int], int] = {}
+        outcomes: dict[tuple[int, int], int] = {}
         for row in range(ledger.made):
             if ledger.freed[row] >= ledger.events:
                 continue
@@ -462,9 +489,9 @@ class Classifier:
             if runs.kind(made_in) != "backward":
                 continue
             key = (ledger.stack[row], ledger.requested[row])
-            fate = _DETAIL if runs.at(ledger.freed[row]) == made_in else _GRADIENT
-            fates[key] = fate if fates.get(key, fate) == fate else _UNKNOWN
-        return fates
+            outcome = _DETAIL if runs.at(ledger.freed[row]) == made_in else _GRADIENT
+            outcomes[key] = outcome if outcomes.get(key, outcome) == outcome else _UNKNOWN
+        return outcomes
 
     def _without_stack(self, row: int) -> int:
         ledger, runs = self._ledger, self._runs
@@ -479,9 +506,9 @@ class Classifier:
         return _PARAMETER if ledger.requested[row] in self._found.parameter_sizes else _UNKNOWN
 
     def _sizes_of_parameters(self) -> set[int]:
-        """Requested sizes that the unexplained baseline has no more often than gradients do."""
+        """Requested sizes with no more unclassified baseline blocks than gradients at one time."""
         ledger = self._ledger
-        if not self._runs.seen:
+        if not self._runs.known:
             return set()
         kept = Counter(
             ledger.requested[row]
@@ -498,8 +525,8 @@ class Classifier:
         return {size for size, spans in gradients.items() if kept[size] <= _most_at_once(spans)}
 
     def _perhaps_gradients(self) -> Iterable[int]:
-        """Rows that may be gradients: those that were made in a backward, or before any work was
-        seen (`_by_work`), and all where categories were recorded.
+        """Rows that may be gradients: those allocated in a backward pass or before the first
+        stretch of work (see `_by_work`); all rows if categories were recorded.
         """
         ledger = self._ledger
         if self._has_recorded:

@@ -1,7 +1,7 @@
-"""Which frame of a stack to show: the first one that the user wrote.
+"""The frame of a stack that is shown to a user: the innermost one that the user wrote.
 
 Stacks are innermost first. A frame is the user's unless it is C++, PyTorch, an installed
-package, the standard library or generated code. Other rules can be passed as a predicate.
+package, the standard library or generated code. Callers can pass another predicate.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GENERATED = (
 
 
 def is_cpp(frame: Frame) -> bool:
-    """Whether a frame is native code, by its file name ("??" and "" included)."""
+    """Whether a frame is native code, by its file name (``??`` and an empty one included)."""
     name = frame.filename
     return not (name.endswith(_PYTHON_SUFFIXES) or name.startswith("<")) and (
         frame.line == 0 or not name or name == "??" or _is_source_of_native(name)
@@ -49,7 +49,9 @@ def _is_source_of_native(name: str) -> bool:
 
 
 def is_user_frame(frame: Frame) -> bool:
-    """The default predicate: not native, installed, standard library, torch or generated."""
+    """Whether a frame is the user's: not native, installed, standard library, torch or
+    generated.
+    """
     name = frame.filename
     if is_cpp(frame) or name.startswith(_GENERATED):
         return False
@@ -69,9 +71,9 @@ _PLUMBING = re.compile(
 
 
 def is_plumbing(frame: Frame) -> bool:
-    """Whether a frame tells a user little: native code, PyTorch's own Python (``_call_impl``,
-    ``backward``), gpuprobe, generated code, and what the standard library puts between. Frames of
-    other installed packages are not: they say which layer it was.
+    """Whether a frame has little use for a user: native code, PyTorch's own Python
+    (``_call_impl``, ``backward``), gpuprobe, generated code, and wrappers of the standard library.
+    Frames of other installed packages are not plumbing: they identify the layer.
     """
     name = frame.filename
     if is_cpp(frame) or name.startswith(_GENERATED):
@@ -80,7 +82,7 @@ def is_plumbing(frame: Frame) -> bool:
 
 
 def place_of(frame: Frame) -> SourceLine:
-    """The frame's line; of native frames only the function."""
+    """The frame's line; for native frames only the function."""
     if is_cpp(frame):
         return Place("", 0, frame.name) if frame.name else NoPlace.UNKNOWN
     return Place(frame.filename, frame.line, program_name(frame.name))
@@ -92,17 +94,17 @@ def short_name(frame: Frame) -> str:
 
 
 def module_row(module: str, stack: int, *, before: bool) -> str:
-    """The module as a key; ``stack`` and ``before`` say why where there is none."""
+    """The module as a key. If there is none, ``stack`` and ``before`` select the reason."""
     if module or stack:
         return module or NoPlace.NO_MODULE
     return NoPlace.BEFORE_THE_TRACE if before else NoPlace.UNKNOWN
 
 
 class Lines:
-    """From stack ids to source lines, each stack looked at once.
+    """The source line of each stack id; each stack is searched once.
 
-    ``is_user`` decides which frames are the user's; the first such frame, from the innermost,
-    is the line. Where there is none, `NoPlace` says why.
+    The line is the innermost frame for which ``is_user`` holds. If there is none, it is the
+    `NoPlace` with the reason.
     """
 
     def __init__(self, stacks: StackTable, is_user: UserFrame = is_user_frame) -> None:
@@ -113,12 +115,12 @@ class Lines:
         self._frames: dict[int, int] = {}  # stack id -> frame id, or a negative reason
 
     def frame(self, stack: int) -> Frame | None:
-        """The user's frame of a stack; None where it has none."""
+        """The user's frame of a stack, or None."""
         found = self._find(stack)
         return self._stacks.frames[found] if found > 0 else None
 
     def place(self, stack: int, *, before: bool = False) -> SourceLine:
-        """The line; ``before`` says that the memory predates the trace."""
+        """The line of a stack; ``before``: the memory was allocated before the trace."""
         found = self._find(stack)
         if found > 0:
             place = self._places.get(found)

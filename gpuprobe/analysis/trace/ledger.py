@@ -1,12 +1,12 @@
-"""Every allocation of a trace as one row: when it began, when it ended, how big it was.
+"""The allocations of a trace as rows: when each began, when it ended, and its size.
 
-The one pass that all other analysis starts from. Two sizes are kept apart:
+This is the one pass over a trace that all other analysis builds on. It distinguishes two sizes:
 
-* ``requested``: what the program asked for, as torch's trace records it;
-* ``size``: the block the caching allocator gave. It is the requested size rounded up, plus the
-  *slack* of a large block whose remainder was too small to split off. Torch's trace does not
-  record it, so it is worked out from the allocator's rules and the addresses (`layout`), and
-  for blocks alive at the end it is read from the final layout.
+* ``requested``: the bytes that the program requested, as torch's trace records them;
+* ``size``: the block that the caching allocator returned. It is the requested size rounded up, plus
+  the *slack* of a large block whose remainder was too small to split off. Torch's trace does not
+  record it: `BlockSizes` computes it from the allocator's rules and the addresses; for blocks alive
+  at the end it is read from the final layout.
 
 **allocated** below means bytes of blocks (``size``), as ``torch.cuda.memory_allocated`` counts.
 At the end of a trace it equals the bytes of the ``active_allocated`` blocks of its segments.
@@ -49,13 +49,55 @@ _SEGMENT_ALLOC = TraceAction.SEGMENT_ALLOC.code
 _SEGMENT_FREE = TraceAction.SEGMENT_FREE.code
 
 
+class _Holes:
+    """The free ranges of the large pool: ``ends`` by their begin, ``begins`` by their end.
+
+    Ranges that touch are merged, except across the start of a segment.
+    """
+
+    __slots__ = ("at_start", "begins", "ends", "segments")
+
+    def __init__(self, holes: Iterable[tuple[int, int]], segments: Iterable[int]) -> None:
+        self.ends = dict(holes)
+        self.begins = {end: begin for begin, end in self.ends.items()}
+        self.segments = set(segments)
+        self.at_start = sorted(self.ends)
+
+    def add_segment(self, begin: int, end: int) -> None:
+        self.segments.add(begin)
+        self.ends[begin] = end
+        self.begins[end] = begin
+
+    def remove_segment(self, begin: int) -> None:
+        self.segments.discard(begin)
+        self.begins.pop(self.ends.pop(begin, 0), None)
+
+    def free(self, begin: int, end: int) -> None:
+        """Add a freed block, merged with the ranges before and behind it."""
+        ends, begins, segments = self.ends, self.begins, self.segments
+        if begin not in segments and begin in begins:
+            begin = begins.pop(begin)
+        if end not in segments and end in ends:
+            end = ends.pop(end)
+        ends[begin] = end
+        begins[end] = begin
+
+
 class BlockSizes:
-    """Block sizes for the rows of a ledger.
+    """The exact size of each row's block, from addresses and the allocator's rules.
 
     ``final`` maps rows alive at the end to their block's size in the final layout, which is
-    taken as the truth: ``resized`` counts the rows where the rules gave something else.
-    ``assumed`` counts baseline blocks whose slack could not be told from the free space
-    behind them, and was taken to be 0.
+    authoritative: ``resized`` counts the rows for which the rules gave another size. ``assumed``
+    counts baseline blocks whose slack is indistinguishable from the free space behind them; it is
+    assumed to be 0.
+
+    No search is needed, because the trace has the address of each allocation: only the ends of free
+    blocks have to be followed. That is done for the blocks that can have slack: those of the large
+    pool in segments from ``cudaMalloc``. Blocks of the small pool and of expandable segments are
+    always split at 512 bytes, so their sizes are the rounded ones.
+
+    Source of the rules: PyTorch's ``CUDACachingAllocator.cpp`` (``round_size``, ``should_split``,
+    ``try_merge_blocks``).
     """
 
     def __init__(
@@ -100,22 +142,20 @@ class BlockSizes:
         segment_events = list(
             compress(range(count), selector(events.action, _SEGMENT_ALLOC, _SEGMENT_FREE))
         )
-        # What happens at which event: a row is made (row), is returned (~row), or, where
-        # there is neither, a segment comes or goes.
+        # By event: the row that it allocates (row) or frees (~row). Events in neither allocate or
+        # release a segment.
         first = bisect_left(big, made)
         todo = dict(zip(map(done.__getitem__, big), map(invert, big), strict=True))
         todo.pop(count, None)
-        # After the ends: at an event that implies an end, the new row is what counts.
+        # After the ends: at an event that implies a free, the new row counts.
         made_large = big[:first]
         todo.update(zip(map(start.__getitem__, made_large), made_large, strict=True))
         segments = _segments_at_start(trace, segment_events)
         if not segments and not segment_events:
             return  # expandable segments only, or nothing known: there is nothing to follow
-        edges = set(segments)
         before = [(baseline[row - made], row) for row in big[first:]]
-        ends = dict(self._holes_at_start(segments, before, final))
-        begins = {end: begin for begin, end in ends.items()}
-        hole_starts = sorted(ends)
+        holes = _Holes(self._holes_at_start(segments, before, final), segments)
+        ends, begins = holes.ends, holes.begins
         uncertain = self._before
         outside = self._outside
         max_split = self._max_split
@@ -126,15 +166,11 @@ class BlockSizes:
             row = todo.get(event, count)
             if row == count:
                 if events.action[event] == _SEGMENT_ALLOC:
-                    end = at + events.size[event]
-                    edges.add(at)
-                    ends[at] = end
-                    begins[end] = at
+                    holes.add_segment(at, at + events.size[event])
                 else:
-                    edges.discard(at)
-                    begins.pop(ends.pop(at, 0), None)
+                    holes.remove_segment(at)
             elif row >= 0:
-                if at not in ends and not self._shift_hole(at, hole_starts, ends, begins):
+                if at not in ends and not self._shift_hole(at, holes):
                     outside.add(row)  # not in a segment that is followed
                     continue
                 end = ends.pop(at)
@@ -147,37 +183,30 @@ class BlockSizes:
                     begins.pop(end, None)
                     if rest > 0:
                         size[row] = end - at
-                if at in uncertain:  # taken from its start: the block before had no slack
+                if at in uncertain:  # allocated at its start: the block before had no slack
                     del uncertain[at]
                     self.assumed -= 1
             elif ~row not in outside:
                 end = at + size[~row]
                 if uncertain:
-                    uncertain.pop(end, None)  # too late to tell
-                if at not in edges and at in begins:
-                    at = begins.pop(at)
-                if end not in edges and end in ends:
-                    end = ends.pop(end)
-                ends[at] = end
-                begins[end] = at
+                    uncertain.pop(end, None)  # merged: the slack stays unknown
+                holes.free(at, end)
 
-    def _shift_hole(
-        self, at: int, hole_starts: list[int], ends: dict[int, int], begins: dict[int, int]
-    ) -> bool:
+    def _shift_hole(self, at: int, holes: _Holes) -> bool:
         """Move the start of a hole up to ``at``: the bytes before it were a neighbour's slack."""
-        index = bisect_right(hole_starts, at) - 1
+        index = bisect_right(holes.at_start, at) - 1
         if index < 0:
             return False
-        begin = hole_starts[index]
-        end = ends.get(begin)
+        begin = holes.at_start[index]
+        end = holes.ends.get(begin)
         row = self._before.get(begin)
         if end is None or row is None or not begin < at < end or at - begin > SPLIT_LIMIT:
             return False
-        del ends[begin], self._before[begin]
+        del holes.ends[begin], self._before[begin]
         self.size[row] += at - begin
         self.assumed -= 1
-        ends[at] = end
-        begins[end] = at
+        holes.ends[at] = end
+        holes.begins[end] = at
         return True
 
     def _holes_at_start(
@@ -192,16 +221,16 @@ class BlockSizes:
         """
         size = self.size
         holes = []
-        # Baseline blocks whose end is only known to be within the hole behind them.
+        # Baseline blocks whose end is somewhere within the hole behind them, by the hole's begin.
         self._before: dict[int, int] = {}
-        # Rows in no segment that is followed.
+        # Rows outside all segments that are followed.
         self._outside = {row for _, row in before}
         rows = sorted(before)
         starts = [at for at, _ in rows]
         for begin, end in segments.items():
             first, last = bisect_left(starts, begin), bisect_left(starts, end)
             at = begin
-            behind = -1  # the row whose end ``at`` is, where that end may still move
+            behind = -1  # the row that ends at ``at``, if that end may still move
             for block, row in [*rows[first:last], (end, -1)]:
                 gap = block - at
                 if behind >= 0 and (0 < gap <= SPLIT_LIMIT or size[behind] >= self._max_split):
@@ -226,9 +255,8 @@ class BlockSizes:
 
 
 def _segments_at_start(trace: MemoryTrace, segment_events: Iterable[int]) -> dict[int, int]:
-    """begin -> end of the ``cudaMalloc`` segments held before the first event.
-
-    The final ones, with the trace's segment events undone from the last to the first.
+    """begin -> end of the ``cudaMalloc`` segments before the first event: the final ones, with the
+    trace's segment events undone from the last to the first.
     """
     found = {
         segment.address: segment.address + segment.total_size
@@ -262,29 +290,29 @@ _SEGMENT_ACTIONS = frozenset(
 
 @dataclass(slots=True)
 class Checks:
-    """Where a trace contradicts itself, or its rows rest on an assumption. Counts of rows.
+    """Counts of rows for which a trace contradicts itself, or that rest on an assumption.
 
-    All zero for a trace that a caching allocator wrote and nobody cut.
+    All zero for a complete trace of a caching allocator.
     """
 
-    unlisted: int = 0  # alive before the trace, found from a free or from the final layout
-    implied_frees: int = 0  # an address was given out again without a free
+    unlisted: int = 0  # alive before the trace, known from a free or the final layout only
+    implied_frees: int = 0  # an address was allocated again without a free
     lost: int = 0  # alive at the end by the events, not in the final layout
-    resized: int = 0  # the final layout has another size than the rules gave
-    assumed_slack: int = 0  # slack taken to be 0: the hole behind it hides what it was
+    resized: int = 0  # the final layout and the rules give different sizes
+    assumed_slack: int = 0  # slack assumed to be 0: the free space behind it hides it
 
 
 @dataclass(slots=True)
 class Ledger(WeaklyReferable):
     """The allocations of one trace: rows, in columns of equal length.
 
-    Rows ``0 … made - 1`` were made by events, in order; the rest are the baseline: alive
+    Rows ``0 … made - 1`` were allocated by events, in order; the rest are the baseline: alive
     before the first event, ``start`` -1. ``freed`` is the event at which *allocated* drops
     (the free was requested), ``done`` the one at which *active* drops (it completed); both
-    are ``events`` for what was still alive at the end. A baseline row with ``freed`` -1 was
+    are ``events`` for rows that were still alive at the end. A baseline row with ``freed`` -1 was
     already pending: active, not allocated. Sizes in bytes.
 
-    ``stack`` is a column like these; what few ask for is looked up by `values`.
+    `stack` is a column as well; `values` returns any other.
     """
 
     trace: MemoryTrace
@@ -295,21 +323,23 @@ class Ledger(WeaklyReferable):
     done: list[int]
     requested: array[int]
     size: array[int]
-    baseline: LiveColumns  # the trace's, with what else was found to be alive before it
+    baseline: LiveColumns  # the trace's, and other blocks that were alive before it
     by_allocator: bool  # the caching allocator's rules were applied
     checks: Checks
-    evidence: object = None  # what `categories` has gathered, for the next call
+    evidence: object = None  # of `gpuprobe.analysis.trace.categories`, for its next call
     _stack: array[int] | None = None
     _allocated: array[int] | None = None
     _peak: int | None = None
-    _alive: tuple[int, list[int]] | None = None  # of the last call: most are of the peak
+    _alive: tuple[int, list[int]] | None = (
+        None  # the result of the last call; most calls are for the peak
+    )
 
     def __len__(self) -> int:
         return len(self.start)
 
     @property
     def stack(self) -> array[int]:
-        """The stack of each row: where it was allocated."""
+        """The stack that allocated each row."""
         if self._stack is None:
             events = self.trace.events
             made = selector(events.action, _ALLOC)
@@ -318,13 +348,15 @@ class Ledger(WeaklyReferable):
         return self._stack
 
     def alive(self, event: int) -> list[int]:
-        """The rows allocated just after ``event``; -1 means before the first one."""
+        """The rows that are allocated just after ``event``; -1: before the first."""
         if self._alive is None or self._alive[0] != event:
             self._alive = event, self._ending_after(event, self.freed)
         return self._alive[1][:]
 
     def active(self, event: int) -> list[int]:
-        """The rows active just after ``event``: allocated, or freed with a stream still at it."""
+        """The rows that are active just after ``event``: allocated, or freed and still in use by a
+        stream.
+        """
         return self._ending_after(event, self.done)
 
     def _ending_after(self, event: int, ends: list[int]) -> list[int]:
@@ -359,11 +391,11 @@ class Ledger(WeaklyReferable):
         return self._peak
 
     def active_after(self) -> array[int]:
-        """Active bytes likewise: allocated, and freed blocks that a stream still uses."""
+        """Active bytes, like `allocated_after`: freed blocks that a stream still uses count."""
         waited = list(map(sub, self.done, self.freed))
         if not set(waited) <= {0, 1} or -1 in self.freed[self.made :]:
             return self.running(self.done)
-        # No event lies between request and completion, so the two curves differ only there.
+        # Each completion follows its request at once, so the two curves differ only there.
         allocated = self.allocated_after()
         active = allocated[:]
         for freed in compress(self.freed, waited):
@@ -372,10 +404,10 @@ class Ledger(WeaklyReferable):
 
     def running(self, ends: Sequence[int]) -> array[int]:
         """The running total of ``size`` over rows that each last from ``start`` to their end."""
-        # One place more than there are events: blocks that stay alive end there.
+        # One item more than events: blocks that stay alive end there.
         delta = [0] * (self.events + 1)
         for start, end, size in zip(self.start[: self.made], ends, self.size, strict=False):
-            delta[start] += size  # an end may be there already: of a free that was implied
+            delta[start] += size  # the same event may imply the free of another row
             delta[end] -= size
         held = 0
         for end, size in zip(ends[self.made :], self.size[self.made :], strict=True):
@@ -387,15 +419,16 @@ class Ledger(WeaklyReferable):
 
 
 _in_use: WeakValueDictionary[int, Ledger] = WeakValueDictionary()
-"""By the identity of their traces, which they hold: none is another's while its ledger lives."""
+"""By the ``id`` of their trace. A ledger refers to its trace, so no ``id`` is reused meanwhile."""
 
 
 def ledger_of(trace: MemoryTrace | Ledger) -> Ledger:
-    """Match every free with its allocation. A ledger is returned as it is, and a trace whose
-    ledger somebody still holds has that one: a trace is not changed once it is analysed.
+    """The ledger of a trace: every free matched with its allocation.
 
-    Functions that take a trace also take its ledger, so that several of them share the pass.
-    Raises DataError for sizes that no device has (more than 2 EiB in all).
+    A ledger is returned unchanged; a trace whose ledger is still referenced gets that one (a trace
+    does not change once it is analysed). Functions that take a trace also take its ledger, so that
+    several of them share the pass. Raises DataError for sizes that no device has (more than 2 EiB
+    in all).
     """
     if isinstance(trace, Ledger):
         return trace
@@ -408,17 +441,16 @@ def ledger_of(trace: MemoryTrace | Ledger) -> Ledger:
 
 
 def prepare(trace: MemoryTrace) -> None:
-    """Make the accounts of a trace that is still being read: of its events the columns up to
-    ``pool`` must be there. A trace that cannot be accounted for is left to `ledger_of`, which
-    says why.
+    """Compute the ledger of a trace that is still being read; of its events, the columns up to
+    ``pool`` must be complete. A damaged trace is left to `ledger_of`, which raises the error.
     """
     try:
         ledger = _built(trace)
     except DataError:
         return
     ledger.peak()
-    # Not the ledger itself, which holds the trace: together they would stay until the next
-    # garbage collection.
+    # Not the ledger itself: it refers to the trace, and the cycle would stay in memory until the
+    # next garbage collection.
     trace.accounts = {f.name: getattr(ledger, f.name) for f in fields(Ledger) if f.name != "trace"}
 
 
@@ -448,7 +480,7 @@ def _check_sizes(trace: MemoryTrace, of_events: int) -> None:
 
 
 def _with_rows(trace: MemoryTrace, ends: Lifetimes) -> Ledger:
-    """The rows of events with their ends, and those of the trace's baseline without."""
+    """A ledger with the rows of the events, and those of the trace's baseline without ends yet."""
     events = trace.events
     count = len(events)
     baseline = LiveColumns()
@@ -473,8 +505,8 @@ def _with_rows(trace: MemoryTrace, ends: Lifetimes) -> Ledger:
 
 
 def _matched(ledger: Ledger, ends: Lifetimes) -> dict[int, int]:
-    """Find the rows before the first event of which the events have the end alone. Returns what is
-    alive after the last event: address -> row.
+    """Match ends without an allocation with baseline rows, and add rows for the others. Returns the
+    rows that are alive after the last event, by address.
     """
     freed, done, made = ledger.freed, ledger.done, ledger.made
     count, events, before = ledger.events, ledger.trace.events, ends.before
@@ -487,7 +519,7 @@ def _matched(ledger: Ledger, ends: Lifetimes) -> dict[int, int]:
         event = ends.first.get(at)
         if event is None:
             opened[at] = row
-        elif events.action[event] == _ALLOC:  # given out again: its free was not seen
+        elif events.action[event] == _ALLOC:  # allocated again: its free is missing
             freed[row] = done[row] = event
             ledger.checks.implied_frees += 1
         else:
@@ -498,8 +530,8 @@ def _matched(ledger: Ledger, ends: Lifetimes) -> dict[int, int]:
             done[row] = min(before.done[index], count)
     for index, event in enumerate(before.event):
         if index not in known:
-            # Torch records both halves of a free. Where only the second is in the trace, the
-            # block was already pending when the trace began.
+            # Torch records request and completion of a free. If the trace has the completion only,
+            # the block was already pending when the trace began.
             until = before.freed[index]
             if until == ONLY_COMPLETED and not ledger.by_allocator:
                 until = event
@@ -516,14 +548,14 @@ def _matched(ledger: Ledger, ends: Lifetimes) -> dict[int, int]:
 
 
 def _freed_only(ledger: Ledger, event: int, until: int) -> int:
-    """The row of a block that the trace only frees, at ``event``."""
+    """Add a baseline row for a block of which the trace only has the free, at ``event``."""
     events = ledger.trace.events
     known = {name: events.column(name)[event] for name in ("stream", "pool")}
     return _unlisted(ledger, events.address[event], events.size[event], until, **known)
 
 
 def _unlisted(ledger: Ledger, address: int, size: int, until: int, **known: int) -> int:
-    """Add a baseline row for memory that only its end gave away."""
+    """Add a baseline row for memory that the trace's baseline does not list."""
     ledger.checks.unlisted += 1
     ledger.baseline.append(_ALLOC, address, size, **known)
     ledger.freed.append(until)
@@ -532,7 +564,7 @@ def _unlisted(ledger: Ledger, address: int, size: int, until: int, **known: int)
 
 
 def _final_sizes(ledger: Ledger, opened: dict[int, int]) -> dict[int, int]:
-    """Row -> size of its block in the final layout. What that alone shows is added to the rows."""
+    """The block size in the final layout, by row. Blocks that only the layout has become rows."""
     trace = ledger.trace
     if not trace.segments:
         return {}

@@ -1,7 +1,7 @@
-"""When each allocation of a trace ends: every free matched with the allocation it ends.
+"""The end of each allocation of a trace: every free, matched with its allocation.
 
-Events may still be arriving, as they do from the process that reads a snapshot: then what has
-come is matched while the rest is awaited, and the ledger of the whole trace is found sooner.
+Events may arrive in parts, from the process that reads a snapshot: those that have arrived are
+matched while the rest is read, so that the ledger of the whole trace is ready sooner.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED = TraceAction.FREE_COMPLETED.code
 
 NEVER = 1 << 62
-"""The event that ends what is still alive."""
+"""The end of a block that is still alive."""
 
 ONLY_COMPLETED = -1
-"""When the free was requested of a block of which the events have the completion alone."""
+"""In place of the event that requested a free, if the trace only has the completion."""
 
 BEFORE = 1 << 60
-"""Numbers from here on, in `Lifetimes.live`, are of `Earlier` and not of rows."""
+"""In `Lifetimes.live`: this plus an index of `Earlier`. Smaller numbers are rows."""
 
 
 class Earlier:
-    """Blocks that the events only free: ``event`` is the first of these, in order."""
+    """Blocks that the trace frees but did not allocate: ``event`` is the first event of each."""
 
     __slots__ = ("done", "event", "freed")
 
@@ -59,10 +59,10 @@ class Earlier:
 
 
 class Lifetimes:
-    """The ends of allocations, as far as ``count`` events of ``events`` tell.
+    """The ends of allocations, according to the first ``count`` of ``events``.
 
     One row for each allocation, in order: ``start`` is its event, ``freed`` the one that
-    requested its free, ``done`` the one that completed it, `NEVER` for what is still alive;
+    requested its free, ``done`` the one that completed it, `NEVER` if it is still alive;
     ``requested`` is its size in bytes.
     """
 
@@ -83,18 +83,18 @@ class Lifetimes:
     def __init__(self, events: EventColumns) -> None:
         self.events = events
         self.count = 0
-        self.bytes = 0  # the sum of all sizes: of frees and segments, too
+        self.bytes = 0  # the sum of all sizes, frees and segments included
         self.start = array("q")
         self.requested = array("Q")
         self.freed: list[int] = []
         self.done: list[int] = []
         self.implied_frees = 0
         self.live: dict[int, int] = {}  # address -> row, or `BEFORE` + the index in `before`
-        self.first: dict[int, int] = {}  # address -> the first event that is of a block there
+        self.first: dict[int, int] = {}  # address -> the first event of a block there
         self.before = Earlier()
 
     def extend(self) -> None:
-        """Take in the events that came since the last call."""
+        """Match the events that were added since the last call."""
         events, begin = self.events, self.count
         self.count = end = len(events)
         # Copies: a view would keep the columns from growing.
@@ -110,8 +110,8 @@ class Lifetimes:
         addresses = events.address[begin:end]
         for event, action, at in zip(range(begin, end), actions, addresses, strict=True):
             if action == _ALLOC:
-                if at in live:  # given out again: the free was not seen, or did not complete
-                    self._given_again(live[at], event)
+                if at in live:  # allocated again: its free is missing, or incomplete
+                    self._allocated_again(live[at], event)
                 elif at not in first:
                     first[at] = event
                 live[at] = row
@@ -132,7 +132,7 @@ class Lifetimes:
                 except IndexError:
                     self.before.done[old - BEFORE] = event
 
-    def _given_again(self, old: int, event: int) -> None:
+    def _allocated_again(self, old: int, event: int) -> None:
         if old >= BEFORE:
             self.before.done[old - BEFORE] = event
             return
@@ -160,8 +160,8 @@ class Lifetimes:
         self.before.done.append(done)
 
     def at_start(self) -> list[int]:
-        """The events of which each frees what must have been allocated before the first event:
-        the first that the trace has of an address, which requests a free.
+        """The events that free blocks which must have been allocated before the trace: the first
+        event at their address is the request of a free.
         """
         before, first, addresses = self.before, self.first, self.events.address
         return [
@@ -172,7 +172,7 @@ class Lifetimes:
 
 
 def lifetimes_of(trace: MemoryTrace) -> Lifetimes:
-    """The ends of all allocations of a trace: what was found when it was read, or found now."""
+    """The ends of all allocations of a trace, reused if they were matched while it was read."""
     found = trace.lifetimes
     events = trace.events
     if isinstance(found, Lifetimes) and found.events is events and found.count == len(events):

@@ -1,18 +1,19 @@
-"""Where in a recording memory was highest: overall, in each phase, and in each kind of step.
+"""The highest points of a recording's memory: overall, in each phase, in each kind of step.
 
-A recording's own phase windows know a peak only between bounds, because the allocator has one
-counter for the whole process (see ``docs/explanation/phases-and-peaks.md``). Traces know it to
-the byte, and tell what was alive. So this reads the traces, and cuts them into *parts*:
+A recording's phase windows have a peak only between bounds, because the allocator has one
+counter for the whole process (see ``docs/explanation/phases-and-peaks.md``). Traces have it to
+the byte, together with the blocks that were alive. So this reads the traces, and splits them into
+*parts*:
 
 ``setup``       until the first module is called
-``forward``     a module is called and what it saves is freed in a backward pass
-``evaluation``  a module is called and nothing that it makes is: under ``no_grad``, or forgotten
+``forward``     a module is called, and a backward pass frees what it saved
+``evaluation``  a module is called, and no backward pass frees anything of it (``no_grad``)
 ``backward``    inside the autograd engine
 ``optimizer``   inside ``Optimizer.step``
 ``data``        inside a data loader
 
-Which of the two a forward pass is depends on the line that calls the model, over all steps: a
-line whose activations a backward pass frees in one step is ``forward`` in all.
+Whether a call of the model is ``forward`` or ``evaluation`` depends on the line that calls it, over
+all steps: if a backward pass frees its activations in one step, it is ``forward`` in all.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from gpuprobe.model.run.session import Step
 from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
 
 FIRST, LATER, AFTER = "first", "later", "after the last"
-"""The kinds of step: in the first, optimizer state is allocated; what follows the last full step
-(an evaluation at the end) is no step of its own."""
+"""The kinds of step. The first allocates the optimizer's state; what follows the last full step (an
+evaluation at the end) is not a separate step."""
 
 
 @dataclass(slots=True)
 class TracePart:
-    """A stretch of one trace, events ``[first, end)``. ``peak`` bytes were allocated after
-    ``event``. ``site``: the line that called the model."""
+    """A stretch of one trace, events ``[first, end)``. After ``event``, ``peak`` bytes were
+    allocated. ``site``: the line that called the model.
+    """
 
     trace: int
     kind: str
@@ -59,17 +61,18 @@ class TracePoint:
 @dataclass(slots=True)
 class Traced:
     """The traces of one device, step by step, and their highest points. ``steps[i]`` is the step
-    of trace number i, ``parts[i]`` its parts."""
+    of trace number i, ``parts[i]`` its parts.
+    """
 
     site: PeakSite
     steps: list[Step] = field(default_factory=list)
-    names: list[int] = field(default_factory=list)  # which of the step's traces
+    names: list[int] = field(default_factory=list)  # the number of the trace within its step
     parts: list[list[TracePart]] = field(default_factory=list)
     ends: list[TracePoint] = field(default_factory=list)  # the last instant of each trace
-    complete: bool = True  # every step has a trace
+    complete: bool = True  # whether each step has a trace
 
     def trace(self, number: int) -> MemoryTrace:
-        """Read one trace again."""
+        """One trace, read again."""
         traces = list(_of_device(self.site, self.steps[number]))
         return traces[self.names[number]]
 
@@ -80,7 +83,7 @@ class Traced:
         return [[_label(part, trained) for part in parts] for parts in self.parts]
 
     def peak(self) -> TracePoint | None:
-        """The first of the highest points of all."""
+        """The highest point of all traces; of equal ones the first."""
         return _highest(part for parts in self.parts for part in parts)
 
     def phases(self) -> dict[str, TracePoint]:
@@ -106,8 +109,9 @@ class Traced:
 
 
 def full_steps(steps: Iterable[Step]) -> list[Step]:
-    """The steps without what came after the last one, and without those of an inference before
-    training."""
+    """The whole steps, without inference before training and without what follows the last
+    step.
+    """
     full = [step for step in steps if step.ended_by != "end"]
     trained = [step for step in full if step.ended_by != "inference"]
     return trained or full
@@ -129,9 +133,9 @@ def _of_device(site: PeakSite, step: Step) -> Iterator[MemoryTrace]:
 
 
 def traced(site: PeakSite, *, is_user: UserFrame = is_user_frame) -> Traced:
-    """Read every trace of the device that ``site`` is on, once.
+    """Read all traces of the device of ``site``, each once.
 
-    Raises DataError where a trace is missing or damaged.
+    Raises DataError if a trace is missing or damaged.
     """
     found = Traced(site)
     for step in site.rank.steps:
@@ -184,7 +188,7 @@ def _parts(ledger: Ledger, number: int, is_user: UserFrame) -> list[TracePart]:
 
 
 class _Sites:
-    """From stack ids to the line that calls the outermost module, each stack looked at once."""
+    """The line that calls the outermost module, by stack id; each stack is searched once."""
 
     def __init__(self, stacks: StackTable, is_user: UserFrame) -> None:
         self._stacks = stacks

@@ -1,7 +1,7 @@
 """The allocator's layout at any moment of a trace, not only at its end.
 
-The final segments, with the segment events after the moment undone, hold exactly the blocks
-that were active then; what lies between is free. Nothing is simulated.
+The final segments, with the later segment events undone, contain exactly the blocks that were
+active at that moment; the rest of them is free. Nothing is simulated.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _UNMAP = TraceAction.SEGMENT_UNMAP.code
 def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | Unavailable:
     """The segments and blocks just after ``event`` (-1: before the first), by address.
 
-    The type of a segment that is gone by the end is told by its size (2 MiB is the small
-    pool's), that of unmapped pages by the blocks that were in them. `Unavailable` without
-    final segments, and where the trace contradicts them.
+    The pool of a segment that was released before the end follows from its size (2 MiB: the small
+    pool), that of unmapped pages from the blocks that were in them. `Unavailable` without final
+    segments, and if the trace contradicts them.
     """
     ledger = ledger_of(trace)
     if not ledger.trace.segments:
@@ -54,7 +54,7 @@ def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | 
 
 
 def _filled(segment: Segment, blocks: list[Block]) -> Segment:
-    """The segment with these blocks, and the hole after the last."""
+    """The segment with these blocks, and the free space after the last."""
     end = segment.address + segment.total_size
     at = blocks[-1].address + blocks[-1].size if blocks else segment.address
     if at < end:
@@ -77,7 +77,7 @@ def _like(segment: Segment, address: int, size: int, blocks: tuple[Block, ...] =
 
 
 def _segments_at(ledger: Ledger, event: int) -> list[Segment]:
-    """The final segments with all later segment events undone, without their blocks."""
+    """The final segments with all later segment events undone; without blocks."""
     events, trace = ledger.trace.events, ledger.trace
     found = {segment.address: segment for segment in trace.segments}
     device = trace.segments[0].device
@@ -104,7 +104,7 @@ def _segments_at(ledger: Ledger, event: int) -> list[Segment]:
 
 
 class _Kinds:
-    """Which pool a range of pages belonged to, told by a block that was ever in it."""
+    """The pool of a range of pages, by the size of any block that was in it."""
 
     def __init__(self, ledger: Ledger) -> None:
         addresses = ledger.values("address", range(len(ledger)))
@@ -124,7 +124,7 @@ class _Kinds:
 
 
 def _cut(found: dict[int, Segment], address: int, size: int) -> None:
-    """Take a mapped range out of the expandable segment that has it."""
+    """Remove a mapped range from the expandable segment that contains it."""
     for segment in [s for s in found.values() if s.is_expandable]:
         start, end = segment.address, segment.address + segment.total_size
         if start <= address and address + size <= end:
@@ -137,7 +137,7 @@ def _cut(found: dict[int, Segment], address: int, size: int) -> None:
 
 
 def _join(found: dict[int, Segment], added: Segment) -> None:
-    """Put a mapped range back, joined with the ranges it touches."""
+    """Restore a mapped range, joined with its neighbours."""
     address, end = added.address, added.address + added.total_size
     for segment in [s for s in found.values() if s.is_expandable]:
         if segment.stream != added.stream or segment.pool_id != added.pool_id:

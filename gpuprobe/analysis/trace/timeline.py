@@ -18,9 +18,9 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 class Timeline:
     """Columns of equal length. Point 0 is before the first event; bytes throughout.
 
-    ``event[i]`` is the event after which point *i* was so (-1 for the first point);
-    ``time_us[i]`` its time, where events have one (the first point takes the first event's).
-    allocated ≤ active; and active ≤ reserved where ``reserved`` is known.
+    Point *i* describes the moment after ``event[i]`` (-1 for the first point); ``time_us[i]`` is
+    its time if events have times (the first point has the first event's). allocated ≤ active, and
+    active ≤ reserved if ``reserved`` is known.
     """
 
     device: str
@@ -35,7 +35,7 @@ class Timeline:
 
 
 def timeline(trace: MemoryTrace | Ledger) -> Timeline:
-    """Every point of the trace. `thin` makes fewer of them for a screen."""
+    """The curves of a trace with a point for each event; `thin` reduces them for a screen."""
     ledger = ledger_of(trace)
     events = ledger.trace.events
     times = array("q", events.time_us) or array("q", bytes(8 * ledger.events))
@@ -55,7 +55,9 @@ _SIGN = _GROWS | _SHRINKS
 
 
 def _reserved(ledger: Ledger) -> Sequence[int] | Unavailable:
-    """Worked out backwards from the final segments, which alone tell the absolute level."""
+    """Reserved bytes, computed backwards from the final segments: only these have the absolute
+    level.
+    """
     trace = ledger.trace
     if not trace.segments:
         return Unavailable(
@@ -75,10 +77,10 @@ def _reserved(ledger: Ledger) -> Sequence[int] | Unavailable:
 
 
 def thin(line: Timeline, points: int) -> Timeline:
-    """At most ``points`` of the points (but never fewer than 8), every extreme kept.
+    """Reduce a timeline to at most ``points`` points (never fewer than 8) and keep all extremes.
 
-    The trace is cut into equal stretches; of each, the first lowest and first highest point of
-    each column stays, and the first and last point of the whole.
+    The trace is split into equal stretches. Of each, the first lowest and the first highest point
+    of each column stay; so do the first and last point of the whole.
     """
     length = len(line)
     if length <= max(points, 8):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gpuprobe.analysis.trace.categories import BUCKET, UNSHARDED, by_whom
+from gpuprobe.analysis.trace.categories import BUCKET, UNSHARDED, data_parallel_mark
 from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
@@ -458,7 +458,7 @@ class CpuTrace:
                 )
             frame = frame.f_back
         made = table.stack(tuple(frames))
-        maker = by_whom(table.frames_of(made))
+        maker = data_parallel_mark(table.frames_of(made))
         if maker:
             self._made_for[made] = _BY_WHOM[maker]
         return made
