@@ -22,8 +22,8 @@ class Level(str, Enum):
 
 @record(frozen=True, slots=True)
 class Insertion:
-    """Lines for a source file: ``text`` goes before line ``line`` (from 1), in place of that many
-    lines as ``replaces`` says.
+    """Text for a source file: ``text`` is inserted before line ``line`` (from 1) and replaces
+    ``replaces`` lines.
     """
 
     file: str
@@ -34,8 +34,8 @@ class Insertion:
 
 @record(frozen=True, slots=True)
 class Fix:
-    """What to do: one sentence, and the code or command where there is one. ``diff`` is the change
-    of the program's source as a unified diff, where its lines are known.
+    """What to do: one sentence, and the code or command if any. ``diff`` is the change of the
+    program's source as a unified diff, if its lines are known.
     """
 
     text: str
@@ -134,7 +134,7 @@ def _fix_document(fix: Fix) -> dict[str, Any]:
 
 
 def place_document(place: Place | None) -> dict[str, Any] | None:
-    """A place in the user's code as JSON has it; null where there is none."""
+    """A place in the user's code as JSON has it; null for None."""
     if place is None:
         return None
     return {"file": place.file, "line": place.line, "function": place.function}

@@ -2,7 +2,7 @@
 
 Two traps in torch's own vocabulary are settled here. The state torch documents as
 ``active_awaiting_free`` is emitted as ``active_pending_free``: both are accepted. And torch's
-viewer counts such blocks as free: here they have a bucket of their own, *pending*, so that
+viewer counts such blocks as free: here they have a separate bucket, *pending*, so that
 
     allocated + pending + cached == reserved
 
@@ -119,8 +119,8 @@ class BlockState(str, Enum):
 class Block:
     """A part of a segment: one allocation, or one hole. Sizes in bytes.
 
-    ``size`` is what the allocator gave (rounded, with unsplit slack); ``requested_size`` is
-    what was asked for, 0 for a hole. ``stack`` is an index into the stack table the block
+    ``size`` is what the allocator returned (rounded, with unsplit slack); ``requested_size`` is
+    the size of the request, 0 for a hole. ``stack`` is an index into the stack table the block
     came with, 0 for none.
     """
 

@@ -1,4 +1,4 @@
-"""A place in source code, and what stands where no place is known."""
+"""A place in source code, or the reason why it is unknown."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 
 def program_name(function: str) -> str:
-    """A function's name in the program: after a graph break torch.compile goes on with a function
-    of its own (``torch/_dynamo/resume_execution.py``), which has the lines of the program's.
+    """A function's name in the program: after a graph break torch.compile continues in a function
+    that it generates (``torch/_dynamo/resume_execution.py``), with the lines of the program's.
     """
     found = _RESUMED.fullmatch(function)
     return found[1] if found else function
@@ -60,7 +60,7 @@ _REASONS = {reason.value: reason for reason in NoPlace}
 
 
 def parse_place(text: str) -> Place | NoPlace:
-    """Take apart what ``str`` made of a place: files that are read hold it in this form."""
+    """Parse the ``str`` of a place, the form in which files hold it."""
     if text in _REASONS:
         return _REASONS[text]
     found = _PLACE.fullmatch(text)

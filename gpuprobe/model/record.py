@@ -48,7 +48,7 @@ else:
         for method in (__init__, __repr__, __eq__, __hash__, __setattr__, __delattr__):
             if method.__name__ not in cls.__dict__:
                 setattr(made, method.__name__, method)
-        # Tells `dataclasses.replace` and readers of the class what it is.
+        # `dataclasses.replace` and readers of the class rely on it.
         for one in (made, *bases):
             one.__dataclass_params__.frozen = True
         return made

@@ -1,8 +1,8 @@
 """The report of a recording: what every renderer shows and every gate reads.
 
-All sizes are bytes, all durations nanoseconds. What is not known is `Unavailable`, with the
-reason; None stands only where the recording has no such thing. In every `ShareTable` the rows and
-the remainder sum to the total. Its JSON form: `gpuprobe.reporters.json.report.to_document`.
+All sizes are bytes, all durations nanoseconds. An unknown value is `Unavailable`, with the reason;
+None means that the recording has no such thing. In every `ShareTable` the rows and the remainder
+sum to the total. Its JSON form: `gpuprobe.reporters.json.report.to_document`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Displayed, Peak, Unavailable
 
 Key: TypeAlias = str | Place | NoPlace
-"""What a row is of: a line of code, or a category, a module or a phase by its name."""
+"""The row's key: a line of code, or the name of a category, a module or a phase."""
 
 AT_PEAK = "peak"
 AT_NEAREST_TRACE = "nearest_trace"
@@ -74,8 +74,8 @@ class RankRow:
 
 @record(frozen=True)
 class DevicePeak:
-    """The peak of one device in one rank; ``certain`` is False where another step or phase may
-    have been higher. ``device`` and ``phase`` are None where they are not known.
+    """The peak of one device in one rank; ``certain`` is False if another step or phase may have
+    been higher. ``device`` and ``phase`` are None if they are unknown.
     """
 
     rank: int
@@ -90,7 +90,7 @@ class DevicePeak:
 
 @record(frozen=True)
 class NearestTrace:
-    """The step that the tables are of where the peak's own has no trace; and how far its high
+    """The step whose trace the tables use if the peak's own step has none, and how far its high
     water mark is below the peak.
     """
 
@@ -100,10 +100,11 @@ class NearestTrace:
 
 @record(frozen=True)
 class PeakFigures:
-    """The headline. ``measure`` says what the peak is of: ``allocated`` (of a device),
-    ``host_rss`` (resident memory, where allocated memory is not known) or None (nothing).
+    """The headline. ``measure`` is the measured quantity: ``allocated`` (on a device),
+    ``host_rss`` (resident memory, if allocated memory is unknown) or None (nothing).
 
-    ``traced`` is what the trace holds of it, ``before_trace`` the part that was alive before.
+    ``traced`` is the part of the peak that the trace holds, ``before_trace`` the part that was
+    alive before it.
     """
 
     measure: str | None
@@ -148,7 +149,7 @@ class Remainder:
 
 @record(frozen=True)
 class ShareTable:
-    """Rows, most bytes first; the total is not known where the remainder is not."""
+    """Rows, most bytes first; the total is unknown if the remainder is."""
 
     total: int | Unavailable
     rows: tuple[ShareRow, ...]
@@ -157,8 +158,8 @@ class ShareTable:
 
 @record(frozen=True)
 class CategoryTable(ShareTable):
-    """``at`` says of when: the peak, the high water mark of the nearest step that has a trace,
-    or (tensors with a name only) the end of a step; ``step`` which one.
+    """Shares by category at one moment. ``at`` is the moment: the peak, the high water mark of the
+    nearest step that has a trace, or (for tensors with a name only) the end of step ``step``.
     """
 
     at: str  # AT_PEAK, AT_NEAREST_TRACE or AT_STEP_END
@@ -195,7 +196,7 @@ class LeakRow:
 @record(frozen=True)
 class LeakReport:
     """Lines whose memory outlives steps: a block counts that ``survive`` boundaries passed over.
-    ``boundaries`` says what the ends of the steps were taken from.
+    ``boundaries`` is the source of the steps' ends.
     """
 
     boundaries: str
@@ -210,7 +211,7 @@ class LeakReport:
 @record(frozen=True)
 class Space:
     """``allocated + pending + free = reserved``, and ``returnable + pinned = free``; ``rounding``
-    is the part of allocated that nobody asked for.
+    is the part of allocated beyond the requested sizes.
     """
 
     segments: int
@@ -248,7 +249,7 @@ class PinRow:
 
 @record(frozen=True)
 class Layout:
-    """How reserved memory was cut up at one instant."""
+    """How reserved memory was split at one instant."""
 
     total: Space
     pools: tuple[PoolRow, ...]
@@ -301,8 +302,8 @@ class PhaseTime:
 @record(frozen=True)
 class TimeShares:
     """The steps of one rank that count, summed. Phases of depth one, the longest first, and
-    ``outside_phases_ns`` sum to ``duration_ns``; ``gpu_ns`` is of the ``gpu_steps`` that have it.
-    Collectives happen within the phases: their time is not in addition to them.
+    ``outside_phases_ns`` sum to ``duration_ns``; ``gpu_ns`` sums the ``gpu_steps`` steps that have
+    it. Collectives happen within the phases: their time is not in addition to them.
     """
 
     rank: int
@@ -316,15 +317,15 @@ class TimeShares:
 
     @property
     def collectives_ns(self) -> int:
-        """How long collectives held up the thread that called them, where that is known."""
+        """How long collectives blocked the thread that called them, as far as that is known."""
         known = (call.host_ns for call in self.collectives)
         return sum(spent for spent in known if not isinstance(spent, Unavailable))
 
 
 @record(frozen=True)
 class DeviceUsage:
-    """One device at the end of the last step that tells. ``used`` (by anybody) = ``reserved``
-    (by torch) + ``not_torch`` (contexts, libraries, other processes); ``inactive_split`` is the
+    """One device at the end of the last step with readings. ``used`` (by all processes) =
+    ``reserved`` (by torch) + ``not_torch`` (contexts, libraries, other processes); ``inactive_split`` is the
     free part of segments in use, which serves nothing larger than its holes.
     """
 
@@ -339,8 +340,8 @@ class DeviceUsage:
 
 @record(frozen=True)
 class PinnedMemory:
-    """Pinned memory of the host at the end of the last step that tells: in use, and held by
-    torch's cache (which never gives it back by itself).
+    """Pinned memory of the host at the end of the last step with readings: in use, and held by
+    torch's cache (which never releases it automatically).
     """
 
     step: int
@@ -350,7 +351,7 @@ class PinnedMemory:
 
 @record(frozen=True)
 class NonTensorMemory:
-    """What devices and host hold besides tensors, of all ranks; pinned memory of the first."""
+    """Memory of devices and host apart from tensors, of all ranks; pinned memory of the first."""
 
     devices: tuple[DeviceUsage, ...]
     pinned: PinnedMemory | None
@@ -390,9 +391,9 @@ class RankPeak:
 @record(frozen=True)
 class RankMemory:
     """The rank with the highest peak, the one with the median peak of the others, and the lowest
-    of all. ``alike`` counts the ranks that peak as high as ``worst``. ``at`` says of when
-    ``categories`` and ``lines`` speak: AT_PEAK (both were traced; each sums to the difference of
-    what the traces hold), AT_STEP_END (categories only) or None (nothing tells).
+    of all. ``alike`` counts the ranks that peak as high as ``worst``. ``at`` is the moment that
+    ``categories`` and ``lines`` describe: AT_PEAK (both were traced; each sums to the difference of
+    what the traces hold), AT_STEP_END (categories only) or None (no data).
     ``more_lines_bytes`` is the sum of the differences of lines that have no row.
     """
 
@@ -465,7 +466,7 @@ class RankTime:
 @dataclass(frozen=True, slots=True)
 class MergedStep:
     """One step of all ranks. Peaks are the largest of any device of a rank, at least; times are
-    own times. The medians are of all ranks.
+    own times. Medians are over all ranks.
     """
 
     index: int
@@ -481,8 +482,8 @@ class MergedStep:
 
 @record(frozen=True)
 class RankGroup:
-    """Ranks that peak alike. ``lowest`` and ``highest`` are bytes, ``own_ns`` the median of their
-    own times per step (see `gpuprobe.analysis.ranks.compare`).
+    """Ranks that peak alike. ``lowest`` and ``highest`` are bytes, ``own_ns`` is their median own
+    time per step (see `gpuprobe.analysis.ranks.compare`).
     """
 
     ranks: tuple[int, ...]
@@ -494,7 +495,7 @@ class RankGroup:
 
 @record(frozen=True)
 class RankComparison:
-    """All ranks of a recording, where there are several."""
+    """All ranks of a recording with several."""
 
     ranks: int
     memory: RankMemory | Unavailable
@@ -508,7 +509,7 @@ class RankComparison:
 
 @record(frozen=True)
 class Highlights:
-    """The steps worth a row where there is no room for all: of the peak's rank and device.
+    """The steps that get a row if there is no room for all: those of the peak's rank and device.
     ``worst`` is the step of the peak.
     """
 
@@ -533,7 +534,7 @@ class Steps:
 
 @record(frozen=True)
 class FindingRow:
-    """A finding, and the rank that it is of."""
+    """A finding and its rank."""
 
     rank: int
     finding: Finding
@@ -561,8 +562,10 @@ class Suggestion:
 
 @record(frozen=True)
 class Report(Displayed):
-    """All of it. What is not of all ranks is of the first one: ``time``, ``compiled`` (notes) etc.
-    ``earlier_failures`` counts the failed allocations before those of ``out_of_memory``."""
+    """The report of a recording. ``time``, ``compiled`` (notes) and other parts that do not cover
+    all ranks describe the first one. ``earlier_failures`` counts the failed allocations before those of
+    ``out_of_memory``.
+    """
 
     recording: RecordingInfo
     environment: Environment

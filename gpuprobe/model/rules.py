@@ -6,7 +6,7 @@ id is never used for another rule again.
 
 * ``GP1..``: this machine and the ranks of a job (`gpuprobe.probes.health`, ``.distributed``)
 * ``GP2..``: streams and synchronisation (`gpuprobe.hazards.rules`)
-* ``GP3..``: what lies on which device (`gpuprobe.analysis.placement`)
+* ``GP3..``: the placement of memory on devices (`gpuprobe.analysis.placement`)
 * ``GPM-…``: regressions against a baseline (`gpuprobe.analysis.baseline.check`)
 * words: what a report suggests (`gpuprobe.analysis.advice`)
 """
@@ -23,8 +23,8 @@ from gpuprobe.model.record import record
 @record(frozen=True, slots=True)
 class Rule:
     """``levels`` are those its findings can have, the usual one first; ``kind`` is a short name,
-    which rules may share. ``title`` is one line, ``description`` says why it matters (Markdown),
-    ``remedy`` what to do in general, ``reads`` what it looks at.
+    which rules may share. ``title`` is one line, ``description`` explains why it matters
+    (Markdown), ``remedy`` is the general advice, ``reads`` names the readings it needs.
     """
 
     id: str

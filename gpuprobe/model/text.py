@@ -103,7 +103,7 @@ def width(text: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """``text`` in at most ``columns`` columns, with an ellipsis where something is left out."""
+    """``text`` in at most ``columns`` columns, with an ellipsis if it was truncated."""
     # Combining characters take no column: a name could stack thousands of them on one letter.
     most = 4 * columns
     if len(text) <= most and width(text) <= columns:
@@ -125,7 +125,7 @@ def padded(text: str, columns: int) -> str:
 
 
 def wrapped(text: str, prefix: str, columns: int) -> Iterator[str]:
-    """``text`` in lines of at most ``columns``, broken at spaces where there are any."""
+    """``text`` in lines of at most ``columns``, broken at spaces if it has any."""
     line, indent = prefix, " " * len(prefix)
     for word in visible(text).split(" "):
         word = cut(word, columns - len(prefix))

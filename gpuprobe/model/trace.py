@@ -243,7 +243,7 @@ class LiveColumns(EventColumns):
     """Blocks that were alive at one instant; ``action`` is ``alloc`` in every row.
 
     Used as the baseline of a trace: the memory that was already allocated when recording
-    began. It is a row of its own in every account, never dropped.
+    began. It is a separate row in every account, never dropped.
     """
 
     __slots__ = ()
@@ -272,7 +272,7 @@ class Annotation(NamedTuple):
     """A mark made outside the allocator: torch's ``external_annotations``.
 
     torch.optim brackets each ``Optimizer.step`` and ``Optimizer.zero_grad`` with a pair of
-    them, while memory history is being recorded. Steps of training can be told from these.
+    them, while memory history is being recorded. Training steps can be derived from these.
     """
 
     stage: str  # "START" or "END"
@@ -315,7 +315,7 @@ class MemoryTrace(WeaklyReferable):
     """All that is known of one device's allocator over a stretch of time.
 
     ``baseline`` holds what was alive before the first event; ``segments`` is the layout after
-    the last event (empty where it is not known, as on the CPU). ``complete`` is False when
+    the last event (empty if it is unknown, as on the CPU). ``complete`` is False when
     events were lost (torch keeps a ring buffer of ``max_entries``): then nothing before the
     first kept event can be reconstructed from the events alone.
     """

@@ -4,7 +4,7 @@ A value that could not be read is `Unavailable` with a reason. It is never 0 and
 free and "permission denied" call for different actions.
 
 `gpuprobe.model.io.codec` refuses numbers outside of their `Bounds`, so reporters, screens and
-analyses need no checks of their own. The limits are far above what a machine of today has, and low
+analyses need no further checks. The limits are far above what a machine of today has, and low
 enough that sums of a few billion of them stay finite as floats and dates stay in the calendar.
 """
 
@@ -88,7 +88,7 @@ class ReadStatus(str, Enum):
     UNSUPPORTED = "unsupported"  # the device, driver or library has no such value
     DENIED = "denied"  # it exists, but this user may not read it
     LOST = "lost"  # the device does not answer any more ("fallen off the bus")
-    NOT_COLLECTED = "not_collected"  # nobody asked for it at this level
+    NOT_COLLECTED = "not_collected"  # it was not requested at this level
     ERROR = "error"  # reading it failed in some other way
 
 
@@ -159,7 +159,7 @@ def draw_with(draw: Callable[[object], str]) -> None:
 
 
 class Displayed:
-    """What IPython shows as HTML. Without a drawing function it shows the ``repr``."""
+    """A result that IPython shows as HTML, or as its ``repr`` without a drawing function."""
 
     __slots__ = ()
 

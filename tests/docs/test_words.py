@@ -23,7 +23,9 @@ CONTRIBUTING = blocks.ROOT / "CONTRIBUTING.md"
 _ROW = re.compile(r"^\| (`.+`) \| (.+) \|$", re.MULTILINE)
 _QUOTED = re.compile(r"``.*?``|`[^`]*`|\"[^\"]*\"|'[^'\n]*'(?!\w)", re.DOTALL)
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_NAMES_OF_OTHERS = frozenset(["look_ahead"])
+_NAMES_OF_OTHERS = frozenset(
+    ["STANDS_OUT", "asked", "devices_seen", "look_ahead", "seen_in_steps", "stands_out"]
+)
 """Names that torch, the standard library or a released document chose."""
 
 PACKAGES = sorted(

@@ -48,8 +48,8 @@ def begin(path: Path) -> RecordingWriter:
 def seen(path: Path) -> RunSummary:
     run = at(path)
     assert run is not None
-    assert isinstance(run.seen, RunSummary)
-    return run.seen
+    assert isinstance(run.summary, RunSummary)
+    return run.summary
 
 
 def test_a_recording_appears_while_it_is_written(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_another_process_s_recording_is_found_and_gone_when_it_is_killed(tmp_pat
         run = at(Path(str(path) + "2"))
         assert run is not None
         assert run.pids == (process.pid,)
-        assert run.seen is None  # the session has not begun
+        assert run.summary is None  # the session has not begun
     finally:
         process.kill()
         process.communicate()
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_said_and_what_is_gone_is_left_out(tmp_path: Path
         file.flush()
         run = at(path)
         assert run is not None
-        assert isinstance(run.seen, Unavailable)
+        assert isinstance(run.summary, Unavailable)
         shutil.rmtree(path)
         assert at(path) is None
 

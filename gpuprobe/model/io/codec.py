@@ -5,7 +5,7 @@ The rules, so that a file can be read without this package:
 * a dataclass is an object with its field names; fields equal to their default are left out;
 * an enum is its value; a tuple is an array; a dict with enum keys has their values as keys;
 * `Unavailable` is ``{"unavailable": reason, "status": status}``;
-* a float that is not finite is ``{"float": "inf"}``: JSON has no other word for it;
+* a float that is not finite is ``{"float": "inf"}``: JSON has no notation for it;
 * a finding has every key, and is as in every other document (`findings.to_document`);
 * a whole number has at most 64 bits, a count of bytes 60, other numbers what their field's
   `gpuprobe.model.values.Bounds` allow;
@@ -48,7 +48,7 @@ _REQUIRED: Any = object()
 
 
 def _encode_float(value: float) -> Any:
-    """JSON has no word for what is not finite: ``{"float": "inf"}``."""
+    """A float as JSON, which has no notation for infinity and NaN: ``{"float": "inf"}``."""
     return value if math.isfinite(value) else {"float": repr(value)}
 
 
@@ -114,7 +114,7 @@ def _dataclass_encoder(cls: type) -> Callable[[Any], Any]:
 
 @functools.cache
 def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
-    """(name, default) of every init field; `_REQUIRED` where there is no default."""
+    """(name, default) of every init field; `_REQUIRED` for a field without a default."""
     found = []
     for f in dataclasses.fields(cls):
         if not f.init:
@@ -143,7 +143,7 @@ class Parsed:
 
 
 class Malformed(ValueError):
-    """What is wrong with a part of some data. ``path`` leads to the part, outermost key last."""
+    """A part of some data has the wrong shape. ``path`` leads to the part, outermost key last."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
@@ -168,8 +168,8 @@ _C = TypeVar("_C", bound=type)
 
 
 def closed(cls: _C) -> _C:
-    """Of this dataclass a key that is not known is an error: what people write by hand is
-    misspelt, and a setting that silently does nothing is worse than none.
+    """Make an unknown key an error for this dataclass: people misspell what they write by hand,
+    and a setting that is silently ignored is worse than none.
     """
     _CLOSED.add(cls)
     return cls
@@ -184,9 +184,9 @@ def from_plain(
 ) -> T:
     """Rebuild a ``cls`` from plain data, such as what `to_plain` made of one.
 
-    Where the data does not have the shape of ``cls``, ``error`` is raised, in one line: ``where``
-    the data is from, the path to the wrong part, and what is wrong with it. ``hint`` is that of the
-    error, where the problem has none of its own.
+    If the data does not have the shape of ``cls``, ``error`` is raised. Its message is one line:
+    ``where`` the data is from, the path to the wrong part, and the problem. ``hint`` is the error's
+    hint unless the problem has one.
     """
     try:
         return typing.cast(T, _decoder(typing.cast(Any, cls))(plain))
@@ -221,11 +221,11 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def _unexpected(wanted: str, plain: Any) -> Malformed:
+def _unexpected(expected: str, plain: Any) -> Malformed:
     found = _NAMES.get(type(plain), type(plain).__name__)
     if isinstance(plain, (int, float, str)):
         found = f"{plain!r:.40}"
-    return Malformed(f"expected {wanted}, found {found}")
+    return Malformed(f"expected {expected}, found {found}")
 
 
 def _expect(plain: Any, kind: Any) -> Any:
@@ -284,7 +284,7 @@ def _class_decoder(hint: Any) -> Callable[[Any], Any]:
 
 
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
-"""What a whole number may be: signed or unsigned, it has 64 bits (an address has all of them)."""
+"""The range of whole numbers: 64 bits, signed or unsigned (an address uses all of them)."""
 
 
 def _decode_int(plain: Any) -> int:
@@ -322,9 +322,9 @@ def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
         raise TypeError(f"the codec does not know {note!r}")
     hint = int if hint is Bytes else hint
     base, whole = _decoder(hint), hint is int
-    wanted = "a whole number" if whole else "a number"
-    wanted += f" from {note.least}" if note.least > _LEAST else ""
-    wanted += f" to {note.most}" if note.most < _MOST else ""
+    expected = "a whole number" if whole else "a number"
+    expected += f" from {note.least}" if note.least > _LEAST else ""
+    expected += f" to {note.most}" if note.most < _MOST else ""
 
     least, most = note.least, note.most
 
@@ -334,9 +334,9 @@ def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
         try:
             value = base(plain)
         except _MALFORMED as error:
-            raise _unexpected(wanted, plain) from error
-        if not least <= value <= most:  # so of what is not a number (NaN)
-            raise _unexpected(wanted, plain)
+            raise _unexpected(expected, plain) from error
+        if not least <= value <= most:  # true for NaN, too
+            raise _unexpected(expected, plain)
         return value
 
     return decode_bounded
@@ -408,7 +408,7 @@ _BYTES = Bounds(0, MOST_BYTES)
 
 
 def _whole_range(hint: Any) -> tuple[float, float]:
-    """What a whole number of this type may be."""
+    """The least and the largest whole number of this type."""
     if hint is Bytes:
         return _BYTES.least, _BYTES.most
     if typing.get_origin(hint) is typing.Annotated and isinstance(hint.__metadata__[0], Bounds):
@@ -510,7 +510,7 @@ def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
 
 
 def unknown_key(name: str, known: Iterable[str]) -> Malformed:
-    """An error that says which key was perhaps meant."""
+    """An error for an unknown key, with the most similar known one as its hint."""
     import difflib  # 3 ms
 
     names = sorted(known)

@@ -2,7 +2,7 @@
 
 A document is an object whose first keys are ``schema`` (what it is), ``version`` (``[major,
 minor]``; a newer minor version only adds keys) and ``gpuprobe`` (the version that wrote it). The
-history of each schema stands next to its version constant.
+history of each schema is next to its version constant.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def check_version(
     """The version in the header of a document that was read; ``where`` begins the messages,
     ``hint`` is what to do with a damaged document. Version 1 of some has it under another ``key``.
 
-    Raises UnsupportedSchema where its major version is newer than ``newest``, DataError where
-    there is no valid version.
+    Raises UnsupportedSchema if its major version is newer than ``newest``, DataError if it has no
+    valid version.
     """
     version = document.get(key)
     if (

@@ -43,8 +43,8 @@ def open_regular(path: str | os.PathLike[str], *, inside: bool = False) -> IO[by
     """Open a regular file to be read; what blocks, or never ends, is not opened at all.
 
     ``inside``: the file belongs to the folder it is in, which may come from elsewhere, so a link
-    that leads out of that folder is not followed. Raises OSError, which says what is there instead
-    of a file.
+    that leads out of that folder is not followed. Raises OSError, whose message names what is there
+    instead of a file.
     """
     where = os.fspath(path)
     if "\0" in where:
@@ -171,10 +171,10 @@ def atomic_write(
     """A stream whose bytes become the file ``path``, whole, when the block ends, and are dropped
     where it raises. Where ``path`` is a link, the file that it leads to is written.
 
-    Without ``replace`` a file that is there stays, and FileExistsError is raised. ``private``:
-    only the owner may read it. ``temporary`` is where the bytes are until then, by default a name
-    in the same folder that cannot be guessed, so that nobody else there can have a link of that
-    name waiting. Raises OSError.
+    Without ``replace`` an existing file is kept and FileExistsError is raised. ``private``: only
+    the owner may read it. ``temporary`` is the file that is written first, by default a name in the
+    same folder that cannot be guessed, so that no other user can have a link of that name waiting.
+    Raises OSError.
     """
     if not replace and (path.exists() or path.is_symlink()):
         raise FileExistsError(path)

@@ -18,12 +18,12 @@ from gpuprobe.model.values import Bytes, Displayed, Reading, ReadStatus, Timesta
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 
 NOT_READ: Reading[Any] = Reading(_NOT_COLLECTED, "")
-"""The default of every reading: no source was asked for it."""
+"""The default of every reading: no source was queried."""
 
 
 @record(frozen=True, slots=True)
 class MigInstance:
-    """One MIG compute instance: a device of its own to CUDA, a part of a GPU to NVML.
+    """One MIG compute instance: a separate device to CUDA, a part of a GPU to NVML.
 
     ``name`` is the profile, such as ``1g.10gb``. ``memory_*`` in bytes.
     """
@@ -212,10 +212,10 @@ class MigMode:
 
 @record(frozen=True, slots=True)
 class TorchView:
-    """What torch in this process says of the device. Bytes.
+    """What torch in this process reports about the device. Bytes.
 
-    ``allocated`` and ``reserved`` are this process's caching allocator; ``free`` is the
-    driver's answer, asked only of devices that torch has initialised already.
+    ``allocated`` and ``reserved`` are this process's caching allocator; ``free`` is reported by the
+    driver, and read only from devices that torch has initialised already.
     """
 
     initialised: Reading[bool] = NOT_READ
@@ -341,7 +341,7 @@ class HostInfo:
 
 @record(frozen=True, slots=True)
 class SourceStatus:
-    """Whether a source could be asked, and if not, why."""
+    """Whether a source is available, and if not, why."""
 
     name: str
     available: bool
@@ -352,7 +352,7 @@ class SourceStatus:
 
 @record(frozen=True, slots=True)
 class Disagreement:
-    """Two sources (or a source and the environment) that tell different stories.
+    """A contradiction between two sources, or between a source and the environment.
 
     ``kind``: ``order``, ``hidden``, ``selection``, ``invalid-selection``, ``total``, ``name``,
     ``capability``, ``unmatched``. ``expected``: there is an ordinary explanation, which the
@@ -368,10 +368,10 @@ class Disagreement:
 
 @record(frozen=True, slots=True)
 class VisibleEntry:
-    """One entry of ``CUDA_VISIBLE_DEVICES``: what it says and what it selects.
+    """One entry of ``CUDA_VISIBLE_DEVICES``: its text and what it selects.
 
     ``device`` is a device key (or the UUID of a MIG instance), empty where the entry selects
-    nothing; ``reason`` then says why.
+    nothing; ``reason`` is then why.
     """
 
     text: str
@@ -412,9 +412,9 @@ class WaterfallPart(str, Enum):
 class MemoryWaterfall:
     """Where one GPU's memory is. ``parts`` sum to ``total`` exactly, in bytes.
 
-    A part that could not be seen is `Unavailable` and counts as nothing: its bytes are in
-    ``unexplained``, and ``notes`` say so. ``unexplained`` is below zero where the parts
-    overlap or were read at different moments.
+    A part that could not be read is `Unavailable` and counts as nothing: its bytes are in
+    ``unexplained``, and ``notes`` name it. ``unexplained`` is below zero if the parts overlap or
+    were read at different moments.
     """
 
     device: str
@@ -432,7 +432,7 @@ class TopologyCell:
     (NVML's words: the PCIe path crosses a board, one switch, several, a host bridge, a NUMA
     node, or the link between nodes). ``p2p``: ``ok``, or why not, as NVML has it. ``peer``:
     whether CUDA lets a kernel on one read the other's memory (``cuDeviceCanAccessPeer``, which
-    is what torch's and pycuda's ``can_access_peer`` ask), for GPUs that CUDA sees.
+    torch's and pycuda's ``can_access_peer`` call), for GPUs that are visible to CUDA.
     """
 
     nvlinks: Reading[int] = NOT_READ
@@ -469,7 +469,7 @@ class Inventory(Displayed):
     """Everything that was found, at one moment.
 
     ``taken_at`` in seconds since the Unix epoch. ``demo`` names the fake fleet, empty for
-    real hardware. ``topology`` is None where it was not asked for.
+    real hardware. ``topology`` is None if it was not requested.
     """
 
     taken_at: Timestamp

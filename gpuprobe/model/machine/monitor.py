@@ -13,7 +13,7 @@ from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
 SCHEMA = "gpuprobe.monitor-log"
-"""What the first line of a file of readings says it is."""
+"""The schema in the first line of a file of readings."""
 
 SCHEMA_VERSION = (2, 0)
 """(major, minor) of a file of readings. A newer minor only adds keys.

@@ -1,4 +1,4 @@
-"""One process in depth, as a screen shows it."""
+"""One process: its details, and the GPU that it shares with others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gpuprobe.model.values import Unavailable
 
 @record(frozen=True, slots=True)
 class ProcessDetails:
-    """What the kernel has of a process: its arguments, its folder and its environment, the
-    secrets in them replaced. `Unavailable` if it may not be read: another user's process.
+    """A process as the kernel describes it: arguments, working directory and environment, with
+    secrets replaced. `Unavailable` if it may not be read, as for another user's process.
     """
 
     pid: int
@@ -23,10 +23,10 @@ class ProcessDetails:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The GPU that a running process uses, as the driver sees it now. Bytes.
+    """The memory of the GPU that a running process uses, as the driver reports it now. Bytes.
 
-    ``held`` is what the process holds in all: what torch reserved, and what it did not (the CUDA
-    context, libraries). ``others`` is what ``other_processes`` other processes hold.
+    ``held`` is all memory of the process: reserved by torch, and not (the CUDA context, libraries).
+    ``others`` is the memory of ``other_processes`` other processes.
     """
 
     gpu: str

@@ -62,15 +62,15 @@ class Selection:
     def _has(self, process: GpuProcess) -> bool:
         if self.pids and process.pid not in self.pids:
             return False
-        who = {str(process.user.value), str(process.uid.value)}
-        return not self.users or not who.isdisjoint(self.users)
+        owner = {str(process.user.value), str(process.uid.value)}
+        return not self.users or not owner.isdisjoint(self.users)
 
 
 def _is_called(device: Device, name: str) -> bool:
     identity = device.identity
     if name.isdecimal():
         return identity.nvml_index == int(name)
-    wanted = name.lower()
+    prefix = name.lower()
     uuid, place = str(identity.uuid).lower(), str(identity.pci_bus_id).lower()
     # NVML writes the PCI domain with eight digits, lspci with four or none.
-    return uuid.startswith(wanted) or (":" in wanted and place.endswith(wanted))
+    return uuid.startswith(prefix) or (":" in prefix and place.endswith(prefix))

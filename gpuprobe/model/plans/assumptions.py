@@ -1,4 +1,4 @@
-"""What a user tells an estimate about values that it does not compute: ``--assume``."""
+"""Values that an estimate does not compute, as the user gives them: ``--assume``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS: Final = {"true": True, "false": False}
 
 
 class Assumption(NamedTuple):
-    """The value that is read at one line, as it was given: ``train.py:12=false``."""
+    """The value that a program reads at one line, as ``--assume train.py:12=false`` gives it."""
 
     text: str
     file: str
@@ -23,8 +23,8 @@ class Assumption(NamedTuple):
     value: bool | int | float
 
     def applies(self, file: str, line: int) -> bool:
-        """Whether it is about this line of a file, an absolute path. A file may be named by the
-        end of its path.
+        """Whether it applies to this line of a file, an absolute path. An assumption may name a
+        file by the end of its path.
         """
         if line != self.line:
             return False
@@ -55,10 +55,10 @@ def parse(text: str) -> Assumption:
 
 
 class Assumptions:
-    """All that were given, and which of them were used."""
+    """The assumptions of an estimate, and which of them were used."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        """Raises UsageError for a text that is no assumption, and for two about one line."""
+        """Raises UsageError for an invalid text, and for two values for one line."""
         self._all = [parse(text) for text in dict.fromkeys(texts)]
         self._used: set[Assumption] = set()
         lines: dict[tuple[str, int], str] = {}
@@ -71,7 +71,7 @@ class Assumptions:
         return bool(self._all)
 
     def at(self, file: str, line: int) -> Assumption | None:
-        """The one about a line, which counts as used from now on."""
+        """The assumption for a line, which counts as used from now on; None without one."""
         for item in self._all:
             if item.applies(file, line):
                 self._used.add(item)

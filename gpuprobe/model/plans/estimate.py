@@ -75,8 +75,8 @@ class Margin:
 class Estimate(Displayed):
     """The memory of a training run on a GPU that is not here. Unit: bytes.
 
-    ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run;
-    ``allocated_low`` to ``allocated_high`` is the range of the former where a virtual GPU's model
+    ``peak_allocated`` and ``peak_reserved`` are the caching allocator's, over the whole run;
+    ``allocated_low`` to ``allocated_high`` is the range of the former if a virtual GPU's model
     is not exact, and includes workspaces of cuDNN that are known as a range only. The reserved
     memory of a real run depends on the addresses that the driver returns: ``reserved_low`` to
     ``reserved_high`` is the range over several address orders; of one of several ranks it is 2%

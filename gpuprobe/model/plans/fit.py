@@ -12,9 +12,9 @@ class Trial:
     """One estimate. ``value`` is what was tried, ``verdict`` one of
     `gpuprobe.model.plans.estimate`'s.
 
-    ``needed`` is the upper end of what the run would hold, context included, ``peak_allocated``
-    the tensors' part of it, ``capacity`` the GPU's whole memory; bytes. ``failed`` is why there is
-    no estimate, or "": the figures are then 0.
+    ``needed`` is the upper end of the run's memory with its context, ``peak_allocated`` the
+    tensors' part, ``capacity`` the GPU's whole memory; bytes. ``failed`` is why there is no
+    estimate (the figures are then 0), or "".
     """
 
     value: int
@@ -33,9 +33,9 @@ class Trial:
 class FitSuggestion:
     """What a change would bring, from estimates of the changed run.
 
-    ``before`` and ``after`` are what it needs at the largest value that fits without the change;
-    ``largest`` is the largest value that was seen to fit with it, to within a hundredth; None
-    where that was not looked for.
+    ``before`` and ``after`` are the memory without and with the change, at the largest value that
+    fits without the change; ``largest`` is the largest value found to fit with the change, to
+    within a hundredth; None if it was not searched for.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What an inference server would have of a GPU that is not there."""
+"""The memory of an inference server on a GPU that is not here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuprobe.model.values import Bytes
 
 @dataclass(frozen=True, slots=True)
 class PeakLine:
-    """A line of source that allocated what is live at the peak of the activations."""
+    """A line of source with the bytes that it allocated and are live at the activation peak."""
 
     place: str
     function: str
@@ -24,7 +24,7 @@ class ServingEstimate:
     was, ``advice`` what would help, and figures of later stages are None. ``requested`` is
     ``gpu_memory_utilization`` of ``capacity``. ``weights`` is the model as loaded, ``activation``
     the peak of the profiling run above it, ``graphs`` what capturing CUDA graphs adds to torch's
-    allocator (the driver's part is not known). ``non_torch`` is the CUDA context and the code of
+    allocator (the driver's part is unknown). ``non_torch`` is the CUDA context and the code of
     kernels: a constant, ``non_torch_low`` to ``non_torch_high`` is its range. ``kv_cache`` is the
     pool of ``blocks`` blocks of ``block_size`` tokens; it has room for ``tokens`` tokens, and for
     ``concurrency`` requests of ``max_model_len`` tokens. ``left`` is free afterwards. ``peak``

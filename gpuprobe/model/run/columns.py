@@ -19,7 +19,7 @@ MISSING: Final = -(1 << 63)
 _MOST: Final = 1 << 62
 
 Key = tuple[str, str]
-"""Name of a column, and the phase or device that it is of ("" for the step)."""
+"""Name of a column, and its phase or device ("" for the step)."""
 
 INDEX: Final[Key] = ("index", "")
 DURATION: Final[Key] = ("duration_ns", "")

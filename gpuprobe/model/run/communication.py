@@ -1,7 +1,7 @@
-"""What ranks send to each other: one record for each collective of a rank, whoever saw it.
+"""What ranks send to each other: one record for each collective of a rank.
 
-A record comes from a watched run, from a rank that is pretended, or from somebody else's dump; what
-is computed of records does not ask which.
+A record comes from a recorded run, from a simulated rank, or from a dump of torch's Flight
+Recorder; analyses treat all of them alike.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ bandwidth: the share of the payload that every link of a ring carries."""
 
 
 def wire_bytes(op: str, payload: int, ranks: int) -> Bytes:
-    """What one rank sends over its links for an operation in a group of so many; of gather and
-    scatter, what the root's link carries. Bytes, rounded down. Raises KeyError for an operation
-    that is not known.
+    """Bytes that one rank sends over its links for an operation in a group of ``ranks``; for gather
+    and scatter, what the root's link carries. Rounded down. Raises KeyError for an unknown
+    operation.
     """
     above, below = _WIRE[op](ranks)
     return Bytes(0 if ranks < 2 else payload * above // below)
@@ -51,9 +51,9 @@ class CollectiveRecord:
     """One collective operation of one rank.
 
     ``group`` names the process group, ``axis`` the dimension of the device mesh that it belongs to,
-    "" where there is no mesh. ``sequence`` counts the group's operations from 1. ``payload`` is
-    what the operation is about: of an all-gather all that is gathered, of a reduce-scatter all that
-    is summed up, otherwise the tensors that are given. ``wire`` is what this rank sends over its
+    "" without a mesh. ``sequence`` counts the group's operations from 1. ``payload`` is the data of
+    the operation: for an all-gather all that is gathered, for a reduce-scatter all that is reduced,
+    otherwise the tensors passed to it. ``wire`` is what this rank sends over its
     links (`wire_bytes`). Times are nanoseconds from the start of the session: ``arrival_ns`` is
     when this rank called it, ``completion_ns`` when the call returned, of a call that blocks until
     the operation is over. ``members`` are the ranks of the group (`group_text`), "" if they are
@@ -109,8 +109,8 @@ class Exchange:
 
 
 MOST_OPERATIONS: Final = 10_000
-"""That a recording has of one step, one by one: what ranks exchange in a step of a large model is
-some hundred to a few thousand operations."""
+"""The most operations of one step that are recorded one by one: in a step of a large model, ranks
+exchange a few hundred to a few thousand operations."""
 
 
 def operations(exchanges: Iterable[Exchange]) -> int:
@@ -212,7 +212,7 @@ def group_ranks(text: str, most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The operations of one kind, made at one place, in one step: a row of a table."""
+    """The operations of one kind, called at one place, in one step: a row of a table."""
 
     op: str
     axis: str

@@ -1,4 +1,4 @@
-"""How much faster a program is on more ranks, and where the rest of their time goes."""
+"""Several ranks of a job: speed on more ranks, and why a job hangs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class ScaleRow:
     there: exposed, as nothing else happens meanwhile) and ``waiting_ns`` (until all are there). A
     part is None where waits were not recorded.
 
-    ``throughput`` is units of work per second on all ranks; ``speedup`` that of the first times so
-    many; ``efficiency`` the speed-up for each of the ranks that it takes, 1 where nothing is lost.
-    The losses are shares of ``total_ns``, below 0 where something was gained, and sum to 1 -
-    ``efficiency``.
+    ``throughput`` is units of work per second on all ranks; ``speedup`` its ratio to the first
+    recording's; ``efficiency`` the speed-up divided by the ratio of ranks, 1 without losses. The
+    losses are shares of ``total_ns``, below 0 for a gain, and sum to 1 - ``efficiency``.
     """
 
     name: str
@@ -63,7 +62,7 @@ MISSING, MISMATCH, STUCK = "missing", "mismatch", "stuck"
 
 @record(frozen=True)
 class HangSide:
-    """Ranks that do the same. ``op`` is the collective with its shapes, "" if they called none;
+    """Ranks in the same state. ``op`` is the collective with its shapes, "" if they called none;
     ``sequence`` its number in the group; ``place`` the program's line; ``state`` as torch has it.
     """
 

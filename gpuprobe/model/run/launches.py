@@ -64,9 +64,9 @@ class LaunchedKernel:
 
     @property
     def tiny(self) -> bool:
-        """Whether it has fewer blocks than its device has multiprocessors: some of these have
-        nothing to do, whatever the kernel computes. The rule of the CUDA C++ Best Practices Guide,
-        "Thread and Block Heuristics", which asks for at least as many.
+        """Whether it has fewer blocks than its device has multiprocessors, so that some of them are
+        idle. The CUDA C++ Best Practices Guide, "Thread and Block Heuristics", recommends at least
+        as many blocks as multiprocessors.
         """
         return 0 < self.blocks < self.multiprocessors
 

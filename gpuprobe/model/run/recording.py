@@ -33,7 +33,7 @@ class StepRow:
 
     @property
     def outside_phases_ns(self) -> int:
-        """Of the phases of depth one; 0 where they cover the step."""
+        """Nanoseconds outside of the phases of depth one; 0 if they cover the step."""
         outer = (phase.duration_ns for phase in self.step.phases if "/" not in phase.path)
         return self.step.duration_ns - sum(outer)
 
@@ -135,7 +135,7 @@ class ChildRow:
 
 
 SCHEMA = "gpuprobe.recording"
-"""What the first line of every rank's stream says it is."""
+"""The schema in the first line of every rank's stream."""
 
 SCHEMA_VERSION = (2, 4)
 """(major, minor). A newer major is refused; a newer minor only adds keys.

@@ -1,4 +1,4 @@
-"""A rank's recording, summed up: what a long run comes to so far, in bounded memory."""
+"""A rank's recording, summed up: the totals of a long run so far, in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_MEASURED = Unavailable("not measured in any step")
 @dataclass(frozen=True, slots=True)
 class DeviceTotals:
     """One device over all steps. ``end`` is at the end of the newest full step (see
-    ``Step.ended_by``; of the newest record, where there is none), ``step_peak_*`` are that step's,
+    ``Step.ended_by``; without one, of the newest record), ``step_peak_*`` are that step's peaks,
     ``peak_*`` those of all records; bytes. ``activity`` is summed.
     """
 
@@ -49,7 +49,7 @@ class CollectiveTotals:
 
 @dataclass(frozen=True, slots=True)
 class FindingTotals:
-    """Findings of one kind and level: how many there are, and how often they were seen."""
+    """Findings of one kind and level: how many there are, and how often they occurred."""
 
     kind: str
     level: Level
@@ -81,9 +81,9 @@ class RankTotals:
 
 @record(frozen=True, slots=True)
 class RunSummary:
-    """Of a recording's first rank, the session and the newest step.
+    """The session and the newest step of a recording's first rank.
 
-    ``step`` is None where there is none yet. ``ranks`` counts the streams in the directory.
+    ``step`` is None before the first step. ``ranks`` counts the streams in the directory.
     """
 
     path: str
@@ -97,9 +97,9 @@ class RunSummary:
 @record(frozen=True, slots=True)
 class Run:
     """A recording that is being written. ``pids``: the processes that write it (and children of
-    theirs). ``seen``: its session and newest step, None before the session begins.
+    theirs). ``summary``: its session and newest step, None before the session begins.
     """
 
     path: str
     pids: tuple[int, ...]
-    seen: RunSummary | Unavailable | None
+    summary: RunSummary | Unavailable | None

@@ -1,4 +1,4 @@
-"""The runs that are being recorded on this machine, a line each."""
+"""The runs being recorded on this machine, a line each."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def line(run: Run, now: float | None = None) -> str:
     """One run. ``now``: seconds since the Unix epoch."""
     name = visible(PurePath(run.path).name)
     start = f"{name:<26.26} {min(run.pids):>7}"
-    state = run.seen
-    if state is None:
+    summary = run.summary
+    if summary is None:
         return f"{start} (no training step yet)"
-    if isinstance(state, Unavailable):
-        return f"{start} {visible(state.reason)}"
-    step, session = state.step, state.session
+    if isinstance(summary, Unavailable):
+        return f"{start} {visible(summary.reason)}"
+    step, session = summary.step, summary.session
     age = (time.time() if now is None else now) - session.started_at
     peak = _peak(run)
     program = visible(" ".join(session.argv))
-    if state.ranks > 1:
-        program = f"{state.ranks} ranks · {program}"
+    if summary.ranks > 1:
+        program = f"{summary.ranks} ranks · {program}"
     return (
         f"{start} {step.index if step else '-':>8} "
         f"{human_ns(step.duration_ns) if step else '-':>10} {peak:>11} {_age(age):>7}  "
@@ -42,13 +42,13 @@ def line(run: Run, now: float | None = None) -> str:
 
 
 def _peak(run: Run) -> str:
-    state = run.seen
-    if state is None or isinstance(state, Unavailable) or state.step is None:
+    summary = run.summary
+    if summary is None or isinstance(summary, Unavailable) or summary.step is None:
         return "-"
-    peaks = [w.peak_allocated for w in state.step.windows] or [state.step.host.rss_peak]
+    peaks = [w.peak_allocated for w in summary.step.windows] or [summary.step.host.rss_peak]
     known = [peak for peak in peaks if isinstance(peak, Peak)]
     if not known:
-        known = [p for p in [state.step.host.rss_peak] if isinstance(p, Peak)]
+        known = [p for p in [summary.step.host.rss_peak] if isinstance(p, Peak)]
     if not known:
         return "-"
     best = max(known, key=lambda peak: peak.at_least)
