@@ -325,8 +325,9 @@ class TimeShares:
 @record(frozen=True)
 class DeviceUsage:
     """One device at the end of the last step with readings. ``used`` (by all processes) =
-    ``reserved`` (by torch) + ``not_torch`` (contexts, libraries, other processes); ``inactive_split`` is the
-    free part of segments in use, which serves nothing larger than its holes.
+    ``reserved`` (by torch) + ``not_torch`` (contexts, libraries, other processes);
+    ``inactive_split`` is the free part of segments in use, which serves nothing larger than its
+    holes.
     """
 
     rank: int
@@ -563,8 +564,8 @@ class Suggestion:
 @record(frozen=True)
 class Report(Displayed):
     """The report of a recording. ``time``, ``compiled`` (notes) and other parts that do not cover
-    all ranks describe the first one. ``earlier_failures`` counts the failed allocations before those of
-    ``out_of_memory``.
+    all ranks describe the first one. ``earlier_failures`` counts the failed allocations before
+    those of ``out_of_memory``.
     """
 
     recording: RecordingInfo
