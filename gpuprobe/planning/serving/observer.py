@@ -42,8 +42,8 @@ Values = dict[str, object]
 """The values of a stage, which become JSON."""
 
 
-class Figures(TypedDict, total=False):
-    """Figures that only vLLM's log has: the KV cache in tokens, the most requests of full length at
+class LoggedFigures(TypedDict, total=False):
+    """LoggedFigures that only vLLM's log has: the KV cache in tokens, the most requests of full length at
     a time, and whether compiled code was cached ("warm" or "cold").
     """
 
@@ -76,7 +76,7 @@ class _Observer:
         self._file = folder / f"{os.getpid()}{EVENTS[1:]}"
         self._plan: dict[str, int] = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         self._rank = -1
-        self._logged: Figures = {}
+        self._logged: LoggedFigures = {}
 
     def write(self, stage: str, **values: object) -> None:
         """Append an event. Fails silently: the folder is removed when the estimate is over."""
@@ -302,7 +302,7 @@ class _Observer:
 class _Handler(logging.Handler):
     """Collects the figures of vLLM's log lines, by their templates."""
 
-    def __init__(self, logged: Figures) -> None:
+    def __init__(self, logged: LoggedFigures) -> None:
         super().__init__()
         self._logged = logged
 
@@ -336,7 +336,7 @@ def _memory() -> dict[str, int]:
     }
 
 
-def _engine(config: Any, cache: Any, logged: Figures) -> Values:
+def _engine(config: Any, cache: Any, logged: LoggedFigures) -> Values:
     """The settings of an engine, with vLLM's names; and its KV cache in tokens."""
     sizes = [int(group.kv_cache_spec.block_size) for group in cache.kv_cache_groups]
     model, scheduler, parallel = (
@@ -385,7 +385,7 @@ _NOT_THE_MODEL: Final = (
 )
 
 
-class TraceFrame(TypedDict):
+class HistoryFrame(TypedDict):
     """A frame of torch's memory history."""
 
     filename: str
@@ -393,13 +393,13 @@ class TraceFrame(TypedDict):
     name: str
 
 
-class TraceEvent(TypedDict, total=False):
+class HistoryEvent(TypedDict, total=False):
     """An event of torch's memory history."""
 
     action: str
     addr: int
     size: int
-    frames: Sequence[TraceFrame]
+    frames: Sequence[HistoryFrame]
 
 
 class PeakRow(NamedTuple):
@@ -436,7 +436,7 @@ def traced_peak() -> Iterator[AllocationPeak]:
         record(None)
 
 
-def find_peak(events: Sequence[TraceEvent], found: AllocationPeak) -> None:
+def find_peak(events: Sequence[HistoryEvent], found: AllocationPeak) -> None:
     """Fill in ``found`` from the events of one device, in torch's format."""
     live = 0
     top, when = 0, -1
@@ -449,7 +449,7 @@ def find_peak(events: Sequence[TraceEvent], found: AllocationPeak) -> None:
                 top, when = live, index
         elif event["action"] == "free_completed":
             live -= sizes.pop(event["addr"], 0)
-    blocks: dict[int, TraceEvent] = {}
+    blocks: dict[int, HistoryEvent] = {}
     for event in events[: when + 1]:
         if event["action"] == "alloc":
             blocks[event["addr"]] = event
@@ -464,7 +464,7 @@ def find_peak(events: Sequence[TraceEvent], found: AllocationPeak) -> None:
     found.rows = [PeakRow(place, name, size) for (place, name), size in ordered[:_MOST_ROWS]]
 
 
-def _line(frames: Sequence[TraceFrame]) -> tuple[str, str]:
+def _line(frames: Sequence[HistoryFrame]) -> tuple[str, str]:
     """The location and function of the innermost frame outside torch and compiled code."""
     for frame in frames:
         file = frame["filename"]
