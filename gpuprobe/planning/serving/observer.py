@@ -43,7 +43,7 @@ Values = dict[str, object]
 
 
 class LoggedFigures(TypedDict, total=False):
-    """LoggedFigures that only vLLM's log has: the KV cache in tokens, the most requests of full length at
+    """Figures that only vLLM's log has: the KV cache in tokens, the most requests of full length at
     a time, and whether compiled code was cached ("warm" or "cold").
     """
 
