@@ -77,6 +77,7 @@ def _object(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a type; those of dataclasses are added to ``defs``."""
     if isinstance(hint, typing.NewType):
         hint = hint.__supertype__
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -98,6 +99,11 @@ def _of(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
         if isinstance(args[0], type) and issubclass(args[0], Enum):
             rule["propertyNames"] = {"enum": [member.value for member in args[0]]}
         return rule
+    return _plain(hint, defs)
+
+
+def _plain(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a type without arguments."""
     if hint is type(None):
         return {"type": "null"}
     if hint is Unavailable:
