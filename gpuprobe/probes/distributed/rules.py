@@ -51,9 +51,9 @@ UNREACHABLE = define(
         "MASTER_PORT",
     ),
     description="""
-    All ranks meet at `MASTER_ADDR:MASTER_PORT`. A name that does not resolve, an address that
-    no route or only a firewall leads to, or a rank 0 that never started. On rank 0 itself, an
-    address that is not one of its machine is a note: a service may forward it.
+    All ranks meet at `MASTER_ADDR:MASTER_PORT`. A name that does not resolve, an address without a
+    route or behind a firewall, or a rank 0 that never started. On rank 0, an address of a different
+    machine is a note: a service may forward it.
     """,
 )
 PORT_TAKEN = define(
@@ -63,8 +63,8 @@ PORT_TAKEN = define(
     "The rendezvous port is free",
     reads=("MASTER_PORT",),
     description="""
-    Another program, often a job that was killed in part, listens on `MASTER_PORT` of rank 0's
-    machine. Under `torchrun` the agent itself listens there, which is as it should be.
+    Another program, often the rest of a killed job, listens on `MASTER_PORT` of rank 0's machine.
+    Under `torchrun` the agent listens there, which is normal.
     """,
 )
 MISSING = define(
@@ -74,8 +74,8 @@ MISSING = define(
     "Every rank joins in time",
     reads=("the ranks' store",),
     description="""
-    Within the time limit, some ranks did not come to the meeting point. They are named.
-    A process that did not start, a host that is down, or a firewall.
+    Some ranks did not reach the meeting point within the time limit; the finding names them. A
+    process that did not start, a host that is down, or a firewall.
     """,
 )
 COLLECTIVE = define(
@@ -96,8 +96,8 @@ WRONG = define(
     "Collectives give the right values on every rank",
     reads=("torch.distributed",),
     description="""
-    A sum whose every element is known beforehand came out wrong: broken hardware, a broken
-    link, or peer-to-peer copies under an IOMMU that redirects them.
+    A collective whose result is known beforehand gave wrong values: broken hardware, a broken link,
+    or peer-to-peer copies under an IOMMU that redirects them.
     """,
 )
 DEVICES = define(
@@ -120,8 +120,8 @@ SKEW = define(
     reads=("wall clocks of all ranks",),
     description="""
     Clocks that differ make logs and traces of several hosts hard to put in order, and
-    certificates and tokens fail. Over a second is a warning, over 50 ms a note, both beyond
-    what the measurement itself may be wrong by.
+    certificates and tokens fail. Over a second is a warning, over 50 ms a note, both beyond the
+    error of the measurement.
     """,
 )
 

@@ -22,9 +22,9 @@ def version_pair(text: str) -> tuple[int, int] | None:
 
 @rule("GP101", "driver-missing", "A working NVIDIA driver", Level.ERROR, "nvml, container")
 def driver_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Nothing can run on a GPU where the driver is not installed, not loaded, of another
-    version than its libraries, or not passed into the container. The evidence is the answer
-    of NVML (`libnvidia-ml.so.1`), the driver's management library.
+    """No program can use a GPU if the driver is not installed, not loaded, differs in version from
+    its libraries, or is not passed into the container. The evidence is the error of NVML
+    (`libnvidia-ml.so.1`), the driver's management library.
     """
     if isinstance(facts.inventory, Unavailable):
         yield facts.inventory
@@ -279,8 +279,8 @@ def torch_broken(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     "pycuda, nvml, torch",
 )
 def pycuda_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """pycuda is compiled where it is installed, against one CUDA version. A driver older than
-    that lacks entry points pycuda calls. Another *major* version than torch's is a note: both
+    """pycuda is compiled during its installation, against one CUDA version. An older driver lacks
+    entry points that pycuda calls. Another *major* version than torch's is a note: both
     work, but their runtime libraries cannot share a process safely.
     """
     if isinstance(facts.pycuda_cuda, Unavailable):

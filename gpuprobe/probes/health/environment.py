@@ -144,9 +144,9 @@ def conf_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     "environment",
 )
 def conf_conflict(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Settings of which one silently wins: both variables with different values (torch 2.13
-    takes `PYTORCH_CUDA_ALLOC_CONF`, though its documentation puts the other one first), a key
-    given twice, and options of the native allocator next to `backend:cudaMallocAsync`, which
+    """Settings that conflict, one of which silently wins: both variables with different values
+    (torch 2.13 takes `PYTORCH_CUDA_ALLOC_CONF`, though its documentation puts the other one first),
+    a key given twice, and options of the native allocator next to `backend:cudaMallocAsync`, which
     ignores them. `max_split_size_mb` and `expandable_segments:True` do not add up either:
     expandable segments leave that option little to do.
     """
@@ -334,9 +334,9 @@ def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
     "/dev/shm, container",
 )
 def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """DataLoader workers hand batches over through shared memory. Where it is too small they
-    die with "bus error ... insufficient shared memory (shm)"; containers begin with 64 MiB.
-    A warning below 1 GiB in total or 256 MiB free, an error where it cannot be written.
+    """DataLoader workers pass batches through shared memory. If it is too small they fail with "bus
+    error ... insufficient shared memory (shm)"; containers have 64 MiB by default. A warning below
+    1 GiB in total or 256 MiB free, an error if it is not writable.
     """
     shm = facts.shared_memory
     if isinstance(shm, Unavailable):

@@ -24,7 +24,7 @@ _UNOWNED = 1024**3
 )
 def selection_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """CUDA reads `CUDA_VISIBLE_DEVICES` from the left and stops at the first entry it cannot
-    match: that entry and everything after it is hidden, without a message. An error where no
+    match: that entry and everything after it is hidden, without a message. An error if no
     GPU is left. Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
     inventory = inventory_of(facts)
@@ -148,9 +148,9 @@ def device_order(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
     "nvml, processes, container",
 )
 def memory_without_owner(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Memory held by a process that no longer exists, or in use where no process is listed at
-    all: usually a killed job whose child (a DataLoader worker, a hung NCCL thread) still has
-    the device open. In a container the owners may be outside, where the rule cannot see them.
+    """Memory held by a process that no longer exists, or in use although no process is listed:
+    usually a killed job whose child (a DataLoader worker, a hung NCCL thread) still has the device
+    open. In a container the owners may be outside, where the rule cannot see them.
     """
     inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
@@ -215,8 +215,8 @@ def memory_without_owner(self: Rule, facts: MachineFacts) -> Iterator[Finding | 
     "nvml, processes",
 )
 def other_user(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
-    """Another user's program on a GPU takes memory and time, and its peaks are not yours to
-    predict. A warning for GPUs that CUDA would show to this program, a note for others.
+    """Another user's program on a GPU takes memory and time, and its peaks cannot be predicted. A
+    warning for GPUs that CUDA would show to this program, a note for others.
     """
     inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):
