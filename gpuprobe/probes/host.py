@@ -13,12 +13,14 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.model.machine.devices import Container, GpuProcess, HostInfo
-from gpuprobe.model.machine.process import ProcessDetails
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+
+if TYPE_CHECKING:
+    from gpuprobe.model.machine.process import ProcessDetails
 
 # The inode of the first PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -431,6 +433,8 @@ def process_details(pid: int, ticks: int, tree: ProcTree | None = None) -> Proce
 
     Nothing is masked here: `gpuprobe.api.monitor.process_details` masks secrets for screens.
     """
+    from gpuprobe.model.machine.process import ProcessDetails  # 1 ms, not needed by `info`
+
     tree = ProcTree() if tree is None else tree
     stat = tree.stat(pid)
     if isinstance(stat, Unavailable) or (ticks and stat.start != ticks):
