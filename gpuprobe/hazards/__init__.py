@@ -1,14 +1,15 @@
 """Stream hazards: a happens-before engine as pure code.
 
-* ``footprint``: which bytes an access touches.
-* ``accesses``, ``freed``: what is kept of accesses to live and to freed memory.
-* ``engine``: clocks per stream and for the host, and what is unordered.
-* ``rules``: the id, kind and words of each finding.
+* ``events``: everything that a front end reports, as one union; a run's log is a list of events.
+* ``footprint``: the bytes that an access touches.
+* ``accesses``, ``freed``: accesses to live and to freed memory.
+* ``engine``: clocks per stream and for the host; finds unordered accesses.
+* ``rules``: the id, kind and title of each finding.
 * ``ledger``: implicit synchronisations.
-* ``fixes``: the smallest fix, as code and as the change of the log that verifies it.
-* ``explain``: from a race to a finding, and why a wait did not help.
-* ``results``, ``ranks``, ``known``: what was found, by several ranks, and compared with a baseline.
-* ``observer``: what a device model reports to a watch.
+* ``observer``: what a device model reports to a check.
+* ``findings.repairs``: one class per kind of repair: its words, its code, its change of the log.
+* ``findings.fixes``, ``findings.explain``: from a race to its smallest fix and to a finding.
+* ``findings.results``, ``findings.known``: the results of ranks, and a baseline of known findings.
 
-Nothing here knows torch: ``hazard_watch`` says what was launched where.
+Nothing here imports torch: ``hazard_watch`` translates a program's calls to events.
 """

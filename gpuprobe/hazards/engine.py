@@ -313,7 +313,7 @@ class Engine:
         self._access(block, access, self._clocks[HOST])
 
     def _from_before(self, address: int) -> TrackedBlock:
-        """A block from before the check: nothing is known of it."""
+        """Add a block from before the check, whose history is unknown."""
         block = self._blocks[address] = TrackedBlock(address, 0)
         return block
 
@@ -477,7 +477,7 @@ class Engine:
         times = self._time(source), self._time(waiter)
         self._syncs.append(Sync("wait", waiter, source, times[0], site, 0, times[1]))
 
-    def _order(self, event: events.Order) -> None:
+    def _order(self, event: events.StreamOrder) -> None:
         self._merge(event.waiter, self._clocks[event.source])
 
     def _signal(self, event: events.Signal) -> None:
@@ -602,7 +602,7 @@ _HANDLERS: Final[dict[type[Event], Callable[[Engine, Any], None]]] = {
     events.StreamWait: Engine._stream_wait,
     events.StreamSynchronize: Engine._stream_synchronize,
     events.DeviceSynchronize: Engine._device_synchronize,
-    events.Order: Engine._order,
+    events.StreamOrder: Engine._order,
     events.Signal: Engine._signal,
     events.SignalWait: Engine._signal_wait,
 }

@@ -186,7 +186,7 @@ class DeviceSynchronize(NamedTuple):
     site: Site = None
 
 
-class Order(NamedTuple):
+class StreamOrder(NamedTuple):
     """A library makes ``waiter`` wait for ``source``; no line of the program requested it."""
 
     waiter: int
@@ -224,7 +224,7 @@ Event: TypeAlias = (
     | StreamWait
     | StreamSynchronize
     | DeviceSynchronize
-    | Order
+    | StreamOrder
     | Signal
     | SignalWait
 )

@@ -1,4 +1,4 @@
-"""Which bytes an access touches: an interval, or pieces of one, as a tensor's strides say."""
+"""The bytes that an access touches: an interval, or pieces of one with a tensor's strides."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _Dims = tuple[tuple[int, int], ...]
 
 
 class Footprint(NamedTuple):
-    """Bytes ``low`` to ``high`` (exclusive). ``rows``: how many pieces of ``row`` bytes each are
-    touched; 1 is the whole interval. ``dims``: bytes from piece to piece and how many of them,
+    """Bytes ``low`` to ``high`` (exclusive). ``rows``: the number of touched pieces, of ``row`` bytes
+    each; 1 means the whole interval. ``dims``: bytes from piece to piece and the number of pieces,
     for each dimension that leaves holes, the largest steps first.
     """
 
@@ -27,14 +27,14 @@ class Footprint(NamedTuple):
 
 
 def whole(low: int, high: int) -> Footprint:
-    """``Footprint(low, high)``, in half the time: nearly all are."""
+    """``Footprint(low, high)``, in half the time: nearly all footprints are intervals."""
     return _new(Footprint, (low, high, 1, 0, ()))
 
 
 def of_tensor(
     address: int, sizes: Sequence[int], strides: Sequence[int], itemsize: int
 ) -> Footprint | None:
-    """The bytes of a strided tensor whose first element lies at ``address``. None: no bytes."""
+    """The bytes of a strided tensor whose first element is at ``address``. None: no bytes."""
     dims = []
     for size, stride in zip(sizes, strides, strict=True):
         if size == 0:
@@ -52,7 +52,7 @@ def of_tensor(
     rest = [dims[at]]
     for stride, size in dims[at + 1 :]:
         step, count = rest[-1]
-        if stride == step * count:  # goes on evenly: one dimension
+        if stride == step * count:  # evenly spaced: one dimension
             rest[-1] = (step, count * size)
         else:
             rest.append((stride, size))
@@ -71,8 +71,8 @@ def of_tensor(
 
 
 def overlap(one: Footprint, other: Footprint) -> bool:
-    """Whether two accesses touch a byte in common. Exact, but for patterns that do not repeat
-    and would take too long: those count as overlapping.
+    """Whether two accesses touch a byte in common. Exact, except for patterns that do not repeat
+    and would take too long to compare: those count as overlapping.
     """
     if one.low >= other.high or other.low >= one.high:
         return False
@@ -82,8 +82,8 @@ def overlap(one: Footprint, other: Footprint) -> bool:
 
 
 class _Meeting:
-    """Compares two footprints part by part, from the largest steps to the smallest. What is
-    known of a pair of parts holds for every such pair at the same distance.
+    """Compares two footprints part by part, from the largest steps to the smallest. The result for
+    a pair of parts holds for each such pair at the same distance.
     """
 
     __slots__ = ("apart", "dims", "extents", "left")
@@ -95,8 +95,8 @@ class _Meeting:
         self.left = _MAX_STEPS
 
     def meet(self, distance: int, at: int, to: int) -> bool:
-        """Whether a part without the one's first ``at`` dimensions meets a part without the
-        other's first ``to``, that begins ``distance`` bytes after it.
+        """Whether a part of the first footprint without ``at`` outer dimensions overlaps a part of
+        the second without ``to`` ones, which begins ``distance`` bytes after it.
         """
         mine, yours = self.extents[0][at], self.extents[1][to]
         if distance >= mine or distance + yours <= 0:
@@ -112,7 +112,7 @@ class _Meeting:
             return True
         step = dims[at][0] if at < len(dims) else 0
         stride = others[to][0] if to < len(others) else 0
-        # The part number k of the one and l of the other: their distance changes by l - k steps.
+        # Part k of the first footprint and part l of the second are l - k steps further apart.
         low = high = 0
         if step >= stride:
             low = 1 - dims[at][1]
@@ -130,7 +130,7 @@ class _Meeting:
 
 
 def _extents(where: Footprint) -> list[int]:
-    """Bytes from the first to the last, of the whole and without each next dimension."""
+    """Bytes from the first to the last: of all dimensions, and without each next one."""
     extents = [where.row if where.rows > 1 else where.high - where.low]
     for step, count in reversed(where.dims):
         extents.append(extents[-1] + step * (count - 1))

@@ -1,9 +1,11 @@
-"""Implicit synchronisations: where the host waits for the GPU though nobody asked for it."""
+"""Implicit synchronisations: lines where the host waits for the GPU without an explicit wait."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from gpuprobe.hazards.events import Site
 
 REPLACEMENTS: Final = {
     "item": "accumulate on the device and read it every N steps, or copy it with "
@@ -22,30 +24,30 @@ REPLACEMENTS: Final = {
     "check of a matrix": "the function with _ex in its name, and its info read later",
     "equal": "compare on the device and read the result later",
 }
-"""What usually takes its place, by reason."""
+"""The usual replacement, by reason."""
 
 
 @dataclass(slots=True)
 class SyncEntry:
-    """One line's implicit synchronisations, for one reason. ``seconds``: time lost, measured
-    on CUDA only; None where it is not known.
+    """One line's implicit synchronisations, for one reason. ``seconds``: time lost, measured on
+    CUDA only; None if unknown.
     """
 
     reason: str
-    site: Any
+    site: Site
     count: int = 0
     seconds: float | None = None
     allowed: bool = False
 
 
 class SyncLedger:
-    """All of them, by line and reason."""
+    """All implicit synchronisations, by line and reason."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[str, Any], SyncEntry] = {}
+        self.entries: dict[tuple[str, Site], SyncEntry] = {}
 
     def add(
-        self, reason: str, site: Any, *, seconds: float | None = None, allowed: bool = False
+        self, reason: str, site: Site, *, seconds: float | None = None, allowed: bool = False
     ) -> None:
         entry = self.entries.get((reason, site))
         if entry is None:
@@ -54,8 +56,8 @@ class SyncLedger:
         if seconds is not None:
             entry.seconds = (entry.seconds or 0.0) + seconds
 
-    def lost(self, reason: str, site: Any, seconds: float) -> None:
-        """The host was held up for so long by one that was just added."""
+    def lost(self, reason: str, site: Site, seconds: float) -> None:
+        """Add the time that the host waited in the synchronisation that was just added."""
         entry = self.entries.get((reason, site))
         if entry is not None:
             entry.seconds = (entry.seconds or 0.0) + seconds

@@ -1,13 +1,18 @@
-"""What a device model reports to whoever watches it: launches, memory, streams, graphs.
+"""What a device model reports to its observer: launches, memory, streams, graphs.
 
-A device model (the virtual GPU) calls an `Observer` where one is set, in program order; it need
-not know who it is. Tensors are ``Any``: nothing on this floor knows torch.
+A device model (the virtual GPU) calls its `Observer`, if it has one, in program order. Torch's
+types are ``Any``: this layer does not import torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
+
+Tensor: TypeAlias = Any
+Operator: TypeAlias = Any
+Node: TypeAlias = Any
+"""Torch's types, which this layer does not import."""
 
 HOST: Final = -1
 """Place of ordinary host memory. Places from 0 on are device indices."""
@@ -34,11 +39,10 @@ class RegisteredMemory:
 
 
 class StorageTag(Protocol):
-    """Where a live storage lies: ``place`` is a device index, `HOST` or `PINNED`. ``key``
-    identifies the storage as long as it lives; ``stream`` is the number of the one that it was
-    allocated on; ``block`` is None where it has no device memory. ``registered`` is the memory
-    that a pinned storage lies in where torch did not allocate it, ``offset`` the storage's first
-    byte in there.
+    """The memory of a live storage. ``place``: a device index, `HOST` or `PINNED`; ``key``: its
+    identity while it is live; ``stream``: the number of the stream that it was allocated on;
+    ``block``: None if it has no device memory; ``registered``: the memory of a pinned storage that
+    torch did not allocate, with ``offset``, the storage's first byte in there.
     """
 
     @property
@@ -63,10 +67,10 @@ class Observer(Protocol):
     # -- memory
 
     def allocated(self, tag: StorageTag) -> None:
-        """A storage was made."""
+        """A storage was created."""
 
     def freed(self, tag: StorageTag) -> None:
-        """A storage is gone; its block is not handed on before this returns."""
+        """A storage was freed; its block is not reused before this returns."""
 
     def resized(self, tag: StorageTag, old: AllocatedBlock | None) -> None:
         """A storage has another block in place of the ``old`` one."""
@@ -83,23 +87,28 @@ class Observer(Protocol):
     # -- work
 
     def device_op(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, index: int
+        self,
+        func: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Tensor,
+        index: int,
     ) -> None:
         """An operator ran on a device."""
 
     def host_op(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
     ) -> None:
         """An operator ran on the host."""
 
-    def fused(self, op: str, index: int, reads: Any, writes: Any) -> None:
-        """A kernel ran whose work the dispatcher does not show."""
+    def fused(self, op: str, index: int, reads: Tensor, writes: Tensor) -> None:
+        """A kernel ran that does not go through the dispatcher."""
 
-    def host_use(self, tensor: Any, write: bool, op: str) -> None:
+    def host_use(self, tensor: Tensor, write: bool, op: str) -> None:
         """The host touched a pinned tensor outside the dispatcher."""
 
-    def aliased(self, tensor: Any, array: Any) -> Any:
-        """A NumPy array was made over pinned memory. Returns what the program gets."""
+    def aliased(self, tensor: Tensor, array: object) -> object:
+        """A NumPy array was created over pinned memory. Returns the array for the program."""
 
     # -- streams and events
 
@@ -113,15 +122,15 @@ class Observer(Protocol):
 
     # -- the backward pass
 
-    def node_begins(self, node: Any) -> None:
-        """Within the backward pass a node of the autograd graph begins, and its streams are
-        current; None: all nodes are done.
+    def node_begins(self, node: Node) -> None:
+        """A node of the autograd graph begins in a backward pass, with its streams current; None:
+        all nodes are done.
         """
 
     # -- graphs
 
     def capture_begin(self, index: int, number: int) -> None: ...
     def capture_end(self, index: int) -> Any:
-        """Returns what `graph_launch` is to be given at each replay."""
+        """Returns the capture, an argument of `graph_launch` at each replay."""
 
     def graph_launch(self, captured: Any, index: int, number: int) -> None: ...

@@ -1,4 +1,4 @@
-"""The rules: what is reported under which id, and what to do about it in general.
+"""The rules: the id, title and general remedy of each kind of finding.
 
 Their kinds are read-after-write, write-after-read, write-after-write, use-after-free, host-race
 and implicit-sync.
@@ -156,7 +156,7 @@ ALSO_WRITTEN: Final = {
     "scatter_": ("output_tensors",),
     "gather_": ("output_tensors",),
 }
-"""Arguments that an operator writes though its schema does not say so. Source: the operators'
+"""Arguments that an operator writes though its schema does not show it. Source: the operators'
 definitions in ``native_functions.yaml`` (running statistics are updated in training) and
 ``torch/csrc/distributed/c10d/Ops.cpp``."""
 
@@ -176,4 +176,4 @@ SYNCS: Final = {
     "_to_sparse": "nonzero",
     "_coalesce": "unique",
 }
-"""Operators whose results the host waits for, by name, and what a finding calls them."""
+"""Operators whose results the host waits for, and their reason in a finding."""

@@ -20,8 +20,8 @@ from gpuprobe.hazards.events import (
     GraphReplay,
     HostAccess,
     Launch,
-    Order,
     RecordStream,
+    StreamOrder,
     StreamSynchronize,
     StreamWait,
 )
@@ -466,7 +466,7 @@ def test_a_fix_is_put_where_it_says(run: Run) -> None:
 
 def test_a_clone_is_read_where_it_is_sent(run: Run) -> None:
     receiver = run.engine.stream(-2, 0)
-    run.engine.apply(Order(receiver, run.main))
+    run.engine.apply(StreamOrder(receiver, run.main))
     run.engine.apply(Launch(receiver, "receiver", [(0, Footprint(0, 8), False)], "put", "process"))
     run.write(run.main, site="write")
     code, verified = fixed(run)
@@ -476,7 +476,7 @@ def test_a_clone_is_read_where_it_is_sent(run: Run) -> None:
 
 def test_a_clone_does_not_order_what_another_stream_writes(run: Run) -> None:
     receiver = run.engine.stream(-2, 0)
-    run.engine.apply(Order(receiver, run.main))
+    run.engine.apply(StreamOrder(receiver, run.main))
     run.engine.apply(Launch(receiver, "receiver", [(0, Footprint(0, 8), False)], "put", "process"))
     run.write(run.side, site="write")
     assert fixed(run)[1] is False

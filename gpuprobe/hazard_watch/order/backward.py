@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from gpuprobe.hazard_watch.base import NodeStreamModel
-from gpuprobe.hazards.events import Order, Publication, RecordStream, Signal, SignalWait
+from gpuprobe.hazards.events import Publication, RecordStream, Signal, SignalWait, StreamOrder
 from gpuprobe.hazards.footprint import Footprint
 
 _numbers: Final = itertools.count(1)
@@ -230,7 +230,9 @@ class BackwardPass:
             for index in set(run.streams) | set(self.callers):
                 mine, yours = run.streams.get(index, 0), self.callers.get(index, 0)
                 if mine != yours:
-                    engine.apply(Order(engine.stream(index, mine), engine.stream(index, yours)))
+                    engine.apply(
+                        StreamOrder(engine.stream(index, mine), engine.stream(index, yours))
+                    )
 
     def _record(self, producer: _Run, index: int, waiter: int) -> None:
         """A gradient's memory is kept for the stream that it goes to, where that is another one
@@ -281,7 +283,7 @@ class BackwardPass:
                 if mine == caller:
                     continue
                 actor = engine.stream(index, caller)
-                engine.apply(Order(actor, engine.stream(index, mine)))
+                engine.apply(StreamOrder(actor, engine.stream(index, mine)))
                 accesses = [
                     (address, where, True)
                     for address, (where, _) in run.written.items()

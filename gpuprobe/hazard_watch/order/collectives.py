@@ -28,7 +28,7 @@ from gpuprobe.hazards.events import (
     Free,
     HostAccess,
     Launch,
-    Order,
+    StreamOrder,
     StreamSynchronize,
 )
 from gpuprobe.hazards.footprint import Footprint, of_tensor
@@ -194,7 +194,7 @@ class Collectives:
         for index in range(len(machine.devices)):
             waiter = source.active.stream(index, machine.stream(index))
             for number in self._groups.values():
-                source.active.apply(Order(waiter, source.active.stream(index, number)))
+                source.active.apply(StreamOrder(waiter, source.active.stream(index, number)))
 
     # -- host tensors
 

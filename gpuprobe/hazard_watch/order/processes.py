@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.hazards.events import Launch, Order, RecordStream, StreamSynchronize
+from gpuprobe.hazards.events import Launch, RecordStream, StreamOrder, StreamSynchronize
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
 
@@ -92,7 +92,7 @@ class Processes:
         engine = source.engine
         actor = engine.stream(PROCESSES, 0)
         for index in range(len(source.machine.devices)):
-            engine.apply(Order(actor, engine.stream(index, source.machine.stream(index))))
+            engine.apply(StreamOrder(actor, engine.stream(index, source.machine.stream(index))))
         for address, _, _ in accesses:
             engine.apply(RecordStream(address, actor))  # its memory is kept
         site = source.site()

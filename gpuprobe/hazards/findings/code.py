@@ -1,7 +1,7 @@
-"""The program's source around a line: statements, the contexts that they are in, and changes of it.
+"""The program's source around a line: statements, their enclosing contexts, and changes.
 
-A file is parsed as `linecache` has it. Where there is no source, or it is no Python, nothing is
-known of a line.
+A file is parsed as `linecache` has it. A line without source, or whose file is not Python, has no
+statement.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class StreamBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class StatementAt:
-    """The innermost statement of a line that begins on a line of its own. ``around`` are the
-    statements that it lies in, innermost first, up to its function.
+    """The innermost statement of a line that is the first on its own line. ``around``: the
+    statements that enclose it, innermost first, up to its function.
     """
 
     file: str
     node: ast.stmt
     around: tuple[ast.stmt, ...]
     inner: tuple[ast.stmt, ...]
-    """Statements below ``node`` that the line belongs to: of one written in a single line."""
+    """Statements within ``node`` that the line belongs to, if they are written in one line."""
 
     @property
     def line(self) -> int:
@@ -52,7 +52,7 @@ class StatementAt:
 
     @property
     def names_of_comprehensions(self) -> frozenset[str]:
-        """The variables that comprehensions of the statement have for themselves."""
+        """The variables that exist only in comprehensions of the statement."""
         return frozenset(
             name.id
             for node in ast.walk(self.node)
@@ -68,35 +68,35 @@ class StatementAt:
 
     @property
     def blocks(self) -> list[StreamBlock]:
-        """Blocks of streams that it lies in, innermost first."""
+        """Enclosing blocks of streams, innermost first."""
         return [block for node in self.around for block in _stream_blocks(node)]
 
     @property
     def inner_blocks(self) -> list[StreamBlock]:
-        """Blocks of streams that it begins itself, and the line lies in."""
+        """Blocks of streams that it begins itself and that enclose the line."""
         return [block for node in (self.node, *self.inner) for block in _stream_blocks(node)]
 
     def before(self, *code: str) -> Insertion:
-        """Lines to be inserted before it."""
+        """An insertion of lines before it."""
         return Insertion(self.file, self.line, "".join(f"{self.indent}{one}\n" for one in code))
 
     def after(self, *code: str) -> Insertion:
-        """Lines to be inserted after it."""
+        """An insertion of lines after it."""
         return Insertion(self.file, self.end + 1, "".join(f"{self.indent}{one}\n" for one in code))
 
     @property
     def leaves(self) -> bool:
-        """Whether what follows it is not reached."""
+        """Whether the next statement is not reached."""
         return isinstance(self.node, (ast.Return, ast.Raise, ast.Break, ast.Continue))
 
     @property
     def branches(self) -> list[ast.stmt]:
-        """What it lies in that may be left out or done again."""
+        """Enclosing statements that may be skipped or repeated."""
         return [node for node in self.around if not isinstance(node, (ast.With, ast.AsyncWith))]
 
 
 def statement(file: str, line: int) -> StatementAt | None:
-    """The statement of a line; None where its source is not known."""
+    """The statement of a line; None if its source is unknown."""
     module = _module(file)
     if module is None:
         return None
@@ -133,7 +133,7 @@ def _module(file: str) -> ast.Module | None:
 
 
 def _chain(body: Sequence[ast.AST], line: int) -> Iterator[ast.stmt]:
-    """Statements that hold the line, outermost first."""
+    """Statements that contain the line, outermost first."""
     for node in body:
         first = min(
             (node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))),  # type: ignore[attr-defined]
@@ -169,8 +169,8 @@ def _stream_blocks(node: ast.stmt) -> Iterator[StreamBlock]:
 
 
 def handle_of_call(found: StatementAt) -> str | None:
-    """The name that the result of an asynchronous collective is assigned to, where the statement
-    is nothing else; an empty one where it is thrown away; None for anything else.
+    """The name that the result of an asynchronous collective is assigned to; an empty one if it is
+    discarded; None if the statement is anything else.
     """
     node = found.node
     if not isinstance(node, (ast.Expr, ast.Assign)) or not isinstance(node.value, ast.Call):
@@ -218,7 +218,7 @@ def free_name(found: StatementAt, name: str) -> str:
 
 
 def torch_name(file: str) -> str:
-    """How the file calls ``torch.cuda``: as it imports it."""
+    """The file's name for ``torch.cuda``, from its imports."""
     module = _module(file)
     for node in ast.walk(module) if module is not None else ():
         if isinstance(node, ast.ImportFrom) and node.module == "torch":
@@ -233,9 +233,7 @@ def torch_name(file: str) -> str:
 
 
 def applied(lines: Sequence[str], insertions: Iterable[Insertion]) -> list[str]:
-    """The lines of a file with others inserted: of one place in the order given, and what is the
-    same twice only once.
-    """
+    """The lines of a file with insertions: those of one line in the given order, equal ones once."""
     by_line: dict[int, list[Insertion]] = {}
     for one in dict.fromkeys(insertions):
         by_line.setdefault(one.line, []).append(one)
@@ -266,8 +264,8 @@ _NO_NEWLINE = "\n\\ No newline at end of file\n"
 
 
 def _relative(file: str) -> str:
-    """A path as `git apply` and ``patch -p1`` take it: relative to the folder at hand, where it is
-    in that, or to the program's; else to the root folder.
+    """A path for `git apply` and ``patch -p1``: relative to the working directory or to the
+    program's folder if it is in one of them; else to the root folder.
     """
     path = PurePath(file)
     if not path.is_absolute():
@@ -279,7 +277,7 @@ def _relative(file: str) -> str:
 
 
 def _program_folder() -> Path:
-    """Where the script is that runs. Raises ValueError where none does."""
+    """The folder of the script that runs. Raises ValueError if none does."""
     script = Path(sys.argv[0]) if sys.argv else Path()
     if not script.is_file():
         raise ValueError("no script")
@@ -287,7 +285,7 @@ def _program_folder() -> Path:
 
 
 def _lines(file: str) -> list[str]:
-    """The lines as they are: `linecache` ends the last one, whether the file does or not."""
+    """The lines of a file, with or without a last newline: `linecache` always adds one."""
     lines = linecache.getlines(file)
     if lines:
         try:
@@ -296,5 +294,5 @@ def _lines(file: str) -> list[str]:
                 if stream.read() not in (b"\n", b"\r"):
                     lines = [*lines[:-1], lines[-1].removesuffix("\n")]
         except (OSError, ValueError):
-            return lines  # no file: what was compiled from a string
+            return lines  # no file: compiled from a string
     return lines

@@ -265,10 +265,10 @@ _MESSAGES: Final[Mapping[str, Callable[[_Report], str]]] = {
 
 
 def source_of(place: Place | None) -> tuple[str, str, str]:
-    """A place as a fingerprint knows it: file, function, and the line's text."""
+    """A place for a fingerprint: file, function, and the line's text."""
     if place is None:
         return "", "", ""
-    # The bare name: Python before 3.11 knows no other.
+    # The bare name: Python before 3.11 has no other.
     function = place.function.rpartition(".")[2]
     return place.file, function, linecache.getline(place.file, place.line)
 

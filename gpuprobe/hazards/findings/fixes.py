@@ -1,7 +1,7 @@
 """The smallest fix of a race.
 
-A repair counts as verified if the race is gone from the log with exactly what the code does, at the
-position that the code shows. Of several repairs, the first one is chosen that is verified.
+A repair is verified if the log no longer has the race once it does exactly what the code does, at
+the position that the code shows. Of several repairs, the first verified one is chosen.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ONLY_REPAIR: Final = {kind.only_for.id: kind for kind in (KeepAlive, Clone)}
 
 
 class Proposal(NamedTuple):
-    """A repair as a fix for readers. ``proof``: whether the race is gone with it; None if the log
-    does not reach that far.
+    """A repair as a fix for readers. ``proof``: whether it removes the race; None if the log does
+    not reach that far.
     """
 
     repair: Repair
@@ -45,14 +45,14 @@ class Proposal(NamedTuple):
 
 
 def nowhere(site: Any) -> Place | None:
-    """Resolves sites that are no lines of a program."""
+    """Resolve a site of a run without a program: to None."""
     return None
 
 
 def propose(
     engine: Engine, race: Race, place: PlaceOf = nowhere, *, verify: bool = True
 ) -> Proposal:
-    """The fix of a race. ``verify`` replays the log with it."""
+    """The fix of a race. ``verify`` replays the repaired log."""
     located = LocatedRace.locate(engine, race, place)
     repairs = [*_in_source(located), _in_words(located)]
     for repair in repairs:

@@ -1,7 +1,7 @@
 """Known findings: fingerprints that survive shifted lines, and a baseline file of them.
 
-The file is JSON that people review: sorted, without line numbers and absolute paths. It says
-which findings were there when it was written; of a later run only what is new counts.
+The file is JSON that people review: sorted, without line numbers and absolute paths. It lists the
+findings of the run that wrote it; only new findings of a later run count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ History:
 
 _BEGIN: Final = f'{{\n "schema": "{SCHEMA}"'
 _HINT: Final = "--hazards-baseline-update writes a new one"
-# A string is kept as it is; a comment and white space say nothing about what is done.
+# A string is kept unchanged; comments and white space do not change what a line does.
 _PARTS: Final = re.compile(r"(\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*')|#.*|\s+")
 _HEX: Final = re.compile(r"[0-9a-f]{16}")
 
@@ -44,8 +44,8 @@ def normalized(source: str) -> str:
 
 def fingerprint(rule: str, kind: str, subject: str, places: Iterable[tuple[str, str, str]]) -> str:
     """16 hexadecimal digits. ``subject`` names the operators; ``places`` are (file, function,
-    source line). No line number is in it, and of the file only its name: it stays the same when
-    the code moves, in its file or with it, and changes when one of the lines does.
+    source line). They depend on no line number, and only on the name of a file: they stay the same
+    when the code moves, alone or with its file, and change when one of the lines does.
     """
     parts = [rule, kind, subject]
     for file, function, source in places:
@@ -62,8 +62,8 @@ def _fingerprint(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KnownFinding:
-    """One kind of finding in a baseline; ``count``: so many have this fingerprint. ``where``
-    (file name and function) and ``about`` (the operators) are for those who read the file.
+    """One kind of finding in a baseline. ``count``: the number of findings with this fingerprint;
+    ``where`` (file name and function) and ``about`` (the operators) are for people.
     """
 
     fingerprint: Annotated[str, Parsed(str, _fingerprint)]
@@ -81,7 +81,7 @@ class _KnownDocument:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run compared with its baseline. ``gone``: in the baseline, and not found this time."""
+    """A run compared with its baseline. ``gone``: in the baseline, and not found in this run."""
 
     new: tuple[Finding, ...]
     known: tuple[Finding, ...]
@@ -89,7 +89,7 @@ class Comparison:
 
 
 def known(findings: Sequence[Finding]) -> tuple[KnownFinding, ...]:
-    """What a baseline keeps of these findings."""
+    """The rows of a baseline for these findings."""
     counts = Counter(finding.fingerprint for finding in findings)
     rows = {}
     for finding in findings:
@@ -107,7 +107,9 @@ def known(findings: Sequence[Finding]) -> tuple[KnownFinding, ...]:
 
 
 def compare(baseline: Sequence[KnownFinding], findings: Sequence[Finding]) -> Comparison:
-    """Which findings are new: of several with one fingerprint, those beyond the known count."""
+    """Split findings into new and known ones: of several with one fingerprint, those beyond the
+    known count are new.
+    """
     left = Counter({row.fingerprint: row.count for row in baseline})
     new, old = [], []
     for finding in findings:
@@ -147,23 +149,24 @@ def loads(text: str, where: str = "the baseline") -> tuple[KnownFinding, ...]:
     try:
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise _none(where)
+            raise _not_a_baseline(where)
         check_version(document, VERSION, where, hint=_HINT)
         rows = from_plain(_KnownDocument, document, f"{where} is damaged", hint=_HINT)
         return tuple(sorted(rows.findings))
     except (ValueError, RecursionError) as error:
         if not may_be_one(text):
-            raise _none(where) from None
+            raise _not_a_baseline(where) from None
         raise DataError(f"{where} is damaged: {error}", hint=_HINT) from error
 
 
 def may_be_one(text: str) -> bool:
-    """Whether this is, or begins as, what `dumps` writes. Anything else is not replaced: it may be
-    a source file."""
+    """Whether a text is, or begins like, a file that `dumps` writes. Other files are not replaced:
+    they may be source files.
+    """
     return SCHEMA in text or text.startswith(_BEGIN) or _BEGIN.startswith(text)
 
 
-def _none(where: str) -> DataError:
+def _not_a_baseline(where: str) -> DataError:
     return DataError(
         f"{where} is not a baseline of hazards",
         hint="name another file: --hazards-baseline-update writes one",

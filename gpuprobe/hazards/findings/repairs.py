@@ -30,8 +30,8 @@ from gpuprobe.hazards.events import (
     Free,
     HostAccess,
     Launch,
-    Order,
     RecordStream,
+    StreamOrder,
     StreamSynchronize,
     StreamWait,
 )
@@ -105,7 +105,7 @@ class LocatedRace:
 
     @property
     def in_one_statement(self) -> bool:
-        """Whether both accesses belong to one statement, in one execution of it."""
+        """Whether both accesses belong to one statement, executed once."""
         if self.first is None or self.second is None or self.first.node is not self.second.node:
             return False
         one, other = self.race.first.site, self.race.second.site
@@ -235,13 +235,13 @@ class Repair:
         return self.log(replay, self._at_each_run(log))
 
     def _at_each_run(self, log: Log) -> Log:
-        race, first_ran = self.race, False
+        race, follows_first = self.race, False
         for at, event in log:
-            if first_ran:
+            if follows_first:
                 yield from ((-1, added) for added in self.after_first())
-            first_ran = False
+            follows_first = False
             if isinstance(event, (Launch, HostAccess)):
-                first_ran = event.site == race.first.site
+                follows_first = event.site == race.first.site
                 if event.site == race.second.site and at != race.log_index:
                     actor = event.actor if isinstance(event, Launch) else HOST
                     yield from ((-1, added) for added in self.waits(actor))
@@ -545,7 +545,7 @@ class Clone(Repair):
         device = self.located.device(self.race.second.actor)
         current = HOST
         for _, event in log:
-            if isinstance(event, Order) and event.waiter == receiver:
+            if isinstance(event, StreamOrder) and event.waiter == receiver:
                 own = self.located.device(event.source) == device
                 current = event.source if own else current
             if isinstance(event, Launch) and event.actor == receiver:
@@ -620,7 +620,7 @@ def _wait_by_name(race: Race, waiter: int, source: int) -> Insertion | None:
 def _is_current_outside(
     context: RaceContext, left: list[tuple[int, int]], waiter: int, source: int
 ) -> bool:
-    """Whether ``source`` is current outside of the blocks that are no longer in ``left``."""
+    """Whether ``source`` is current outside of the blocks that were left."""
     count = len(context.blocks) - len(left)
     if not count:
         return False
