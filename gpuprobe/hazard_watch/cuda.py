@@ -1,18 +1,17 @@
-"""The event source on torch's CUDA: the same engine and the same models of order as for a virtual
-GPU.
+"""The event source on torch's CUDA: with the engine and the models of order of a virtual GPU.
 
 torch's own trace of the GPU (``torch._C._activate_gpu_trace``) is not used. Its hooks run Python
-code where C++ frees memory, also while an exception is on its way, which is lost then; and it
-cannot be switched off again. Instead:
+code when C++ frees memory, also while an exception propagates, which is then lost; and it cannot be
+switched off again. Instead:
 
 * a kernel in Python shows what every operator reads and writes (`operator_calls`);
 * methods of streams, events and graphs are replaced, those of C's classes too;
-* a weak reference to each storage tells when its memory ends;
-* what C++ does by itself, the autograd engine's waits and collectives', is modelled
+* a weak reference to each storage reports the end of its memory;
+* waits in C++, those of the autograd engine and of collectives, are modelled
   (`gpuprobe.hazard_watch.order`).
 
-Reports are made where the program's own code runs, or in the autograd engine's threads. A failure
-of this code ends the watch, which says so; the program goes on.
+Reports run in the program's own threads, or in the autograd engine's. A failure of this code ends
+the check, and is reported; the program continues.
 """
 
 from __future__ import annotations
@@ -28,11 +27,14 @@ import time
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import Tensor, UntypedStorage
+from torch._ops import OpOverload
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuprobe.hazard_watch import host_access as host_watch
@@ -41,7 +43,15 @@ from gpuprobe.hazard_watch.order.backward import SUMS, BackwardPass
 from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazard_watch.streams import is_contiguous
-from gpuprobe.hazards.events import EventDestroy, Free, RecordStream, StreamWait
+from gpuprobe.hazards.events import (
+    BlockAccess,
+    EventDestroy,
+    Free,
+    Operator,
+    RecordStream,
+    Site,
+    StreamWait,
+)
 from gpuprobe.hazards.footprint import Footprint, whole
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
@@ -67,8 +77,8 @@ _STRIDED: Final = torch.strided
 
 
 _STEPS: Final = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
-_GIVING: Final = frozenset({"arange", "_to_copy", "copy_", *_STEPS})
-"""Operators that may give a tensor integers that are known on the host."""
+_PASSING_INTEGERS: Final = frozenset({"arange", "_to_copy", "copy_", *_STEPS})
+"""Operators whose results may have integers that are known on the host."""
 
 
 class _Block(NamedTuple):
@@ -77,7 +87,7 @@ class _Block(NamedTuple):
     address: int
 
 
-class _Tag(weakref.ref[Any]):
+class _Tag(weakref.ref[UntypedStorage]):
     """The tag of a storage on a device, or of a pinned one that a copy used."""
 
     __slots__ = ("block", "key", "nbytes", "offset", "place", "registered", "stream", "whole")
@@ -90,11 +100,11 @@ class _Tag(weakref.ref[Any]):
     registered: RegisteredMemory | None
     offset: int
     whole: Footprint | None
-    """All of its bytes, as a tensor that has them all was seen."""
+    """All of its bytes, once a tensor over all of them was used."""
 
 
 class _Local(threading.local):
-    """What one thread has current."""
+    """The current device and streams of one thread."""
 
     reason = ""
 
@@ -107,15 +117,15 @@ class _Local(threading.local):
 
 
 class _Earlier:
-    """The blocks of the caching allocator when the watch began, with the streams they are of."""
+    """The blocks of the caching allocator at the start of a check, with their streams."""
 
     def __init__(self) -> None:
         self._addresses: list[int] = []
         self._streams: list[int] = []
         if not torch.cuda.is_initialized():
             return
-        # torch.cuda.memory_snapshot() of torch 2.13 takes a reference to True that is not its own:
-        # Python before 3.12 ends when there is none left.
+        # torch.cuda.memory_snapshot() of torch 2.13 releases a reference to True that it does not
+        # own: Python before 3.12 aborts when none is left.
         found = sorted(
             (block["address"], segment["stream"])
             for segment in torch.cuda.memory._snapshot()["segments"]
@@ -134,7 +144,7 @@ class _Earlier:
 
 
 class _Cuda:
-    """The device model that torch itself is."""
+    """Torch's CUDA as a device model."""
 
     def __init__(self) -> None:
         self.devices = list(range(torch.cuda.device_count()))
@@ -148,24 +158,24 @@ class _Cuda:
         self.labels: dict[tuple[int, int], int] = {}  # by device and handle of a stream
         self.ended: Callable[[_Tag], None] = lambda tag: None
         self.many_streams = False
-        """Whether the order of the backward pass matters: not with one device's default stream."""
+        """Whether the order of the backward pass matters: not with one default stream alone."""
         self._used: set[int] = set()  # devices
         self.in_backward = 0
         self.integers = HostIntegers()
-        self.block_of: Callable[[Any], int | None] = lambda tensor: None
+        self.block_of: Callable[[Tensor], int | None] = lambda tensor: None
         self._handles: dict[tuple[int, int], int] = {}  # by device and id of a stream
-        # The node of the backward pass that runs, by thread.
-        self._at_work: dict[int, Any] = {}
+        # The running node of the backward pass, by thread.
+        self._running: dict[int, Node | None] = {}
 
     # -- streams
 
     def stream(self, index: int) -> int:
         """The CUDA handle of the current stream; 0 is the legacy default stream."""
-        # What ``torch.cuda.current_stream`` does, without an object for it.
+        # As ``torch.cuda.current_stream``, without creating an object.
         return self.handle(*torch._C._cuda_getCurrentStream(index))
 
     def use(self, index: int) -> None:
-        """An operator runs on a device."""
+        """Record that an operator runs on a device."""
         if index not in self._used:
             self._used.add(index)
             self.many_streams = self.many_streams or len(self._used) > 1
@@ -182,15 +192,15 @@ class _Cuda:
             self.many_streams = self.many_streams or bool(found)
         return found
 
-    def number_of(self, stream: Any) -> tuple[int, int]:
-        """Device and handle of a stream object, which may be a ``torch.Stream``."""
+    def number_of(self, stream: torch.Stream | None) -> tuple[int, int]:
+        """Device and handle of a stream object, possibly a ``torch.Stream``."""
         device = int(stream.device_index)
         return device, self.handle(stream.stream_id, device, stream.device_type)
 
-    def note(self, stream: Any) -> None:
-        """Remember what people are to know a stream by: its position in torch's pool, as
-        ``StreamId`` in ``c10/cuda/CUDAStream.cpp`` has it (bits 4 to 8: index; 1 to 3: priority,
-        from 1). Streams of other code come after those.
+    def note(self, stream: torch.Stream | None) -> None:
+        """Set a stream's number for messages: its position in torch's pool, from its ``StreamId``
+        (``c10/cuda/CUDAStream.cpp``; bits 4 to 8: index; 1 to 3: priority, from 1). Streams of
+        other code have higher numbers.
         """
         key = int(stream.device_index), int(stream.cuda_stream)
         index, pool = stream.stream_id >> 5, (stream.stream_id >> 1 & 15) - 1
@@ -203,49 +213,51 @@ class _Cuda:
             self.labels[key] = _POOLED + 1 + others
 
     def blocking(self, index: int, number: int) -> bool:
-        # Streams of torch's pools do not. Negative numbers are those of process groups: no handles,
-        # which the driver would read.
+        # Streams of torch's pools are not. Negative numbers are those of process groups: not
+        # handles, and the driver would dereference them.
         label = self.labels.get((index, number), _POOLED + 1)
         return number > 0 and label > _POOLED and _waits_for_the_default_stream(number)
 
     def switched(self, index: int, number: int) -> None:
-        """This thread has made a stream its current one on a device."""
+        """This thread has switched to another stream on a device."""
         self.many_streams = self.many_streams or bool(number)
         streams = self.local.streams
         if streams.get(index, 0) != number:
             streams[index] = number
-            # The engine's threads count nodes from 0 for themselves: what a hook makes current
-            # there is not what the forward's nodes of these numbers ran on.
+            # The engine's threads count their nodes from 0: a stream that a hook makes current
+            # there is not the one of the forward's nodes with these numbers.
             if torch._C._current_autograd_node() is None:
-                self.nodes.switched(streams, _unseen)
+                self.nodes.switched(streams, _untraced)
 
     def stream_chosen(self, index: int) -> bool:
-        """Whether the running node, or a hook, has made another stream current than its own."""
+        """Whether the running node, or a hook, has switched to another stream."""
         node = torch._C._current_autograd_node() if self.many_streams else None
         streams = None if node is None else self.nodes.of(node)
         return streams is not None and self.stream(index) != streams.get(index, 0)
 
     def enter_node(self) -> None:
-        """Report the running node where it is another one than before. After the last one, the
-        engine's thread calls what was queued for the end of the backward pass, with no node.
+        """Report the running node if it is another one than before. After the last one, the
+        engine's thread runs the callbacks for the end of the backward pass, without a node.
         """
         if not (self.in_backward and self.many_streams):
             return
         node = torch._C._current_autograd_node()
         thread = threading.get_ident()
-        before = self._at_work.get(thread)
-        if node is not before and (node is not None or thread in self._at_work):
-            self._at_work[thread] = node
+        before = self._running.get(thread)
+        if node is not before and (node is not None or thread in self._running):
+            self._running[thread] = node
             if self.observer is not None:
                 self.observer.node_begins(node)
 
     def backward_ended(self) -> None:
         """A backward pass has returned: nodes must not outlive the graph."""
-        self._at_work.clear()
+        self._running.clear()
         if not self.in_backward:
             self.nodes.forget_leaves()
 
-    def leaves_used(self, args: Any, kwargs: Any, below: Callable[[], Any]) -> None:
+    def leaves_used(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], below: Callable[[], Any]
+    ) -> None:
         """Autograd records an operator with these arguments: see `NodeStreams`."""
         streams = self.local.streams
         self.nodes.leaves_used(args, streams, below)
@@ -254,7 +266,7 @@ class _Cuda:
 
     # -- storages
 
-    def place_of(self, tensor: Any) -> int:
+    def place_of(self, tensor: Tensor) -> int:
         if tensor.is_cuda:
             return int(tensor.get_device())
         if tensor.layout is not torch.strided:
@@ -271,31 +283,31 @@ class _Cuda:
             tag.offset = storage.data_ptr() - tag.registered.address
         return PINNED
 
-    def _tag(self, storage: Any, place: int) -> _Tag:
+    def _tag(self, storage: UntypedStorage, place: int) -> _Tag:
         tag = _Tag(storage, self.ended)
         tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), place
         tag.stream, tag.block, tag.registered, tag.offset, tag.whole = 0, None, None, 0, None
         self.tags[tag.key] = tag
         return tag
 
-    def tag_on_device(self, storage: Any, stream: int) -> _Tag:
-        """The new tag of a storage on a device, whose memory is of a stream."""
+    def tag_on_device(self, storage: UntypedStorage, stream: int) -> _Tag:
+        """The new tag of a storage on a device that was allocated on a stream."""
         tag = self._tag(storage, storage.device.index)
         tag.stream = stream
         address = _address(storage)
         tag.block = _Block(address) if address else None
         return tag
 
-    def known_integers(self, tensor: Any) -> list[int] | None:
-        """To read them would wait for the device: known are those that came from the host."""
+    def known_integers(self, tensor: Tensor) -> list[int] | None:
+        """Only integers that came from the host are known: reading others would wait."""
         return self.integers.of(tensor, self.block_of(tensor) if tensor.is_cuda else None)
 
-    def tag_of(self, tensor: Any) -> _Tag | None:
+    def tag_of(self, tensor: Tensor) -> _Tag | None:
         return self.tags.get(storage_key(tensor))
 
 
 class CudaSource(EventSource):
-    """Enter `watching` around the program. ``broken`` says why watching ended early, or ""."""
+    """The event source on CUDA. ``broken``: why the check ended early, or ""."""
 
     def __init__(self) -> None:
         machine = self._cuda = _Cuda()
@@ -308,7 +320,7 @@ class CudaSource(EventSource):
         self._before = _Earlier()
         self._left_out = left_out.calls
         self.earlier = bool(self._before)
-        self._queue: deque[Free | EventDestroy] = deque()  # what ended, since the last report
+        self._queue: deque[Free | EventDestroy] = deque()  # ends since the last report
         self._events: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id of the object
         self._numbers = itertools.count(1)
         self._elapsed: float | None = None
@@ -318,7 +330,7 @@ class CudaSource(EventSource):
 
     def install(self, patches: Patches) -> None:
         """Report until ``patches`` are undone."""
-        patches.add(lambda: self.guarded(self.drain))  # when all else has been put back
+        patches.add(lambda: self.guarded(self.drain))  # after all other patches are undone
         _note_backward(patches)
         super().install(patches)
         self._streams(patches)
@@ -331,7 +343,7 @@ class CudaSource(EventSource):
                 self._cuda.switched(index, self.machine.stream(index))
 
     def _streams(self, patches: Patches) -> None:
-        """Methods and functions that order streams, or that wait for them."""
+        """Patch methods and functions that order streams, or that wait for them."""
         event, stream = torch.cuda.Event, torch.cuda.Stream
         methods: dict[Any, dict[str, Callable[..., None]]] = {
             event: {
@@ -345,7 +357,7 @@ class CudaSource(EventSource):
         for owner, reports in methods.items():
             for name, report in reports.items():
                 patches.set(owner, name, self._reporting(getattr(owner, name), report))
-        # Of C's classes, which accelerators other than CUDA have as well.
+        # Of classes in C, which accelerators other than CUDA share.
         generic: dict[Any, dict[str, Callable[..., None]]] = {
             torch.Event: methods[event],
             torch.Stream: {
@@ -373,7 +385,7 @@ class CudaSource(EventSource):
                 patches.set(torch._C, name, self._reporting(getattr(torch._C, name), report))
 
     def _methods(self, patches: Patches) -> None:
-        """Methods of tensors, graphs and memory that are no operators."""
+        """Patch methods of tensors, graphs and memory that are not operators."""
         from torch.cuda import memory
 
         graph = torch.cuda.CUDAGraph
@@ -408,7 +420,7 @@ class CudaSource(EventSource):
         patches.set(torch.Tensor, "numpy", numpy)
 
     def _reporting(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
-        """``original``, after which ``report`` is given its result and its arguments."""
+        """``original``, followed by ``report`` with its result and its arguments."""
 
         @functools.wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
@@ -428,7 +440,7 @@ class CudaSource(EventSource):
         return function
 
     def _applying(self, apply: Callable[..., Any]) -> Any:
-        """``torch.autograd.Function.apply`` makes the nodes that accumulate the gradients of its
+        """``torch.autograd.Function.apply`` creates the nodes that accumulate the gradients of its
         leaves, though it runs without recording gradients itself.
         """
         source = self
@@ -437,7 +449,7 @@ class CudaSource(EventSource):
         def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
             result = apply(kind, *args, **kwargs)
             if torch.is_grad_enabled():
-                source.guarded(source._cuda.leaves_used, args, {}, _unseen)
+                source.guarded(source._cuda.leaves_used, args, {}, _untraced)
             return result
 
         return classmethod(applied)
@@ -452,7 +464,7 @@ class CudaSource(EventSource):
         ]
 
     def guarded(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Call our own code; if it fails, watching is over and the program is not."""
+        """Call our own code; if it fails, the check ends and the program continues."""
         if self.broken:
             return
         try:
@@ -465,79 +477,81 @@ class CudaSource(EventSource):
 
     # -- events and streams
 
-    def _number(self, event: Any) -> int:
-        """What identifies an event as long as it lives."""
+    def _number(self, event: torch.Event) -> int:
+        """The identity of an event while it exists."""
         lifetime = lifetime_of(event)
         found = self._events.get(id(event))
         if found is None or found[0]() is not lifetime:
             number = next(self._numbers)
 
-            def gone(_: Any, key: int = id(event)) -> None:
+            def gone(_: object, key: int = id(event)) -> None:
                 self._events.pop(key, None)
                 self._queue.append(EventDestroy(number))
 
             found = self._events[id(event)] = weakref.ref(lifetime, gone), number
         return found[1]
 
-    def _where(self, stream: Any) -> tuple[int, int]:
+    def _where(self, stream: torch.Stream | None) -> tuple[int, int]:
         """Device and number of a stream, or of the current one."""
         if stream is None:
             index = _device()
             return index, self.machine.stream(index)
         return self._cuda.number_of(stream)
 
-    def _recorded(self, _: None, event: Any, stream: Any = None) -> None:
+    def _recorded(self, _: None, event: torch.Event, stream: torch.Stream | None = None) -> None:
         self.event_record(self._number(event), *self._where(stream))
 
-    def _waited(self, _: None, event: Any, stream: Any = None) -> None:
+    def _waited(self, _: None, event: torch.Event, stream: torch.Stream | None = None) -> None:
         self.event_wait(self._number(event), *self._where(stream))
 
-    def _event_queried(self, done: bool, event: Any) -> None:
+    def _event_queried(self, done: bool, event: torch.Event) -> None:
         if done:
             self.event_query(self._number(event))
 
-    def _event_waited(self, _: None, event: Any) -> None:
+    def _event_waited(self, _: None, event: torch.Event) -> None:
         self.event_synchronize(self._number(event))
 
-    def _event_made(self, event: Any, stream: Any, *_: Any, **__: Any) -> None:
+    def _event_made(
+        self, event: torch.Event, stream: torch.Stream | None, *_: object, **__: object
+    ) -> None:
         self.event_record(self._number(event), *self._where(stream))
 
-    def _event_awaited(self, _: None, stream: Any, event: Any) -> None:
+    def _event_awaited(self, _: None, stream: torch.Stream | None, event: torch.Event) -> None:
         self.event_wait(self._number(event), *self._where(stream))
 
-    def _stream_awaited(self, _: None, stream: Any, other: Any) -> None:
+    def _stream_awaited(self, _: None, stream: torch.Stream | None, other: torch.Stream) -> None:
         engine = self.active
         waiter, source = (engine.stream(*self._where(one)) for one in (stream, other))
         engine.apply(StreamWait(waiter, source, self.site()))
 
-    def _stream_queried(self, done: bool, stream: Any) -> None:
+    def _stream_queried(self, done: bool, stream: torch.Stream | None) -> None:
         if done:
             self.stream_synchronize(*self._where(stream))
 
-    def _stream_waited(self, _: None, stream: Any) -> None:
+    def _stream_waited(self, _: None, stream: torch.Stream | None) -> None:
         self.stream_synchronize(*self._where(stream))
 
     def _device_waited(self, _: None, index: int | None = None) -> None:
         self.device_synchronize(_device() if index is None else index)
 
-    def _switched(self, *_: Any, **__: Any) -> None:
+    def _switched(self, *_: object, **__: object) -> None:
         index = _device()
         self._cuda.switched(index, self.machine.stream(index))
 
     # -- memory
 
-    def _stream_recorded(self, _: None, tensor: Any, stream: Any) -> None:
+    def _stream_recorded(self, _: None, tensor: Tensor, stream: torch.Stream | None) -> None:
         found = self._touch(tensor)
         if found is not None:
             self.active.apply(RecordStream(found[0], self.active.stream(*self._where(stream))))
 
-    def _storage_resized(self, _: Any, storage: Any, *__: Any) -> None:
+    def _storage_resized(self, _: object, storage: UntypedStorage, *__: object) -> None:
         tag = self.machine.tags.get(storage._cdata)
         if isinstance(tag, _Tag) and tag.place >= 0:
             self._moved(tag, storage)
 
-    def _moved(self, tag: _Tag, storage: Any) -> None:
-        """A storage may have other memory than it had."""
+    def _moved(self, tag: _Tag, storage: UntypedStorage) -> None:
+        """A storage may have other memory than before."""
         address, old = _address(storage), tag.block
         tag.nbytes = storage.nbytes()
         if address != (0 if old is None else old.address):
@@ -546,7 +560,7 @@ class CudaSource(EventSource):
             self.resized(tag, old)
 
     def _ended(self, tag: _Tag) -> None:
-        """A storage is gone. This runs wherever its last reference goes: it only takes notes."""
+        """A storage was freed. This runs wherever its last reference is dropped: it only queues."""
         tags = self._cuda.tags
         if tags.get(tag.key) is not tag:
             return
@@ -555,11 +569,11 @@ class CudaSource(EventSource):
         if address is not None and not self.broken:
             site = self.site() if self.engine.end_matters(address) else None
             # The caching host allocator waits for the streams that used pinned memory before it
-            # hands it on.
+            # reuses it.
             self._queue.append(Free(address, site, tag.place == PINNED))
 
     def drain(self) -> None:
-        """Give the engine what has ended since the last report, in order."""
+        """Report what has ended since the last report, in order."""
         while self._queue:
             event = self._queue.popleft()
             if isinstance(event, Free):
@@ -573,23 +587,23 @@ class CudaSource(EventSource):
 
     def _unregistered(self, address: int) -> None:
         memory = self._cuda.registered.pop(address, None)
-        if memory is None:  # registered before watching began
+        if memory is None:  # registered before the check
             return
         for tag in list(self._cuda.tags.values()):
             if tag.registered is memory:
                 del self._cuda.tags[tag.key]
         self.unregistered(memory)
 
-    def _is_pinned(self, tensor: Any) -> bool:
+    def _is_pinned(self, tensor: Tensor) -> bool:
         return not tensor.is_cuda and self.machine.place_of(tensor) == PINNED
 
-    def _listed(self, _: Any, tensor: Any) -> None:
+    def _listed(self, _: object, tensor: Tensor) -> None:
         if self._is_pinned(tensor):
             self.host_use(tensor, False, "tolist")
 
-    def _noticed(self, values: Iterable[Any], made: bool) -> None:
-        """Tensors of an operator: those that were never seen have memory of the stream that is
-        current, if the operator ``made`` them.
+    def _tag_new(self, values: Iterable[object], made: bool) -> None:
+        """Tag the new tensors of an operator. Those that it ``made`` have memory of the current
+        stream.
         """
         tags = self._cuda.tags
         for value in values:
@@ -602,17 +616,17 @@ class CudaSource(EventSource):
                     elif (tag.block.address if tag.block is not None else 0) != _address(storage):
                         self._moved(tag, storage)
             elif type(value) is list or type(value) is tuple:
-                self._noticed(value, made)
+                self._tag_new(value, made)
 
-    def _is_new(self, value: Any) -> bool:
-        """Whether a tensor on a device, or one in a list, has a storage that was never seen."""
+    def _is_new(self, value: object) -> bool:
+        """Whether a tensor on a device, or one in a list, has a storage without a tag."""
         if isinstance(value, torch.Tensor):
             if not (value.is_cuda and value.layout is _STRIDED):
                 return False
             return value.untyped_storage()._cdata not in self._cuda.tags
         return isinstance(value, (list, tuple)) and any(map(self._is_new, value))
 
-    def _tag(self, storage: Any, made: bool) -> None:
+    def _tag(self, storage: UntypedStorage, made: bool) -> None:
         index, address = storage.device.index, _address(storage)
         stream = self.machine.stream(index) if made else self._before.stream_of(address)
         tag = self._cuda.tag_on_device(storage, stream or 0)
@@ -622,11 +636,11 @@ class CudaSource(EventSource):
         owner = None if stream is None else (index, stream)
         self._add_block(where, max(tag.nbytes, 1), owner, made and self._capture is not None)
 
-    def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
+    def _touch(self, tensor: Tensor) -> tuple[int, Footprint] | None:
         if tensor.is_cuda:
             if tensor.layout is not _STRIDED:
                 return None
-            # As `_noticed`, without asking for the storage twice: this runs for each argument.
+            # As `_tag_new`, with one call for the storage: this runs for each argument.
             storage = tensor.untyped_storage()
             tag = self._cuda.tags.get(storage._cdata)
             if tag is None:
@@ -648,49 +662,56 @@ class CudaSource(EventSource):
                 where = tag.whole = whole(at, at + nbytes)
             return (at, where) if nbytes else None
         if tensor.layout is _STRIDED:
-            self.machine.place_of(tensor)  # a pinned storage has its tag from now on
+            self.machine.place_of(tensor)  # adds the tag of a pinned storage
             pinned = self.machine.tag_of(tensor)
             if pinned is not None:
-                self._noticed_pinned(pinned)
+                self._tag_pinned(pinned)
         return super()._touch(tensor)
 
-    def _noticed_pinned(self, tag: Any) -> None:
+    def _tag_pinned(self, tag: _Tag) -> None:
         address = self._address(tag)
         if address is not None and not self.engine.is_live(address):
             memory = tag.registered
-            self._add_block(address, (memory or tag).nbytes, None, False)  # of no graph's pool
+            self._add_block(address, (memory or tag).nbytes, None, False)  # in no graph's pool
 
-    def block_of(self, tensor: Any) -> int | None:
-        with torch._C.DisableTorchFunctionSubclass():  # any tensor that the program has a name for
+    def block_of(self, tensor: Tensor) -> int | None:
+        with torch._C.DisableTorchFunctionSubclass():  # possibly of a subclass
             return super().block_of(tensor)
 
     # -- graphs
 
-    def _capture_began(self, _: None, graph: Any, *args: Any, **kwargs: Any) -> None:
+    def _capture_began(
+        self, _: None, graph: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any
+    ) -> None:
         index = _device()
         self._cuda.integers.capturing = True
         self.capture_begin(index, self.machine.stream(index))
 
-    def _capture_ended(self, _: None, graph: Any) -> None:
+    def _capture_ended(self, _: None, graph: torch.cuda.CUDAGraph) -> None:
         self._cuda.integers.capturing = False
         graph._gpuprobe_accesses = self.capture_end(_device())
 
-    def _replayed(self, _: None, graph: Any) -> None:
+    def _replayed(self, _: None, graph: torch.cuda.CUDAGraph) -> None:
         captured, index = getattr(graph, "_gpuprobe_accesses", None), _device()
         self.graph_launch(captured, index, self.machine.stream(index))
 
-    # -- uses out of the dispatcher's sight: what ended before comes first
+    # -- uses outside of operators: the queue is drained first
 
-    def host_use(self, tensor: Any, write: bool, op: str, note: str = "") -> None:
+    def host_use(self, tensor: Tensor, write: bool, op: str, note: str = "") -> None:
         self.guarded(super().host_use, tensor, write, op, note)
 
-    def host_bytes(self, tensor: Any, where: Footprint, write: bool, op: str) -> None:
+    def host_bytes(self, tensor: Tensor, where: Footprint, write: bool, op: str) -> None:
         self.guarded(super().host_bytes, tensor, where, write, op)
 
-    def device_read(self, tensor: Any, index: int, op: str) -> None:
+    def device_read(self, tensor: Tensor, index: int, op: str) -> None:
         self.guarded(super().device_read, tensor, index, op)
 
-    def declared(self, reads: Any, writes: Any, stream: Any) -> None:
+    def declared(
+        self,
+        reads: Tensor | Sequence[Tensor],
+        writes: Tensor | Sequence[Tensor],
+        stream: torch.Stream | None,
+    ) -> None:
         self.guarded(super().declared, reads, writes, stream)
 
     # -- the backward pass
@@ -705,15 +726,15 @@ class CudaSource(EventSource):
 
     def _end_backward(self) -> None:
         backward = self._backward.pop()
-        if self._cuda.many_streams:  # else there is nothing to put in order
+        if self._cuda.many_streams:  # else all is on one stream
             backward.begins(None)
         self._cuda.backward_ended()
 
     def _in_backward(
-        self, actor: int, index: int, op: Any, accesses: Any, note: str
+        self, actor: int, index: int, op: Operator, accesses: Sequence[BlockAccess], note: str
     ) -> tuple[int, str]:
-        """The engine adds gradients up on a stream that it makes current while the node that
-        produced the last of them is at work.
+        """The engine adds up gradients on a stream that it makes current while the node that
+        produced the last of them is running.
         """
         name = op[0] if isinstance(op, tuple) else op
         if name in SUMS and called_by_engine():
@@ -730,15 +751,19 @@ class CudaSource(EventSource):
 
     # -- operators
 
-    def device_of(self, args: Any, kwargs: Any, result: Any) -> int:
-        """The device of the first CUDA tensor, -1 where there is none."""
+    def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+        """The device of the first CUDA tensor, -1 without one."""
         for item in _flat((*args, *kwargs.values(), result)):
             if isinstance(item, torch.Tensor) and item.is_cuda:
                 return int(item.get_device())
         return -1
 
     def _operator(
-        self, func: Any, args: Any, kwargs: Any, below: Callable[[Any, Any, Any], Any]
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        below: Callable[[Any, Any, Any], Any],
     ) -> Any:
         """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
         if torch.is_grad_enabled():
@@ -750,31 +775,40 @@ class CudaSource(EventSource):
             args = kwargs = None
             raise passed_on(error)  # noqa: B904 - the same one
         seconds = time.perf_counter() - began
-        self.guarded(self.ran, func, args, kwargs, result, seconds)
+        self.guarded(self.operator_returned, func, args, kwargs, result, seconds)
         return result
 
-    def ran(self, func: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
-        """An operator returned; ``seconds``: how long the host was in it."""
+    def operator_returned(
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        seconds: float,
+    ) -> None:
+        """An operator returned after ``seconds`` of the host's time."""
         self._elapsed = seconds
         index = self.device_of(args, kwargs, result)
         if index >= 0:
             self._cuda.use(index)
-            if self._is_new(result):  # if it is no argument's memory, either
-                self._noticed(args, made=False)
-                self._noticed(kwargs.values(), made=False)
-                self._noticed((result,), made=True)
+            if self._is_new(result):  # and not an argument's memory
+                self._tag_new(args, made=False)
+                self._tag_new(kwargs.values(), made=False)
+                self._tag_new((result,), made=True)
             name = self._plans[func].name
             if name == "lift_fresh":
                 self._lifted(result, index)
             else:
                 self.device_op(func, args, kwargs, result, index)
-                if name in _GIVING and not kwargs.get("alpha"):
-                    self._integers_given(name, args, result)
+                if name in _PASSING_INTEGERS and not kwargs.get("alpha"):
+                    self._record_integers(name, args, result)
         else:
             self.host_op(func, args, kwargs, result)
         self._elapsed = None
 
-    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
+    def _launch(
+        self, index: int, op: Operator, accesses: Sequence[BlockAccess], site: Site, note: str = ""
+    ) -> None:
         integers = self._cuda.integers
         if integers:
             for address, _, write in accesses:
@@ -782,11 +816,11 @@ class CudaSource(EventSource):
                     integers.forget(address)
         super()._launch(index, op, accesses, site, note)
 
-    def _integers_given(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """An operator that gives a tensor on the device integers that the host has."""
+    def _record_integers(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Record the integers of a result on the device, if the host knows them."""
         if not HostIntegers.concern(result):
             return
-        values: Any = None
+        values: Sequence[int] | None = None
         if name == "arange":
             if all(type(value) is int for value in args):
                 values = range(*args)
@@ -800,7 +834,7 @@ class CudaSource(EventSource):
         self._keep(result, values)
 
     def _stepped(self, name: str, args: tuple[Any, ...], result: Any) -> list[int] | None:
-        """Known integers with one of Python's added, say; None if the result has not their type."""
+        """Known integers plus, minus or times a Python one; None if the result's type differs."""
         if len(args) != 2 or type(args[1]) is not int or type(args[0]) not in _PLAIN:
             return None
         step, before = _STEPS[name], self._cuda.known_integers(args[0])
@@ -810,58 +844,58 @@ class CudaSource(EventSource):
         limits = torch.iinfo(result.dtype)
         return values if all(limits.min <= value <= limits.max for value in values) else None
 
-    def _keep(self, tensor: Any, values: Any) -> None:
+    def _keep(self, tensor: Tensor, values: Sequence[int] | None) -> None:
         address = self.block_of(tensor)
         if address is not None:
             self._cuda.integers.keep(address, tensor, values)
 
-    def constructed(self, made: Any, data: Any) -> None:
-        """`torch.tensor` or one of its kind made ``made`` of ``data``."""
+    def constructed(self, made: Tensor, data: object) -> None:
+        """`torch.tensor` or a similar function created ``made`` from ``data``."""
         if type(made) in _PLAIN and made.is_cuda and HostIntegers.concern(made):
             self.guarded(self._keep, made, flat(data))
 
-    def _lifted(self, result: Any, index: int) -> None:
-        """A tensor was made of Python's values, and copied to the device, which is not seen
+    def _lifted(self, result: Tensor, index: int) -> None:
+        """A tensor was created from Python's values, and copied to the device without an operator
         (``internal_new_from_data`` in ``tensor_new.cpp``, which waits for the copy).
         """
         accesses: list[tuple[int, Footprint, bool]] = []
-        self._add(accesses, result, True)
+        self.add_accesses(accesses, result, True)
         site = self.site()
         self._launch(index, ("copy", result.shape), accesses, site)
-        if not host_watch.is_constructed():  # an index: as one that the program copies
-            self._quiet(index, site)
+        if not host_watch.is_constructed():  # an index: like one that the program copies
+            self._explicit_sync(index, site)
         elif result.numel():
             self._sync("new tensor from host values", site, index)
 
-    def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
+    def _sync(self, reason: str, site: Site, index: int | None = None) -> None:
         super()._sync(reason, site, index)
         if self._elapsed is not None:
             self.ledger.lost(reason, site, self._elapsed)
 
 
 @contextmanager
-def _unseen() -> Iterator[None]:
-    """Operators are not seen by the watch, nor by the program's modes and subclasses."""
+def _untraced() -> Iterator[None]:
+    """Hide operators from the check, and from the program's modes and subclasses."""
     with unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
 @contextmanager
 def _below() -> Iterator[None]:
-    """The same within an operator; autograd records again."""
-    with _unseen(), recording():
+    """The same within an operator; autograd records."""
+    with _untraced(), recording():
         yield
 
 
-def _address(storage: Any) -> int:
-    """Where a storage begins; 0 for one without memory, as that of a tensor's subclass may be."""
+def _address(storage: UntypedStorage) -> int:
+    """The address of a storage; 0 for one without memory, as in some tensor subclasses."""
     try:
         return int(storage.data_ptr())
     except RuntimeError:
         return 0
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
+def _flat(values: Iterable[object]) -> Iterator[object]:
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from value
@@ -870,8 +904,8 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _waits_for_the_default_stream(handle: int) -> bool:
-    """Whether a stream was made without ``CU_STREAM_NON_BLOCKING``; False where the driver cannot
-    be asked. Asking for the flags of a stream that captures would end the capture.
+    """Whether a stream was created without ``CU_STREAM_NON_BLOCKING``; False if the driver cannot
+    be queried. Querying the flags of a stream in capture would end the capture.
     """
     flags, status, stream = ctypes.c_uint(), ctypes.c_int(), ctypes.c_void_p(handle)
     try:
@@ -885,7 +919,7 @@ def _waits_for_the_default_stream(handle: int) -> bool:
 
 
 def _note_backward(patches: Patches) -> None:
-    """Know the line that called a backward pass while it runs, until ``patches`` are undone."""
+    """Track the lines that call backward passes, until ``patches`` are undone."""
     original = torch.autograd.graph._engine_run_backward
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -900,20 +934,20 @@ def _note_backward(patches: Patches) -> None:
             patches.set(module, "_engine_run_backward", run_backward)
 
 
-def _set_in_c(kind: Any, name: str, value: Any) -> Callable[[], None]:
-    """Replace a method of a class that C defines; return what puts it back. Python does not allow
-    to set it, so that its dictionary is changed, and Python told so: "after any manual modification
-    of the attributes" (C API: ``PyType_Modified``).
+def _set_in_c(kind: Any, name: str, value: object) -> Callable[[], None]:
+    """Replace a method of a class that C defines; return a function that restores it. Python does
+    not allow setting it: its dictionary is changed, followed by ``PyType_Modified``, "after any
+    manual modification of the attributes" (C API).
     """
     (methods,) = (one for one in gc.get_referents(vars(kind)) if type(one) is dict)
     before = methods[name]
 
-    def put(method: Any) -> None:
+    def replace(method: Any) -> None:
         methods[name] = method
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
-    put(value)
-    return lambda: put(before)
+    replace(value)
+    return lambda: replace(before)
 
 
 def _device() -> int:

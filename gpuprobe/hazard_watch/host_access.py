@@ -1,4 +1,4 @@
-"""Uses of pinned and device memory that no operator shows: NumPy, pickling, printing."""
+"""Uses of pinned and device memory outside of operators: NumPy, pickling, printing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from gpuprobe.hazard_watch.base import DeviceModel
 from gpuprobe.hazards.observer import PINNED
@@ -17,32 +18,47 @@ from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta
 
 
-class _Now(threading.local):
-    """What this thread is in."""
+class HostSource(Protocol):
+    """An event source that gets reports of the host's accesses."""
 
-    assigning = False  # a Python number to a part of a tensor
-    constructing = False  # a tensor, by `torch.tensor` or one of its kind
+    machine: DeviceModel
+
+    def host_use(self, tensor: Tensor, write: bool, op: str) -> None:
+        """The host touched a pinned tensor."""
+
+    def device_read(self, tensor: Tensor, index: int, op: str) -> None:
+        """The host read a device's tensor, and waited for it."""
+
+    def constructed(self, made: Tensor, data: object) -> None:
+        """The host created a tensor from ``data``."""
 
 
-_now = _Now()
+class _ThreadState(threading.local):
+    """What this thread is doing."""
+
+    assigning = False  # a Python number to part of a tensor
+    constructing = False  # a tensor, in `torch.tensor` or a similar function
 
 
-def is_number(source: Any) -> bool:
-    """Whether the source of a copy is a number that is assigned to one element: torch makes a
-    host tensor of it and copies that, which the host waits for (``valueToTensor`` and ``copy_to``
-    in ``python_variable_indexing.cpp``). For several elements it launches a kernel.
+_now = _ThreadState()
+
+
+def is_number(source: Tensor) -> bool:
+    """Whether the source of a copy is a number that is assigned to one element: torch makes a host
+    tensor from it and copies that, and the host waits for the copy (``valueToTensor`` and
+    ``copy_to`` in ``python_variable_indexing.cpp``). For several elements it launches a kernel.
     """
     return _now.assigning and not source.dim()
 
 
 def is_constructed() -> bool:
-    """Whether `torch.tensor` or one of its kind is making a tensor."""
+    """Whether `torch.tensor` or a similar function is creating a tensor."""
     return _now.constructing
 
 
-def install(source: Any, patches: Patches) -> None:
-    """Report them to ``source`` until ``patches`` are undone."""
-    # ``__array__``: what NumPy makes of it is a plain array that cannot be followed further.
+def install(source: HostSource, patches: Patches) -> None:
+    """Report such uses to ``source`` until ``patches`` are undone."""
+    # ``__array__``: NumPy returns a plain array, which cannot be traced further.
     for name, op, write in (
         ("__array__", "conversion to NumPy", False),
         ("__reduce_ex__", "pickling", False),
@@ -56,16 +72,16 @@ def install(source: Any, patches: Patches) -> None:
     for name in ("from_numpy", "as_tensor", "asarray", "frombuffer", "tensor"):
         patches.set(torch, name, _aliasing(source, getattr(torch, name)))
     patches.set(torch.Tensor, "new_tensor", _constructing(source))
-    numpy = sys.modules.get("numpy")  # there already, where torch can make arrays
+    numpy = sys.modules.get("numpy")  # already imported if torch can make arrays
     if numpy is not None:
         for name in ("array", "asarray", "ascontiguousarray", "frombuffer"):
             patches.set(numpy, name, _viewing(getattr(numpy, name)))
 
 
-def _reporting(source: Any, name: str, op: str, write: bool) -> Callable[..., Any]:
+def _reporting(source: HostSource, name: str, op: str, write: bool) -> Callable[..., Any]:
     original = getattr(torch.Tensor, name)
 
-    def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         place = source.machine.place_of(tensor)
         if place == PINNED:
             source.host_use(tensor, write, op)
@@ -79,7 +95,7 @@ def _reporting(source: Any, name: str, op: str, write: bool) -> Callable[..., An
 
 def _assigning(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def setitem(tensor: Any, key: Any, value: Any) -> None:
+    def setitem(tensor: Tensor, key: object, value: object) -> None:
         before = _now.assigning
         _now.assigning = isinstance(value, (bool, int, float, complex))
         try:
@@ -91,13 +107,13 @@ def _assigning(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pinned_array() -> Any:
-    """The module of watched arrays, None before the first one was made."""
+    """The module of traced arrays, None before the first one was created."""
     return sys.modules.get("gpuprobe.hazard_watch.pinned_array")
 
 
-def _aliasing(source: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The tensor over a watched array shares the memory of the pinned one."""
-    machine: DeviceModel = source.machine
+def _aliasing(source: HostSource, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a tensor over a traced array share the memory of the pinned tensor."""
+    machine = source.machine
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Any:
         before, _now.constructing = _now.constructing, True
@@ -123,11 +139,11 @@ def _aliasing(source: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def _constructing(source: Any) -> Callable[..., Any]:
+def _constructing(source: HostSource) -> Callable[..., Any]:
     original = torch.Tensor.new_tensor
 
     @functools.wraps(original)
-    def new_tensor(tensor: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    def new_tensor(tensor: Tensor, data: object, *args: Any, **kwargs: Any) -> Tensor:
         before, _now.constructing = _now.constructing, True
         try:
             made = original(tensor, data, *args, **kwargs)
@@ -140,14 +156,14 @@ def _constructing(source: Any) -> Callable[..., Any]:
 
 
 def _viewing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """NumPy makes a plain array of a watched one, over the same memory."""
+    """Trace the plain array that NumPy makes from a traced one, over the same memory."""
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Any:
         call = _call
         own = make.__code__
         if isinstance(data, torch.Tensor):
-            # NumPy warns of torch's ``__array__`` in C: at the line of the innermost frame, which
-            # has to be the program's.
+            # NumPy's C code warns about torch's ``__array__`` at the line of the innermost frame,
+            # which must be the program's.
             frame = sys._getframe(1)
             code = _call.__code__.replace(
                 co_filename=frame.f_code.co_filename, co_firstlineno=frame.f_lineno
@@ -163,7 +179,7 @@ def _viewing(original: Callable[..., Any]) -> Callable[..., Any]:
             error.__traceback__ = entry
             raise
         arrays = _pinned_array()
-        return made if arrays is None else arrays.rewatched(data, made, "conversion to NumPy")
+        return made if arrays is None else arrays.retraced(data, made, "conversion to NumPy")
 
     return make
 
@@ -172,6 +188,6 @@ def _viewing(original: Callable[..., Any]) -> Callable[..., Any]:
 def _call(original: Any, data: Any, args: Any, kwargs: Any) -> Any: return original(data, *args, **kwargs)  # noqa: E501  # fmt: skip
 
 
-def _address(tensor: Any) -> int:
+def _address(tensor: Tensor) -> int:
     start = tensor.untyped_storage().data_ptr()
     return int(start + tensor.storage_offset() * tensor.element_size())

@@ -1,7 +1,7 @@
-"""Values of integer tensors on a device that are known without reading it: the host gave them.
+"""Values of integer tensors on a device that are known without reading it: they came from the host.
 
-Indices mostly come from the host. To read them back would wait for the device; what they are
-copied or counted from is available when that happens, and holds until something writes them.
+Indices mostly come from the host. Reading them back would wait for the device; their source is
+available when they are copied or counted, and the values are valid until something writes them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 MOST: Final = 4096
 """Elements of a tensor whose values are kept."""
@@ -20,23 +21,23 @@ _address = torch._C.TensorBase.data_ptr
 
 
 class HostIntegers:
-    """By the address of a block: the values that its tensor was given."""
+    """The values that tensors got, by the address of their block."""
 
     def __init__(self) -> None:
         self._values: dict[int, tuple[torch.dtype, list[int]]] = {}
-        # Within the capture of a CUDA graph: when it is replayed an index has other values.
+        # Within the capture of a CUDA graph: at its replay an index has other values.
         self.capturing = False
 
     def __bool__(self) -> bool:
         return bool(self._values)
 
     def forget(self, address: int) -> None:
-        """The block at ``address`` was written, or is gone."""
+        """Remove the block at ``address``, which was written or freed."""
         self._values.pop(address, None)
 
     @staticmethod
-    def concern(tensor: Any) -> bool:
-        """Whether the values of a tensor on a device would be kept."""
+    def concern(tensor: Tensor) -> bool:
+        """Whether a tensor on a device can have known values."""
         return (
             tensor.dtype in _KINDS
             and 0 < tensor.numel() <= MOST
@@ -44,12 +45,12 @@ class HostIntegers:
             and not tensor.storage_offset()
         )
 
-    def keep(self, block: int, tensor: Any, values: Sequence[int] | None) -> None:
-        """``tensor``, of which `concern` is true, was given ``values``; None: unknown ones."""
+    def keep(self, block: int, tensor: Tensor, values: Sequence[int] | None) -> None:
+        """Set the values of a tensor that `concern` accepts; None: unknown ones."""
         if values is not None and len(values) == tensor.numel() and not self.capturing:
             self._values[block] = tensor.dtype, list(values)
 
-    def of(self, tensor: Any, block: int | None) -> list[int] | None:
+    def of(self, tensor: Tensor, block: int | None) -> list[int] | None:
         """The values of a tensor in a block, in order; None if they are unknown."""
         if self.capturing:
             return None
@@ -66,9 +67,9 @@ class HostIntegers:
         return [values[place] for place in places] if max(places) < len(values) else None
 
 
-def on_host(tensor: Any) -> list[int] | None:
-    """The values of an integer tensor in host memory, without an operator, which modes of the
-    program would be called for. None if it has none there, or is not contiguous.
+def on_host(tensor: Tensor) -> list[int] | None:
+    """The values of an integer tensor in host memory, read without an operator, which would call
+    modes of the program. None if it is not there, or not contiguous.
     """
     kind = _KINDS.get(tensor.dtype)
     count = tensor.numel()
@@ -77,7 +78,7 @@ def on_host(tensor: Any) -> list[int] | None:
     return list((kind * count).from_address(_address(tensor))) if count else []
 
 
-def flat(values: Any) -> list[int] | None:
+def flat(values: object) -> list[int] | None:
     """Python's integers in nested lists, in order; None if there is anything else."""
     if type(values) is int:
         return [values]

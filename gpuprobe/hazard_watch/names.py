@@ -1,44 +1,44 @@
-"""What the program calls the streams and tensors of a race: looked up in its frames when it is
-found.
-"""
+"""The program's names for the streams and tensors of a race, from its frames when it is found."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
 import torch
 
 from gpuprobe.code_origin import name_of
 from gpuprobe.frame_variables import variables
+from gpuprobe.hazard_watch.base import DeviceModel
 from gpuprobe.hazard_watch.places import is_users, program_frame, site_at_hand
 from gpuprobe.hazards.accesses import RaceContext, Scope
+from gpuprobe.hazards.events import Site
 from gpuprobe.patching import Patches
 
 _MOST_FRAMES: Final = 8
 _MOST_NAMES: Final = 400
-"""Variables of a frame, and attributes of an object, that are looked at."""
+"""Variables of a frame, and attributes of an object, that are checked."""
 
 
 class Blocks:
-    """The ``with torch.cuda.stream(...)`` blocks that are open, as (stream, stream before)."""
+    """The open ``with torch.cuda.stream(...)`` blocks, as (stream, stream before)."""
 
     def __init__(self) -> None:
         self.open: list[tuple[tuple[int, int], tuple[int, int]]] = []
         self._here = threading.local()
 
     def outside(self, device: int) -> int | None:
-        """The stream of a device that was current before the outermost block that is open in this
-        thread; None where none is.
+        """The stream of a device that was current before the outermost open block of this thread;
+        None without one.
         """
         opened = getattr(self._here, "before", ())
         return next((number for index, number in opened if index == device), None)
 
     def install(self, patches: Patches) -> None:
-        """Follow them until ``patches`` are undone."""
+        """Track them until ``patches`` are undone."""
         kind: Any = torch.cuda.StreamContext
         enter, leave = kind.__enter__, kind.__exit__
         opened, here = self.open, self._here
@@ -64,24 +64,24 @@ class Blocks:
 
 
 class Creations:
-    """The places where the program made its streams, by device and number: the last one of each,
-    as torch gives streams out in turn.
+    """The places where the program created its streams, by device and number: the last one of each,
+    as torch allocates streams in turn.
     """
 
     def __init__(self) -> None:
-        self.sites: dict[tuple[int, int], Any] = {}
-        self.made: Callable[[Any], None] = lambda stream: None
-        """Is given each stream that is made."""
+        self.sites: dict[tuple[int, int], Site] = {}
+        self.made: Callable[[torch.cuda.Stream], None] = lambda stream: None
+        """Called with each stream that is created."""
 
     def install(self, patches: Patches) -> None:
-        """Note them until ``patches`` are undone."""
+        """Record them until ``patches`` are undone."""
         kind: Any = torch.cuda.Stream
         original, sites = kind.__new__, self.sites
 
         def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
             made = original(cls, *args, **kwargs)
             self.made(made)
-            # With an id it is another object for a stream that there is: the current one, say.
+            # With an id it is another object for an existing stream, such as the current one.
             if "stream_id" not in kwargs or issubclass(cls, torch.cuda.ExternalStream):
                 sites[_key(made)] = site_at_hand()
             return made
@@ -89,11 +89,11 @@ class Creations:
         patches.set(kind, "__new__", staticmethod(make))
 
 
-def _on_cuda(stream: Any) -> bool:
+def _on_cuda(stream: torch.Stream) -> bool:
     return bool(stream.device.type == "cuda")
 
 
-def _key(stream: Any) -> tuple[int, int]:
+def _key(stream: torch.Stream) -> tuple[int, int]:
     if not hasattr(stream, "cuda_stream"):  # a ``torch.Stream``, which has an id and no handle
         stream = torch.cuda.Stream(
             stream_id=stream.stream_id,
@@ -104,33 +104,33 @@ def _key(stream: Any) -> tuple[int, int]:
 
 
 class TensorSource(Protocol):
-    """What is queried about tensors and streams: an event source."""
+    """The part of an event source that knows tensors and streams."""
 
+    machine: DeviceModel
     blocks: Blocks
     creations: Creations
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
-        """The address of the block that a tensor lies in; None where it has none."""
-
-    def current_stream(self, device: int) -> int:
-        """The number of the stream that work of this thread on a device goes to."""
+        """The address of a tensor's block; None if it has none."""
 
 
 def context_at_hand(
     source: TensorSource, actors: Mapping[tuple[int, int], int], address: int
 ) -> RaceContext:
-    """The program's frames, innermost first, with what they call the streams in ``actors`` and
+    """The program's frames, innermost first, with their names for the streams in ``actors`` and for
     the tensors whose memory begins at ``address``.
     """
     scopes: list[Scope] = []
-    frame: Any = program_frame()
+    frame = program_frame()
     while frame is not None and len(scopes) < _MOST_FRAMES:
         code = frame.f_code
         if is_users(code.co_filename):
             scopes.append(_scope(frame, source, actors, address))
         frame = frame.f_back
     current = tuple(
-        actors[key] for key in actors if key[0] >= 0 and source.current_stream(key[0]) == key[1]
+        actor
+        for (device, number), actor in actors.items()
+        if device >= 0 and source.machine.stream(device) == number
     )
     blocks = tuple(
         (actors.get(stream, -1), actors.get(before, -1))
@@ -139,14 +139,14 @@ def context_at_hand(
     return RaceContext(tuple(scopes), current, blocks, created_streams(source, actors))
 
 
-def created_streams(source: TensorSource, actors: Mapping[tuple[int, int], int]) -> dict[int, Any]:
-    """The places where the streams of ``actors`` were made, as far as they are known."""
+def created_streams(source: TensorSource, actors: Mapping[tuple[int, int], int]) -> dict[int, Site]:
+    """The known places where the streams of ``actors`` were created."""
     sites = source.creations.sites
     return {actor: sites[key] for key, actor in actors.items() if key in sites}
 
 
 def _scope(
-    frame: Any, source: TensorSource, actors: Mapping[tuple[int, int], int], address: int
+    frame: FrameType, source: TensorSource, actors: Mapping[tuple[int, int], int], address: int
 ) -> Scope:
     streams: dict[int, list[str]] = {}
     tensors: list[str] = []
@@ -167,7 +167,7 @@ def _scope(
     )
 
 
-def _variables(frame: Any) -> Iterator[tuple[str, Any]]:
+def _variables(frame: FrameType) -> Iterator[tuple[str, object]]:
     """Local variables, attributes of local objects one level deep, then global variables."""
     found = variables(frame)
     local = list(islice(found.items(), _MOST_NAMES))
@@ -185,8 +185,8 @@ def _variables(frame: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _attributes(value: Any) -> dict[Any, Any]:
-    """What an object has of its own, without running any code of its class."""
+def _attributes(value: object) -> dict[object, object]:
+    """The attributes in an object's dict, read without running any code of its class."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -195,9 +195,7 @@ def _attributes(value: Any) -> dict[Any, Any]:
 
 
 def names_at_hand(source: TensorSource, addresses: list[int]) -> tuple[str, ...]:
-    """What the innermost frame of the program calls the tensors at ``addresses``, of those that
-    the line at hand names.
-    """
+    """Names in the innermost frame of the program for the tensors at ``addresses``."""
     frame = program_frame()
     if frame is None:
         return ()

@@ -1,10 +1,12 @@
-"""What an operator does to its arguments, and whether the host waits for it."""
+"""The reads and writes of operators, and whether the host waits for them."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 
 from gpuprobe.hazard_watch.rows import is_indexed
 from gpuprobe.hazards.rules import ALSO_WRITTEN, SYNCS
@@ -17,7 +19,7 @@ _NO_KERNEL: Final = frozenset(
     _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _coalesced_ _nnz
     is_coalesced sparse_dim dense_dim""".split()  # noqa: SIM905 - a list to be read
 )
-# Deterministic algorithms fill what these make (``torch.utils.deterministic``).
+# Deterministic algorithms fill the results of these (``torch.utils.deterministic``).
 _UNINITIALIZED: Final = frozenset(
     """empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_""".split()  # noqa: SIM905
 )
@@ -26,7 +28,7 @@ SYNCS_FIRST: Final = frozenset({"nonzero", "mask", "repeat_interleave"})
 
 
 class Plan:
-    """What one operator does to its arguments; made once."""
+    """One operator's reads, writes and waits; created once."""
 
     __slots__ = (
         "collective",
@@ -46,7 +48,7 @@ class Plan:
         "written",
     )
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: OpOverload) -> None:
         schema = func._schema
         self.name = schema.name.rpartition("::")[2]
         also = ALSO_WRITTEN.get(self.name, ())
@@ -56,7 +58,7 @@ class Plan:
             or argument.name in also
             for argument in schema.arguments
         )
-        # Running statistics are written in training only, whatever the schema says.
+        # Running statistics are written in training only, though the schema always marks them.
         self.training = names.index("training") if "training" in names else None
         self.statistics = tuple(name in ("running_mean", "running_var") for name in names)
         alias = [item.alias_info for item in schema.returns]
@@ -91,7 +93,7 @@ class Plan:
         return bool(args[self.training])
 
     def sync_reason(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Why the host waits in this call, None where it does not."""
+        """Why the host waits in this call, None if it does not."""
         if self.indexes:
             return self._masked(args)
         if self.reason == "repeat_interleave" and kwargs.get("output_size") is not None:
@@ -99,7 +101,7 @@ class Plan:
         return self.reason
 
     def _masked(self, args: tuple[Any, ...]) -> str | None:
-        """Indexing with a boolean mask asks the device how many there are."""
+        """Indexing with a boolean mask waits for the number of elements."""
         masks = [
             item
             for item in args[1]
@@ -113,16 +115,16 @@ class Plan:
 
 
 def fills_uninitialized() -> bool:
-    """Whether a kernel fills memory that is asked for without values."""
+    """Whether a kernel fills uninitialised memory."""
     return (
         torch.are_deterministic_algorithms_enabled()
         and torch.utils.deterministic.fill_uninitialized_memory
     )
 
 
-def needs_temporary(target: Any, source: Any, *, to_device: bool) -> bool:
-    """Whether a copy between pinned memory and a device, that is not to be waited for, goes
-    through pageable memory all the same: the host's side is not contiguous, or is broadcast.
+def needs_temporary(target: Tensor, source: Tensor, *, to_device: bool) -> bool:
+    """Whether a copy with ``non_blocking`` between pinned memory and a device still goes through
+    pageable memory: the host's side is not contiguous, or is broadcast.
     Source: ``copy_requires_temporaries`` and ``copy_kernel_cuda`` in ``native/cuda/Copy.cu``.
     """
     if target.numel() <= 1:

@@ -1,16 +1,19 @@
 """NumPy views of pinned memory that notify the event source when they are used.
 
-Imported with the first array of a pinned tensor: NumPy is there then, as torch made it with it.
+Imported with the first array over a pinned tensor: NumPy is available then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from gpuprobe.hazards.footprint import of_tensor
+from gpuprobe.hazards.footprint import Footprint, of_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _READS: Final = (
     *("all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "choose", "clip"),
@@ -31,14 +34,21 @@ _OF_SHAPE: Final = frozenset(
 )  # these read no values
 
 
+class ArraySource(Protocol):
+    """An event source that gets reports of uses through NumPy."""
+
+    def host_bytes(self, tensor: Tensor, where: Footprint, write: bool, op: str) -> None:
+        """The host touched bytes of a pinned tensor's storage."""
+
+
 class PinnedArray(np.ndarray):
-    """Reports what goes through Python; C code that takes the buffer is not seen."""
+    """Reports uses through Python; uses by C code that takes the buffer are invisible."""
 
-    _source: Any = None
-    _tensor: Any = None
+    _source: ArraySource
+    _tensor: Tensor | None = None
 
-    def __array_finalize__(self, other: Any) -> None:
-        # Views of a watched array are watched; copies have memory of their own.
+    def __array_finalize__(self, other: object) -> None:
+        # Views of a traced array are traced; copies have their own memory.
         if isinstance(other, PinnedArray) and other._tensor is not None:
             low, high = _bounds(self)
             first, last = _bounds(other)
@@ -46,7 +56,7 @@ class PinnedArray(np.ndarray):
                 self._source, self._tensor = other._source, other._tensor
 
     def notify(self, write: bool, op: str) -> None:
-        """Report a use of this array, where it still is one of pinned memory."""
+        """Report a use of this array, if it is still over pinned memory."""
         if self._tensor is None:
             return
         low, _ = _bounds(self)
@@ -55,22 +65,22 @@ class PinnedArray(np.ndarray):
         if where is not None:
             self._source.host_bytes(self._tensor, where, write, op)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         found = super().__getitem__(key)
         if isinstance(found, PinnedArray) and found._tensor is not None:
             return found  # a view: nothing is read yet
         self.notify(False, "numpy index")
         return _plain(found)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         part = super().__getitem__(key)
         view = isinstance(part, PinnedArray) and part._tensor is not None
         (part if view else self).notify(True, "numpy assignment")
         _plain(self)[key] = _plain(value)
 
     def __buffer__(self, flags: int) -> memoryview:
-        """C code takes the memory (``readinto``, ``memoryview``): since Python 3.12 this is asked
-        for it (PEP 688). Who asks for a writable one is taken to write.
+        """Called since Python 3.12 when C code takes the memory (``readinto``, ``memoryview``; PEP
+        688). A request for a writable buffer counts as a write.
         """
         self.notify(bool(flags & _WRITABLE), "C code")
         return memoryview(_plain(self))
@@ -85,7 +95,7 @@ class PinnedArray(np.ndarray):
         if outputs:
             kwargs["out"] = _plain(tuple(outputs))
         result = getattr(ufunc, method)(*_plain(inputs), **kwargs)
-        # ``a += 1`` binds the name to what comes back: the watched array, not the plain one.
+        # ``a += 1`` binds the name to the result: the traced array, not the plain one.
         return outputs[0] if len(outputs) == 1 else result
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -108,7 +118,7 @@ class PinnedArray(np.ndarray):
 def _reporting(name: str, write: bool) -> Callable[..., Any]:
     original = getattr(np.ndarray, name)
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: PinnedArray, *args: Any, **kwargs: Any) -> Any:
         self.notify(write, f"numpy {name.strip('_')}")
         return original(_plain(self), *args, **kwargs)
 
@@ -123,7 +133,7 @@ for _name in _READS + _WRITES:
 class _Flat:
     """``array.flat``: an iterator whose elements can be read and assigned by position."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: PinnedArray) -> None:
         self._array = array
         self._plain = _plain(array).flat
 
@@ -137,11 +147,11 @@ class _Flat:
     def __len__(self) -> int:
         return len(self._plain)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         self._array.notify(False, "numpy flat")
         return self._plain[key]
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self._array.notify(True, "numpy flat")
         self._plain[key] = _plain(value)
 
@@ -153,29 +163,25 @@ class _Flat:
         return getattr(self._plain, name)
 
 
-def _get_flat(array: Any) -> Any:
-    return _Flat(array)
-
-
-def _set_flat(array: Any, value: Any) -> None:
+def _set_flat(array: PinnedArray, value: object) -> None:
     array.notify(True, "numpy flat")
     _plain(array).flat = _plain(value)
 
 
-setattr(PinnedArray, "flat", property(_get_flat, _set_flat))  # noqa: B010 - read-only in the stubs
+setattr(PinnedArray, "flat", property(_Flat, _set_flat))  # noqa: B010 - read-only in the stubs
 
 
-def watched(source: Any, tensor: Any, array: Any) -> Any:
-    """``array`` as a subclass that reports reads and writes of its part of ``tensor``'s memory,
-    for as long as the array, or a view of it, lives. Taking the array reads nothing by itself.
+def traced(source: ArraySource, tensor: Tensor, array: Any) -> PinnedArray:
+    """``array`` as a subclass that reports reads and writes of its part of ``tensor``'s memory, as
+    long as the array or one of its views exists. Taking the array itself reads nothing.
     """
-    made = array.view(PinnedArray)
+    made: PinnedArray = array.view(PinnedArray)
     made._source, made._tensor = source, tensor
     return made
 
 
-def origin(array: Any) -> tuple[Any, int] | None:
-    """The tensor whose memory an array of `watched` shares, and the array's first byte in the
+def origin(array: object) -> tuple[Tensor, int] | None:
+    """The tensor whose memory an array of `traced` shares, and the array's first byte in the
     tensor's storage; None for all other objects.
     """
     if not isinstance(array, PinnedArray) or array._tensor is None:
@@ -184,9 +190,9 @@ def origin(array: Any) -> tuple[Any, int] | None:
     return tensor, _bounds(array)[0] - tensor.untyped_storage().data_ptr()
 
 
-def rewatched(original: Any, array: Any, op: str) -> Any:
-    """What ``op`` made of the ``original``: watched like that if it is a view of it. For a copy,
-    the original is read.
+def retraced(original: object, array: Any, op: str) -> Any:
+    """The result of ``op`` on ``original``: traced as well if it is a view. If it is a copy, the
+    original is read.
     """
     view = _views([original], array)
     if view is not None:
@@ -197,7 +203,7 @@ def rewatched(original: Any, array: Any, op: str) -> Any:
     return array
 
 
-def _notify(item: Any, write: bool, op: str) -> None:
+def _notify(item: object, write: bool, op: str) -> None:
     if isinstance(item, PinnedArray):
         item.notify(write, op)
 
@@ -219,7 +225,7 @@ def _flat(values: Any) -> Iterator[Any]:
 
 
 def _views(given: Any, result: Any) -> Any:
-    """``result`` with its views of watched arrays watched, too; None where it has none."""
+    """``result`` with its views of traced arrays traced as well; None if it has none."""
     if isinstance(result, (list, tuple)):
         views = [_views(given, item) for item in result]
         if all(view is None for view in views):
@@ -233,7 +239,7 @@ def _views(given: Any, result: Any) -> Any:
         if isinstance(item, PinnedArray) and item._tensor is not None:
             first, last = _bounds(item)
             if first <= low < high <= last:
-                return watched(item._source, item._tensor, result)
+                return traced(item._source, item._tensor, result)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Which line of the program an operation is laid to."""
+"""The line of the program that caused an operation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import copy
 import multiprocessing
 import sys
 import warnings
-from typing import Any, Final
+from types import FrameType
+from typing import Final
 
 import torch
 import typing_extensions
 
 from gpuprobe.code_origin import PACKAGE, folder_of, line_of, name_of
-from gpuprobe.hazards.events import CodePosition
+from gpuprobe.hazards.events import CodePosition, Site
 from gpuprobe.model.place import Place
 from gpuprobe.torch_support.compiled_code import lines_of
 
@@ -35,30 +36,30 @@ _skipped: dict[str, bool] = {}  # by file name: whether it is torch's, Python's 
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is the program's, and none of torch's, Python's or ours."""
+    """Whether a file is part of the program, and not of torch, Python or gpuprobe."""
     skipped = _skipped.get(file)
     if skipped is None:
         skipped = _skipped[file] = file.startswith(_SKIP)
     return not skipped
 
 
-backward_frames: Final[list[Any]] = []
-"""The frames that have called the backward passes under way, until these return. On CUDA the
-autograd engine has threads of its own, without any frame of the program.
+backward_frames: Final[list[FrameType]] = []
+"""The frames that called the backward passes in progress. On CUDA the autograd engine has separate
+threads, without any frame of the program.
 """
 
 
-def program_frame() -> Any:
+def program_frame() -> FrameType | None:
     """The innermost frame of the program; in a thread without one, of the thread that called the
-    backward pass. None where there is neither.
+    backward pass. None if neither has one.
     """
     frame = _innermost(sys._getframe(1))
     return _innermost(backward_frames[-1]) if frame is None and backward_frames else frame
 
 
-def site_at_hand() -> Any:
-    """The innermost frame of the program: its code and instruction, resolved by `place`. In a
-    thread without one, the place that called the backward pass.
+def site_at_hand() -> CodePosition | None:
+    """The position of the innermost frame of the program, resolved by `place`. In a thread without
+    one, the place that called the backward pass.
     """
     frame = _innermost(sys._getframe(2))
     if frame is None and backward_frames:
@@ -66,7 +67,7 @@ def site_at_hand() -> Any:
     return None if frame is None else _new(CodePosition, (frame.f_code, frame.f_lasti))
 
 
-def _innermost(frame: Any) -> Any:
+def _innermost(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         file = frame.f_code.co_filename
         skipped = _skipped.get(file)
@@ -78,13 +79,13 @@ def _innermost(frame: Any) -> Any:
     return None
 
 
-def place(site: Any) -> Place | None:
-    """The file and line that a site stands for."""
-    if site is None:
+def place(site: Site) -> Place | None:
+    """The file and line of a site."""
+    if not isinstance(site, CodePosition):
         return None
     code, instruction = site
     line = line_of(code, instruction)
-    if origins := lines_of(code.co_filename, line):  # of code that torch's compiler wrote
+    if origins := lines_of(code.co_filename, line):  # in code that torch's compiler wrote
         return Place(*origins[0])
     name = getattr(code, "co_qualname", code.co_name)
     return Place(name_of(code.co_filename), line, name)

@@ -1,15 +1,16 @@
-"""What a watch found, in words: while it is under way, and at its end."""
+"""The findings of a check: while it is in progress, and at its end."""
 
 from __future__ import annotations
 
 import linecache
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from gpuprobe.hazard_watch.places import place
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards import rules
+from gpuprobe.hazards.events import Site
 from gpuprobe.hazards.findings.explain import finding, findings, source_of
 from gpuprobe.hazards.findings.known import fingerprint
 from gpuprobe.hazards.findings.results import Hazards, SyncRow
@@ -21,7 +22,7 @@ _ALLOW_COMMENT: Final = "gpuprobe: allow"
 
 
 def fill(found: Hazards, source: EventSource) -> None:
-    """Put what the engines found into words, when the watch has ended."""
+    """Explain all that the engines found, at the end of a check."""
     engine = source.engine
     found.operations = engine.operations
     source.ended = True
@@ -45,7 +46,7 @@ def fill(found: Hazards, source: EventSource) -> None:
 
 
 def _by_line(entries: Iterable[SyncEntry]) -> list[tuple[SyncEntry, Place | None]]:
-    """Entries with their places: those of one line, for one reason, as one."""
+    """Entries with their places; those of one line, for one reason, are merged."""
     found: dict[tuple[str, str, bool], tuple[SyncEntry, Place | None]] = {}
     for entry in entries:
         location = place(entry.site)
@@ -78,25 +79,27 @@ def _sync_finding(entry: SyncEntry, location: Place | None) -> Finding:
 
 
 def _allowed(location: Place | None) -> bool:
-    """Whether the source line says ``# gpuprobe: allow``."""
+    """Whether the source line has a comment ``# gpuprobe: allow``."""
     if location is None:
         return False
     return _ALLOW_COMMENT in linecache.getline(location.file, location.line)
 
 
 class FindingsSoFar:
-    """What a watch under way has found, for those who follow a recording. A race is reported
-    once; whether its fix helps is found out at the end, when each is reported again. A line that
-    waits for the GPU is reported at once, and again each time its count has grown by a tenth.
+    """New findings of a check in progress, for live views. A race is reported once; its fix is
+    verified at the end, when each is reported again. A line that waits for the GPU is reported at
+    once, and again each time its count has grown by a tenth.
     """
 
     def __init__(self, source: EventSource) -> None:
         self._source = source
         self._races_reported: dict[int, int] = {}  # by id of an engine
-        self._counts: dict[Any, int] = {}  # by line of the ledger: the count that was reported
+        self._counts: dict[
+            tuple[str, Site], int
+        ] = {}  # by line of the ledger: the count that was reported
 
     def news(self) -> list[Finding]:
-        """What there is to report since the last call. From any thread."""
+        """New findings since the last call. Thread-safe."""
         return [*self._races(), *self._syncs()]
 
     def _syncs(self) -> Iterator[Finding]:
@@ -117,5 +120,7 @@ class FindingsSoFar:
             for race in races:
                 item = finding(engine, race, place, verify=False)
                 if not _allowed(item.location):
-                    evidence = tuple(pair for pair in item.evidence if pair[0] != "fix verified")
+                    evidence = tuple(
+                        (name, value) for name, value in item.evidence if name != "fix verified"
+                    )
                     yield replace(item, evidence=evidence)

@@ -1,7 +1,7 @@
-"""Which rows of a tensor an operator with an index touches, where the index's values are known.
+"""The rows of a tensor that an operator with an index touches, if the index's values are known.
 
-Inference servers keep the caches of many requests in one tensor, and write the slots of some
-while others are read: by the whole tensor's bytes each pair of them would be a race.
+Inference servers keep the caches of many requests in one tensor, and write the slots of some while
+others are read. If the whole tensor counted as touched, each such pair would be a race.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gpuprobe.hazard_watch.base import DeviceModel
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 
 _MOST: Final = 4096
-"""Positions that are looked at; with more, the whole tensor counts as touched."""
+"""Positions that are checked; with more, the whole tensor counts as touched."""
 _MOST_PIECES: Final = 256
 
-# The argument that holds the index. A number: of the dimension's argument; None: of a list that
-# has an index for each dimension; the last: the first dimension.
+# The argument with the index: a list with one for each dimension; the third argument, for the
+# dimension in the second; or the second argument, for the first dimension.
 _LIST, _BY_DIMENSION, _FIRST = "list", "dimension", "first"
 _INDEXED: Final = {
     "index": _LIST,
@@ -34,14 +34,14 @@ _INDEXED: Final = {
 
 
 def is_indexed(op: str) -> bool:
-    """Whether an operator touches only those rows of its first argument that an index names."""
+    """Whether an operator touches only the rows of its first argument that an index selects."""
     return op in _INDEXED
 
 
 def pieces(
     machine: DeviceModel, op: str, args: Sequence[Any], whole: Footprint
 ) -> list[Footprint] | None:
-    """What is touched of the first argument, whose bytes are ``whole``; None: all of it may be."""
+    """The touched parts of the first argument, whose bytes are ``whole``; None: possibly all."""
     tensor = args[0]
     indices = _indices(op, args)
     if not indices:
@@ -61,7 +61,7 @@ def pieces(
     sizes, strides = tensor.size(), tensor.stride()
     for dimension, values in known.items():
         if len(values) not in (1, count):
-            return None  # each of one with each of another
+            return None  # broadcast: each index with each other
         for at in range(count):
             value = values[at if len(values) > 1 else 0]
             offsets[at] += (value % max(1, sizes[dimension])) * strides[dimension]
@@ -76,7 +76,7 @@ def pieces(
 
 
 def _indices(op: str, args: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """Index tensors by the dimension that they index; none where that is not known."""
+    """Index tensors by the dimension that they index; none if it is unknown."""
     how = _INDEXED[op]
     if how == _LIST:
         found = {at: index for at, index in enumerate(args[1]) if index is not None}
@@ -90,7 +90,7 @@ def _indices(op: str, args: Sequence[Any]) -> dict[int, torch.Tensor]:
 def _pieces(
     offsets: list[int], sizes: list[int], strides: list[int], low: int, item: int
 ) -> list[Footprint] | None:
-    """One footprint for each series of positions at one distance from each other."""
+    """One footprint for each evenly spaced series of positions."""
     found = []
     at = 0
     while at < len(offsets):

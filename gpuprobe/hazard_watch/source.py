@@ -1,12 +1,15 @@
-"""What the engine is given: launches, copies, memory and waits, as a device model reports them."""
+"""Translates operators, copies and the host's accesses to events of the engine."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Final
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Final, TypeAlias
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from gpuprobe.code_origin import PACKAGE, folder_of
@@ -23,53 +26,64 @@ from gpuprobe.hazard_watch.order.collectives import Collectives
 from gpuprobe.hazard_watch.order.processes import Processes
 from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazard_watch.streams import PINNED_SPACE, StreamSource
-from gpuprobe.hazards.events import FUNCTIONAL, HostAccess, Launch, RecordStream, StreamWait
+from gpuprobe.hazards.events import (
+    FUNCTIONAL,
+    BlockAccess,
+    HostAccess,
+    Launch,
+    Operator,
+    RecordStream,
+    Shape,
+    Site,
+    StreamWait,
+)
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.observer import PINNED
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
 
-# Python asks an array for its memory since 3.12 (PEP 688); NumPy's own C code never does.
-_UNSEEN: Final = (
+# Python code reports a request for an array's memory since 3.12 (PEP 688); NumPy's C code never.
+_UNREPORTED: Final = (
     "random numbers written into one, nditer, writes through a memoryview"
     if sys.version_info >= (3, 12)
     else "readinto, memoryview, struct, random numbers written into one, nditer"
 )
-_NEVER_SEEN: Final = (
+_NEVER_CHECKED: Final = (
     "kernels outside torch's dispatcher (Triton, custom extensions, NCCL): declare them with "
     "gpuprobe.declare_access",
     "host threads are assumed to be ordered as Python ran them",
 )
 _C_CODE: Final = (
-    f"what C code does with NumPy arrays over pinned memory ({_UNSEEN}): name it with "
+    f"what C code does with NumPy arrays over pinned memory ({_UNREPORTED}): name it with "
     "gpuprobe.declare_access(..., host=True)"
 )
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
 _VALUES: Final = f"{PACKAGE}native/values/"
-_Accesses = list[tuple[int, Footprint, bool]]
-"""Address of the block, bytes, whether they are written."""
+_Tensors: TypeAlias = Tensor | Sequence[Tensor]
+_Accesses: TypeAlias = list[BlockAccess]
+_Shapes: TypeAlias = list[tuple[int, tuple[int, ...]]]
 
 
 def malloc_async() -> bool:
-    """Whether the program asks for CUDA's own stream-ordered allocator."""
+    """Whether the program selects CUDA's stream-ordered allocator."""
     settings = (
         os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
     return any("cudaMallocAsync" in text for text in settings)
 
 
-def _of_values() -> bool:
-    """Whether the native engine calls a backward pass to compute an operator's values."""
-    frame: Any = sys._getframe(2)
+def _in_value_computation() -> bool:
+    """Whether the native engine runs a backward pass to compute an operator's values."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_AUTOGRAD):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_VALUES)
 
 
-class _Plans(dict[Any, Plan]):
-    """Plans by operator, each made at its first use."""
+class _Plans(dict[OpOverload, Plan]):
+    """Plans by operator, each created at its first use."""
 
-    def __missing__(self, func: Any) -> Plan:
+    def __missing__(self, func: OpOverload) -> Plan:
         plan = self[func] = Plan(func)
         return plan
 
@@ -85,12 +99,12 @@ class EventSource(StreamSource):
         self.processes = Processes(self)
 
     def install(self, patches: Patches) -> None:
-        """Follow the backward pass: the engine orders its streams by itself."""
+        """Report to the engine until ``patches`` are undone."""
         original = torch.autograd.graph._engine_run_backward
         source = self
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if _of_values():
+            if _in_value_computation():
                 return original(*args, **kwargs)
             source.backward_begins(args, kwargs)
             try:
@@ -106,7 +120,7 @@ class EventSource(StreamSource):
         self.processes.install(patches)
         self.blocks.install(patches)
         self.creations.install(patches)
-        # What exists already was made before the watch.
+        # Existing storages were created before the check.
         for tag in list(self.machine.tags.values()):
             self.earlier = self.earlier or tag.place >= 0
             self.allocated(tag)
@@ -118,9 +132,9 @@ class EventSource(StreamSource):
         self.machine.observer = None
 
     def coverage(self) -> list[str]:
-        """What could not be seen, when the watch has ended."""
+        """Blind spots of this check, for its end."""
         machine, sent = self.machine, self.processes.sent
-        seen = {
+        gaps = {
             f"{self.engine.unknown_events} waits for events recorded outside the check"
             "": self.engine.unknown_events,
             _C_CODE: self.arrays,
@@ -132,8 +146,8 @@ class EventSource(StreamSource):
             "": malloc_async(),
         }
         return [
-            *_NEVER_SEEN,
-            *(line for line, happened in seen.items() if happened),
+            *_NEVER_CHECKED,
+            *(line for line, happened in gaps.items() if happened),
             *(
                 f"{name}: given to torch.compile. It runs eagerly here, so that its operators "
                 "are checked; its compiled code is not"
@@ -145,7 +159,12 @@ class EventSource(StreamSource):
     # -- operators
 
     def device_op(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, index: int
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        index: int,
     ) -> None:
         plan = self._plans[func]
         self.collectives.continued()
@@ -197,10 +216,12 @@ class EventSource(StreamSource):
         if reason is not None and reason not in SYNCS_FIRST:
             self._sync(reason, site, index)
 
-    def _indices_moved(self, indices: Any, accesses: _Accesses, index: int, site: Any) -> _Accesses:
-        """Indices of the host's are copied first, and the host waits for that, but not for the
-        kernel (``indice.to(self.device())`` in TensorAdvancedIndexing.cpp). What is left is the
-        kernel's.
+    def _indices_moved(
+        self, indices: Sequence[Tensor | None], accesses: _Accesses, index: int, site: Site
+    ) -> _Accesses:
+        """Copy indices in host memory first: the host waits for that, but not for the kernel
+        (``indice.to(self.device())`` in TensorAdvancedIndexing.cpp). Returns the kernel's own
+        accesses.
         """
         on_host = [
             item
@@ -212,11 +233,11 @@ class EventSource(StreamSource):
         pinned = [access for access in accesses if access[0] >= PINNED_SPACE]
         if pinned:
             self._launch(index, ("copy", tuple(on_host[0].shape)), pinned, site)
-        self._quiet(index, site)
+        self._explicit_sync(index, site)
         return [access for access in accesses if access[0] < PINNED_SPACE]
 
     def _uninitialized(self, plan: Plan, result: Any, index: int) -> None:
-        """Memory without values: deterministic algorithms fill it, on the current stream."""
+        """Uninitialised memory: deterministic algorithms fill it, on the current stream."""
         if self.active.many_streams and isinstance(result, torch.Tensor):
             found = self._touch(result)
             if found is not None:
@@ -224,14 +245,20 @@ class EventSource(StreamSource):
         if not fills_uninitialized():
             return
         accesses: _Accesses = []
-        self._add(accesses, result, True)
+        self.add_accesses(accesses, result, True)
         if accesses:
             self._launch(index, (f"fill of {plan.name}", result.shape), accesses, site_at_hand())
 
     def _functional(
-        self, plan: Plan, func: Any, args: Any, kwargs: Any, result: Any, index: int
+        self,
+        plan: Plan,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: object,
+        index: int,
     ) -> None:
-        """A collective whose results are ready once ``wait_tensor`` was called on them."""
+        """A collective whose results are complete after ``wait_tensor`` on them."""
         if plan.name == "wait_tensor":
             self.collectives.awaited(args[0], index)
             return
@@ -242,13 +269,18 @@ class EventSource(StreamSource):
         self.collectives.results_pending(self.active.stream(index, number), result, site)
 
     def _accesses(
-        self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> tuple[_Accesses, list[tuple[int, Any]]]:
-        """What an operator reads and writes; and the shapes of its tensors, by their first byte:
-        a report has the one that raced.
+        self,
+        plan: Plan,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> tuple[_Accesses, _Shapes]:
+        """An operator's reads and writes; and the shapes of its tensors by their first byte, so
+        that a report shows the one that raced.
         """
         accesses: _Accesses = []
-        shapes: list[tuple[int, Any]] = []
+        shapes: _Shapes = []
         written = plan.written
         for at, value in enumerate(args):
             if isinstance(value, torch.Tensor):
@@ -257,23 +289,23 @@ class EventSource(StreamSource):
                     continue
                 found = self._touch(value)
                 if found is None:
-                    self._add(accesses, parts(value), written[at])
+                    self.add_accesses(accesses, parts(value), written[at])
                 else:
                     accesses.append((found[0], found[1], write))
                     shapes.append((found[1][0], value.shape))
             elif type(value) is list or type(value) is tuple:
-                self._add(accesses, value, written[at])
+                self.add_accesses(accesses, value, written[at])
         if kwargs:
             names = self._argument_names(func)
             for name, value in kwargs.items():
                 if isinstance(value, (torch.Tensor, list, tuple)):
-                    self._add(accesses, value, written[names.index(name)])
+                    self.add_accesses(accesses, value, written[names.index(name)])
         if plan.results:
             found = self._touch(result) if isinstance(result, torch.Tensor) else None
             if found is None:
                 made: _Accesses = []
-                self._add(made, result, True)
-                # A result that is an argument was handed through (the weights of a cuDNN RNN).
+                self.add_accesses(made, result, True)
+                # A result may be an argument itself (the weights of a cuDNN RNN).
                 accesses += [one for one in made if (one[0], one[1], False) not in accesses]
             else:
                 accesses.append((found[0], found[1], True))
@@ -281,10 +313,10 @@ class EventSource(StreamSource):
         return accesses, shapes
 
     def _add_rows(
-        self, accesses: _Accesses, shapes: Any, plan: Plan, args: tuple[Any, ...], write: bool
+        self, accesses: _Accesses, shapes: _Shapes, plan: Plan, args: tuple[Any, ...], write: bool
     ) -> bool:
-        """The rows of the first argument that an index names, on the first stream too: others may
-        come. False: they are not known.
+        """Add the rows of the first argument that an index selects; with one stream too, as others
+        may be used later. False: they are unknown.
         """
         whole = self._touch(args[0])
         if whole is None:
@@ -297,23 +329,23 @@ class EventSource(StreamSource):
             shapes.append((piece.low, args[0].shape))
         return True
 
-    def _argument_names(self, func: Any) -> list[str]:
+    def _argument_names(self, func: OpOverload) -> list[str]:
         return [argument.name for argument in func._schema.arguments]
 
     def _collective(
-        self, index: int, number: int, op: Any, accesses: Any, result: Any, site: Any
+        self, index: int, number: int, op: Operator, accesses: _Accesses, result: Any, site: Site
     ) -> None:
-        """On a stream of the process group's, which waits for the current one; tensors are kept
-        until the handle was waited for.
+        """A collective on a stream of its process group, which waits for the current one. Its
+        tensors are kept until the wait for its handle.
         """
         actor = self._on_group(index, number, op, accesses, site)
         addresses = [address for address, _, _ in accesses]
         self.collectives.started(actor, index, result, addresses, site)
 
     def _on_group(
-        self, index: int, number: int, op: Any, accesses: Any, site: Any, note: str = ""
+        self, index: int, number: int, op: Operator, accesses: _Accesses, site: Site, note: str = ""
     ) -> int:
-        """Launch on a stream of a process group, which waits for the current one first."""
+        """Launch on a stream of a process group after a wait for the current one."""
         engine = self.active
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
@@ -322,10 +354,10 @@ class EventSource(StreamSource):
         for address, _, _ in accesses:
             engine.apply(RecordStream(address, actor))
         engine.apply(Launch(actor, op, accesses, site, note))
-        self._call_by_name(actor, accesses, site)
+        self.record_names(actor, accesses, site)
         return actor
 
-    def _read_by_host(self, accesses: _Accesses, op: str, site: Any) -> _Accesses:
+    def _read_by_host(self, accesses: _Accesses, op: str, site: Site) -> _Accesses:
         """Separate the host numbers that a kernel gets, which the host reads as it launches it
         (``TensorIterator::scalar_value``). Returns the kernel's own accesses.
         """
@@ -345,7 +377,7 @@ class EventSource(StreamSource):
         result: Any,
         index: int,
     ) -> None:
-        """The tensors of a copy, or of each in a list of them."""
+        """One copy, or a list of copies."""
         blocking = not kwargs.get("non_blocking")
         if plan.name == "_to_copy":
             self._copy(result, args[0], blocking, index)
@@ -358,13 +390,13 @@ class EventSource(StreamSource):
         for to, from_ in zip(target, source, strict=True):
             self._copy(to, from_, blocking, index)
 
-    def _copy(self, target: Any, source: Any, blocking: bool, index: int) -> None:
+    def _copy(self, target: Tensor, source: Tensor, blocking: bool, index: int) -> None:
         """Copies within a device, between devices, and to and from the host."""
         machine = self.machine
         to, from_ = machine.place_of(target), machine.place_of(source)
         accesses: _Accesses = []
-        self._add(accesses, source, False)
-        self._add(accesses, target, True)
+        self.add_accesses(accesses, source, False)
+        self.add_accesses(accesses, target, True)
         site = site_at_hand()
         shape = tuple(target.shape)
         if (
@@ -376,7 +408,7 @@ class EventSource(StreamSource):
             self._copy_staged(index, shape, accesses, site)
             return
         if to >= 0 and from_ >= 0 and to != from_:
-            # Fenced on both sides by torch (``copy_device_to_device`` in Copy.cu).
+            # torch orders both streams before and after (``copy_device_to_device`` in Copy.cu).
             one, other = self._actor(from_), self._actor(to)
             self.active.apply(StreamWait(one, other, site))
             self._launch(from_, ("copy", shape), accesses, site)
@@ -400,17 +432,17 @@ class EventSource(StreamSource):
             elif not source.numel():
                 self._sync("copy from pageable memory", site, index)
             else:
-                self._quiet(index, site)
+                self._explicit_sync(index, site)
         elif to == PINNED and not blocking:
             return
         elif not blocking:
             self._sync("copy to host", site, index)
         else:
-            self._quiet(index, site)
+            self._explicit_sync(index, site)
 
-    def _copy_staged(self, index: int, shape: Any, accesses: _Accesses, site: Any) -> None:
+    def _copy_staged(self, index: int, shape: Shape, accesses: _Accesses, site: Site) -> None:
         """A copy through pageable memory: the host itself reads or writes the pinned tensor. It
-        has waited for what comes from the device, and not for what it sent (CUDA runtime API, "API
+        waits for data from the device, and not for data that it sent (CUDA runtime API, "API
         synchronization behavior").
         """
         pinned = [access for access in accesses if access[0] >= PINNED_SPACE]
@@ -420,7 +452,7 @@ class EventSource(StreamSource):
         device = [access for access in accesses if access[0] < PINNED_SPACE]
         self._launch(index, ("copy", shape), device, site)
         if any(write for _, _, write in pinned):
-            self._quiet(index, site)
+            self._explicit_sync(index, site)
         else:
             self.ledger.add("copy", site, allowed=True)
         for address, where, write in pinned:
@@ -428,10 +460,10 @@ class EventSource(StreamSource):
                 self.engine.apply(HostAccess(address, where, True, "copy", site))
 
     def host_op(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """An operator on host memory: pinned buffers are watched, and what a collective works
-        on.
+        """An operator on host memory: uses of pinned buffers and of tensors in a collective are
+        checked.
         """
         plan = self._plans[func]
         self.collectives.continued()
@@ -449,8 +481,8 @@ class EventSource(StreamSource):
             for name, value in kwargs.items():
                 self._on_host(value, plan.written[names.index(name)], plan.name)
 
-    def _on_host(self, value: Any, write: bool, op: str) -> None:
-        """An argument of an operator that the host runs: a tensor, or a list of them."""
+    def _on_host(self, value: object, write: bool, op: str) -> None:
+        """A tensor, or a list of tensors, that an operator on the host gets."""
         if not isinstance(value, torch.Tensor):
             if isinstance(value, (list, tuple)):
                 for item in value:
@@ -459,7 +491,7 @@ class EventSource(StreamSource):
         if is_meta(value) or not (key := storage_key(value)):
             return
         if self.machine.registered:
-            self.machine.place_of(value)  # a storage there has its tag from now on
+            self.machine.place_of(value)  # adds the tag of a storage in there
         tag = self.machine.tags.get(key)
         if tag is not None:
             found = self._touch(value) if tag.place == PINNED else None
@@ -468,15 +500,15 @@ class EventSource(StreamSource):
         elif self.collectives.flying:
             self.collectives.host_use(value, write, op, site_at_hand())
 
-    def host_use(self, tensor: Any, write: bool, op: str, note: str = "") -> None:
-        """The host touches a pinned tensor outside the dispatcher."""
+    def host_use(self, tensor: Tensor, write: bool, op: str, note: str = "") -> None:
+        """The host touches a pinned tensor without an operator."""
         found = self._touch(tensor)
         if found is not None:
             self.engine.apply(HostAccess(found[0], found[1], write, op, site_at_hand(), note))
 
-    def host_bytes(self, tensor: Any, where: Footprint, write: bool, op: str) -> None:
-        """The host touches ``where``, from the first byte of a pinned tensor's storage, through
-        NumPy.
+    def host_bytes(self, tensor: Tensor, where: Footprint, write: bool, op: str) -> None:
+        """The host touches bytes of a pinned tensor's storage through NumPy; ``where`` is relative
+        to its first byte.
         """
         tag = self.machine.tags.get(tensor.untyped_storage()._cdata)
         address = None if tag is None else self._address(tag)
@@ -485,34 +517,34 @@ class EventSource(StreamSource):
             where = where._replace(low=where.low + start, high=where.high + start)
             self.engine.apply(HostAccess(address, where, write, op, site_at_hand(), "numpy"))
 
-    def constructed(self, made: Any, data: Any) -> None:
-        """The host made a tensor of ``data``; of interest where values cannot be read."""
+    def constructed(self, made: Tensor, data: object) -> None:
+        """The host created a tensor from ``data``; relevant if values cannot be read back."""
 
-    def device_read(self, tensor: Any, index: int, op: str) -> None:
-        """The host reads a device's tensor out of sight of the dispatcher, and waits for it."""
+    def device_read(self, tensor: Tensor, index: int, op: str) -> None:
+        """The host reads a device's tensor without an operator, and waits for it."""
         accesses: _Accesses = []
-        self._add(accesses, tensor, False)
+        self.add_accesses(accesses, tensor, False)
         site = site_at_hand()
         self._launch(index, (op, tensor.shape), accesses, site)
         self._sync(op, site, index)
 
-    def fused(self, op: str, index: int, reads: Any, writes: Any) -> None:
-        """A kernel that a virtual device does the work of out of the dispatcher's sight."""
+    def fused(self, op: str, index: int, reads: _Tensors, writes: _Tensors) -> None:
+        """A kernel that a virtual device computes outside the dispatcher."""
         accesses: _Accesses = []
-        shapes: list[tuple[int, Any]] = []
+        shapes: _Shapes = []
         for value, write in ((reads, False), (writes, True)):
             for item in value if isinstance(value, (list, tuple)) else (value,):
                 found = len(accesses)
-                self._add(accesses, item, write)
+                self.add_accesses(accesses, item, write)
                 if isinstance(item, torch.Tensor):
                     shapes += [(where.low, item.shape) for _, where, _ in accesses[found:]]
         self._launch(index, (op, shapes), accesses, site_at_hand())
 
-    def declared(self, reads: Any, writes: Any, stream: Any) -> None:
-        """A kernel launched outside the dispatcher, as its author describes it."""
+    def declared(self, reads: _Tensors, writes: _Tensors, stream: torch.cuda.Stream | None) -> None:
+        """A kernel launched outside the dispatcher, with its declared accesses."""
         accesses: _Accesses = []
-        self._add(accesses, reads, False)
-        self._add(accesses, writes, True)
+        self.add_accesses(accesses, reads, False)
+        self.add_accesses(accesses, writes, True)
         machine = self.machine
         index = machine.local.device if stream is None else stream.device_index
         number = machine.stream(index) if stream is None else stream.cuda_stream
@@ -521,16 +553,16 @@ class EventSource(StreamSource):
             self._capture.accesses.update(dict.fromkeys(accesses))
         self.active.apply(Launch(actor, "declared kernel", accesses, site_at_hand()))
 
-    def declared_on_host(self, reads: Any, writes: Any) -> None:
-        """What code of the host does with pinned tensors, as its author describes it."""
+    def declared_on_host(self, reads: _Tensors, writes: _Tensors) -> None:
+        """Host code outside the dispatcher, with its declared accesses to pinned tensors."""
         for value, write in ((reads, False), (writes, True)):
             for tensor in (value,) if isinstance(value, torch.Tensor) else value:
                 if self.machine.place_of(tensor) == PINNED:
                     self.host_use(tensor, write, "declared C code")
 
-    def aliased(self, tensor: Any, array: Any) -> Any:
-        """A NumPy array over pinned memory: its uses are watched, where NumPy reports them."""
-        from gpuprobe.hazard_watch.pinned_array import watched
+    def aliased(self, tensor: Tensor, array: object) -> object:
+        """Trace the uses of a NumPy array over pinned memory, as far as NumPy reports them."""
+        from gpuprobe.hazard_watch.pinned_array import traced
 
         self.arrays += 1
-        return watched(self, tensor, array)
+        return traced(self, tensor, array)

@@ -1,11 +1,15 @@
-"""Memory, streams, events and graphs, as a device model reports them to the engine."""
+"""Translates a device model's reports of memory, streams, events and graphs to engine events."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from types import FrameType
 from typing import Any, Final
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import Node
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.hazard_watch.base import DeviceModel
@@ -22,6 +26,8 @@ from gpuprobe.hazards.accesses import RaceContext
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import (
     Allocation,
+    BlockAccess,
+    CodePosition,
     DeviceSynchronize,
     EventDestroy,
     EventRecord,
@@ -32,12 +38,14 @@ from gpuprobe.hazards.events import (
     GraphReplay,
     HostAccess,
     Launch,
+    Operator,
     RecordStream,
+    Site,
     StreamSynchronize,
 )
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
-from gpuprobe.hazards.observer import PINNED, RegisteredMemory, StorageTag
+from gpuprobe.hazards.observer import PINNED, AllocatedBlock, RegisteredMemory, StorageTag
 from gpuprobe.torch_support.tensors import parts, storage_key
 
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
@@ -49,34 +57,34 @@ is_contiguous = torch._C.TensorBase.is_contiguous
 
 
 class _Capture:
-    """A CUDA graph while it is captured. Nothing runs: what is launched is checked within the
-    graph, by an engine of its own, and as one operation at each replay.
+    """A CUDA graph in capture. Nothing runs: its launches are checked within the graph, by a
+    separate engine, and as one operation at each replay.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.engine = Engine()
-        self.accesses: dict[tuple[int, Footprint, bool], None] = {}
+        self.accesses: dict[BlockAccess, None] = {}
         self.allocated: set[int] = set()
 
 
 class StreamSource:
-    """The engines of one watch, and what they know of memory and order."""
+    """The engines of one check, and the memory and streams that they get events of."""
 
     def __init__(self, machine: DeviceModel) -> None:
         self.machine = machine
         self.engine = Engine()
-        # What is launched and waited for is reported to this: within a capture, the graph's own.
+        # The engine that gets launches and waits: within a capture, the graph's own.
         self.active = self.engine
         self.ledger = SyncLedger()
-        self.allowed = 0  # contexts in which synchronisations are
-        self.uncharged_graphs = 0  # replays of graphs that were captured before the watch
-        self.earlier = False  # whether there was device memory before the watch
+        self.allowed = 0  # open contexts in which synchronisations are allowed
+        self.uncharged_graphs = 0  # replays of graphs that were captured before the check
+        self.earlier = False  # whether there was device memory before the check
         self._capture: _Capture | None = None
         self.captures: list[Engine] = []
         self._backward: list[BackwardPass] = []
         self.blocks, self.creations = Blocks(), Creations()
-        self.ended = False  # the program is over: its frames are gone
+        self.ended = False  # whether the program has ended, and its frames are gone
         self._captured_names: dict[int, tuple[str, ...]] = {}  # by address
         self.engine.context = self._context
         self.engine.legacy.blocking = machine.blocking
@@ -84,20 +92,20 @@ class StreamSource:
     # -- places
 
     def _context(self, first: int, second: int, address: int) -> RaceContext:
-        """What the program calls what races, and where it is."""
+        """The program's names for a race's streams and tensors, and its frames."""
         names = self.active.names
         actors = {names[actor]: actor for actor in range(1, len(names)) if names[actor][1] >= 0}
         if self.ended:
             return RaceContext((), (), (), created_streams(self, actors))
         return context_at_hand(self, actors, address)
 
-    def _call_by_name(self, actor: int, accesses: Any, site: Any) -> None:
-        """Remember what a place calls the tensors of other streams that it uses."""
+    def record_names(self, actor: int, accesses: Sequence[BlockAccess], site: Site) -> None:
+        """Record a place's names for the tensors of other streams that it uses."""
         engine = self.active
         if site is None or site in engine.tensor_names:
             return
         foreign = [address for address, _, _ in accesses if engine.foreign(address, actor)]
-        if self._capture is not None:  # what a graph uses is not to be dropped
+        if self._capture is not None:  # what a graph uses must not be dropped
             foreign = [address for address, _, _ in accesses]
             for address in foreign:
                 self._captured_names[address] = names_at_hand(self, [address])
@@ -115,25 +123,21 @@ class StreamSource:
         memory = tag.registered
         return PINNED_SPACE + (tag.key if memory is None else memory.address)
 
-    def block_of(self, tensor: Any) -> int | None:
-        """The address of the block that a tensor lies in; None where it has none."""
+    def block_of(self, tensor: Tensor) -> int | None:
+        """The address of a tensor's block; None if it has none."""
         tag = self.machine.tag_of(tensor)
         return None if tag is None else self._address(tag)
 
-    def current_stream(self, device: int) -> int:
-        """The number of the stream that work of this thread on a device goes to."""
-        return self.machine.stream(device)
-
-    def site(self) -> Any:
-        """The program's line at hand."""
+    def site(self) -> CodePosition | None:
+        """The program's current line."""
         return site_at_hand()
 
-    def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
+    def _touch(self, tensor: Tensor) -> tuple[int, Footprint] | None:
         tag = self.machine.tags.get(storage_key(tensor))
         return None if tag is None else self._footprint(tag, tensor)
 
-    def _footprint(self, tag: StorageTag, tensor: Any) -> tuple[int, Footprint] | None:
-        """The address of a tensor's block and its bytes in it; None where there are none."""
+    def _footprint(self, tag: StorageTag, tensor: Tensor) -> tuple[int, Footprint] | None:
+        """The address of a tensor's block and its bytes in there; None if it has none."""
         block = tag.block
         if block is not None and not tag.place:  # as `_address`, for the first device
             address: int | None = block.address
@@ -141,7 +145,7 @@ class StreamSource:
             address = self._address(tag)
         if address is None:
             return None
-        if is_contiguous(tensor):  # nearly all: the strides say nothing more
+        if is_contiguous(tensor):  # nearly all: the strides add nothing
             nbytes = tensor.nbytes
             if nbytes == tag.nbytes and not tag.offset:
                 return (address, whole(address, address + nbytes)) if nbytes else None
@@ -164,8 +168,8 @@ class StreamSource:
     def _add_block(
         self, address: int, nbytes: int, owner: tuple[int, int] | None, captured: bool
     ) -> None:
-        """``owner``: device and number of the stream it is allocated on, None where that is not
-        known. ``captured``: it belongs to the graph that is being captured.
+        """Report a new block. ``owner``: device and number of the stream it is allocated on, None
+        if unknown. ``captured``: it belongs to the graph in capture.
         """
         engines = [self.engine]
         private = captured and self._capture is not None
@@ -202,7 +206,7 @@ class StreamSource:
         if self._capture is not None:
             self._capture.engine.apply(Free(address))
 
-    def resized(self, tag: StorageTag, old: Any) -> None:
+    def resized(self, tag: StorageTag, old: AllocatedBlock | None) -> None:
         if old is not None:
             self._freed(old.address + tag.place * _SPACE)
         self.allocated(tag)
@@ -213,7 +217,7 @@ class StreamSource:
             self.active.apply(RecordStream(address, self.active.stream(tag.place, number)))
 
     def empty_cache(self) -> None:
-        frame: Any = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
             frame = frame.f_back
         outer = None if frame is None else frame.f_back  # below torch.cuda.empty_cache itself
@@ -221,10 +225,10 @@ class StreamSource:
         if torch.cuda.graphs.__file__ in files:
             for device in range(len(self.machine.devices)):
                 self.engine.apply(DeviceSynchronize(device, site_at_hand()))
-            return  # torch empties the cache before a capture; the program did not ask
+            return  # torch empties the cache before a capture, not the program
         self._sync("empty_cache", None)
 
-    def _add(self, accesses: list[tuple[int, Footprint, bool]], value: Any, write: bool) -> None:
+    def add_accesses(self, accesses: list[BlockAccess], value: object, write: bool) -> None:
         if isinstance(value, torch.Tensor):
             found = self._touch(value)
             if found is not None:
@@ -236,13 +240,15 @@ class StreamSource:
             for item in value:  # hundreds, of an optimizer's operators
                 found = touch(item) if isinstance(item, torch.Tensor) else None
                 if found is None:
-                    self._add(accesses, item, write)
+                    self.add_accesses(accesses, item, write)
                 else:
                     accesses.append((found[0], found[1], write))
 
     # -- work and synchronisation
 
-    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
+    def _launch(
+        self, index: int, op: Operator, accesses: Sequence[BlockAccess], site: Site, note: str = ""
+    ) -> None:
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
         engine = self.active
@@ -251,12 +257,12 @@ class StreamSource:
             actor, note = self._in_backward(actor, index, op, accesses, note)
         engine.apply(_new(Launch, (actor, op, accesses, site, note)))
         if engine.many_streams or self._capture is not None:
-            self._call_by_name(actor, accesses, site)
+            self.record_names(actor, accesses, site)
 
     def _in_backward(
-        self, actor: int, index: int, op: Any, accesses: Any, note: str
+        self, actor: int, index: int, op: Operator, accesses: Sequence[BlockAccess], note: str
     ) -> tuple[int, str]:
-        """The actor and the note of what a node of the backward pass launches."""
+        """The actor and the note of a launch within a node of the backward pass."""
         backward = self._backward[-1]
         if self.machine.stream_chosen(index):
             for address, _, write in accesses:
@@ -272,12 +278,12 @@ class StreamSource:
                 backward.wrote(address, where, op)
         return actor, note or "gradient"
 
-    def _quiet(self, index: int, site: Any) -> None:
-        """A copy that the program asked to wait for: it is what it says."""
+    def _explicit_sync(self, index: int, site: Site) -> None:
+        """A copy that the program explicitly waits for: not an implicit synchronisation."""
         self.ledger.add("copy", site, allowed=True)
         self.active.apply(StreamSynchronize(self._actor(index), site))
 
-    def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
+    def _sync(self, reason: str, site: Site, index: int | None = None) -> None:
         site = site if site is not None else site_at_hand()
         self.ledger.add(reason, site, allowed=self.allowed > 0)
         if index is None:
@@ -297,7 +303,7 @@ class StreamSource:
         engine.apply(EventWait(event, engine.stream(index, number), site_at_hand()))
 
     def event_query(self, event: int) -> None:
-        """True on a virtual device: all that the event stands for is done."""
+        """The event is complete: a query counts as a wait of the host."""
         self.engine.apply(EventSynchronize(event, site_at_hand()))
 
     def event_synchronize(self, event: int) -> None:
@@ -321,7 +327,7 @@ class StreamSource:
         self.active = self._capture.engine
         self.captures.append(self._capture.engine)
 
-    def capture_end(self, index: int) -> Any:
+    def capture_end(self, index: int) -> _Capture | None:
         captured, self._capture = self._capture, None
         self.active = self.engine
         if captured is not None:
@@ -329,11 +335,11 @@ class StreamSource:
             self.engine.apply(GraphCapture(captured.number, sorted(used - captured.allocated)))
         return captured
 
-    def graph_launch(self, captured: Any, index: int, number: int) -> None:
-        """Everything that was captured, as one operation. Memory that lives in the graph's own
-        pool, and its results, are among it.
+    def graph_launch(self, captured: _Capture | None, index: int, number: int) -> None:
+        """All that was captured, as one operation, including memory of the graph's own pool and its
+        results.
         """
-        if captured is None:  # before the watch: what it does is not known
+        if captured is None:  # captured before the check: its accesses are unknown
             self.uncharged_graphs += 1
             return
         actor = self.engine.stream(index, number)
@@ -344,19 +350,19 @@ class StreamSource:
     # -- the backward pass
 
     def backward_begins(self, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """``_engine_run_backward`` is called, with these arguments."""
+        """A call of ``_engine_run_backward`` begins, with these arguments."""
         machine = self.machine
         callers = {index: machine.stream(index) for index in range(len(machine.devices))}
         self._backward.append(BackwardPass(self, machine.nodes, callers, given, options))
 
-    def node_begins(self, node: Any) -> None:
+    def node_begins(self, node: Node | None) -> None:
         if self._backward:
             self._backward[-1].begins(node)
 
     def backward_ends(self) -> None:
-        """The streams current where backward was called wait for those of the leaves."""
+        """The streams that were current at the call of backward wait for those of the leaves."""
         self._backward.pop().begins(None)
 
     def device_of_address(self, address: int) -> int:
-        """The device whose memory lies at ``address``."""
+        """The device of the memory at ``address``."""
         return address // _SPACE

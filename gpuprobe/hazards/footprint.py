@@ -14,9 +14,9 @@ _Dims = tuple[tuple[int, int], ...]
 
 
 class Footprint(NamedTuple):
-    """Bytes ``low`` to ``high`` (exclusive). ``rows``: the number of touched pieces, of ``row`` bytes
-    each; 1 means the whole interval. ``dims``: bytes from piece to piece and the number of pieces,
-    for each dimension that leaves holes, the largest steps first.
+    """Bytes ``low`` to ``high`` (exclusive). ``rows``: the number of pieces that are touched, of
+    ``row`` bytes each; 1 means the whole interval. ``dims``: bytes from piece to piece and the
+    number of pieces, for each dimension that leaves holes, the largest steps first.
     """
 
     low: int

@@ -1,1 +1,1 @@
-"""What libraries synchronise automatically: the backward pass, collectives, other processes."""
+"""Synchronisation by libraries: the backward pass, collectives, other processes."""

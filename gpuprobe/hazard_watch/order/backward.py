@@ -1,9 +1,9 @@
-"""The order that the backward pass makes by itself.
+"""The order of streams in a backward pass.
 
 The autograd engine runs each node on its forward's stream. A node's stream waits for the streams
 of the nodes that produced its gradients, on another device too, and for nothing else; several
-gradients of one input are added up on the stream of the node that takes them; a gradient's memory
-is recorded for the stream that it goes to. At the end, before final callbacks, the streams that
+gradients of one input are added up on the stream of the node that gets them; a gradient's memory
+is recorded for the stream of its consumer. At the end, before final callbacks, the streams that
 were current where backward was called wait for those of the leaves, and for those of captured
 gradients. Source:
 ``torch/csrc/autograd/engine.cpp`` (``evaluate_function``, ``exec_post_processing``) and
@@ -22,18 +22,28 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
-from gpuprobe.hazard_watch.base import NodeStreamModel
-from gpuprobe.hazards.events import Publication, RecordStream, Signal, SignalWait, StreamOrder
+from torch.autograd.graph import Node
+
+from gpuprobe.hazard_watch.base import NodeStreamModel, OrderSource
+from gpuprobe.hazards.accesses import TrackedBlock
+from gpuprobe.hazards.events import (
+    Operator,
+    Publication,
+    RecordStream,
+    Signal,
+    SignalWait,
+    StreamOrder,
+)
 from gpuprobe.hazards.footprint import Footprint
 
 _numbers: Final = itertools.count(1)
 SUMS: Final = ("add", "add_")
-"""Operators that gradients of one input are added up with."""
+"""Operators that add up gradients of one input."""
 
 
 class _Run:
-    """One node of one backward pass. ``written``: the memory that it wrote, or was given where it
-    wrote none. ``handed``: the memory that its gradients may lie in, by address, with the block.
+    """One node of one backward pass. ``written``: the memory that it wrote, or that it got if it
+    wrote none. ``gradients``: the blocks that may hold its gradients, by address.
     """
 
     __slots__ = (
@@ -42,7 +52,7 @@ class _Run:
         "consumers",
         "device",
         "done",
-        "handed",
+        "gradients",
         "key",
         "missing",
         "needed",
@@ -53,7 +63,7 @@ class _Run:
         "written",
     )
 
-    def __init__(self, node: Any, streams: dict[int, int]) -> None:
+    def __init__(self, node: Node, streams: dict[int, int]) -> None:
         self.node = node
         self.device = _device_of(node)
         self.streams = streams
@@ -66,20 +76,16 @@ class _Run:
         self.needed = True
         self.capturing = False
         self.done = False
-        self.written: dict[int, tuple[Footprint, Any]] = {}
-        self.handed: dict[int, Any] = {}
+        self.written: dict[int, tuple[Footprint, Operator]] = {}
+        self.gradients: dict[int, TrackedBlock | None] = {}
 
 
 class BackwardPass:
-    """One call of backward. ``callers``: the streams that were current there, by device.
-
-    ``engine`` is whatever has `Engine`'s methods at the time; ``order`` is False where nothing is
-    to be ordered, as torch reports its own events.
-    """
+    """One call of backward. ``callers``: the streams that were current there, by device."""
 
     def __init__(
         self,
-        source: Any,
+        source: OrderSource,
         nodes: NodeStreamModel | None,
         callers: dict[int, int],
         given: tuple[Any, ...],
@@ -89,19 +95,19 @@ class BackwardPass:
         self._nodes = nodes
         self.callers = callers
         inputs = given[4] if len(given) > 4 else options.get("inputs", ())
-        known = nodes is not None  # a leaf is asked here, outside of the dispatcher
+        known = nodes is not None  # a leaf is resolved here, outside of the dispatcher
         self._roots = list(dict.fromkeys(_nodes_of(given[0]))) if known else []
         self._inputs = set(_nodes_of(inputs or ())) if known else set()
         self._accumulate = bool(options.get("accumulate_grad"))
-        self._runs: dict[Any, _Run] | None = None
+        self._runs: dict[Node, _Run] | None = None
         self._ready: defaultdict[int, list[tuple[int, int, _Run]]] = defaultdict(list)  # by device
         self._now: dict[int, _Run] = {}  # by thread
         self._over = False
 
     # -- the graph
 
-    def _look(self) -> dict[Any, _Run]:
-        """The nodes that this call runs, with who hands gradients to whom."""
+    def _graph(self) -> dict[Node, _Run]:
+        """The nodes that this call runs, with their producers and consumers."""
         if self._runs is not None:
             return self._runs
         runs = self._runs = {}
@@ -127,18 +133,18 @@ class BackwardPass:
                 self._push(runs[node])
         return runs
 
-    def _run(self, node: Any) -> _Run:
+    def _run(self, node: Node) -> _Run:
         found = None if self._nodes is None else self._nodes.of(node)
         return _Run(node, self.callers if found is None else found)
 
-    def _restrict(self, runs: dict[Any, _Run]) -> None:
-        """With ``inputs``, only nodes on the way to one of them run."""
+    def _restrict(self, runs: dict[Node, _Run]) -> None:
+        """With ``inputs``, only nodes on a path to one of them run."""
         if not self._inputs:
             return
         order = sorted(runs.values(), key=lambda run: run.sequence)
         for run in order:
             run.needed = False
-        # A node's consumers were made before it; those that accumulate come first of all.
+        # A node's consumers were created before it; nodes that accumulate precede all others.
         last = [run for run in order if run.sequence >= 1 << 63]
         for run in last + [run for run in order if run.sequence < 1 << 63]:
             run.capturing = run.node in self._inputs
@@ -149,13 +155,13 @@ class BackwardPass:
         if run.needed or run.capturing:
             heapq.heappush(self._ready[run.device], (-run.sequence, run.key, run))
 
-    # -- its course
+    # -- its run
 
-    def begins(self, node: Any) -> None:
-        """A node is at work: those that the engine took before it are done. None: all are."""
+    def begins(self, node: Node) -> None:
+        """A node begins: those that the engine ran before it are done. None: all are."""
         if self._nodes is None or self._over:
             return
-        runs = self._look()
+        runs = self._graph()
         if node is None:
             self._finish_all()
             return
@@ -180,7 +186,7 @@ class BackwardPass:
             self._done(run)
 
     def _advance(self, run: _Run) -> None:
-        """Run what other threads have run before ``run``, which begins."""
+        """Run the nodes of other threads that precede ``run``, which begins."""
         earlier: set[_Run] = set()
         todo = [one for one in run.producers if not one.done] if run.missing else []
         while todo:
@@ -235,11 +241,11 @@ class BackwardPass:
                     )
 
     def _record(self, producer: _Run, index: int, waiter: int) -> None:
-        """A gradient's memory is kept for the stream that it goes to, where that is another one
-        than its producer's (``record_stream_any_impl``).
+        """A gradient's memory is kept for its consumer's stream, if its producer's is another one
+        (``record_stream_any_impl``).
         """
         engine = self._source.active
-        for address, block in producer.handed.items():
+        for address, block in producer.gradients.items():
             same = engine.block(address) is block
             if same and self._source.device_of_address(address) == index:
                 engine.apply(RecordStream(address, waiter))
@@ -247,12 +253,12 @@ class BackwardPass:
     def _done(self, run: _Run) -> None:
         engine = self._source.active
         run.done = True
-        if run.consumers:  # what it was given may be among what it hands on
+        if run.consumers:  # its gradients may be in the memory that it got
             for producer in run.producers:
-                for address, block in producer.handed.items():
+                for address, block in producer.gradients.items():
                     if engine.block(address) is block:
-                        run.handed.setdefault(address, block)
-        if not run.written:  # it hands on what it was given
+                        run.gradients.setdefault(address, block)
+        if not run.written:  # it passes on what it got
             for producer in run.producers:
                 run.written.update(producer.written)
         signalled = set()
@@ -269,7 +275,7 @@ class BackwardPass:
                 self._push(consumer)
 
     def _join(self) -> None:
-        """The caller's streams wait for those of the leaves. Gradients are to be used on the
+        """The caller's streams wait for those of the leaves. Gradients may be used on the
         caller's stream, or after a wait for it, whichever stream they were written on (torch's
         notes on CUDA semantics: "Stream semantics of backward passes").
         """
@@ -299,9 +305,9 @@ class BackwardPass:
         return self._now.get(threading.get_ident())
 
     def summing(self, op: str, addresses: Collection[int]) -> _Run | None:
-        """The node for which gradients are being added up, where that runs on another stream than
-        one of the nodes that produced them: the engine does so right after the node at work, and
-        before the next one. ``addresses``: the memory that the operator uses.
+        """The node whose gradients are being added up, if it runs on another stream than one of the
+        nodes that produced them: the engine adds them right after the running node, and before the
+        next one. ``addresses``: the memory that the operator uses.
         """
         run = self._running()
         if run is None or op not in SUMS:
@@ -314,15 +320,13 @@ class BackwardPass:
             # The node's own operators, on the same stream, take no other node's gradients.
             earlier = [one for one in consumer.producers if one.done]
             if any(one.streams != run.streams for one in earlier) and any(
-                address in one.handed for one in earlier for address in addresses
+                address in one.gradients for one in earlier for address in addresses
             ):
                 return consumer
         return None
 
     def summing_on(self, stream: int, index: int, addresses: Collection[int]) -> _Run | None:
-        """The node for which the engine itself adds gradients up, where the stream that it does so
-        on is known.
-        """
+        """The node whose gradients the engine itself is adding up, if their stream is known."""
         run = self._running()
         fitting = [
             consumer
@@ -331,12 +335,12 @@ class BackwardPass:
         ]
         for consumer in fitting:
             earlier = (one for one in consumer.producers if one.done)
-            if any(address in one.handed for one in earlier for address in addresses):
+            if any(address in one.gradients for one in earlier for address in addresses):
                 return consumer
         return fitting[0] if fitting else None
 
     def sum_on(self, consumer: _Run, index: int) -> int:
-        """The actor that gradients of ``consumer`` are added up on, after all that it waits for."""
+        """Make the actor that adds up gradients of ``consumer`` wait for them; return it."""
         engine, run = self._source.active, self._running()
         waiter: int = engine.stream(index, consumer.streams.get(index, 0))
         for producer in (*(one for one in consumer.producers if one.done), run):
@@ -352,17 +356,17 @@ class BackwardPass:
         return waiter
 
     def touched(self, address: int) -> None:
-        """The node that runs has used memory on a stream that its code chose."""
+        """The running node has used memory on a stream that its code chose."""
         run = self._running()
         if run is not None:
-            run.handed[address] = self._source.active.block(address)
+            run.gradients[address] = self._source.active.block(address)
 
-    def wrote(self, address: int, where: Footprint, op: Any) -> None:
-        """The node at work has written memory."""
+    def wrote(self, address: int, where: Footprint, op: Operator) -> None:
+        """The running node has written memory."""
         run = self._running()
         if run is not None:
             run.written[address] = (where, op)
-            run.handed[address] = self._source.active.block(address)
+            run.gradients[address] = self._source.active.block(address)
 
 
 def _key(run: _Run, index: int, stream: int) -> int:
@@ -370,8 +374,8 @@ def _key(run: _Run, index: int, stream: int) -> int:
 
 
 def _waits(consumer: _Run, producer: _Run) -> Iterator[tuple[int, int, int, int]]:
-    """The streams that wait, and those that they wait for, each as a device and a number: where two
-    nodes have different streams of one device, and if they run on different devices.
+    """The streams that wait and those that they wait for, each as a device and a number: different
+    streams of one device, and those of nodes on different devices.
     """
     mine, yours = consumer.streams, producer.streams
     if mine != yours:
@@ -383,9 +387,9 @@ def _waits(consumer: _Run, producer: _Run) -> Iterator[tuple[int, int, int, int]
         yield one, mine.get(one, 0), other, yours.get(other, 0)
 
 
-def _device_of(node: Any) -> int:
-    """The device whose stream a node runs on: that of the first of its forward's results that is on
-    one; -1 where none is (``Node::stream`` in ``node.h``).
+def _device_of(node: Node) -> int:
+    """The device that a node runs on: that of the first result of its forward on a device; -1
+    without one (``Node::stream`` in ``node.h``).
     """
     for metadata in node._input_metadata:
         if metadata.device.type == "cuda":
@@ -394,8 +398,8 @@ def _device_of(node: Any) -> int:
     return -1
 
 
-def _nodes_of(values: Iterable[Any]) -> Iterator[Any]:
-    """The nodes that gradients of these tensors, or edges of the graph, go to."""
+def _nodes_of(values: Iterable[Any]) -> Iterator[Node]:
+    """The nodes that get the gradients of these tensors, or edges of the graph."""
     import torch
 
     for value in values:

@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed, as the hazard engine sees them.
+"""Collectives of torch.distributed.
 
 A collective that a program starts with ``async_op=True`` runs on a stream of its process group:
 that stream waits for the caller's current one first, and ``work.wait()`` makes the stream that is
@@ -15,11 +15,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 
 from gpuprobe.code_origin import PACKAGE, folder_of
+from gpuprobe.hazard_watch.base import OrderSource
 from gpuprobe.hazards.events import (
     Allocation,
     EventDestroy,
@@ -28,6 +32,7 @@ from gpuprobe.hazards.events import (
     Free,
     HostAccess,
     Launch,
+    Site,
     StreamOrder,
     StreamSynchronize,
 )
@@ -35,6 +40,9 @@ from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Work
 
 _TORCH: Final = folder_of(torch)
 _DISTRIBUTED: Final = f"{_TORCH}distributed/distributed_c10d.py"
@@ -48,24 +56,24 @@ _NO_DEVICE: Final = -1
 
 
 class Collectives:
-    """The work handles of one watch."""
+    """The work handles of one check."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: OrderSource) -> None:
         self._source = source
-        self._groups: dict[Any, int] = {}
-        self._events: dict[int, tuple[weakref.ref[Any], int, int, int, list[int]]] = {}
+        self._groups: dict[object, int] = {}
+        self._events: dict[int, tuple[weakref.ref[Work], int, int, int, list[int]]] = {}
         self._pending: dict[int, int] = {}  # by storage: the event of a functional collective
-        # The newest handle, with the thread, until the program has it: Python would make another
-        # object. No longer: it keeps the collective's tensors alive.
-        self._newest: tuple[int, Any] | None = None
+        # The newest handle, with its thread, until the program has it: without it, Python would
+        # create another object. It must not stay longer: it keeps the collective's tensors alive.
+        self._newest: tuple[int, Work] | None = None
         self._count = 0
-        self.waiting: Any = None  # the frame that waits for a handle
-        # Host storages that a group's thread works on, with how many collectives each.
+        self.waiting: FrameType | None = None  # the frame that waits for a handle
+        # The number of collectives by host storage that a group's thread uses.
         self.flying: dict[int, int] = {}
-        self._host: dict[int, tuple[weakref.ref[Any], int, list[int]]] = {}
+        self._host: dict[int, tuple[weakref.ref[Work], int, list[int]]] = {}
 
     def install(self, patches: Patches) -> None:
-        """Follow the handles' waits, where this torch has torch.distributed."""
+        """Report the waits of handles, if this torch has torch.distributed."""
         import torch.distributed as dist
 
         if not dist.is_available():
@@ -78,7 +86,7 @@ class Collectives:
         def following(name: str) -> Any:
             original = getattr(Work, name)
 
-            def method(work: Any, *args: Any, **kwargs: Any) -> Any:
+            def method(work: Work, *args: Any, **kwargs: Any) -> Any:
                 before, self.waiting = self.waiting, sys._getframe(1)
                 try:
                     result = original(work, *args, **kwargs)
@@ -91,14 +99,13 @@ class Collectives:
             method.__name__ = name
             return method
 
-        # A future can be waited for from C++, out of sight: who asks for it is taken to wait.
+        # C++ code can wait for a future without a Python call: requesting one counts as a wait.
         for name in ("wait", "synchronize", "is_completed", "get_future"):
             patches.set(Work, name, following(name))
 
-    def launched(self, func: Any, args: tuple[Any, ...]) -> int | None:
-        """The stream number that a collective runs on, and None for the caller's own.
-
-        Numbers of process groups are negative. Call `started` when it is launched.
+    def launched(self, func: OpOverload, args: tuple[Any, ...]) -> int | None:
+        """The number of the stream that a collective runs on: a negative one of its process group;
+        None for the caller's stream. Call `started` after its launch.
         """
         names = [argument.name for argument in func._schema.arguments]
         if "async_op" in names:
@@ -112,18 +119,18 @@ class Collectives:
         group = ProcessGroup.unbox(args[names.index("process_group")])
         return self.group_number(group.group_name)
 
-    def group_number(self, key: Any) -> int:
+    def group_number(self, key: object) -> int:
         """The stream number of a process group, by its name."""
         return self._groups.setdefault(key, -1 - len(self._groups))
 
-    def _recorded(self, actor: int, site: Any) -> int:
+    def _recorded(self, actor: int, site: Site) -> int:
         self._count += 1
         event = -self._count  # those of the program are positive
         self._source.active.apply(EventRecord(event, actor, site))
         return event
 
-    def results_pending(self, actor: int, result: Any, site: Any) -> None:
-        """A functional collective is on its stream: `awaited` is called for its results
+    def results_pending(self, actor: int, result: object, site: Site) -> None:
+        """A functional collective was launched: `awaited` is called for its results
         (``torch/csrc/distributed/c10d/Functional.cpp``, ``wait_tensor``).
         """
         for tensor in tensors_in(result):
@@ -133,7 +140,7 @@ class Collectives:
                 self._source.active.apply(EventDestroy(old))
             self._pending[key] = self._recorded(actor, site)
 
-    def awaited(self, tensor: Any, index: int) -> None:
+    def awaited(self, tensor: Tensor, index: int) -> None:
         """The current stream waits for the collective that ``tensor`` is a result of."""
         event = self._pending.pop(tensor.untyped_storage()._cdata, None)
         if event is not None:
@@ -141,14 +148,16 @@ class Collectives:
             source.event_wait(event, index, source.machine.stream(index))
             source.active.apply(EventDestroy(event))
 
-    def started(self, actor: int, index: int, result: Any, addresses: list[int], site: Any) -> None:
-        """The collective is on its stream: what waits for its handle waits for this. Its tensors,
-        at ``addresses``, are kept until then.
+    def started(
+        self, actor: int, index: int, result: object, addresses: list[int], site: Site
+    ) -> None:
+        """A collective was launched: a wait for its handle waits for it. Its tensors, at
+        ``addresses``, are kept until then.
         """
         work = _handle(result)
         event = self._recorded(actor, site)
 
-        def gone(_: Any, key: int = id(work)) -> None:
+        def gone(_: object, key: int = id(work)) -> None:
             found = self._events.pop(key, None)
             if found is not None:
                 self._source.active.apply(EventDestroy(found[1]))
@@ -160,20 +169,20 @@ class Collectives:
         self._newest = None
 
     def continued(self) -> None:
-        """This thread calls another operator: the program has the handle of its last collective."""
+        """This thread calls another operator: the program has its last collective's handle."""
         if self._newest is not None and self._newest[0] == threading.get_ident():
             self._newest = None
 
     def finishing(self) -> bool:
-        """Whether the operator at hand is a handle's own, which finishes its collective where it
-        is waited for (``ProcessGroupGloo.cpp`` copies the part of a reduce-scatter).
+        """Whether the current operator belongs to a handle, which finishes its collective in a wait
+        (``ProcessGroupGloo.cpp`` copies the part of a reduce-scatter).
         """
-        frame: Any = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
             frame = frame.f_back
         return frame is self.waiting
 
-    def _waited(self, work: Any) -> None:
+    def _waited(self, work: Work) -> None:
         source = self._source
         machine = source.machine
         if self._newest is not None and self._newest[1] is work:
@@ -186,11 +195,11 @@ class Collectives:
         if found is not None and found[0]() is work:
             _, event, index, actor, addresses = found
             source.event_wait(event, index, machine.stream(index))
-            # The handle kept them ("stash" in ``ProcessGroupNCCL.cpp``); no stream does from now.
+            # The handle kept them ("stash" in ``ProcessGroupNCCL.cpp``); no stream does any longer.
             for address in addresses:
                 source.active.apply(ForgetStream(address, actor))
             return
-        # A handle of several collectives (coalesced), or of one from before the watch.
+        # A handle of several collectives (coalesced), or one from before the check.
         for index in range(len(machine.devices)):
             waiter = source.active.stream(index, machine.stream(index))
             for number in self._groups.values():
@@ -199,10 +208,15 @@ class Collectives:
     # -- host tensors
 
     def on_host(
-        self, func: Any, args: tuple[Any, ...], written: Sequence[bool], result: Any, site: Any
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        written: Sequence[bool],
+        result: object,
+        site: Site,
     ) -> None:
-        """A collective of host tensors: a thread of the group's works on them until the handle
-        is waited for (``ProcessGroupGloo.cpp``: ``AsyncWork``, ``runLoop``).
+        """A collective of host tensors: a thread of the group uses them until the handle's wait
+        (``ProcessGroupGloo.cpp``: ``AsyncWork``, ``runLoop``).
         """
         number = self.launched(func, args)
         if number is None:
@@ -226,7 +240,7 @@ class Collectives:
         engine.apply(Launch(actor, func._schema.name.rpartition("::")[2], accesses, site))
         work = _handle(result)
 
-        def gone(_: Any, key: int = id(work)) -> None:
+        def gone(_: object, key: int = id(work)) -> None:
             found = self._host.pop(key, None)
             if found is not None:
                 self._landed(None, found[2])
@@ -234,15 +248,15 @@ class Collectives:
         self._host[id(work)] = (weakref.ref(work, gone), actor, keys)
         self._newest = threading.get_ident(), work
 
-    def host_use(self, tensor: Any, write: bool, op: str, site: Any) -> None:
-        """The host uses a tensor that a collective may be working on."""
+    def host_use(self, tensor: Tensor, write: bool, op: str, site: Site) -> None:
+        """The host uses a tensor that a collective may still use."""
         key = tensor.untyped_storage()._cdata
         where = _footprint(tensor) if key in self.flying else None
         if where is not None:
             self._source.engine.apply(HostAccess(key + _HOST_SPACE, where, write, op, site))
 
     def _landed(self, actor: int | None, keys: list[int]) -> None:
-        """The host has waited for a collective, or nobody can any more (no ``actor``)."""
+        """The host has waited for a collective; without ``actor``, no wait is possible any more."""
         engine = self._source.engine
         if actor is not None:
             engine.apply(StreamSynchronize(actor, self._source.site()))
@@ -253,10 +267,10 @@ class Collectives:
                 engine.apply(Free(key + _HOST_SPACE))
 
     def _from_python(self) -> bool:
-        """Whether a function of ``torch.distributed`` started it, which gives its handle to the
+        """Whether a function of ``torch.distributed`` started it, which returns its handle to the
         program, and not C++ code of torch (DDP's reducer), which waits for it itself.
         """
-        frame: Any = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename
             if name == _DISTRIBUTED:
@@ -267,14 +281,14 @@ class Collectives:
         return False
 
 
-def _handle(result: Any) -> Any:
-    """The handle that a collective returned, alone or as the last of several results."""
+def _handle(result: object) -> Work:
+    """The handle in a collective's results: alone, or the last of several."""
     from torch._C._distributed_c10d import Work
 
     return Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
 
 
-def _footprint(tensor: torch.Tensor) -> Footprint | None:
+def _footprint(tensor: Tensor) -> Footprint | None:
     item = tensor.element_size()
     start = tensor.untyped_storage()._cdata + _HOST_SPACE + tensor.storage_offset() * item
     return of_tensor(start, tensor.size(), tensor.stride(), item)

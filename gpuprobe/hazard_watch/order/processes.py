@@ -1,9 +1,9 @@
-"""Tensors sent to other processes, as the hazard engine sees them.
+"""Tensors sent to other processes.
 
 ``torch.multiprocessing`` sends a CUDA tensor as a handle to its memory, with an event that the
-receiver waits for, and keeps the memory until the receiver lets go (``reductions.py``,
-``reduce_tensor``). What nobody orders is a later write by the sender: the other process counts
-as reading from the moment of sending until it gives a sign.
+receiver waits for, and keeps the memory until the receiver releases it (``reductions.py``,
+``reduce_tensor``). A later write by the sender is not ordered: the other process counts as reading
+from the moment of sending until the sender receives anything from it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,35 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.hazards.events import Launch, RecordStream, StreamOrder, StreamSynchronize
+from gpuprobe.hazard_watch.base import OrderSource
+from gpuprobe.hazards.events import (
+    BlockAccess,
+    Launch,
+    RecordStream,
+    StreamOrder,
+    StreamSynchronize,
+)
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
 
 PROCESSES: Final = -2
-"""The device of the actor that stands for all other processes."""
+"""The device of the actor that represents all other processes."""
 
 
 class Processes:
-    """What one watch knows of other processes."""
+    """The exchange of one check with other processes."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: OrderSource) -> None:
         self._source = source
         self.sent = 0
         self._local = threading.local()
 
     def install(self, patches: Patches) -> None:
-        """Follow the ways to send to other processes, and to learn what they have done."""
+        """Report sending to other processes, and receiving from them."""
         from multiprocessing import connection, process, queues, synchronize
 
         pipes: Any = connection._ConnectionBase
-        # A queue pickles in a thread of its own, some time later: what counts is the call.
+        # A queue pickles in a separate thread, some time later: the call counts.
         for owner, name in ((queues.Queue, "put"), (queues.SimpleQueue, "put"), (pipes, "send")):
             patches.set(owner, name, self._before_sending(getattr(owner, name)))
         for owner, name in (
@@ -54,15 +61,15 @@ class Processes:
         def _share_cuda_(storage: Any, *args: Any, **kwargs: Any) -> Any:
             feeder = threading.current_thread().name.startswith("QueueFeederThread")
             if not feeder and not getattr(self._local, "sending", False):
-                self._sending(torch.empty(0, device=storage.device).set_(storage))
+                self._report_sending(torch.empty(0, device=storage.device).set_(storage))
             return share(storage, *args, **kwargs)
 
         patches.set(torch.UntypedStorage, "_share_cuda_", _share_cuda_)
 
     def _before_sending(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def send(this: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            self._sending(value)
+        def send(this: Any, value: object, *args: Any, **kwargs: Any) -> Any:
+            self._report_sending(value)
             self._local.sending = True
             try:
                 return original(this, value, *args, **kwargs)
@@ -76,16 +83,16 @@ class Processes:
         def wait(this: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(this, *args, **kwargs)
             if result is not False:  # a wait that timed out
-                self._answered()
+                self._responded()
             return result
 
         return wait
 
-    def _sending(self, value: Any) -> None:
-        """The other process may read from now on what was written so far."""
+    def _report_sending(self, value: object) -> None:
+        """The other process may read from here on; it is ordered after earlier writes."""
         source = self._source
-        accesses: list[Any] = []
-        source._add(accesses, list(tensors_in(value)), False)
+        accesses: list[BlockAccess] = []
+        source.add_accesses(accesses, list(tensors_in(value)), False)
         if not accesses:
             return
         self.sent += len(accesses)
@@ -97,10 +104,10 @@ class Processes:
             engine.apply(RecordStream(address, actor))  # its memory is kept
         site = source.site()
         engine.apply(Launch(actor, "receiver", accesses, site, "process"))
-        source._call_by_name(actor, accesses, site)
+        source.record_names(actor, accesses, site)
 
-    def _answered(self) -> None:
-        """Another process gave a sign: it is taken to be done with what it was sent."""
+    def _responded(self) -> None:
+        """Another process responded: it counts as done with all that was sent."""
         if self.sent:
             engine = self._source.engine
             engine.apply(StreamSynchronize(engine.stream(PROCESSES, 0), self._source.site()))

@@ -233,7 +233,7 @@ def torch_name(file: str) -> str:
 
 
 def applied(lines: Sequence[str], insertions: Iterable[Insertion]) -> list[str]:
-    """The lines of a file with insertions: those of one line in the given order, equal ones once."""
+    """The lines of a file with insertions; equal ones at one line are inserted once."""
     by_line: dict[int, list[Insertion]] = {}
     for one in dict.fromkeys(insertions):
         by_line.setdefault(one.line, []).append(one)
