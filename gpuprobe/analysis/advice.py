@@ -1,7 +1,7 @@
-"""What to try first: rules that each need evidence in the recording.
+"""Suggestions how to use less memory: rules that each need evidence in the recording.
 
 No rule fires without a measured reason, none suggests a setting that is already on, and each
-says what it saw. They are sorted by how much memory is at stake.
+suggestion has its evidence. They are sorted by the amount of memory that they affect.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from gpuprobe.analysis.growth import WORTH_SAYING, Growth
+from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.model.findings import Level
@@ -36,25 +36,25 @@ RULES = tuple(
         ("trace", "The peak was not traced"),
     )
 )
-"""What is suggested; each `Suggestion` has the id of one."""
+"""The rules of suggestions; each `Suggestion` has the id of one."""
 
 _DOMINATES = 0.4
-"""The share of the peak from which a category is worth attacking: below that, halving it
-changes the peak by less than a fifth."""
+"""The share of the peak from which a category is worth reducing: below that, halving it changes the
+peak by less than a fifth."""
 
-_MUCH_CACHED = 0.2
-"""The share of reserved memory that may lie unused before fragmentation is worth a word."""
+_UNUSED_SHARE = 0.2
+"""The share of reserved memory that may be unused before fragmentation is reported."""
 
-_MUCH_CACHED_BYTES = 256 * 1024 * 1024
-"""And the amount. The allocator's large segments are 20 MiB: a few of them are no problem."""
+_UNUSED_BYTES = 256 * 1024 * 1024
+"""The amount that may be unused. The allocator's large segments are 20 MiB; a few are harmless."""
 
 
 @dataclass(slots=True)
 class AdviceFacts:
-    """What the rules look at: the peak, what was live then (``when``), growth, and the line that
-    leaves most behind in a step (``kept``).
+    """The input of the rules: the peak, the blocks alive at it (``mark``), growth, and the line
+    that leaves most behind in a step (``kept``).
 
-    ``when`` is the peak, or in words the step whose high water mark stands in for it.
+    ``when`` describes the moment of ``mark``: the peak, or the high water mark of another step.
     """
 
     site: PeakSite
@@ -70,7 +70,7 @@ class AdviceFacts:
 
     @property
     def peak(self) -> int:
-        """Bytes that were allocated at the peak, at least; 0 where that was not measured."""
+        """The least number of bytes at the peak; 0 if it was not measured."""
         amount = self.site.amount
         if isinstance(amount, Unavailable) or not self.site.device:
             return 0
@@ -78,13 +78,13 @@ class AdviceFacts:
 
     @property
     def phase(self) -> str:
-        """The phase at that time; "" where none was recorded."""
+        """The phase at the moment of ``mark``; empty if none was recorded."""
         if isinstance(self.mark, Unavailable) or self.when == "the peak":
             return self.site.phase
         return self.mark.phase
 
     def share(self, *categories: Category) -> tuple[int, float]:
-        """Bytes of some categories at the peak, and their share of what was live then."""
+        """The bytes of some categories at the peak, and their share of all that was alive."""
         count = sum(self.shares.get(category, 0) for category in categories)
         total = sum(self.shares.values())
         return count, count / total if total else 0.0
@@ -96,15 +96,15 @@ class AdviceFacts:
         lines = by_line(_only(self.mark, category))
         return next((line for line in lines if isinstance(line.key, Place)), None)
 
-    def ran(self, file: str) -> bool:
+    def has_code_of(self, file: str) -> bool:
         """Whether code in a file of this name (``torch/utils/checkpoint.py``) allocated."""
         return not isinstance(self.mark, Unavailable) and any(
             frame.filename.replace("\\", "/").endswith(file) for frame in self.mark.stacks.frames
         )
 
     def state_growth(self, first: int, last: int) -> int:
-        """By how much the optimizer's state is larger at the end of step ``last`` than at the end
-        of step ``first``. Bytes; 0 where that is not known.
+        """The growth of the optimizer's state from the end of step ``first`` to that of ``last``.
+        Bytes; 0 if unknown.
         """
         held = [
             tensors.by_category.get(Category.OPTIMIZER_STATE, 0)
@@ -117,19 +117,19 @@ class AdviceFacts:
         return max(0, held[-1] - held[0]) if len(held) > 1 else 0
 
     def window(self) -> DeviceWindow | None:
-        """The window of the step that the peak is in."""
+        """The window of the peak's step."""
         step = self.site.step
         return None if step is None else window_of(step.windows, self.site.device)
 
 
 def advise(evidence: AdviceFacts) -> list[Suggestion]:
-    """Everything worth trying, the most memory first."""
+    """All suggestions, those that affect the most memory first."""
     found = [advice for rule in _RULES for advice in rule(evidence)]
     return sorted(found, key=lambda advice: -advice.bytes)
 
 
 def _only(mark: HighWater, category: Category) -> HighWater:
-    """The blocks of one category."""
+    """The mark with the blocks of one category only."""
     rows = [i for i, code in enumerate(mark.category) if code == category.code]
     selected = {}
     for name in ("address", "size", "stack", "category", "module", "is_baseline"):
@@ -152,7 +152,7 @@ def _growing(evidence: AdviceFacts) -> Iterator[Suggestion]:
     if growth is None:
         yield from _kept(evidence)
         return
-    seen = (
+    reason = (
         f"{human_bytes(growth.bytes)} more is allocated at the end of step {growth.last} than at "
         f"the end of step {growth.first}: {human_bytes(growth.per_step)} per step"
     )
@@ -160,28 +160,28 @@ def _growing(evidence: AdviceFacts) -> Iterator[Suggestion]:
     state = evidence.state_growth(growth.first, growth.last)
     if 2 * state > growth.bytes:
         text = _STATE_GROWS
-        seen += f"; optimizer state held {human_bytes(state)} more"
+        reason += f"; optimizer state held {human_bytes(state)} more"
     elif line is not None:
         text = (
             f"Find what keeps the tensors allocated at {line.key} alive from step to step (such "
             "as a list of losses that were not detached, or an unbounded cache)."
         )
-        seen += f"; that line held {human_bytes(line.bytes)} more"
+        reason += f"; that line held {human_bytes(line.bytes)} more"
     else:
         text = (
             "Look for tensors that are kept from step to step: a list of losses that were not "
             "detached (use loss.item()), or an unbounded cache."
         )
-    # Growth has no end: whatever its size by now, it comes first.
-    yield Suggestion("growth", text, "", seen, max(evidence.peak, growth.bytes) + 1)
+    # Growth does not end: whatever its size so far, it is the first suggestion.
+    yield Suggestion("growth", text, "", reason, max(evidence.peak, growth.bytes) + 1)
 
 
 def _kept(evidence: AdviceFacts) -> Iterator[Suggestion]:
-    """Where a run was too short or too uneven for its steps' ends to show growth."""
+    """Leaks of runs that are too short or too uneven for the ends of their steps to show growth."""
     if evidence.kept is None:
         return
     line, size, per_step = evidence.kept.key, evidence.kept.bytes, evidence.kept.bytes_per_step
-    if isinstance(line, NoPlace) or size < WORTH_SAYING * evidence.peak:
+    if isinstance(line, NoPlace) or size < MINIMUM_SHARE * evidence.peak:
         return
     text = (
         f"Find what keeps the tensors allocated at {line} alive from step to step (such as a "
@@ -211,23 +211,23 @@ def _fragmented(evidence: AdviceFacts) -> Iterator[Suggestion]:
         return
     reserved = window.peak_reserved.at_least
     unused = reserved - window.peak_allocated.at_most
-    if unused < max(_MUCH_CACHED * reserved, _MUCH_CACHED_BYTES):
+    if unused < max(_UNUSED_SHARE * reserved, _UNUSED_BYTES):
         return
     conf = evidence.site.rank.environment.allocator_conf
     if re.search(r"expandable_segments\s*:\s*true", conf, re.IGNORECASE):
         return
     others = re.sub(r",?\s*expandable_segments\s*:\s*\w+", "", conf).strip(", ")
-    seen = (
+    reason = (
         f"{human_bytes(unused)} of {human_bytes(reserved)} reserved from the driver were not "
         "allocated even at the step's peak"
     )
     if not isinstance(window.activity, Unavailable) and window.activity.alloc_retries:
-        seen += f"; the allocator emptied its cache {window.activity.alloc_retries}× in that step"
+        reason += f"; the allocator emptied its cache {window.activity.alloc_retries}× in that step"
     yield Suggestion(
         "expandable-segments",
         "Use expandable segments, which let free blocks of different sizes merge.",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" + (f",{others}" if others else ""),
-        seen,
+        reason,
         unused,
     )
 
@@ -251,22 +251,22 @@ def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
     if share < _DOMINATES:
         return
     line = evidence.line(Category.ACTIVATION)
-    seen = f"activations are {human_bytes(count)} of {evidence.when} ({_percent(share)})"
+    reason = f"activations are {human_bytes(count)} of {evidence.when} ({_percent(share)})"
     if line is not None:
-        seen += f", {human_bytes(line.bytes)} of them allocated at {line.key}"
-    if not evidence.ran("torch/utils/checkpoint.py"):
+        reason += f", {human_bytes(line.bytes)} of them allocated at {line.key}"
+    if not evidence.has_code_of("torch/utils/checkpoint.py"):
         yield Suggestion(
             "checkpoint",
             "Use activation checkpointing for the modules with the most activations.",
             "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
-            seen,
+            reason,
             count,
         )
     yield Suggestion(
         "smaller-batch",
         "Halve the batch size and accumulate gradients over two batches, to reduce activations.",
         "",
-        seen,
+        reason,
         count // 2,
     )
 
@@ -289,8 +289,8 @@ def _temporaries(evidence: AdviceFacts) -> Iterator[Suggestion]:
 def _optimizer_state(evidence: AdviceFacts) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.OPTIMIZER_STATE)
     parameters, _ = evidence.share(Category.PARAMETER)
-    # Adam in the parameters' precision keeps twice their size; less than that once is what
-    # SGD with momentum or 8-bit states take, and little is left to gain.
+    # Adam in the parameters' precision keeps twice their size. SGD with momentum and 8-bit states
+    # keep less than 1.5 times their size: there is little to gain.
     if share < _DOMINATES or count < 1.5 * parameters or not parameters:
         return
     text = "Use an optimizer with less state: 8-bit Adam, Adafactor, or SGD with momentum."
@@ -313,9 +313,9 @@ def _trace_it(evidence: AdviceFacts) -> Iterator[Suggestion]:
     known = sum(t.known for t in step.tensors if t.device == evidence.site.device)
     if evidence.peak and known > (1 - _DOMINATES) * evidence.peak:
         return
-    seen = "at level 'counters' only parameters, gradients and optimizer state are named"
+    reason = "at level 'counters' only parameters, gradients and optimizer state are named"
     if evidence.peak and known:
-        seen = (
+        reason = (
             f"named tensors explain {human_bytes(known)} of the "
             f"{human_bytes(evidence.peak)} at the peak"
         )
@@ -323,7 +323,7 @@ def _trace_it(evidence: AdviceFacts) -> Iterator[Suggestion]:
         "trace",
         "Record again at level 'trace' to see the lines and modules that hold the memory.",
         "gpuprobe run --level trace …",
-        seen,
+        reason,
         max(evidence.peak - known, 0),
     )
 

@@ -1,4 +1,4 @@
-"""How much ranks send, by operation, by axis of the mesh, by module and by line."""
+"""The amounts that ranks send, by operation, by axis of the device mesh, by module and by line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[str, str, int, str, object, str]
 
 
 def transfers(records: Iterable[CollectiveRecord]) -> tuple[Transfer, ...]:
-    """Operations that are alike, in one row each; the most bytes on the wire first."""
+    """Sum up equal operations into rows; the most bytes on the wire first."""
     sums: dict[Key, list[int]] = {}
     for one in records:
         key = (one.op, one.axis, one.ranks, one.dtype, one.place, one.module)
@@ -32,24 +32,26 @@ def transfers(records: Iterable[CollectiveRecord]) -> tuple[Transfer, ...]:
     )
 
 
-_LOOKED_AT: Final = 64
-"""Steps in which each operation may be: the first three, unless others were chosen."""
+_FIRST_STEPS: Final = 64
+"""Steps that are searched for single operations: recordings have them for the first three steps,
+unless others were chosen."""
 
 
 def detailed_steps(rank: RankRecording) -> list[Step]:
     """The steps whose operations were recorded one by one."""
-    return [step for step in islice(rank.steps, _LOOKED_AT) if step.exchanges]
+    return [step for step in islice(rank.steps, _FIRST_STEPS) if step.exchanges]
 
 
 def detailed_step(rank: RankRecording, index: int | None = None) -> Step | None:
-    """The last whole one of `detailed_steps`, or that of this index. None if there is none."""
+    """The last whole step of `detailed_steps`, or the one with this index. None if there is
+    none."""
     some = [step for step in detailed_steps(rank) if index in (None, step.index)]
     whole = [step for step in some if step.ended_by != "end"]
     return next(reversed(whole or some), None)
 
 
 def communication_of(rank: RankRecording) -> Communication | None:
-    """What a rank sends in `detailed_step`."""
+    """The communication of a rank in its `detailed_step`; None if there is none."""
     step = detailed_step(rank)
     if step is None:
         return None
@@ -61,12 +63,12 @@ BY: Final[dict[str, Callable[[Transfer], str]]] = {
     "line": lambda row: str(row.place),
     "module": lambda row: row.module or "(no module)",
 }
-"""By what transfers are added up, and the name of each sum."""
+"""The breakdowns of transfers: the name of the row that a transfer belongs to."""
 
 
 def summed(rows: Iterable[Transfer], by: str) -> list[tuple[str, int, int, int]]:
-    """(name, count, payload, wire) of the rows with one name, the most on the wire first. Each
-    table sums to the same totals.
+    """Sum up rows by one of `BY`: (name, count, payload, wire), the most bytes on the wire first.
+    All breakdowns sum to the same totals.
     """
     name = BY[by]
     sums: dict[str, list[int]] = {}

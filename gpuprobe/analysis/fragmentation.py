@@ -1,12 +1,12 @@
-"""Reserved memory that is not in use: why, and what holds it.
+"""Reserved memory that is not in use: the reasons, and the blocks that hold it.
 
 Conservation, for the whole and for each pool:
 
     requested + rounding + pending + free == reserved
 
-where allocated is ``requested + rounding``. Free bytes are split by what keeps them from going
-back to the driver: whole free segments would be returned by ``torch.cuda.empty_cache``; holes
-in segments with a live block are pinned by it.
+where allocated is ``requested + rounding``. Free bytes are split by what prevents their release to
+the driver: ``torch.cuda.empty_cache`` would release whole free segments; holes in segments with a
+live block are pinned by it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LARGE_PAGE = 20 * 1024 * 1024  # torch's default large_segment_size
 class PoolSpace:
     """The bytes of a set of segments: one pool and stream, or all of them.
 
-    ``largest_hole`` is the biggest request that needs no new memory; ``returnable`` what
-    ``empty_cache`` gives back; ``pinned`` is free too, but shares a segment with a block
-    that is in use. ``returnable + pinned == free``.
+    ``largest_hole`` is the largest request that needs no new memory; ``returnable`` is what
+    ``empty_cache`` would release; ``pinned`` is free as well, but shares a segment with a block in
+    use. ``returnable + pinned == free``.
     """
 
     pool: tuple[int, int]  # (0, 0) is the default pool; the rest are private
@@ -50,7 +50,7 @@ class PoolSpace:
 
     @property
     def rounding(self) -> int:
-        """Internal fragmentation: what blocks hold beyond what was asked for. Bytes."""
+        """Internal fragmentation: the bytes of blocks beyond the requested ones."""
         return self.allocated - self.requested
 
     @property
@@ -67,9 +67,9 @@ class PoolSpace:
 class Pin:
     """A partly empty segment and the blocks in use that keep it. Bytes.
 
-    ``address`` and ``total`` are the segment's; ``free`` what it has unused, and would return
-    if ``blocks`` were freed (plus the blocks' own bytes, ``held``). ``by_line`` says which
-    source lines allocated them.
+    ``address`` and ``total`` belong to the segment. ``free`` bytes are unused, and would be
+    released if ``blocks`` were freed (plus the blocks' own bytes, ``held``). ``by_line``: the
+    source lines that allocated the blocks.
     """
 
     address: int
@@ -90,7 +90,7 @@ class Fragmentation:
     total: PoolSpace
     pools: tuple[PoolSpace, ...]  # per pool, segment type and stream; most reserved first
     pins: tuple[Pin, ...]  # segments with the most free bytes first
-    why_it_stays: tuple[str, ...]  # in words: what empty_cache would not return
+    why_it_stays: tuple[str, ...]  # sentences about what empty_cache would not release
 
 
 def fragmentation(
@@ -99,10 +99,9 @@ def fragmentation(
     *,
     most_pins: int = 20,
 ) -> Fragmentation | Unavailable:
-    """Account for a layout: the trace's final one, or ``segments`` (such as `layout_at` the
-    peak gives).
+    """The account of a layout: the trace's final one, or ``segments`` (from `layout_at`).
 
-    `Unavailable` where no layout is known.
+    `Unavailable` if the layout is unknown.
     """
     layout = trace.segments if segments is None else segments
     if not layout:
@@ -134,7 +133,7 @@ def space(
     large_page: int = _LARGE_PAGE,
 ) -> PoolSpace:
     """Add up segments. ``large_page`` is the page size of expandable segments of the large
-    pool (``AllocatorSettings.large_segment_size``), which bounds what they can give back.
+    pool (``AllocatorSettings.large_segment_size``), the unit in which they can be released.
     """
     count = reserved = allocated = requested = pending = free = largest = holes = 0
     returnable = 0
@@ -146,7 +145,7 @@ def space(
             size = block.size
             if block.state is BlockState.ALLOCATED:
                 allocated += size
-                # Snapshots older than the requested_size key have 0 there.
+                # Snapshots of versions without the requested_size key have 0.
                 requested += block.requested_size or size
             elif block.state is BlockState.PENDING_FREE:
                 pending += size
@@ -172,10 +171,10 @@ def space(
 
 
 def _returnable(segment: Segment, free: int, large_page: int) -> int:
-    """What ``empty_cache`` gives back of one segment.
+    """The bytes of one segment that ``empty_cache`` would release.
 
-    A ``cudaMalloc`` segment goes whole or not at all. Expandable segments give back whole
-    empty pages: the first page boundary inside a hole to the last one.
+    A ``cudaMalloc`` segment is released as a whole or not at all. Of an expandable segment, whole
+    empty pages are released: from the first page boundary inside a hole to the last one.
     """
     if segment.pool_id != (0, 0):
         return 0  # a private pool keeps its segments while the graph or MemPool exists
@@ -192,7 +191,7 @@ def _returnable(segment: Segment, free: int, large_page: int) -> int:
 
 
 def pins(segments: Iterable[Segment], stacks: StackTable, most: int = 20) -> tuple[Pin, ...]:
-    """The partly empty segments, those with most free bytes first, and what is in them."""
+    """The partly empty segments with their blocks, the most free bytes first."""
     lines = Lines(stacks)
     found = []
     for segment in segments:
@@ -220,11 +219,13 @@ def pins(segments: Iterable[Segment], stacks: StackTable, most: int = 20) -> tup
 def _why_it_stays(
     segments: Iterable[Segment], total: PoolSpace, large_page: int
 ) -> tuple[str, ...]:
-    """One sentence per reason that free bytes would survive ``empty_cache``."""
+    """A sentence for each reason why ``empty_cache`` would not release free bytes."""
 
-    def count(wanted: Callable[[Segment], bool]) -> tuple[int, int]:
+    def count(matches: Callable[[Segment], bool]) -> tuple[int, int]:
         free = [
-            s.cached_size - _returnable(s, s.cached_size, large_page) for s in segments if wanted(s)
+            s.cached_size - _returnable(s, s.cached_size, large_page)
+            for s in segments
+            if matches(s)
         ]
         kept = [size for size in free if size]
         return len(kept), sum(kept)

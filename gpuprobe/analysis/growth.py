@@ -36,17 +36,17 @@ _LEAST_STEPS = 4
 _MOSTLY = 0.8
 """The share of steps that must have grown: one evaluation in between may free something."""
 
-WORTH_SAYING = 0.01
-"""Of the peak. Lists of losses and counters grow too, and do no harm."""
+MINIMUM_SHARE = 0.01
+"""The share of the peak below which growth is ignored: lists of losses and counters grow too, and
+are harmless."""
 
 
 @record(frozen=True, slots=True)
 class Growth:
     """Growth of one device's allocated memory from the end of ``first`` to that of ``last``.
 
-    ``lines`` says which source lines had more at the high water mark of a later traced step
-    than of an earlier one (bytes may be negative); empty where fewer than two such steps were
-    traced.
+    ``lines`` are the changes by source line between the high water marks of the first and the last
+    traced step (bytes may be negative); empty if fewer than two such steps were traced.
     """
 
     first: int  # step indices
@@ -61,7 +61,7 @@ class Growth:
 
 
 def growth_of(site: PeakSite) -> Growth | None:
-    """The growth of the device that ``site`` is on; None where there is no steady one."""
+    """The growth of the device of ``site``; None if there is no steady growth."""
     rank, device = site.rank, site.device
     if isinstance(site.amount, Unavailable):
         return None
@@ -72,7 +72,7 @@ def growth_of(site: PeakSite) -> Growth | None:
         return None
     grown = ends[-1][1] - ends[0][1]
     rises = sum(after > before for (_, before), (_, after) in pairwise(ends))
-    if rises < _MOSTLY * (len(ends) - 1) or grown < WORTH_SAYING * site.amount.at_least:
+    if rises < _MOSTLY * (len(ends) - 1) or grown < MINIMUM_SHARE * site.amount.at_least:
         return None
     lines = _grown_lines(rank, device, [row for row, _ in ends])
     index = rank.columns.number(*INDEX)
@@ -87,7 +87,7 @@ def growth_of(site: PeakSite) -> Growth | None:
 def _grown_lines(
     rank: RankRecording, device: str, rows: list[int]
 ) -> tuple[Share[SourceLine], ...]:
-    """What changed by line between the high water marks of the first and last traced step."""
+    """The changes by line between the high water marks of the first and last traced step."""
     mark = rank.columns.mark(*TRACED)
     traced = [rank.steps[row] for row in rows if mark[row]]
     if len(traced) < 2:
@@ -106,7 +106,7 @@ def _grown_lines(
 
 
 def _mark(rank: RankRecording, step: Step, device: str) -> HighWater | None:
-    """A step's high water mark, None where its trace cannot be read (the report says so)."""
+    """A step's high water mark; None if its trace cannot be read (a blind spot of the report)."""
     try:
         return next((high_water(t) for t in rank.traces_of(step) if t.device == device), None)
     except DataError:
@@ -114,13 +114,13 @@ def _mark(rank: RankRecording, step: Step, device: str) -> HighWater | None:
 
 
 LEAST_STEPS = 8
-"""Fewer full steps than this after the warm-up tell no trend from noise."""
+"""With fewer full steps than this after the warm-up, a trend is indistinguishable from noise."""
 
 _MOST_STEPS = 64
-"""Steps looked at: evenly spread ones of the newest `_WINDOW`. 64 make 2,016 pairs."""
+"""Steps that are compared, evenly spread over the newest `_WINDOW`. 64 make 2,016 pairs."""
 
 _WINDOW = 512
-"""How far back a trend is looked for. What happened long ago says little of what comes."""
+"""The newest steps that are considered: older ones have little value for a forecast."""
 
 _Z = 1.96
 """The normal quantile of a two-sided interval of 95 %."""
@@ -128,10 +128,10 @@ _Z = 1.96
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Growth in bytes per step, between ``slowest`` and ``fastest`` (95 %), seen over ``steps``
-    steps that ended with step ``last``; ``level`` bytes are held now. ``limit`` is where memory
-    ends, ``soonest`` and ``latest`` the number of steps until then: both `Unavailable` where the
-    limit is not known. ``soonest`` is 0 where the limit has been reached.
+    """Growth in bytes per step, between ``slowest`` and ``fastest`` (95 %), over ``steps`` steps,
+    the last of which is step ``last``; ``level`` bytes are in use now. ``limit`` is the available
+    memory, ``soonest`` and ``latest`` the number of steps until it is used up: both `Unavailable`
+    if the limit is unknown. ``soonest`` is 0 if the limit has been reached.
     """
 
     last: int
@@ -144,7 +144,7 @@ class Forecast:
     latest: int | Unavailable
 
     def in_words(self) -> str:
-        """``out of memory in 40–55 steps``, or what grows where the limit is not known."""
+        """``out of memory in 40–55 steps``, or the growth alone if the limit is unknown."""
         growth = _range(human_bytes(round(self.slowest)), human_bytes(round(self.fastest)))
         if isinstance(self.soonest, Unavailable) or isinstance(self.latest, Unavailable):
             return f"grows by {growth} per step"
@@ -160,15 +160,15 @@ def _range(low: str, high: str) -> str:
 def forecast_of_steps(
     steps: Sequence[Step], device: str, limit: int | Unavailable
 ) -> Forecast | Unavailable:
-    """The forecast for one device by the peaks of its full steps, or with an empty ``device``
-    for the process by its resident memory. ``limit`` in bytes: what the peak can reach.
+    """The forecast for one device by the peaks of its full steps; with an empty ``device``, for the
+    process by its resident memory. ``limit``: the highest possible peak in bytes.
     """
     levels = []
     for step in steps[-_WINDOW - _WARM_UP :]:
         if step.ended_by == "end" or step.index < _WARM_UP:
             continue
         window = window_of(step.windows, device) if device else None
-        # Where the peak is known between bounds only, its lower one moves with what is held.
+        # If only bounds of the peak are known, the lower one follows the allocated memory.
         peak = window.peak_allocated if window else step.host.rss_peak
         if not isinstance(peak, Unavailable):
             levels.append((step.index, peak.at_least))
@@ -176,8 +176,8 @@ def forecast_of_steps(
 
 
 def forecast(levels: Sequence[tuple[int, int]], limit: int | Unavailable) -> Forecast | Unavailable:
-    """The forecast for (step, bytes) pairs, steps rising. `Unavailable` where no growth can be
-    told from noise; its reason says which.
+    """The forecast for (step, bytes) pairs, in the order of steps. `Unavailable`, with the reason,
+    if there is no growth or if it may be noise.
     """
     if len(levels) < LEAST_STEPS:
         return _not_enough(f"{len(levels)} of {LEAST_STEPS} steps")
@@ -185,7 +185,7 @@ def forecast(levels: Sequence[tuple[int, int]], limit: int | Unavailable) -> For
     late = _interval(_spread(levels[len(levels) // 2 :]))
     slowest, fastest = min(whole[0], late[0]), max(whole[1], late[1])
     last, level = levels[-1]
-    # Below a byte a step nothing grows that a float could not have made up.
+    # Less than a byte per step may be a rounding error.
     if fastest < 1 or whole[1] <= 0 or late[1] <= 0:
         return _not_enough(f"no growth in the last {len(levels)} steps")
     if slowest <= 0:
@@ -205,7 +205,7 @@ def _not_enough(why: str) -> Unavailable:
 
 
 def _spread(levels: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """At most `_MOST_STEPS` of the levels, evenly, the last among them."""
+    """At most `_MOST_STEPS` of the levels, evenly spread, the last one included."""
     count = len(levels)
     if count <= _MOST_STEPS:
         return list(levels)
@@ -213,7 +213,7 @@ def _spread(levels: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _interval(levels: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Sen's 95 % interval for the slope. Ties of levels make Kendall's variance smaller."""
+    """Sen's 95 % interval for the slope. Equal levels reduce Kendall's variance."""
     slopes = sorted(
         (later - earlier) / (after - before)
         for index, (before, earlier) in enumerate(levels)

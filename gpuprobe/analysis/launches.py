@@ -1,4 +1,4 @@
-"""What a step launches, by kernel, by line, by module and by phase."""
+"""The kernel launches of a step, by kernel, by line, by module and by phase."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ NATIVE_ONLY: Final = Unavailable(
 
 _MERGEABLE: Final = ("elementwise_kernel", "reduce_kernel")
 """In the names of torch's elementwise kernels and reductions (Loops.cuh, CUDALoops.cuh and
-Reduce.cuh in aten/src/ATen/native/cuda), which Inductor makes kernels of its own for, as few as it
-can ("PyTorch 2", ASPLOS 2024, section 4.4)."""
+Reduce.cuh in aten/src/ATen/native/cuda). Inductor generates its own kernels for these, as few as
+possible ("PyTorch 2", ASPLOS 2024, section 4.4)."""
 
-_LOOKED_AT: Final = 64
-"""Steps in which launches may be: the first three, unless others were chosen."""
+_FIRST_STEPS: Final = 64
+"""Steps that are searched for launches: recordings have them for the first three steps, unless
+others were chosen."""
 
 
 def mergeable(kernel: str) -> bool:
@@ -39,18 +40,18 @@ def mergeable(kernel: str) -> bool:
 
 
 def launches_of(rank: RankRecording, index: int | None = None) -> LaunchReport | Unavailable | None:
-    """What a rank launched in the last whole step whose launches were counted, or in that of this
-    index. None for a recording that has no traces of a GPU; Unavailable if launches were not
+    """The launches of a rank in the last whole step for which they were counted, or in the step
+    with this index. None for a recording without GPU traces; Unavailable if launches were not
     counted.
     """
     counted = counted_steps(rank)
     whole = [step for step, _ in counted if step.ended_by != "end"]
     some = whole or [step for step, _ in counted]
-    wanted = [step for step in some if index in (None, step.index)]
-    if not wanted:
+    matching = [step for step in some if index in (None, step.index)]
+    if not matching:
         on_gpu = any(device.startswith("cuda") for device in rank.session.devices)
         return NATIVE_ONLY if on_gpu and rank.session.level == "trace" else None
-    shown = wanted[-1].index
+    shown = matching[-1].index
     launches = next(found for step, found in counted if step.index == shown)
     rows = sorted(
         (
@@ -97,21 +98,21 @@ def launches_of(rank: RankRecording, index: int | None = None) -> LaunchReport |
 
 
 def counted_steps(rank: RankRecording) -> list[tuple[Step, StepLaunches]]:
-    """The steps whose launches were counted, with these."""
+    """The steps for which launches were counted, each with its launches."""
     return [
         (step, step.launches)
-        for step in islice(rank.steps, _LOOKED_AT)
+        for step in islice(rank.steps, _FIRST_STEPS)
         if not isinstance(step.launches, Unavailable)
     ]
 
 
 def launch_count(launches: StepLaunches) -> int:
-    """The launches of a step, without those that were captured in a graph."""
+    """The number of launches of a step, without those that were captured in a graph."""
     return sum(count for kernel, _, count in rows_of(launches) if not kernel.captured)
 
 
 def _multiprocessors(kernels: Iterable[LaunchedKernel]) -> int:
-    """Of the first device."""
+    """The number of multiprocessors of the first device; 0 if unknown."""
     known = [one for one in kernels if one.multiprocessors]
     return min(known, key=lambda one: one.device).multiprocessors if known else 0
 
@@ -122,12 +123,12 @@ BY: Final[dict[str, Callable[[LaunchRow], str]]] = {
     "module": lambda row: row.module or "(no module)",
     "phase": lambda row: row.phase,
 }
-"""By what launches are added up, and the name of each sum."""
+"""The breakdowns of launches: the name of the row that a launch belongs to."""
 
 
 def summed(rows: Iterable[LaunchRow], by: str) -> list[tuple[str, int, int]]:
-    """(name, launches, tiny ones) of the rows with one name, the most launches first; without what
-    was captured. Each table sums to the same totals.
+    """Sum up rows by one of `BY`: (name, launches, tiny launches), the most launches first, without
+    captured ones. All breakdowns sum to the same totals.
     """
     name = BY[by]
     sums: dict[str, list[int]] = {}

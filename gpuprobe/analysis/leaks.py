@@ -1,11 +1,11 @@
 """Memory that outlives training steps, by line, with the steps that left it behind.
 
-No slope is fitted. A block counts when it was made in a step, is still alive at the end, and
-at least ``survive`` step boundaries passed over it. A line *leaks* when it left such blocks in
-several different steps, late ones among them, and holds more at the end than half way. A cache
-that fills during warm-up and then stops, or that gives back as much as it takes, does not.
-What a line makes once, such as a library's workspace in its first step, is set apart from what
-it leaves behind again and again.
+No slope is fitted. A block counts if it was allocated in a step, is still alive at the end, and has
+outlived at least ``survive`` step boundaries. A line *leaks* if it left such blocks in several
+steps, including late ones, and holds more at the end than half way. A cache that fills during
+warm-up and then stops, or that frees as much as it allocates, does not leak. Memory that a line
+allocates once, such as a library's workspace in its first step, is separate from what it leaves
+behind repeatedly.
 
 Conservation: the bytes of all lines (leaking or not) sum to the bytes of all such blocks.
 """
@@ -30,9 +30,9 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 class Survivor:
     """A line whose blocks outlived steps. ``steps[i]`` left ``bytes_by_step[i]`` behind.
 
-    ``per_step`` is the bytes left behind per step, over all steps that could be counted (those
-    with enough boundaries after them), rounded down. A line that made something once has a
-    second row for it, which is not leaking; the step of it is then not counted for the first.
+    ``per_step`` is the bytes left behind per step, over all steps with enough boundaries after
+    them, rounded down. Memory that a line allocated once has a second row, which does not leak; its
+    step does not count for the other row.
     """
 
     line: SourceLine
@@ -46,12 +46,14 @@ class Survivor:
 
 @record(frozen=True, slots=True)
 class Leaks:
-    """``lines`` are all survivors, most bytes first; `leaking` those that keep growing."""
+    """The survivors of one device. ``lines``: all of them, the most bytes first; `leaking`: those
+    that keep growing.
+    """
 
     device: str
-    source: str  # what the step boundaries were taken from
-    steps: int  # steps looked at
-    survive: int  # boundaries a block had to outlive
+    source: str  # of the step boundaries
+    steps: int  # steps that were compared
+    survive: int  # boundaries that a block has to outlive
     lines: tuple[Survivor, ...]
 
     @property
@@ -60,10 +62,10 @@ class Leaks:
 
 
 def step_boundaries(trace: MemoryTrace | Ledger) -> tuple[tuple[int, ...], str] | Unavailable:
-    """The events before which a new step begins, and what says so.
+    """The events before which a new step begins, and their source.
 
-    Torch's annotations of ``Optimizer.step`` first; where there are none, stacks inside an
-    optimizer. Steps of several optimizers with no other allocation between them are one.
+    The source is torch's annotations of ``Optimizer.step`` or, without any, stacks inside an
+    optimizer. Steps of several optimizers without another allocation between them are one.
     """
     ledger = ledger_of(trace)
     ends = [end for _, end in optimizer_steps(ledger.trace)]
@@ -95,11 +97,11 @@ def leaks(
     survive: int = 2,
     is_user: UserFrame = is_user_frame,
 ) -> Leaks | Unavailable:
-    """Survivors of one trace that covers several steps.
+    """The survivors of one trace that covers several steps.
 
-    ``boundaries`` are the events before which a new step begins; found by `step_boundaries`
-    where not given. `Unavailable` where there are too few of them to tell growth from a
-    one-time allocation.
+    ``boundaries`` are the events before which a new step begins, by default those of
+    `step_boundaries`. `Unavailable` if there are too few to distinguish growth from a one-time
+    allocation.
     """
     ledger = ledger_of(trace)
     source = "given boundaries"
@@ -114,7 +116,7 @@ def leaks(
     tally = _Tally(range(last + 1), survive)
     freed = ledger.freed
     edges = [bisect_left(ledger.start, boundary, 0, ledger.made) for boundary in boundaries]
-    # Step by step: rows are in order of their start, so each step's are next to each other.
+    # Rows are in the order of their start, so those of a step are contiguous.
     for step, (low, high) in enumerate(zip([0, *edges], edges, strict=False)):
         if last - step < survive:
             break
@@ -132,14 +134,13 @@ def leaks_over_steps(
     survive: int = 2,
     is_user: UserFrame = is_user_frame,
 ) -> Leaks | Unavailable:
-    """Survivors over a recording: one trace per step of one device, in order of steps.
+    """The survivors of a recording: one trace per step of one device, in the order of steps.
 
     Blocks are followed from trace to trace by address, size and line. A step that several
-    optimizers divide has several traces, and is one step. Steps without a trace may lie between
-    (the sampler keeps the first steps and those that set a new peak): what was made in one of
-    them, or before the first trace, belongs to no step and is left out. Over such a gap an
-    allocator gives the same addresses out again, so a block is taken for the same only where no
-    block of its line and size was ever seen to go.
+    optimizers split has several traces. Steps in between may have no trace (the sampler keeps the
+    first steps and those with a new peak): blocks allocated in one of them, or before the first
+    trace, have no step and are left out. During such a gap the allocator may reuse addresses, so a
+    block counts as the same only if no block of its line and size was ever freed.
     """
     follower = _Follower(is_user)
     for trace in traces:
@@ -156,7 +157,7 @@ def leaks_over_steps(
 
 
 class _Owner(NamedTuple):
-    """A block as it is known from trace to trace: the step that made it, its line and bytes."""
+    """A block that is followed from trace to trace: its step, line and bytes."""
 
     made: int
     line: SourceLine
@@ -164,13 +165,13 @@ class _Owner(NamedTuple):
 
 
 class _Follower:
-    """The blocks of one trace after another. ``alive``: by address; ``ended``: with the step in
-    which they went; ``numbers``: of the steps.
+    """Follows blocks from trace to trace. ``alive``: by address; ``ended``: freed blocks with the
+    step that freed them; ``numbers``: of the steps.
     """
 
     def __init__(self, is_user: UserFrame) -> None:
         self._is_user = is_user
-        # Line and size of what went after its trace.
+        # Line and size of blocks that were freed after their own trace.
         self._recycled: set[tuple[SourceLine, int]] = set()
         self.alive: dict[int, _Owner] = {}
         self.ended: list[tuple[_Owner, int]] = []
@@ -183,7 +184,7 @@ class _Follower:
         ledger = ledger_of(trace)
         lines = Lines(trace.stacks, self._is_user)
         addresses = ledger.values("address", range(len(ledger)))
-        # Half of a step may have no trace, so that the number alone does not tell.
+        # Part of a step may have no trace, so the number alone is not enough.
         is_next = is_next and self.alive.keys() <= set(addresses[ledger.made :])
         if not is_next:
             self._recycle_unknown(ledger, lines)
@@ -204,11 +205,11 @@ class _Follower:
             elif not is_made:
                 self._gone(owner)
         for address, owner in before.items():
-            if address not in carried:  # it went without a free that was seen: between the traces
+            if address not in carried:  # freed between the traces
                 self._gone(owner)
 
     def _count(self, trace: MemoryTrace) -> bool:
-        """Find the number of the trace's step. Whether it follows the last one."""
+        """Add the number of the trace's step. Returns whether it directly follows the last one."""
         numbers = self.numbers
         number = self._traces if trace.step is None else trace.step
         if numbers and trace.step is None:
@@ -221,7 +222,7 @@ class _Follower:
         return is_next
 
     def _recycle_unknown(self, ledger: Ledger, lines: Lines) -> None:
-        """After a gap: what this trace frees of an earlier one may have been made in the gap."""
+        """After a gap: blocks of earlier traces that this one frees may be from the gap."""
         self._recycled |= {
             (lines.place(ledger.stack[row]), ledger.size[row])
             for row in range(ledger.made, len(ledger))
@@ -231,8 +232,8 @@ class _Follower:
     def _same(
         self, known: _Owner | None, found: _Owner, stack: int, *, is_next: bool
     ) -> _Owner | None:
-        """The block that was known at an address, where it is still the one that is there."""
-        # Another size or line: another block got the address between the traces.
+        """The block known at an address, if it is still the same; else None."""
+        # Another size or line: another block has the address since.
         if known is None or known.size != found.size or (stack and known.line != found.line):
             return None
         return known if is_next or known[1:] not in self._recycled else None
@@ -243,18 +244,18 @@ class _Follower:
 
 
 class _Survived(NamedTuple):
-    """A block that was left behind: the step that made it, and its bytes."""
+    """A block that was left behind: the step that allocated it, and its bytes."""
 
     made: int
     size: int
 
 
 class _Tally:
-    """Blocks by line and by the step that made them, and the result for each line.
+    """Sums up blocks by line and step, and classifies each line.
 
-    ``steps`` are the numbers of the steps looked at, rising. Boundary *i* lies after step *i*.
-    A block that is ``gone`` in step g outlived the boundaries from that step to g - 1; one that
-    is alive at the end is gone in the step after the last.
+    ``steps`` are the numbers of the compared steps, rising. Boundary *i* is after step *i*. A block
+    that is ``gone`` in step g outlived the boundaries from its own step to g - 1; one that is alive
+    at the end is gone in the step after the last.
     """
 
     def __init__(self, steps: Sequence[int], survive: int) -> None:
@@ -272,7 +273,7 @@ class _Tally:
             self._left[line].append(_Survived(made, size))
 
     def result(self, device: str, source: str) -> Leaks | Unavailable:
-        # Steps that enough boundaries follow.
+        # Steps with enough boundaries after them.
         counted = [step for step in self._steps if self._last - step >= self._survive]
         if len(counted) < 2:
             return Unavailable(
@@ -298,7 +299,7 @@ class _Tally:
         once: Sequence[_Survived],
         counted: Sequence[int],
     ) -> Survivor:
-        """The row of ``blocks``, next to what the line made ``once`` (in one step)."""
+        """The row of ``blocks``, without those that the line allocated ``once`` (in one step)."""
         left: Counter[int] = Counter()
         for block in blocks:
             left[block.made] += block.size
@@ -324,7 +325,9 @@ class _Tally:
         once: Sequence[_Survived],
         counted: Sequence[int],
     ) -> bool:
-        """Left behind in two steps or more, the later half among them, and still growing."""
+        """Whether blocks were left behind in at least two steps, one of them in the later half, and
+        the line still grows.
+        """
         late = len(counted) // 2
         if len(made) < 2 or made[-1] < counted[late]:
             return False
@@ -337,9 +340,8 @@ class _Tally:
 
 
 def _made_once(blocks: Sequence[_Survived]) -> list[_Survived]:
-    """What the first of a line's steps left behind and no later one did, by size; only where it
-    is more than any later step left in all, or what those left are the same sizes over and over:
-    blocks of ever new sizes may leak too.
+    """The blocks that only the first of a line's steps left behind, by size. None if a later step
+    left as much, unless later blocks repeat the same sizes: blocks of ever new sizes may leak too.
     """
     first = min(block.made for block in blocks)
     later: Counter[int] = Counter()

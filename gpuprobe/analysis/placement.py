@@ -1,12 +1,12 @@
-"""The usual mistakes of where things are, as findings: pure functions over what was recorded.
+"""Findings about tensors and modules on the wrong device: pure functions over a recording.
 
-Every rule needs evidence in the recording and says what it saw. Nothing is said of a program
-without a GPU: there, everything is on the CPU, and rightly.
+All rules need evidence in the recording, which the finding contains. A program without a GPU has no
+findings: there, everything belongs on the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuprobe.model.findings import Finding, Fix, Level
@@ -18,12 +18,12 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 
 SMALL_PART = 0.10
-"""A part of the model on a device of its own with less than this share of the model's bytes was
-hardly put there to make room: it looks forgotten."""
+"""A part of the model with less than this share of its bytes is unlikely to be on another device on
+purpose, because it frees little memory."""
 
-MUCH_MORE = 1.25
-"""The output device of DataParallel is named from this ratio of its peak to the others' mean on:
-below that, gathering the outputs costs less than a replica differs by chance."""
+IMBALANCE = 1.25
+"""The ratio of the peak of DataParallel's output device to the others' mean from which it is
+reported. Below that, gathering the outputs costs less than random differences between replicas."""
 
 _NO_DEVICE = ("cpu", "meta")
 
@@ -48,8 +48,8 @@ RULES = (
 )
 
 
-class _Seen(NamedTuple):
-    """One rank: what is where, in each of its first steps, and all its steps."""
+class _RankPlacement(NamedTuple):
+    """One rank: what is on which device, and its steps."""
 
     placed: tuple[Placed, ...]
     steps: Sequence[Step]
@@ -70,35 +70,37 @@ class _Seen(NamedTuple):
 
 
 def placement_of(rank: RankRecording) -> tuple[Placed, ...]:
-    """What is where: the last that was recorded of it. Empty where nothing was."""
+    """The devices of modules, inputs and batches, as recorded last; empty if not recorded."""
     row = rank.columns.mark(*PLACED).rfind(1)
     return rank.steps[row].placement if row >= 0 else ()
 
 
 def all_findings(rank: RankRecording) -> tuple[Finding, ...]:
-    """What was found while the program ran, and then what the rules here find in the recording."""
+    """The findings recorded while the program ran, and those of the rules here."""
     return (*rank.findings, *misplaced(rank))
 
 
 def misplaced(rank: RankRecording) -> list[Finding]:
-    """What is on the wrong device, or gets to its device the slow way."""
+    """Findings about what is on the wrong device, or is copied to its device slowly."""
     session = rank.session
-    seen = _Seen(placement_of(rank), rank.steps, session.local_rank, session.world_size)
-    if not seen.gpus():
+    placement = _RankPlacement(
+        placement_of(rank), rank.steps, session.local_rank, session.world_size
+    )
+    if not placement.gpus():
         return []
-    return [finding for check in _CHECKS for finding in check(seen)]
+    return [finding for check in _CHECKS for finding in check(placement)]
 
 
-def _module_on_cpu(seen: _Seen) -> Iterator[Finding]:
-    gpus = seen.gpus()
-    for item in seen.of("module"):
+def _module_on_cpu(placement: _RankPlacement) -> Iterator[Finding]:
+    gpus = placement.gpus()
+    for item in placement.of("module"):
         if item.device != "cpu" or not item.bytes:
             continue
         yield _finding(
             "GP301",
             Level.WARNING,
             f"{item.name} ({item.kind}, {human_bytes(item.bytes)}) is on the CPU, the rest of the "
-            f"model on {_listed(gpus)}",
+            f"model on {', '.join(gpus)}",
             (("module", item.name), ("device", "cpu"), ("bytes", str(item.bytes))),
             Fix(
                 "Move it with the rest of the model. model.to() only moves modules in a "
@@ -109,18 +111,18 @@ def _module_on_cpu(seen: _Seen) -> Iterator[Finding]:
         )
 
 
-def _split_model(seen: _Seen) -> Iterator[Finding]:
-    by_device = {d: n for d, n in seen.bytes_by_device().items() if d not in _NO_DEVICE}
+def _split_model(placement: _RankPlacement) -> Iterator[Finding]:
+    by_device = {d: n for d, n in placement.bytes_by_device().items() if d not in _NO_DEVICE}
     if len(by_device) < 2:
         return
     total = sum(by_device.values())
     largest = max(by_device, key=lambda device: by_device[device])
     parts = ", ".join(f"{human_bytes(n)} on {d}" for d, n in sorted(by_device.items()))
     small = [d for d, n in by_device.items() if n < SMALL_PART * total]
-    names = [item.name for item in seen.of("module") if item.device in small][:3]
+    names = [item.name for item in placement.of("module") if item.device in small][:3]
     if small:
         message = (
-            f"{_listed(names)} {'is' if len(names) == 1 else 'are'} on {_listed(small)}, apart "
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} on {', '.join(small)}, apart "
             f"from the rest of the model on {largest} ({parts}): its activations are copied "
             "between GPUs"
         )
@@ -135,8 +137,8 @@ def _split_model(seen: _Seen) -> Iterator[Finding]:
     )
 
 
-def _pageable(seen: _Seen) -> Iterator[Finding]:
-    size = sum(item.bytes for item in seen.of("batch") if item.kind == "pageable")
+def _pageable(placement: _RankPlacement) -> Iterator[Finding]:
+    size = sum(item.bytes for item in placement.of("batch") if item.kind == "pageable")
     if not size:
         return
     yield _finding(
@@ -152,23 +154,23 @@ def _pageable(seen: _Seen) -> Iterator[Finding]:
     )
 
 
-def _wrong_gpu(seen: _Seen) -> Iterator[Finding]:
-    gpus = seen.gpus()
-    for item in seen.of("input"):
+def _wrong_gpu(placement: _RankPlacement) -> Iterator[Finding]:
+    gpus = placement.gpus()
+    for item in placement.of("input"):
         if item.device.startswith("cuda") and item.device not in gpus:
             yield _finding(
                 "GP304",
                 Level.WARNING,
-                f"the model on {_listed(gpus)} is called with inputs on {item.device} "
+                f"the model on {', '.join(gpus)} is called with inputs on {item.device} "
                 f"({human_bytes(item.bytes)} per step)",
                 (("inputs", item.device), ("model", ", ".join(gpus))),
                 Fix("Move the inputs to the model's device.", f'x.to("{gpus[0]}")'),
                 item.device,
             )
-    used = {item.device for item in seen.placed}
-    if any(item.kind == "DataParallel" for item in seen.placed):
-        return  # its replicas come and go: no module is on their devices between steps
-    for step in seen.steps[-1:]:
+    used = {item.device for item in placement.placed}
+    if any(item.kind == "DataParallel" for item in placement.placed):
+        return  # its replicas only exist during a step: no module stays on their devices
+    for step in placement.steps[-1:]:
         for window in step.windows:
             allocated = window.end.allocated
             stray = window.device.startswith("cuda") and window.device not in used
@@ -177,10 +179,11 @@ def _wrong_gpu(seen: _Seen) -> Iterator[Finding]:
                     "GP304",
                     Level.WARNING,
                     f"{human_bytes(allocated)} are allocated on {window.device}, where neither "
-                    f"the model nor its inputs are (they are on {_listed(gpus)})"
+                    f"the model nor its inputs are (they are on {', '.join(gpus)})"
                     + (
-                        f"; this is local rank {seen.local_rank} of {seen.world_size} ranks"
-                        if seen.world_size > 1
+                        f"; this is local rank {placement.local_rank} of {placement.world_size} "
+                        "ranks"
+                        if placement.world_size > 1
                         else ""
                     ),
                     (("device", window.device), ("allocated", str(allocated))),
@@ -193,10 +196,10 @@ def _wrong_gpu(seen: _Seen) -> Iterator[Finding]:
                 )
 
 
-def _data_parallel(seen: _Seen) -> Iterator[Finding]:
-    if not any(item.kind == "DataParallel" for item in seen.of("module")):
+def _data_parallel(placement: _RankPlacement) -> Iterator[Finding]:
+    if not any(item.kind == "DataParallel" for item in placement.of("module")):
         return
-    found = imbalance(seen.steps)
+    found = imbalance(placement.steps)
     if found is None:
         return
     device, most, others = found
@@ -217,8 +220,8 @@ def _data_parallel(seen: _Seen) -> Iterator[Finding]:
 
 
 def imbalance(steps: Sequence[Step]) -> tuple[str, int, int] | None:
-    """(device, its peak, the mean peak of the others), where one GPU peaks at more than
-    `MUCH_MORE` times the others' mean in the last full step; None where they are alike. Bytes.
+    """(device, its peak, the mean peak of the others) if one GPU peaks at more than `IMBALANCE`
+    times the others' mean in the last full step; None if they are balanced. Bytes.
     """
     full = [step for step in steps if step.ended_by != "end"] or list(steps)
     peaks = {
@@ -232,20 +235,16 @@ def imbalance(steps: Sequence[Step]) -> tuple[str, int, int] | None:
     device = max(peaks, key=lambda name: peaks[name])
     others = [peak for name, peak in peaks.items() if name != device]
     mean = sum(others) // len(others)
-    return (device, peaks[device], mean) if peaks[device] > MUCH_MORE * mean else None
+    return (device, peaks[device], mean) if peaks[device] > IMBALANCE * mean else None
 
 
-_CHECKS: tuple[Callable[[_Seen], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[_RankPlacement], Iterator[Finding]], ...] = (
     _module_on_cpu,
     _split_model,
     _pageable,
     _wrong_gpu,
     _data_parallel,
 )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 def _finding(

@@ -1,4 +1,4 @@
-"""The report of a recording: one function a section. Their types are in `gpuprobe.model.report`."""
+"""The report of a recording: one function per section; `gpuprobe.model.report` has their types."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def summarize(
     device: str = "",
     is_running: Callable[[RankRecording], bool | None] = lambda rank: None,
 ) -> Report:
-    """Build the report. Tables of lines and modules have at most ``top`` rows. ``device``: the one
-    whose peak it is about, "" for the highest.
+    """Build the report. Tables of lines and modules have at most ``top`` rows. ``device``: the
+    device whose peak it describes, by default the one with the highest peak.
 
-    ``is_running`` says of a rank whose recording has no end whether its process still runs,
-    None where that cannot be told. Reads the traces of the peak's step; a trace that cannot
-    be read makes its tables unavailable, not the report. Raises DataError where the recording
-    has no rank yet, UsageError where nothing was recorded of ``device``.
+    ``is_running``: whether the process of a rank whose recording has no end is still running; None
+    if unknown. Reads the traces of the peak's step; if a trace cannot be read, its tables are
+    unavailable, not the report. Raises DataError if the recording has no rank yet, UsageError if it
+    does not have ``device``.
     """
     if not recording.ranks:
         raise DataError(f"nothing is recorded in {recording.path} yet")
@@ -139,7 +139,7 @@ def summarize(
 
 
 def device_categories(recording: Recording) -> dict[str, CategoryTable | Unavailable]:
-    """What was live at the peak of each device, of the first rank."""
+    """The categories at the peak of each device of the first rank."""
     first = recording.ranks[0]
     return {
         site.device: _categories(site, high_water_at(site), None)
@@ -306,8 +306,8 @@ def _categories(
     mark: HighWater | Unavailable,
     nearest: tuple[Step, HighWater] | None,
 ) -> CategoryTable | Unavailable:
-    """At the peak where a trace tells, else in the highest step that has a trace, else the known
-    tensors at the end of the peak's step.
+    """The categories at the peak if it has a trace, else in the highest step that has one, else the
+    known tensors at the end of the peak's step.
     """
     if not isinstance(mark, Unavailable):
         return _of_trace(mark, AT_PEAK, None if site is None else site.step_index)
@@ -346,7 +346,7 @@ def _growth(growth: Growth, top: int) -> GrowthReport:
     )
 
 
-# -- steps, and what to do
+# -- steps and suggestions
 
 
 def _highlights(site: PeakSite | None) -> Highlights | None:
@@ -390,7 +390,9 @@ def blind_spots(
     mark: HighWater | Unavailable,
     statuses: Sequence[str],
 ) -> tuple[BlindSpotRow, ...]:
-    """Each once, with the ranks it is of. ``mark`` is that of the peak's ``site``."""
+    """What the recording does not contain, each row with its ranks. ``mark``: the high water mark
+    at ``site``, the overall peak.
+    """
     found: dict[BlindSpot, list[int]] = {}
 
     def add(spot: BlindSpot, rank: RankRecording) -> None:
@@ -420,10 +422,10 @@ def blind_spots(
 
 
 def _absent_ranks(recording: Recording) -> BlindSpot | None:
-    """The ranks of the job that recorded nothing here; None where all did."""
+    """The ranks of the job that are not in the recording; None if all are."""
     present = {rank.session.rank for rank in recording.ranks}
     size = max(rank.session.world_size for rank in recording.ranks)
-    # A number from a file: it is not counted up to.
+    # The size comes from a file and may be huge, so no loop covers all of them.
     few = list(islice((rank for rank in range(size) if rank not in present), _FEW))
     if not few:
         return None
@@ -450,15 +452,17 @@ _UNKNOWN_END = BlindSpot(
 )
 
 
-_NOT_ASKED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
+_NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 
 
 def device_memory(rank: RankRecording) -> tuple[DeviceUsage, ...]:
-    """Of every device of a rank of which more is known than its tensors, by name."""
+    """The memory beyond tensors of each device of a rank, by the device's name; devices without
+    figures are left out.
+    """
     columns = rank.columns
     found = []
     for device in sorted(columns.devices):
-        # A step that did not read it does not hide one that did.
+        # The last step in which it was read.
         row = columns.mark("used", device).rfind(1)
         known = row >= 0
         row = row if known else columns.mark("split", device).find(1)
@@ -471,8 +475,8 @@ def device_memory(rank: RankRecording) -> tuple[DeviceUsage, ...]:
                         rank.steps[row].index,
                         window.end.reserved,
                         window.inactive_split,
-                        window.device_used if known else _NOT_ASKED,
-                        window.not_torch if known else _NOT_ASKED,
+                        window.device_used if known else _NOT_COLLECTED,
+                        window.not_torch if known else _NOT_COLLECTED,
                     )
                 )
                 break
@@ -480,7 +484,7 @@ def device_memory(rank: RankRecording) -> tuple[DeviceUsage, ...]:
 
 
 def pinned_memory(rank: RankRecording) -> PinnedMemory | None:
-    """None where no step tells."""
+    """The pinned host memory of the last step in which it was measured, or None."""
     row = rank.columns.mark(*PINNED).rfind(1)
     step = rank.steps[row] if row >= 0 else None
     if step is None or isinstance(step.host.pinned, Unavailable):

@@ -1,4 +1,4 @@
-"""Where the time of a program's steps goes, and what it exchanges with other ranks."""
+"""The time of a program's steps by phase, and its collective calls."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpuprobe.model.values import Bytes, Unavailable
 
 
 def full_steps(steps: Sequence[Step]) -> list[Step]:
-    """The steps that tell how long a step takes: not the first, in which everything is done for
-    the first time, and not what came after the last; all of them where no other is there.
+    """The steps whose durations are representative: without the first, which initialises
+    everything, and without what follows the last one; all of them if there are no others.
     """
     whole = [step for step in steps if step.ended_by != "end"]
     return whole[1:] or whole or list(steps)
 
 
 def time_shares(steps: Sequence[Step], rank: int = 0) -> TimeShares | None:
-    """Sum up `full_steps` of a rank; None where there is no step."""
+    """Sum up `full_steps` of a rank; None if there are no steps."""
     chosen = full_steps(steps)
     if not chosen:
         return None
@@ -50,8 +50,8 @@ def time_shares(steps: Sequence[Step], rank: int = 0) -> TimeShares | None:
 
 
 def joined_calls(calls: Iterable[Collective]) -> tuple[Collective, ...]:
-    """The calls by operation: what held up the program longest first, then the most bytes. What
-    is not known of one call is not known of all.
+    """Sum up calls by operation: the longest time on the host first, then the most bytes. A sum is
+    `Unavailable` if a figure of one call is.
     """
     sums: dict[str, Collective] = {}
     for call in calls:

@@ -28,7 +28,7 @@ from gpuprobe.analysis.baseline import (
     own_recording,
     with_repeats,
 )
-from gpuprobe.analysis.baseline.check import Figures
+from gpuprobe.analysis.baseline.check import MeasuredRun
 from gpuprobe.api.render import render
 from gpuprobe.errors import MissingExtra, ProgramFailed
 from gpuprobe.gate.files import (
@@ -401,7 +401,7 @@ def compare_as_planned(
     )
     compared = result
 
-    def repeat(runs: Sequence[Figures]) -> CheckResult:
+    def repeat(runs: Sequence[MeasuredRun]) -> CheckResult:
         times = plan.repeat if plan.repeat is not None else 1 + bool(compared.regressions)
         if again is None or not plan.command:
             return with_repeats(compared, runs)

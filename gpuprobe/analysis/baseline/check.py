@@ -112,7 +112,7 @@ def check_baseline(
     accept_environment: bool = False,
 ) -> CheckResult:
     """Compare a run with its baseline. Tolerances are the call's, else the baseline's, else those
-    of `METRICS`. ``sources``: the names of the sources of the call's tolerances.
+    of `METRICS`. ``sources``: where the call's tolerances were set.
     ``accept_environment``: a different environment is a caution instead of a mismatch.
     """
     chosen = {name: tolerance for name, (_, tolerance) in METRICS.items()}
@@ -129,7 +129,7 @@ def check_baseline(
 
     def result(name: str, unit: str, one: int, two: int, rule: str, account: str) -> MetricResult:
         tolerance = chosen[rule]
-        # A phase may grow by a share of the whole peak, not of its own.
+        # A phase may grow by a share of the whole program's peak, not of its peak.
         more = tolerance.limit(before.metrics.get(rule, one)) - before.metrics.get(rule, one)
         found = MetricResult(name, unit, one, two, one + more, tolerance.text(unit), given_by[rule])
         if tolerance is IGNORED.get(rule):
@@ -437,7 +437,7 @@ def _rows(
     }
 
 
-class Figures(Protocol):
+class MeasuredRun(Protocol):
     """The figures of another run of the program: a baseline, or the result of a trial."""
 
     @property
@@ -449,7 +449,7 @@ class Figures(Protocol):
         """Peaks of phases and kinds of step, by name."""
 
 
-def with_repeats(result: CheckResult, others: Sequence[Figures]) -> CheckResult:
+def with_repeats(result: CheckResult, others: Sequence[MeasuredRun]) -> CheckResult:
     """The check with more runs of the same program: a metric has regressed only if it is above its
     limit in all runs. If runs differ, there is a caution.
     """

@@ -369,8 +369,8 @@ class _File:
         folder = posixpath.dirname(self._name)
         for _ in range(level - 1):
             folder = posixpath.dirname(folder)
-        beside = posixpath.join(folder, tail)
-        for path in [beside] if level else [beside, tail]:
+        adjacent = posixpath.join(folder, tail)
+        for path in [adjacent] if level else [adjacent, tail]:
             for file in (f"{path}.py", f"{path}/__init__.py"):
                 if file in self._files:
                     return file

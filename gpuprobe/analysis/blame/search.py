@@ -84,9 +84,9 @@ def search(
     """The causes of a growth from ``before`` to ``after``.
 
     ``order``: the hunks, the likeliest first. ``needed``: for each hunk, those that have to be
-    reverted with it. ``run`` returns the figure with some hunks reverted, or None if the program
+    reverted together. ``run`` returns the figure with some hunks reverted, or None if the program
     fails without them; it raises `OverBudget`. ``least``: savings up to this are ignored.
-    ``halves``: for a hunk, those that form one edit with it. One of them alone may save more than
+    ``halves``: for a hunk, those that form one edit. One of them alone may save more than
     the growth, because the program without it is neither the old nor the new one. ``inside``: for
     a hunk that adds or uses a copy of code, the hunks that edit the copy, the likeliest first.
     """

@@ -405,13 +405,13 @@ def _minus(line: LineShare, old: LineShare) -> LineShare:
     )
 
 
-_TAKEN = (TraceAction.SEGMENT_ALLOC.code, TraceAction.SEGMENT_MAP.code)
-_GIVEN = (TraceAction.SEGMENT_FREE.code, TraceAction.SEGMENT_UNMAP.code)
+_SEGMENT_TAKEN = (TraceAction.SEGMENT_ALLOC.code, TraceAction.SEGMENT_MAP.code)
+_SEGMENT_RETURNED = (TraceAction.SEGMENT_FREE.code, TraceAction.SEGMENT_UNMAP.code)
 
 
 def device_allocs(found: Traced, warm_up: int, total: int, naming: Naming) -> Account:
     """Calls of cudaMalloc from step ``warm_up`` on, by the line that caused each."""
-    gathered = _ByLine(naming)
+    by_line = _ByLine(naming)
     steps = {step.index for step in full_steps(found.site.rank.steps)}
     full = [number for number, step in enumerate(found.steps) if step.index in steps]
     for number in full[warm_up:]:
@@ -419,14 +419,14 @@ def device_allocs(found: Traced, warm_up: int, total: int, naming: Naming) -> Ac
         events = trace.events
         lines = Lines(trace.stacks, naming.is_user)
         for action, stack in zip(events.action, events.column("stack"), strict=True):
-            if action in _TAKEN:
-                gathered.add(lines, trace.stacks.frames_of(stack), stack, 1)
-    return Account(total, gathered.lines(total), unit="count")
+            if action in _SEGMENT_TAKEN:
+                by_line.add(lines, trace.stacks.frames_of(stack), stack, 1)
+    return Account(total, by_line.lines(total), unit="count")
 
 
 def reserved_at(found: Traced, total: int, naming: Naming) -> Account:
-    """What was reserved from the driver when that was most, by the line that caused each
-    segment to be taken."""
+    """The reserved memory at its highest, by the line that caused the allocation of each
+    segment."""
     alive: dict[int, tuple[int, int, int]] = {}  # address -> trace, stack, size
     best: dict[int, tuple[int, int, int]] = {}
     most = now = 0
@@ -438,20 +438,20 @@ def reserved_at(found: Traced, total: int, naming: Naming) -> Account:
         stacks = events.column("stack")
         for event, action in enumerate(events.action):
             address, size = events.address[event], events.size[event]
-            if action in _TAKEN:
+            if action in _SEGMENT_TAKEN:
                 alive[address] = (number, stacks[event], size)
                 now += size
                 if now > most:
                     most, best = now, {}
-            elif action in _GIVEN and address in alive:
+            elif action in _SEGMENT_RETURNED and address in alive:
                 if now == most and not best:
                     best = dict(alive)
                 now -= alive.pop(address)[2]
-    gathered = _ByLine(naming)
+    by_line = _ByLine(naming)
     for number, stack, size in (best or alive).values():
         table, lines = tables[number]
-        gathered.add(lines, table.frames_of(stack), stack, size)
-    return Account(total, gathered.lines(total))
+        by_line.add(lines, table.frames_of(stack), stack, size)
+    return Account(total, by_line.lines(total))
 
 
 def counted(places: Mapping[str, int], total: int) -> Account:

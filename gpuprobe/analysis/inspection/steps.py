@@ -1,4 +1,4 @@
-"""One step, and what the traces of several have in common."""
+"""Details of one step, of the traces of several, and of a rank that is being recorded."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 
 MOST_TRACES = 12
-"""Traced steps that are searched for leaks, the newest and the first: each costs a read."""
+"""Traced steps that are searched for leaks, the first and the newest: each has to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPeak:
-    """What was allocated at the peak of one step on one device. Sums to ``allocated`` bytes."""
+    """The memory at the peak of one step on one device; each breakdown sums to ``allocated``."""
 
     device: str
     allocated: int
@@ -39,7 +39,7 @@ class StepPeak:
 
 
 def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
-    """What the highest of the step's traces holds at its peak; `Unavailable` where it has none."""
+    """The memory at the highest peak of a step's traces; `Unavailable` if it has none."""
     try:
         marks = [high_water(trace) for trace in rank.traces_of(step)]
     except DataError as error:
@@ -64,8 +64,8 @@ def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Insight:
-    """What only traces hold: how the memory was cut up at the end of ``step`` (the newest traced
-    one; None for a snapshot), and which lines leave memory allocated.
+    """Results that need traces: fragmentation at the end of ``step`` (the newest traced one; None
+    for a snapshot), and the lines that leave memory allocated.
     """
 
     step: int | None
@@ -74,7 +74,7 @@ class Insight:
 
 
 def insight(rank: RankRecording, device: str) -> Insight:
-    """Read the traces of one device, of `MOST_TRACES` steps at most."""
+    """Analyse the traces of one device, of at most `MOST_TRACES` steps."""
     traced = [step for step in rank.steps if step.traces]
     if len(traced) > MOST_TRACES:
         half = MOST_TRACES // 2
@@ -90,7 +90,7 @@ def insight(rank: RankRecording, device: str) -> Insight:
             last = traces[-1]
             found = leaks_over_steps(traces) if rank.steps else leaks(last)
             return Insight(last.step, fragmentation(last), found)
-    except DataError as error:  # of a file, or of what is in it
+    except DataError as error:  # a file that cannot be read, or a damaged trace
         failed = Unavailable(str(error))
         return Insight(None, failed, failed)
     why = "no step has been traced yet" if rank.session.level == "trace" else "needs level 'trace'"
@@ -99,15 +99,15 @@ def insight(rank: RankRecording, device: str) -> Insight:
 
 
 RECENT = 50
-"""Steps that the pace is taken from: the newest."""
+"""The newest steps, whose durations are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """Durations in ns, sizes in bytes; None where not known.
+    """A few figures of a rank: durations in ns, sizes in bytes; None if unknown.
 
-    *Own time* is a step less its backward pass and less the collectives outside it: ranks wait
-    for each other there (see `gpuprobe.analysis.ranks.compare`).
+    *Own time* is a step without its backward pass and without collectives, in which ranks wait for
+    each other (see `gpuprobe.analysis.ranks.compare`).
     """
 
     rank: int
@@ -122,7 +122,7 @@ class RankFacts:
 
 
 def rank_facts(rank: RankRecording, *, running: bool) -> RankFacts:
-    """``running``: whether its process may still be writing."""
+    """The figures of a rank. ``running``: whether its process may still be recording."""
     steps = rank.steps
     recent = full_steps(steps[-RECENT:]) if steps else []
     device, peak, reserved = _peaks(steps)
@@ -156,7 +156,7 @@ def _own_time(steps: list[Step]) -> int | None:
 
 
 def _peaks(steps: Sequence[Step]) -> tuple[str, int | None, int | None]:
-    """The device with the highest peak, that peak, and the highest reserved one."""
+    """The device with the highest peak, that peak, and the highest reserved memory."""
     device, peak, reserved = "", None, None
     for step in steps:
         for window in step.windows:

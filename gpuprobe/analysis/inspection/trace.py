@@ -1,4 +1,9 @@
-"""One trace, inspected: what was allocated at any position, by whom, and where it lay."""
+"""Time travel in a trace: the blocks alive at any position, and the bands of a plot.
+
+A *position* counts from 0, before the first event, to the number of events: position *p* is just
+after event *p - 1*. Preparing a trace of a million events takes about as long as its ledger; after
+that, the cost of a position or of a plot is proportional to the blocks and points that it shows.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +31,13 @@ if TYPE_CHECKING:
     from gpuprobe.model.trace import Frame, MemoryTrace
 
 GROUPINGS = ("line", "module", "category", "block")
-"""By what the blocks of a state can be grouped."""
+"""The groupings of the blocks of a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRef:
-    """A step that was traced, or the whole of a snapshot (``step`` is None). ``position`` is
-    the place of the step in ``RankRecording.steps``, -1 for a snapshot.
+    """A traced step, or a whole snapshot (``step`` is None). ``position`` is the index of the step
+    in ``RankRecording.steps``, -1 for a snapshot.
     """
 
     step: int | None
@@ -40,7 +45,7 @@ class TraceRef:
 
 
 def trace_refs(rank: RankRecording) -> list[TraceRef]:
-    """The traces that a rank has, by what the steps say; nothing is read."""
+    """The traces that a rank has according to its steps, without reading them."""
     found = [TraceRef(s.index, place) for place, s in enumerate(rank.steps) if s.traces]
     return found if rank.steps else [TraceRef(None, -1)]
 
@@ -48,7 +53,7 @@ def trace_refs(rank: RankRecording) -> list[TraceRef]:
 def open_traces(rank: RankRecording, name: TraceRef) -> list[TraceInspector]:
     """Read the traces of a step (one per device, and per part of the step), or of a snapshot.
 
-    The one with the most memory comes first. Raises DataError where one is damaged.
+    The one with the most memory comes first. Raises DataError if one is damaged.
     """
     if name.position < 0:
         traces = rank.load_traces()
@@ -60,7 +65,7 @@ def open_traces(rank: RankRecording, name: TraceRef) -> list[TraceInspector]:
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """One event in words: what happened, to how many bytes, and where in the program."""
+    """One event as text: the action, its bytes, and the line of the program."""
 
     action: str
     bytes: int
@@ -69,13 +74,13 @@ class EventLine:
     line: str
     module: str
     phase: str
-    time_us: int  # since the Unix epoch, 0 where unknown
+    time_us: int  # since the Unix epoch, 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blocks under one name. ``category``: what most of its bytes are for. ``rows``: the ledger's
-    rows of its blocks, the largest first.
+    """Blocks under one key. ``category``: that of most of its bytes. ``rows``: the blocks as rows
+    of the ledger, the largest first.
     """
 
     key: str
@@ -86,8 +91,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """One allocated block. ``allocated_at`` is the position at which it appears, 0 where it was
-    there before the trace; ``freed_at`` that at which it is given back, None where it never is.
+    """One allocated block. ``allocated_at`` is the position at which it appears, 0 if it was
+    allocated before the trace; ``freed_at`` the position at which it is freed, or None.
     """
 
     address: int
@@ -105,8 +110,8 @@ class BlockInfo:
 
 @dataclass(slots=True)
 class TraceState:
-    """What was allocated at one position. ``groups`` sum to ``allocated``, most bytes first;
-    so do ``categories``.
+    """The memory at one position. ``groups`` and ``categories`` sum to ``allocated``, the most
+    bytes first.
     """
 
     position: int
@@ -122,8 +127,7 @@ class TraceState:
 class TraceInspector:
     """One trace, prepared so that each position can be inspected in milliseconds.
 
-    Positions are those of `TracePositions`. Raises DataError where the trace is
-    damaged.
+    Raises DataError if the trace is damaged.
     """
 
     def __init__(self, trace: MemoryTrace) -> None:
@@ -181,7 +185,7 @@ class TraceInspector:
         return max(0, times[max(0, position - 1)] - times[0]) * 1000
 
     def state(self, position: int, grouping: str = "line") -> TraceState:
-        """What was allocated at a position, grouped by one of `GROUPINGS`."""
+        """The memory at a position, grouped by one of `GROUPINGS`."""
         ledger, codes = self.ledger, self.positions.codes
         rows = self.positions.alive(position)
         size = ledger.size
@@ -215,7 +219,7 @@ class TraceInspector:
         )
 
     def grouped(self, rows: Sequence[int], grouping: str) -> tuple[Group, ...]:
-        """Rows of the ledger by one of `GROUPINGS`, most bytes first, then by name."""
+        """Group rows of the ledger by one of `GROUPINGS`, the most bytes first, then by name."""
         size, codes = self.ledger.size, self.positions.codes
         names: dict[str, Callable[[int], str]] = {
             "line": self._line,
@@ -247,7 +251,7 @@ class TraceInspector:
         return module_row(module, self.ledger.stack[row], before=row >= self.ledger.made)
 
     def block(self, row: int) -> BlockInfo:
-        """All that is known of the block of a row of the ledger."""
+        """The details of the block of a row of the ledger."""
         ledger = self.ledger
         strings = ledger.trace.stacks.strings
         freed = ledger.freed[row]
@@ -278,14 +282,16 @@ class TraceInspector:
 
 
 _MARKS = 64
-"""Positions at which what is alive is kept."""
+"""Positions at which the active rows are stored."""
 
 _BLOCK = 256
-"""Positions whose highest is kept with its bands, for plots of long stretches."""
+"""Positions per block; the highest of each block is stored with its bands, for long plots."""
 
 
 class Positions:
-    """A trace, prepared. ``codes`` is the `Category.code` of each row of the ledger."""
+    """A trace, prepared for access by position. ``codes``: the `Category.code` of each row of the
+    ledger.
+    """
 
     def __init__(self, trace: MemoryTrace | Ledger) -> None:
         ledger = self.ledger = ledger_of(trace)
@@ -359,11 +365,11 @@ class Positions:
         return best
 
     def plot(self, first: int, end: int, columns: int) -> list[int]:
-        """Cut [first, end) into at most ``columns`` stretches: the highest position of each."""
+        """Split [first, end) into at most ``columns`` stretches; the highest position of each."""
         count = min(columns, end - first)
         edges = [first + i * (end - first) // count for i in range(count + 1)]
         if end - first > columns * _BLOCK:
-            # Whole blocks: a stretch is known by the highest positions of its blocks.
+            # Whole blocks, whose highest positions are stored.
             last = min(len(self), -(-end // _BLOCK) * _BLOCK)
             edges = [edge // _BLOCK * _BLOCK for edge in edges[:-1]] + [last]
         return [self.highest(a, b) for a, b in pairwise(edges)]

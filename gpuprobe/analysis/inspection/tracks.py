@@ -1,8 +1,9 @@
 """The memory of a whole recording as curves to draw: one track per rank and device.
 
-A track joins the traces of all traced steps. It is thinned to a number of points that a screen
-can take, and every extreme is kept: the highest and the lowest point of each curve in every
-stretch that was thinned are points of the track, with the values they had.
+A track joins the traces of all traced steps. It is thinned to a number of points that a screen can
+show, and all extremes stay: the highest and the lowest point of each curve in each thinned stretch
+are points of the track with their exact values. The largest blocks are kept one by one
+(`SingleBlocks`), so that each can be selected.
 
 Conservation: at every point the bands of a track sum to its allocated bytes.
 """
@@ -28,8 +29,8 @@ from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
 
 POINTS = 60_000
-"""Points of all tracks together. A screen is 1,000 to 4,000 of them wide: zoomed in some
-twenty times, a million events still have a point for every place on it."""
+"""Points of all tracks together. A screen is 1,000 to 4,000 points wide: a million events fill it
+even if zoomed in about twenty times."""
 
 MOST_TRACKS = 16
 MOST_SPANS = 5_000
@@ -47,7 +48,7 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The trace of one step in a track. Position ``first`` is before its first event, and
-    ``first + i + 1`` after event *i*. ``step`` is None where the trace is of no single step.
+    ``first + i + 1`` after event *i*. ``step`` is None if the trace does not belong to one step.
     """
 
     step: int | None
@@ -56,20 +57,22 @@ class Chunk:
 
 
 MOST_BLOCKS = 20_000
-"""Blocks of a track that are kept; torch's viewer draws 15,000."""
+"""Blocks of a track; torch's viewer draws 15,000."""
 
 MOST_NODES = 30_000
-"""Frames of all stacks together; beyond them a stack ends early, with its outermost frames."""
+"""Frames of all stacks together. Once they are used up, stacks only have their outermost frames."""
 
 
 @dataclass(slots=True)
 class SingleBlocks:
-    """Columns of equal length, by ``start``; ``size`` in bytes, ``category`` is a
-    `Category.code`. ``total`` counts all blocks of the track.
+    """The largest blocks of a track: columns of equal length, sorted by ``start``.
 
-    ``stack`` is a node of the tree: ``parents`` and ``frames`` (an index of ``names``) per node,
-    node 0 is the empty stack. ``plumbing`` tells which names are of native code or PyTorch itself.
-    ``module`` and ``phase`` are indices of ``strings``.
+    A block is allocated at position ``start`` of its track and no longer at position ``end``.
+    ``size`` is in bytes, ``category`` a `Category.code`. ``total`` counts all blocks of the track.
+    ``stack`` is a node of a tree of frames, which most stacks share, from the outermost inwards:
+    each node has one of ``parents`` and of ``frames`` (an index of ``names``); node 0 is the empty
+    stack. ``plumbing``: whether a name belongs to native code or PyTorch itself. ``module`` and
+    ``phase`` are indices of ``strings``.
     """
 
     start: array[int] = field(default_factory=lambda: array("q"))
@@ -93,13 +96,13 @@ class SingleBlocks:
         return len(self.start)
 
     def add(self, ledger: Ledger, codes: Sequence[int], first: int) -> None:
-        """Put the blocks of a trace at the end. ``codes``: the category of each of its rows;
-        ``first``: the position of the track before its first event.
+        """Append the blocks of a trace. ``codes``: the category of each of its rows; ``first``: the
+        position of the track before its first event.
         """
         alive = [
             row
             for row in range(len(ledger))
-            # A row of the baseline that was pending is active, not allocated.
+            # A pending row of the baseline is active, not allocated.
             if ledger.freed[row] > ledger.start[row]
         ]
         self.total += len(alive)
@@ -170,10 +173,9 @@ class Track:
     """Curves of one rank and device: columns of equal length, bytes.
 
     ``at[i]`` is the position of a point, counted in events over all chunks; ``time_us[i]`` its
-    time since the Unix epoch, 0 where unknown. ``bands``: allocated bytes by category.
-    ``phases_from`` says where ``phases`` come from: ``"recorded"``, ``"stacks"`` (worked out
-    from what was on the stack) or ``""`` where nothing tells. ``problems``: traces that could
-    not be read.
+    time since the Unix epoch, 0 if unknown. ``bands``: allocated bytes by category.
+    ``phases_from``: the source of ``phases``: ``"recorded"``, ``"stacks"`` (derived from stacks) or
+    empty if there is none. ``problems``: traces that could not be read.
     """
 
     rank: int
@@ -196,11 +198,11 @@ class Track:
 
     @property
     def complete(self) -> bool:
-        """Whether every event has its point: nothing was thinned."""
+        """Whether each event has a point: nothing was thinned."""
         return len(self.at) == self.events + len(self.chunks)
 
     def add(self, ledger: Ledger, points: int) -> None:
-        """Put a trace at the end. Raises DataError where it is damaged."""
+        """Append a trace. Raises DataError if it is damaged."""
         line = thin(timeline(ledger), points)
         first = self.chunks[-1].first + self.chunks[-1].events + 1 if self.chunks else 0
         self.chunks.append(Chunk(ledger.trace.step, first, ledger.events))
@@ -229,7 +231,7 @@ class Track:
         self.phases_from = self.phases_from or source
 
     def thinned(self, points: int) -> None:
-        """Keep at most ``points`` of the points, every extreme among them."""
+        """Keep at most ``points`` of the points, all extremes included."""
         if len(self) <= points:
             return
         whole = Timeline(
@@ -252,7 +254,7 @@ class Track:
 def tracks(
     recording: Recording, *, points: int = POINTS, most: int = MOST_TRACKS
 ) -> tuple[list[Track], list[str]]:
-    """The tracks, and in words what was left out. Reads every trace, one at a time."""
+    """The tracks, and messages about what was left out. Reads all traces, one at a time."""
     found: dict[tuple[int, str], Track] = {}
     left_out: dict[tuple[int, str], None] = {}
     problems: list[str] = []
@@ -284,7 +286,7 @@ def tracks(
 
 
 def _ledgers(rank: RankRecording, problems: list[str]) -> Iterator[Ledger]:
-    """The traces of a rank in the order of its steps; what cannot be read is said."""
+    """The traces of a rank in the order of its steps. Errors are appended to ``problems``."""
     if not rank.steps:
         for trace in rank.load_traces():
             yield ledger_of(trace)
@@ -302,12 +304,12 @@ def bands(
 ) -> dict[Category, array[int]]:
     """Allocated bytes by category just after each of ``events`` (rising; -1: before the first).
 
-    At every one of them the bands sum to the allocated bytes. ``codes``: the category of each row
-    of the ledger, if it is known already.
+    At each of them the bands sum to the allocated bytes. ``codes``: the category of each row of the
+    ledger, if already computed.
     """
     if codes is None:
         codes = categories(ledger, range(len(ledger)))
-    # place[e + 1]: the first of the asked events that is not before event e.
+    # place[e + 1]: the index of the first of ``events`` that is not before event e.
     place = array("q", [0]) * (ledger.events + 2)
     count = len(events)
     low = -1
@@ -331,7 +333,8 @@ def bands(
 def spans(ledger: Ledger) -> tuple[list[Span], str]:
     """The phases of a trace, and where they come from (`Track.phases_from`).
 
-    As recorded with the events; else as forward, backward, optimizer and data, by the stacks.
+    They are recorded with the events, or else derived from stacks: forward, backward, optimizer and
+    data.
     """
     column = ledger.trace.events.phase
     if len(column) == ledger.events and any(column):
@@ -353,7 +356,7 @@ def spans(ledger: Ledger) -> tuple[list[Span], str]:
 
 
 def _stretches(ledger: Ledger, runs: Runs) -> Iterator[tuple[int, int, str]]:
-    """(first event, end, kind) of every stretch of work."""
+    """(first event, end, kind) of each stretch of work."""
     starts = ledger.start[: ledger.made]
     event = 0
     while event < ledger.events:
@@ -361,7 +364,7 @@ def _stretches(ledger: Ledger, runs: Runs) -> Iterator[tuple[int, int, str]]:
         if run + 1 >= len(runs):
             end = ledger.events
         else:
-            # The next stretch begins with the first allocation that is in it.
+            # The next stretch begins with its first allocation.
             end = starts[bisect_left(starts, run + 1, key=runs.at)]
         if run >= 0:
             yield event, end, runs.kind(run)
@@ -369,7 +372,7 @@ def _stretches(ledger: Ledger, runs: Runs) -> Iterator[tuple[int, int, str]]:
 
 
 def _fewer(phases: list[Span]) -> list[Span]:
-    """At most `MOST_SPANS`: nested ones by their outermost name, then the longest."""
+    """Reduce phases to at most `MOST_SPANS`: join nested ones, then keep the longest."""
     if len(phases) <= MOST_SPANS:
         return phases
     joined: list[Span] = []

@@ -1,6 +1,8 @@
-"""Flame graph data: the stacks at the high water mark as one tree.
+"""The blocks at the high water mark as trees, for flame graphs (by stack) and treemaps (by category
+and by module).
 
-Conservation: the root is the peak, and each node's bytes are its children's plus its own.
+Conservation: the root is the peak, and each node's bytes are its children's plus its own. Pruning
+joins small nodes under one name and loses no byte.
 """
 
 from __future__ import annotations
@@ -32,27 +34,27 @@ class FlameNode:
 
 
 def python_frames(frame: Frame) -> bool:
-    """Keep everything but native frames."""
+    """Whether a frame is not native code."""
     return not is_cpp(frame)
 
 
 def informative_frames(frame: Frame) -> bool:
-    """Keep the frames of the program and its libraries; not native code and PyTorch's own."""
+    """Whether a frame belongs to the program or its libraries, not to native code or PyTorch."""
     return not is_plumbing(frame)
 
 
 def every_frame(frame: Frame) -> bool:
-    """Keep all."""
+    """Accept all frames."""
     return True
 
 
 def flame_tree(
     mark: HighWater, keep: Callable[[Frame], bool] = python_frames, root: str = "peak"
 ) -> FlameNode:
-    """The live blocks as a tree, outermost frame at the top.
+    """The live blocks as a tree, the outermost frame at the top.
 
-    Frames that ``keep`` refuses are left out of the path. A stack of which nothing remains
-    goes by what `Lines` calls it, so that no bytes are lost.
+    Frames that ``keep`` rejects are left out. If no frame of a stack remains, it is named by its
+    line (`Lines`), so that no bytes are lost.
     """
     totals: dict[tuple[int, int], tuple[int, int]] = {}
     for stack, baseline, size in zip(mark.stack, mark.is_baseline, mark.size, strict=True):
@@ -90,7 +92,7 @@ def grown(name: str, parts: Iterable[tuple[Sequence[str], int, int]]) -> FlameNo
 
 
 def in_order(tree: FlameNode) -> FlameNode:
-    """The same tree, the children of every node sorted."""
+    """Sort the children of all nodes; returns the tree."""
     pending = [tree]
     while pending:
         node = pending.pop()
@@ -100,7 +102,7 @@ def in_order(tree: FlameNode) -> FlameNode:
 
 
 def category_tree(mark: HighWater) -> FlameNode:
-    """Categories, in each the user's lines, and in each line its blocks by size."""
+    """A tree of categories, in each the user's lines, and in each line its blocks by size."""
     lines = Lines(mark.stacks)
     keys = zip(mark.category, mark.stack, mark.is_baseline, mark.size, strict=True)
     return _grown(
@@ -117,8 +119,8 @@ def category_tree(mark: HighWater) -> FlameNode:
 
 
 def module_tree(mark: HighWater) -> FlameNode:
-    """Modules within modules, by their dotted paths (without one, by category), and in the
-    innermost one its blocks by size.
+    """A tree of modules by their dotted paths (blocks without a module by category), and in the
+    innermost ones their blocks by size.
     """
     strings = mark.stacks.strings
     keys = zip(mark.module, mark.stack, mark.category, mark.is_baseline, mark.size, strict=True)
@@ -144,10 +146,10 @@ def _grown(blocks: Iterable[tuple[tuple[str, ...], int]]) -> FlameNode:
 
 
 def pruned(tree: FlameNode, most: int) -> FlameNode:
-    """The tree with its ``most`` largest nodes (of equal ones, the outer); below each, what was
-    left out is one node, ``(N smaller)``. A tree that is small enough is returned as it is.
+    """The tree with its ``most`` largest nodes (of equal ones, the outer ones first). Below each,
+    the other nodes are joined into one, ``(N smaller)``. A small tree is returned unchanged.
     """
-    sizes: list[tuple[int, int, int]] = []  # bytes, -depth, -number: larger goes first
+    sizes: list[tuple[int, int, int]] = []  # bytes, -depth, -number
     pending = [(tree, 0)]
     while pending:
         node, depth = pending.pop()
@@ -156,8 +158,8 @@ def pruned(tree: FlameNode, most: int) -> FlameNode:
     if len(sizes) <= most:
         return tree
     kept = {-number for _, _, number in heapq.nlargest(max(most, 1), sizes)}
-    # The same walk again: nodes have the same numbers. A parent is never smaller than its
-    # child, and less deep, so no node is kept without it.
+    # The same walk gives nodes the same numbers. A parent is at least as large as its child, and
+    # less deep, so no node is kept without its parent.
     number = 0
     root = FlameNode(tree.name, tree.bytes, tree.blocks, tree.own)
     walk: list[tuple[FlameNode, FlameNode | None]] = [(tree, None)]
@@ -181,5 +183,5 @@ def pruned(tree: FlameNode, most: int) -> FlameNode:
 
 
 def _each(size: int) -> str:
-    """What blocks of one size go by; how many there are is in the node."""
+    """The name of a node of blocks of one size."""
     return f"blocks of {human_bytes(size)}"

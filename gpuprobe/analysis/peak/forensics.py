@@ -1,5 +1,5 @@
-"""The report's sections on what the allocator did with its memory: how it was cut up, what
-outlived its steps, and why an allocation failed.
+"""The report's sections about the allocator: fragmentation, memory that outlives steps, and failed
+allocations.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 _T = TypeVar("_T")
 
 _MOST = 10
-"""Rows of pools, pins and leaking lines. All of them are in the trace."""
+"""Rows of pools, pins and leaking lines in the report."""
 
 
 class Forensics(NamedTuple):
+    """The sections, and the number of failures in the same traces that the report leaves out."""
+
     fragmentation: FragmentationReport | Unavailable
     leaks: LeakReport | Unavailable
     out_of_memory: tuple[OutOfMemory, ...]
-    earlier_failures: int  # of the same traces, which are not among them
+    earlier_failures: int
 
 
 def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Forensics:
-    """Fragmentation (at the end and at the peak) and leaks of the peak's ``site``, and failures
-    there and on the others of ``sites``: what ran out need not be what had the highest peak.
+    """Fragmentation (at the end and at the peak) and leaks at ``site``, the overall peak, and
+    failed allocations on all ``sites``: a device that ran out may not have the highest peak.
     """
     if site is None:
         missing = Unavailable("nothing was measured", ReadStatus.NOT_COLLECTED)
@@ -81,13 +83,13 @@ def _failures(site: PeakSite, ledgers: Sequence[Ledger]) -> list[OutOfMemory]:
 
 
 def _earlier(ledgers: Iterable[Ledger]) -> int:
-    """Failures that `oom_reports` leaves out."""
+    """The number of failures that `oom_reports` leaves out."""
     return sum(max(0, failed_allocations(ledger) - MOST) for ledger in ledgers)
 
 
 def _last_ledgers(site: PeakSite) -> list[Ledger]:
-    """The traces in which a program that ran out of memory did: of the last step; all of a
-    snapshot. None of a recording that did not run out, and of what cannot be read.
+    """The traces with the failure of a program that ran out of memory: those of the last step, or
+    all of a snapshot. None if the program did not run out, or if they cannot be read.
     """
     rank = site.rank
     error = None if rank.end is None else rank.end.error
@@ -104,11 +106,10 @@ def _last_ledgers(site: PeakSite) -> list[Ledger]:
 
 
 class WouldHaveFitted:
-    """Other allocator settings, tried on a trace that ran out of memory: a `WhatIf`.
+    """A `WhatIf` that replays a trace that ran out of memory with other allocator settings.
 
-    Believed only where the simulator reproduces the recorded trace exactly, and tried only on
-    traces of moderate length: a report has to be quick, and ``gpuprobe replay --search`` is there
-    for the others.
+    It needs a trace that the simulator reproduces exactly, and at most `MOST_EVENTS` events,
+    because a report has to be quick; ``gpuprobe replay --search`` has no such limit.
     """
 
     MOST_EVENTS = 200_000
@@ -125,7 +126,7 @@ class WouldHaveFitted:
         return found
 
     def _try(self, trace: MemoryTrace) -> tuple[tuple[str, bool], ...] | Unavailable:
-        # 15 ms: the simulator, which only a report of a failure needs.
+        # 15 ms: the simulator; only reports of failures need it.
         from gpuprobe.allocator.replay import replay_trace
         from gpuprobe.allocator.whatif import search
 
@@ -149,8 +150,8 @@ class WouldHaveFitted:
 
 
 def _ledgers(site: PeakSite) -> list[Ledger]:
-    """The traces that tell: of the peak's step and of the last one, or where they have none of
-    the highest step that has; all of a snapshot.
+    """The traces of the peak's step and of the last one; if they have none, those of the highest
+    step that has traces; all of a snapshot.
     """
     steps = site.rank.steps
     if not steps:
@@ -165,7 +166,7 @@ def _ledgers(site: PeakSite) -> list[Ledger]:
 
 
 def _not_torch(site: PeakSite, ledger: Ledger) -> Bytes | Unavailable | None:
-    """What others than torch held of the device in the trace's step; None where nobody asked."""
+    """The device memory in use outside torch in the trace's step; None if it was not read."""
     step = next((s for s in site.rank.steps if s.index == ledger.trace.step), None)
     window = None if step is None else window_of(step.windows, site.device)
     if window is None or isinstance(window.device_used, Unavailable):
@@ -236,6 +237,6 @@ def _failure(report: OomReport, rank: int) -> OutOfMemory:
 
 
 def _fields(cls: type[_T], source: object, **values: object) -> _T:
-    """A ``cls`` of ``values``, and of the attributes of ``source`` that have its fields' names."""
+    """A ``cls`` with ``values``, and with the attributes of ``source`` for its other fields."""
     names = (field.name for field in fields(cast(Any, cls)) if field.name not in values)
     return cls(**values, **{name: getattr(source, name) for name in names})

@@ -1,7 +1,7 @@
-"""The high water mark: the most memory that was allocated at once, and what it was.
+"""The high water mark: the most memory that was allocated at once, and its blocks.
 
 Conservation: the rows of each ``by_…`` function sum exactly to ``HighWater.allocated``. Memory
-of unknown origin, and memory alive before the trace began, have rows of their own.
+of unknown origin, and memory alive before the trace began, have separate rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ K = TypeVar("K", bound=Key)
 
 @dataclass(frozen=True, slots=True)
 class Share(Generic[K]):
-    """A part of an amount of memory: ``bytes`` in ``blocks`` blocks, of one key."""
+    """The part of an amount of memory that belongs to one key: ``bytes`` in ``blocks`` blocks."""
 
     key: K
     bytes: int
@@ -39,19 +39,19 @@ class Share(Generic[K]):
 
 @dataclass(slots=True)
 class HighWater:
-    """What was allocated at one instant, block by block (columns of equal length).
+    """The blocks that were allocated at one instant, in columns of equal length.
 
-    ``event`` is the index of the event after which it was so; -1 is the baseline, before the
-    first event. ``size`` is the block's bytes, ``category`` its ``Category.code``, ``module`` an
+    The instant is just after event number ``event``; -1 is the baseline, before the first event.
+    ``size`` is the block's bytes, ``category`` its ``Category.code``, ``module`` an
     index of ``stacks.strings``; ``is_baseline`` is 1 for blocks alive before the trace.
     """
 
-    ledger: Ledger  # kept at hand for what else is asked of the trace
+    ledger: Ledger  # for other analyses of the same trace
     device: str
     allocated: int  # bytes; the sum of ``size``
     event: int
-    phase: str  # the phase of that event; "" where none was recorded
-    time_us: int  # since the Unix epoch; 0 where unknown
+    phase: str  # the phase of that event; empty if none was recorded
+    time_us: int  # since the Unix epoch; 0 if unknown
     baseline_bytes: int  # the part that was alive before the trace
     stacks: StackTable
     address: array[int]
@@ -66,17 +66,17 @@ class HighWater:
 
 
 def high_water(trace: MemoryTrace | Ledger) -> HighWater:
-    """The first instant at which allocated bytes were at their most, and what was live.
+    """The first instant with the most allocated bytes, and the blocks alive then.
 
-    A block counts from its alloc until its free is requested. The baseline itself is an
-    instant: where nothing rises above it, ``event`` is -1.
+    A block counts from its allocation until its free is requested. The baseline itself is an
+    instant: if memory never rises above it, ``event`` is -1.
     """
     ledger = ledger_of(trace)
     return live_at(ledger, ledger.peak())
 
 
 def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:
-    """What was allocated just after ``event`` (-1: before the first)."""
+    """The blocks that were allocated just after ``event`` (-1: before the first)."""
     ledger = ledger_of(trace)
     rows = ledger.alive(event)
     events = ledger.trace.events
@@ -103,12 +103,12 @@ def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:
 
 
 def by_category(mark: HighWater) -> tuple[Share[str], ...]:
-    """By `Category`; ``unknown`` is a row like any other."""
+    """The blocks by `Category`; ``unknown`` is a row as well."""
     return shares(mark.category, mark.size, lambda code: Category.from_code(code).value)
 
 
 def by_module(mark: HighWater) -> tuple[Share[str], ...]:
-    """By the module that was running when the block was made; needs recorded modules."""
+    """The blocks by the module that allocated them; needs recorded modules."""
     strings = mark.stacks.strings
     keys = zip(mark.module, map(bool, mark.stack), mark.is_baseline, strict=True)
     return shares(
@@ -119,7 +119,7 @@ def by_module(mark: HighWater) -> tuple[Share[str], ...]:
 
 
 def by_line(mark: HighWater, is_user: UserFrame = is_user_frame) -> tuple[Share[SourceLine], ...]:
-    """By the first user frame of the stack."""
+    """The blocks by the user's line that allocated them (`Lines`)."""
     lines = Lines(mark.stacks, is_user)
     keys = zip(mark.stack, mark.is_baseline, strict=True)
     return shares(keys, mark.size, lambda key: lines.place(key[0], before=bool(key[1])))
@@ -128,9 +128,9 @@ def by_line(mark: HighWater, is_user: UserFrame = is_user_frame) -> tuple[Share[
 def shares(
     parts: Iterable[object], sizes: Sequence[int], key: Callable[..., K]
 ) -> tuple[Share[K], ...]:
-    """Sum ``sizes`` by ``key(part)``; most bytes first, then by name.
+    """Sum ``sizes`` by ``key(part)``; the most bytes first, then by name.
 
-    ``key`` is called once per different part, not once per block.
+    ``key`` is called once per distinct part, not once per block.
     """
     found: dict[object, list[int]] = {}
     for part, size in zip(parts, sizes, strict=True):
@@ -150,5 +150,5 @@ def shares(
 
 
 def as_text(rows: Iterable[Share[Any]]) -> tuple[Share[str], ...]:
-    """The same with their keys as text."""
+    """The rows with their keys as text."""
     return tuple(Share(str(row.key), row.bytes, row.blocks) for row in rows)

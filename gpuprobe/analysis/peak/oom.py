@@ -1,4 +1,4 @@
-"""Why an allocation failed: the allocator's state at an ``oom`` event, and what would help."""
+"""Failed allocations: the allocator's state at an ``oom`` event, and settings that would help."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
-"""(trace, event) -> settings tried and whether the allocation would have fitted."""
+"""(trace, event) -> the tested settings, and whether the allocation would have fitted."""
 
 _OOM = TraceAction.OOM.code
 
 MOST = 20
-"""Failures of one trace that are reported. Each takes an account of all that is allocated at that
-moment, and a program that tries again and again fails thousands of times."""
+"""Failures that are reported per trace. Each needs an account of all blocks at that moment, and a
+program that retries may fail thousands of times."""
 
 
 @dataclass(slots=True)
 class OomReport:
-    """One failed allocation. Bytes; `Unavailable` where the trace does not tell.
+    """One failed allocation. Bytes; `Unavailable` if the trace does not contain a figure.
 
-    ``asked`` is the rounded request, ``needed`` the new segment it would have taken.
-    ``usable_hole`` is the largest hole that this request could have used: of its pool, its
-    stream and its size class; ``largest_hole`` the largest of all. ``non_torch`` is device
-    memory held by anything but this allocator: the CUDA context, libraries, other processes.
-    ``sentences`` say all of it in plain words.
+    ``asked`` is the rounded request, ``needed`` the new segment that it required.
+    ``usable_hole`` is the largest hole that this request could have used (same pool, stream and
+    size class); ``largest_hole`` the largest of all. ``non_torch`` is device memory that does not
+    belong to this allocator: the CUDA context, libraries, other processes. ``sentences`` describe
+    the failure.
     """
 
     device: str
@@ -66,11 +66,11 @@ def oom_reports(
     is_user: UserFrame = is_user_frame,
     most: int = MOST,
 ) -> tuple[OomReport, ...]:
-    """One report per ``oom`` event, in order, of the last ``most``; empty where nothing failed.
+    """A report for each of the last ``most`` ``oom`` events, in order; empty if nothing failed.
 
-    ``device_memory`` is the device's total in bytes, which no trace records; ``not_torch`` what
-    others than torch held of it, where that was read instead. ``what_if`` answers which other
-    settings would have fitted; without it that is `Unavailable`.
+    ``device_memory`` is the device's total in bytes, which traces do not contain; ``not_torch`` is
+    the memory in use outside torch, if that was read instead. ``what_if`` tests other settings;
+    without it, ``fits_with`` is `Unavailable`.
     """
     ledger = ledger_of(trace)
     events = ledger.trace.events
@@ -83,7 +83,7 @@ def oom_reports(
 
 
 def failed_allocations(trace: MemoryTrace | Ledger) -> int:
-    """How often an allocation failed."""
+    """The number of failed allocations."""
     return ledger_of(trace).trace.events.action.count(_OOM)
 
 
@@ -96,7 +96,7 @@ def _report(
     lines: Lines,
 ) -> OomReport:
     trace, events = ledger.trace, ledger.trace.events
-    asked, stream = events.size[event], events.column("stream")[event]
+    request, stream = events.size[event], events.column("stream")[event]
     pool = trace.pools[events.column("pool")[event]]
     stack = events.column("stack")[event]
     device_free = events.column("device_free")[event]
@@ -113,14 +113,14 @@ def _report(
         reserved = account.total.reserved
         largest = account.total.largest_hole
         usable = max(
-            (p.largest_hole for p in account.pools if _serves(p, asked, stream, pool)), default=0
+            (p.largest_hole for p in account.pools if _serves(p, request, stream, pool)), default=0
         )
         private = sum(p.reserved for p in account.pools if p.pool != (0, 0))
     report = OomReport(
         device=trace.device,
         event=event,
-        asked=asked,
-        needed=allocation_size(asked, settings.large_segment_size),
+        asked=request,
+        needed=allocation_size(request, settings.large_segment_size),
         stream=stream,
         place=lines.place(stack),
         device_free=device_free,
@@ -151,9 +151,9 @@ def _fits_with(
     return tuple(name for name, fits in tried if fits)
 
 
-def _serves(space: PoolSpace, asked: int, stream: int, pool: tuple[int, int]) -> bool:
-    """Whether a hole of these segments could serve the request (the allocator's search)."""
-    kind = "small" if asked <= SMALL_LIMIT else "large"
+def _serves(space: PoolSpace, request: int, stream: int, pool: tuple[int, int]) -> bool:
+    """Whether the allocator would search these segments for a request of so many bytes."""
+    kind = "small" if request <= SMALL_LIMIT else "large"
     return space.pool == pool and space.stream == stream and space.segment_type == kind
 
 
@@ -168,7 +168,7 @@ def _non_torch(
 
 
 def _sentences(report: OomReport) -> Iterable[str]:
-    """The report in words, most important first."""
+    """The report as sentences, the most important first."""
     yield f"An allocation of {human_bytes(report.asked)} failed at {report.place}."
     yield (
         f"It needed {human_bytes(report.needed)} from the driver, which had "

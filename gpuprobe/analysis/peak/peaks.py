@@ -1,4 +1,4 @@
-"""Where the peak of a recording is: rank, device, step and phase."""
+"""The peaks of a recording: rank, device, step and phase of each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, ReadStatus, Unavailable
 
 _REACHED = 0.999
-"""The share of the counted peak that a trace of it reaches: sizes of blocks are found by rules
-where a history does not tell them."""
+"""The share of the counted peak that its trace has to reach. Block sizes that a history does not
+contain are derived from the allocator's rules, so the two may differ slightly."""
 
 _NO_STEP = Unavailable("no step was recorded", ReadStatus.NOT_COLLECTED)
 _NOT_IN_A_TRACE = Unavailable("unknown from a trace alone", ReadStatus.NOT_COLLECTED)
@@ -28,10 +28,10 @@ _NOT_IN_A_TRACE = Unavailable("unknown from a trace alone", ReadStatus.NOT_COLLE
 class PeakSite:
     """The peak of one device (or, with an empty ``device``, of the process) in one rank.
 
-    ``amount`` is the peak in bytes. ``step`` is the step that it was in, None where the
-    recording has no steps; ``phase`` the innermost phase, "" where none is known. ``certain``
-    is False where another step or phase may have been higher, because its peak is known only
-    between bounds. ``mark`` is the high water mark where it was found in a trace without steps.
+    ``amount`` is the peak in bytes. ``step`` is its step, None if the recording has no steps;
+    ``phase`` the innermost phase, empty if unknown. ``certain`` is False if another step or phase
+    may have been higher, because only bounds of its peak are known. ``mark`` is the high water mark
+    in a trace without steps.
     """
 
     rank: RankRecording
@@ -41,7 +41,7 @@ class PeakSite:
     phase: str = ""
     certain: bool = True
     reserved: Peak | Unavailable = _NO_STEP  # the largest of the whole recording
-    end: AllocatorCounts = field(default_factory=AllocatorCounts)  # at the last instant seen
+    end: AllocatorCounts = field(default_factory=AllocatorCounts)  # at the last recorded instant
     mark: HighWater | None = None
 
     @property
@@ -50,8 +50,8 @@ class PeakSite:
 
 
 def overall_peak(recording: Recording, sites: Iterable[PeakSite]) -> PeakSite | None:
-    """The highest of ``sites`` (from `device_peaks`); the highest peak of resident memory
-    where allocated memory was not measured; None where nothing was.
+    """The highest of ``sites`` (from `device_peaks`); if allocated memory was not measured, the
+    highest peak of resident memory; None if that was not measured either.
     """
     return _highest(sites) or _highest(
         site for rank in recording.ranks if (site := host_peak(rank)) is not None
@@ -61,7 +61,7 @@ def overall_peak(recording: Recording, sites: Iterable[PeakSite]) -> PeakSite | 
 def device_peaks(recording: Recording) -> list[PeakSite]:
     """One site per rank and device, in that order; ``amount`` may be `Unavailable`.
 
-    Reads every trace of a recording without steps; raises DataError where one is damaged.
+    Reads all traces of a recording without steps; raises DataError if one is damaged.
     """
     sites = []
     for rank in recording.ranks:
@@ -73,7 +73,7 @@ def device_peaks(recording: Recording) -> list[PeakSite]:
 
 
 def host_peak(rank: RankRecording) -> PeakSite | None:
-    """The peak of the process's resident memory; None where no step has it."""
+    """The peak of the process's resident memory; None if no step has it."""
     found = _Peaks.of(rank.columns, "resident")
     if found is None:
         return None
@@ -83,8 +83,8 @@ def host_peak(rank: RankRecording) -> PeakSite | None:
 
 
 def high_water_at(site: PeakSite) -> HighWater | Unavailable:
-    """What was live at the peak, from the trace of its step, read now. Unavailable also where
-    that trace holds a part of the step only, and not the peak.
+    """The blocks alive at the peak, from the trace of its step (which is read). `Unavailable` as
+    well if that trace only covers a part of the step without the peak.
     """
     if site.mark is not None:
         return site.mark
@@ -116,19 +116,18 @@ def high_water_at(site: PeakSite) -> HighWater | Unavailable:
 
 
 def holds_the_peak(site: PeakSite, mark: HighWater) -> bool:
-    """Whether the mark, of a trace of the site's step, is as high as the peak was counted."""
+    """Whether the mark, from a trace of the site's step, is as high as the counted peak."""
     return isinstance(site.amount, Unavailable) or (
         mark.allocated >= site.amount.at_least * _REACHED
     )
 
 
 def nearest_trace(site: PeakSite) -> tuple[Step, HighWater] | None:
-    """The highest of the steps that do have a trace of the site's device, and what was live at
-    its high water mark; None where there is none, or it cannot be read. For a peak that no
-    trace holds (`high_water_at`): its tables say less than the peak's own would.
+    """The highest step that has a trace of the site's device, and its high water mark; None if
+    there is none, or it cannot be read. A replacement for a peak without a trace (`high_water_at`).
     """
     traced = [step for step in site.rank.traced_steps() if step.traces]
-    # The peak's own step may be traced in part: another one's trace can be the higher one.
+    # The trace of the peak's own step may be partial, and another step's trace higher.
     others = [step for step in traced if step.index != site.step_index]
     own = [step for step in traced if step.index == site.step_index]
     marks: list[tuple[Step, HighWater]] = []
@@ -144,8 +143,8 @@ def nearest_trace(site: PeakSite) -> tuple[Step, HighWater] | None:
 
 
 def _marks(site: PeakSite, step: Step) -> list[HighWater]:
-    """The high water marks of a step's traces of the site's device: several, where a second
-    optimizer's step was found to belong to it.
+    """The high water marks of a step's traces of the site's device. There are several if two
+    optimizers share the step.
     """
     return [high_water(t) for t in site.rank.traces_of(step) if t.device == site.device]
 
@@ -182,8 +181,8 @@ def _window(rank: RankRecording, row: int, device: str) -> DeviceWindow:
 
 
 class _Peaks(NamedTuple):
-    """The peaks of a column: the row of the one that is at least as high as any is known to be,
-    the peak of all of them, and whether no other can have been higher.
+    """The peaks of a column: the row with the highest lower bound, the peak of all rows, and
+    whether no other row can have been higher.
     """
 
     highest: int
@@ -192,12 +191,12 @@ class _Peaks(NamedTuple):
 
     @classmethod
     def of(cls, columns: StepColumns, name: str, of: str = "") -> _Peaks | None:
-        """None where the column has no peak."""
+        """The peaks of a column; None if it has none."""
         least, most = columns.number(f"{name}_least", of), columns.number(f"{name}_most", of)
         highest = max(least, default=MISSING)
         if highest == MISSING:
             return None
-        # The first of the highest; of those, one that is exact tells more.
+        # The first of the highest rows, preferably an exact one.
         row = best = least.index(highest)
         for at in range(best, len(least)) if least[best] != most[best] else ():
             if least[at] == most[at] == highest:
@@ -208,7 +207,7 @@ class _Peaks(NamedTuple):
 
 
 def _of_traces(rank: RankRecording) -> Iterator[PeakSite]:
-    """A recording without steps, such as a snapshot: each trace has a high water mark."""
+    """The peaks of a recording without steps, such as a snapshot, from its traces."""
     highest: dict[str, tuple[HighWater, AllocatorCounts]] = {}
     for trace in rank.load_traces():
         mark = high_water(trace)
@@ -222,7 +221,7 @@ def _of_traces(rank: RankRecording) -> Iterator[PeakSite]:
 
 
 def _counts_of(trace: MemoryTrace) -> AllocatorCounts:
-    """The allocator's counters after the last event, from the layout where that is known."""
+    """The allocator's counters after the last event, if the layout is known."""
     if not trace.segments:
         return AllocatorCounts()
     allocated = sum(segment.allocated_size for segment in trace.segments)
@@ -244,8 +243,8 @@ def _highest(sites: Iterable[PeakSite]) -> PeakSite | None:
 
 
 def _phase(candidates: Iterable[tuple[Phase, Peak | Unavailable]]) -> tuple[str, bool]:
-    """The path of the phase with the highest peak, of a parent and its child the child; and
-    whether no other phase can have been higher.
+    """The path of the phase with the highest peak (a child rather than its parent), and whether no
+    other phase can have been higher.
     """
     known = [(phase.path, peak) for phase, peak in candidates if not isinstance(peak, Unavailable)]
     if not known:

@@ -1,1 +1,1 @@
-"""Ranks compared with each other: memory, time, and what their collectives have in common."""
+"""Comparisons of ranks: memory, time, and collectives."""

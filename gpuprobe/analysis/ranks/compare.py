@@ -1,8 +1,9 @@
-"""Several ranks side by side: merged by step, the worst named, and what makes it differ.
+"""Compares the ranks of a job: their steps merged, the worst rank, and what makes it differ.
 
-Two questions. *Memory*: which rank has the highest peak, and which categories and lines does it
-hold more of than a typical one (the rank with the median peak)? *Time*: which rank do the others
-wait for (`gpuprobe.analysis.ranks.stragglers`)?
+*Memory*: the rank with the highest peak, and the categories and lines of which it has more than a
+typical rank (the one with the median peak). *Time*: the rank that the others wait for
+(`gpuprobe.analysis.ranks.stragglers`). Ranks with similar peaks form one group, so that a job of a
+thousand ranks has a few rows.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 ALIKE: Final = 0.01
-"""Peaks of one group differ by at most this share of its highest."""
+"""The largest difference between peaks of one group, as a share of its highest."""
 
 MOST_GROUPS: Final = 24
-"""Of more groups, those in the middle become one."""
+"""Limit of groups; those in the middle are joined."""
 
 _NOT_TIMED = Unavailable("own times are not compared", ReadStatus.NOT_COLLECTED)
 
@@ -42,10 +43,10 @@ _NOT_TIMED = Unavailable("own times are not compared", ReadStatus.NOT_COLLECTED)
 def rank_groups(
     peaks: Sequence[RankPeak], own_ns: Mapping[int, int], slow: frozenset[int] = frozenset()
 ) -> tuple[RankGroup, ...]:
-    """Groups of ranks that peak alike, the highest first.
+    """Groups of ranks with similar peaks, the highest first.
 
-    ``own_ns``: own time per step of each rank, empty where it is not comparable. Ranks in ``slow``
-    are not in a group with others.
+    ``own_ns``: own time per step of each rank, empty if it is not comparable. Ranks in ``slow`` are
+    grouped separately.
     """
     ordered = sorted(peaks, key=lambda peak: (-peak.bytes, peak.rank))
     groups: list[list[RankPeak]] = []
@@ -81,10 +82,10 @@ _K = TypeVar("_K", bound=Key)
 def compare_ranks(
     recording: Recording, sites: Sequence[PeakSite] | None = None, top: int = 10
 ) -> RankComparison | None:
-    """Compare the ranks; None where there are not at least two. ``sites``: `device_peaks`;
-    ``top`` bounds the rows of lines.
+    """Compare the ranks of a recording; None if there are fewer than two. ``sites``: the
+    recording's `device_peaks`; ``top``: the limit of rows of lines.
 
-    Reads the traces of two steps at most.
+    Reads the traces of at most two steps.
     """
     if len(recording.ranks) < 2:
         return None
@@ -103,7 +104,7 @@ def compare_ranks(
 
 
 def merge_steps(ranks: Sequence[RankRecording]) -> tuple[MergedStep, ...]:
-    """Every step index that at least two ranks have, over the ranks that have it."""
+    """Merge the steps of all ranks by index; a step needs at least two ranks."""
     ordered = sorted(ranks, key=lambda rank: rank.session.rank)
     numbers = [rank.session.rank for rank in ordered]
     indices = [rank.columns.number(*INDEX) for rank in ordered]
@@ -128,7 +129,7 @@ def merge_steps(ranks: Sequence[RankRecording]) -> tuple[MergedStep, ...]:
 def _merged(
     index: int, ranks: Sequence[int], figures: Sequence[tuple[int, int, int]]
 ) -> MergedStep:
-    """``figures``: own time, peak and duration of each of the ranks, which are in order."""
+    """One step of several ranks. ``figures``: own time, peak and duration of each of ``ranks``."""
     own, found, durations = zip(*figures, strict=True)
     peaks = [peak for peak in found if peak != MISSING]
     longest = max(own)
@@ -147,7 +148,7 @@ def _merged(
 
 
 def _peaks(columns: StepColumns) -> array[int]:
-    """The largest peak of any device in each step, at least; `MISSING` if none is known. Bytes."""
+    """The highest known peak of any device in each step; `MISSING` if there is none. Bytes."""
     found = [columns.number("allocated_least", device) for device in columns.devices]
     if len(found) == 1:
         return found[0]
@@ -155,7 +156,7 @@ def _peaks(columns: StepColumns) -> array[int]:
 
 
 def _highest_by_rank(sites: Sequence[PeakSite]) -> dict[int, tuple[int, PeakSite]]:
-    """The highest peak of any device of each rank, at least, and where it is. Bytes."""
+    """The highest known peak of any device of each rank, and its site. Bytes."""
     highest: dict[int, tuple[int, PeakSite]] = {}
     for site in sites:
         if isinstance(site.amount, Unavailable) or not site.device:
@@ -218,7 +219,7 @@ def _why(found: RankMemory, worst: PeakSite, typical: PeakSite, top: int) -> Ran
 
 
 def _known(site: PeakSite) -> dict[str, int]:
-    """Known tensors at the end of the peak's step, and what none of them explains."""
+    """The known tensors at the end of the peak's step by category, and the unexplained rest."""
     if site.step is None:
         return {}
     for tensors in site.step.tensors:

@@ -1,10 +1,10 @@
-"""The first collective of each process group that cannot end, from the dumps of its ranks.
+"""The first collective of each process group that cannot finish, from the dumps of its ranks.
 
 All ranks of a group call the same collectives in the same order, which torch numbers
-(``collective_seq_id``). So the first number at which ranks differ is where the job went wrong:
-ranks that have not called it are missing, and ranks that called another collective, or the same
-with other shapes, do not match. A dump holds the last entries of a rank only: earlier numbers are
-not compared.
+(``collective_seq_id``). So the first number at which ranks differ is the cause of a hang: ranks
+that have not called it are missing, and ranks that called another collective, or the same one with
+other shapes, do not match. A dump only has the last entries of a rank: earlier numbers are not
+compared.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _MOST_MEMBERS: Final = 1 << 20
 def find_hangs(
     called: Mapping[int, Sequence[CollectiveRecord]],
 ) -> tuple[int, tuple[Hang, ...]]:
-    """The number of groups, and what is wrong in them, the earliest in the job first. ``called``:
-    what each rank called.
+    """The number of groups, and their hangs: mismatches first, then missing ranks. ``called``: the
+    collectives of each rank.
     """
     groups = by_group(called)
     found = []
@@ -56,8 +56,8 @@ def find_hangs(
 def by_group(
     called: Mapping[int, Sequence[CollectiveRecord]],
 ) -> dict[tuple[str, str, str], dict[int, dict[int, CollectiveRecord]]]:
-    """The collectives of each group (name, description, ranks), by rank and number; sends and
-    receives are none.
+    """The collectives of each group (name, description, ranks), by rank and number; without sends
+    and receives, which are not collectives.
     """
     groups: dict[tuple[str, str, str], dict[int, dict[int, CollectiveRecord]]] = {}
     for rank, records in called.items():
@@ -69,7 +69,9 @@ def by_group(
 
 
 def arrivals(called: Mapping[int, Sequence[CollectiveRecord]]) -> tuple[Arrivals, ...]:
-    """Who is the last to come, the most often first; ranks that never are have no row."""
+    """How often each rank was the last to arrive, the most often first; ranks that never were have
+    no row.
+    """
     counted: Counter[int] = Counter()
     last: Counter[int] = Counter()
     late: Counter[int] = Counter()
@@ -78,15 +80,15 @@ def arrivals(called: Mapping[int, Sequence[CollectiveRecord]]) -> tuple[Arrivals
         if len(members) < 2 or set(members) != set(by_rank):
             continue
         for number in set.intersection(*(set(calls) for calls in by_rank.values())):
-            came = sorted(
+            arrived = sorted(
                 (at, rank)
                 for rank in members
                 if isinstance(at := by_rank[rank][number].arrival_ns, int)
             )
-            if len(came) < len(members):
+            if len(arrived) < len(members):
                 continue
             counted.update(members)
-            (before, _), (at, rank) = came[-2:]
+            (before, _), (at, rank) = arrived[-2:]
             last[rank] += 1
             late[rank] += at - before
     return tuple(
@@ -123,7 +125,7 @@ def _hang(
         if waiting:
             kind = MISSING if no_dump else STUCK
             return Hang(kind, group, number, sides, (), no_dump)
-    if no_dump:  # whoever left no dump may be the one that the others wait for
+    if no_dump:  # the others may wait for a rank without a dump
         number = max(last.values())
         here = {rank: by_rank[rank][number] for rank in by_rank if number in by_rank[rank]}
         return Hang(MISSING, group, number, _sides(here), (), no_dump)
@@ -131,12 +133,13 @@ def _hang(
 
 
 def _is_open(entry: CollectiveRecord) -> bool:
-    """gloo's entries stay scheduled forever."""
+    """Whether an entry has not finished. Entries of gloo stay scheduled forever and do not
+    count."""
     return entry.state in _OPEN and not entry.function.startswith("gloo:")
 
 
 def _what(entry: CollectiveRecord) -> str:
-    """What has to be the same on all ranks."""
+    """The properties that must be equal on all ranks: the function and, for some, the shapes."""
     name = entry.function.rpartition(":")[2]
     return _shown(entry) if name in _SAME_SHAPES else name
 
@@ -147,7 +150,7 @@ def _shown(entry: CollectiveRecord) -> str:
 
 
 def _sides(here: Mapping[int, CollectiveRecord]) -> tuple[HangSide, ...]:
-    """Ranks that do the same at the same line together, the most first."""
+    """Group ranks that are in the same call at the same line; the largest group first."""
     sides: dict[tuple[str, int, SourceLine, str], list[int]] = {}
     for rank, entry in sorted(here.items()):
         key = (_shown(entry), entry.sequence, entry.place, entry.state)

@@ -1,10 +1,10 @@
-"""Throughput, speed-up and efficiency of a program on more ranks, and what the loss is made of.
+"""Throughput, speed-up and efficiency of a program on more ranks, and the parts of the loss.
 
-All times are device time, summed over ranks: what a unit of work costs on N ranks is N times the
+All times are device time, summed over ranks: the cost of a unit of work on N ranks is N times the
 time that passes. Efficiency is the cost on the first recording's ranks divided by the cost on these
-(27 minutes on 1 rank, 10 on 4: 27 / 40 = 67.5 %). Each rank's time is its own work, exposed
-communication (in each step what even the rank that waited least spent in collectives) and waiting
-for others (what it waited more than that). So the difference of two costs is the sum of the
+(27 minutes on 1 rank, 10 on 4: 27 / 40 = 67.5 %). Each rank's time is its own work,
+exposed communication (per step, the time in collectives of the rank that waited least) and waiting
+for others (what a rank waited more than that). So the difference of two costs is the sum of the
 differences of the three.
 """
 
@@ -82,7 +82,7 @@ def _row(name: str, cost: _Cost, units: int, first: _Cost, first_units: int) -> 
 
 
 def _cost(recording: Recording, *, first: bool) -> _Cost:
-    """Over the full steps that all ranks have; without ``first`` not the first (`full_steps`)."""
+    """The cost of the full steps that all ranks have. ``first``: including the first step."""
     ranks = {rank.session.rank: rank for rank in recording.ranks}
     name = PurePath(recording.path).name
     if any(rank.session.virtual for rank in ranks.values()):
@@ -119,7 +119,7 @@ def _cost(recording: Recording, *, first: bool) -> _Cost:
 
 
 def _waited(columns: StepColumns, ranks: int) -> Sequence[int] | None:
-    """How long each step waited for other ranks; None where that is not known."""
+    """The time that each step waited for other ranks; None if unknown."""
     if ranks == 1:
         return [0] * columns.rows
     by_phase = phase_waits(columns)

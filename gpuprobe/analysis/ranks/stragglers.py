@@ -1,15 +1,15 @@
-"""Which rank the others wait for, in how many steps, and what it does meanwhile.
+"""Stragglers: the rank that the others wait for, in how many steps, and in which phases it is slow.
 
-Ranks that exchange gradients finish a step together, and whoever is early waits. So the rank that
-is late is the one that does *not* wait: it comes last, because its own work takes longest. A rank's
-*own time* in a step is the step less what it waited for others (`Phase.waited_ns`: in calls of
-``torch.distributed``, and at the end of the backward pass of DistributedDataParallel, once its own
-gradients are computed). The rank with the longest own time comes last to where they wait.
+Ranks that exchange gradients finish a step together, and the early ones wait. So the straggler is
+the rank that does *not* wait: it arrives last, because its own work takes longest. A rank's *own
+time* in a step is the step without the time that it waited for others (`Phase.waited_ns`: in calls
+of ``torch.distributed``, and at the end of the backward pass of DistributedDataParallel, once its
+own gradients are computed). The rank with the longest own time arrives last.
 
-Calls that move tensors to a device (`Phase.copied_ns`) are a phase of their own here, ``copy``.
+Calls that copy tensors to a device (`Phase.copied_ns`) are a separate phase here, ``copy``.
 
-Of recordings in which waits are not known by phase (of GPUs, or of an older gpuprobe) the backward
-pass is left out as a whole, and what collectives took elsewhere is taken off.
+In recordings without waits by phase (of GPUs, or of an older gpuprobe) own time excludes the whole
+backward pass, and the collectives outside.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SETUP: Final = "setup"
 
 
 def median_low(values: Iterable[int]) -> int:
-    """That of ``statistics``, which takes 4 ms to import."""
+    """Like `statistics.median_low`, whose module takes 4 ms to import."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]
 
 
 def phase_waits(columns: StepColumns) -> dict[str, array[int]] | None:
-    """How long each step waited for other ranks, by phase of depth one; None for recordings in
-    which that is not known by phase. Nanoseconds, `MISSING` where a step does not have it.
+    """The time that each step waited for other ranks, by phase of depth one; None for recordings
+    without waits by phase. Nanoseconds; `MISSING` in steps without that phase.
     """
     found = {path: columns.number("phase_waited", path) for path in columns.phases}
     known = any(max(waited, default=MISSING) != MISSING for waited in found.values())
@@ -48,8 +48,8 @@ def phase_waits(columns: StepColumns) -> dict[str, array[int]] | None:
 
 
 def own_phases(columns: StepColumns) -> dict[str, array[int]]:
-    """Each step's own time by phase of depth one; where waits are not known by phase,
-    ``collectives`` is taken off, as less than 0. Nanoseconds.
+    """Each step's own time by phase of depth one. Without waits by phase, ``collectives`` is a
+    negative phase that is subtracted from the others. Nanoseconds.
     """
     known = phase_waits(columns)
     if known is None:
@@ -69,7 +69,7 @@ def own_phases(columns: StepColumns) -> dict[str, array[int]]:
 
 
 def _with_copies(phases: dict[str, array[int]], columns: StepColumns) -> dict[str, array[int]]:
-    """What was spent in moving tensors to a device, as a phase of its own: ``copy``."""
+    """Move the time of copies to a device from the phases to a separate one, ``copy``."""
     total = array("q", bytes(8 * columns.rows))
     for path in [path for path in phases if path in columns.phases]:
         copied = columns.number("phase_copied", path)
@@ -81,8 +81,8 @@ def _with_copies(phases: dict[str, array[int]], columns: StepColumns) -> dict[st
 
 
 def _without_backward(columns: StepColumns) -> dict[str, array[int]]:
-    """A collective's time is known only as a whole: it is taken off as if none were in the backward
-    pass, down to no own time at all.
+    """Own time of recordings with the total time of collectives only: it is subtracted as if none
+    were in the backward pass, down to an own time of 0.
     """
     phases = {
         path: _or_zero(columns.number("phase", path))
@@ -97,7 +97,7 @@ def _without_backward(columns: StepColumns) -> dict[str, array[int]]:
 
 
 def own_ns(columns: StepColumns) -> array[int]:
-    """Each step's own time. Nanoseconds."""
+    """Each step's own time in nanoseconds."""
     return _sum(own_phases(columns).values(), columns.rows)
 
 
@@ -156,7 +156,7 @@ def _slowest(
     middle = (len(numbers) - 2) // 2
     for times in zip(*own.values(), strict=True):
         ordered = sorted(times)
-        # The median of the others: without the rank itself, which is one of two in small jobs.
+        # The median of the other ranks; in small jobs the rank itself is one of two.
         low, high = ordered[middle], ordered[middle + 1]
         for number, spent in zip(numbers, times, strict=True):
             late[number].append(spent - (high if spent <= low else low))
@@ -184,9 +184,9 @@ def _slowest(
 
 
 def _chance(late: Sequence[int], median: int, ranks: int) -> int:
-    """The median that the latest of so many ranks may have by chance: four standard errors more
-    than the largest of N normally distributed values has on average, which is below sqrt(2 ln N).
-    Four, as the deviation of some twenty steps is itself known to a fifth only.
+    """The median lateness that the last of so many ranks may have by chance: four standard errors
+    above the average maximum of N normally distributed values, which is below sqrt(2 ln N). Four,
+    because the deviation of about twenty steps is itself uncertain by a fifth.
 
     The standard error of a median is 1.2533 times that of a mean, and the standard deviation 1.4826
     times the median deviation, which a few outliers do not change.
@@ -197,8 +197,8 @@ def _chance(late: Sequence[int], median: int, ranks: int) -> int:
 
 
 def full_rows(columns: StepColumns, *, first: bool = False) -> dict[int, int]:
-    """index -> row of the steps that show how long a step takes; see `full_steps`. ``first``: of
-    all full steps.
+    """The rows of steps with representative durations (see `full_steps`), by index. ``first``: all
+    full steps.
     """
     index = columns.number(*INDEX)
     rows = list(columns.full_rows())
@@ -207,6 +207,6 @@ def full_rows(columns: StepColumns, *, first: bool = False) -> dict[int, int]:
 
 
 def differences(one: Mapping[_K, int], two: Mapping[_K, int]) -> list[tuple[_K, int]]:
-    """What ``one`` has more of, the largest difference first; what is alike is left out."""
+    """The differences ``one - two`` by key, the largest first; equal ones are left out."""
     found = [(key, one.get(key, 0) - two.get(key, 0)) for key in {**one, **two}]
     return sorted((d for d in found if d[1]), key=lambda d: (-abs(d[1]), str(d[0])))
