@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from gpuprobe.api.render import CheckResults, render
 from gpuprobe.errors import DataError, GpuprobeError, UsageError
@@ -295,12 +295,25 @@ def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) 
     return tuple(written)
 
 
-VIEWS: dict[str, Callable[..., tuple[Path, ...]]] = {
-    "flamegraph": write_flamegraph,
-    "perfetto": write_perfetto,
-    "snapshot": write_snapshot,
-    "chakra": write_chakra,
+class View(NamedTuple):
+    """A file format of recordings: its writer, and the option of ``gpuprobe report``."""
+
+    write: Callable[..., tuple[Path, ...]]
+    metavar: str
+    help: str
+
+
+VIEWS: dict[str, View] = {
+    "flamegraph": View(write_flamegraph, "FILE.html", "the peak as a flame graph"),
+    "perfetto": View(write_perfetto, "FILE.json[.gz]", "the trace for ui.perfetto.dev"),
+    "snapshot": View(write_snapshot, "FILE.pickle", "a torch memory snapshot for torch's viewer"),
+    "chakra": View(
+        write_chakra,
+        "NAME",
+        "the communication of a step as Chakra execution traces NAME.RANK.et, for simulators",
+    ),
 }
+"""The formats of ``gpuprobe report``, by option."""
 
 _NEEDS_TRACE = "record with --level trace"
 

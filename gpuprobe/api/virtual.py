@@ -353,7 +353,7 @@ class _ProgramRun:
                 measured.assume(assumption_text(processes))
         return count()
 
-    def _explained(self, measured: Measurement, error: Exception) -> GpuprobeError | None:
+    def _explained(self, measured: Measurement, error: Exception) -> BaseException | None:
         """gpuprobe's own error for one that the engine or this machine's memory caused."""
         from gpuprobe.torch_support.callers import of_host_memory
 

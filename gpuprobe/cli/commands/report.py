@@ -36,16 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.json",
         help="with --html: show these hazards too (from run --hazards-json)",
     )
-    views.add_argument("--flamegraph", metavar="FILE.html", help="the peak as a flame graph")
-    views.add_argument("--perfetto", metavar="FILE.json[.gz]", help="the trace for ui.perfetto.dev")
-    views.add_argument(
-        "--snapshot", metavar="FILE.pickle", help="a torch memory snapshot for torch's viewer"
-    )
-    views.add_argument(
-        "--chakra",
-        metavar="NAME",
-        help="the communication of a step as Chakra execution traces NAME.RANK.et, for simulators",
-    )
+    for name, view in VIEWS.items():
+        views.add_argument(f"--{name}", metavar=view.metavar, help=view.help)
     views.add_argument("--force", action="store_true", help="replace files that exist")
 
 
@@ -58,11 +50,9 @@ def run(args: argparse.Namespace) -> int:
         hazards = None if args.hazards is None else read_hazards(args.hazards)
         for written in write_report(recording, args.html, hazards=hazards, force=args.force):
             stderr.print_line(f"wrote {visible(str(written))}")
-    requested = [
-        (write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)
-    ]
-    for write, path in requested:
-        for written in write(recording, path, force=args.force):
+    requested = [(view, getattr(args, name)) for name, view in VIEWS.items() if getattr(args, name)]
+    for view, path in requested:
+        for written in view.write(recording, path, force=args.force):
             stderr.print_line(f"wrote {visible(str(written))}")
     if (requested or args.html is not None) and form == "text":
         return exit_codes.OK

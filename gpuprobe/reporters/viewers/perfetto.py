@@ -275,14 +275,14 @@ def _slices(
         for row, (size, freed) in enumerate(zip(ledger.size, ledger.freed, strict=True))
         if size >= large and freed >= 0
     ]
-    rows = zip(
+    described = zip(
         rows,
         categories(ledger, rows),
         ledger.values("module", rows),
         ledger.values("address", rows),
         strict=True,
     )
-    for row, category, module, address in rows:
+    for row, category, module, address in described:
         start, freed, stack = ledger.start[row], ledger.freed[row], ledger.stack[row]
         size, requested = ledger.size[row], ledger.requested[row]
         common = {
