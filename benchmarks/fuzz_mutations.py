@@ -253,7 +253,7 @@ def _known(folder: Path) -> Uses:
     from gpuprobe.api.hazards import compare_known, read_known
     from gpuprobe.api.views import read_hazards
 
-    findings = read_hazards(hostile_mutations.V1 / "hazards.json").findings
+    findings = read_hazards(hostile_mutations.RECORDED / "hazards.json").findings
     script = folder / "race.py"
     script.write_text(RACE)
 

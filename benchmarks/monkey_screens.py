@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from quick_pilot import QuickPilot  # noqa: E402
 
-V1 = ROOT / "tests" / "recorded" / "v1"
+RECORDED = ROOT / "tests" / "recorded" / "v2"
 
 KEYS = [
     *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789",
@@ -67,7 +67,7 @@ def _replayed(folder: Path) -> Any:
     from gpuprobe.api.monitor import ReplayedLog
     from gpuprobe.tui.monitor.app import TopApp
 
-    path = V1 / "readings.jsonl"
+    path = RECORDED / "readings.jsonl"
     return TopApp(None, 0.05, source=lambda: ReplayedLog(path), replayed="x", readonly=True)
 
 
@@ -76,7 +76,7 @@ def _view(name: str) -> Callable[[Path], Any]:
         from gpuprobe.api.live import Followed
         from gpuprobe.tui.viewer.app import ViewApp
 
-        return ViewApp(Followed(V1 / name), interval=0.05, demo="8xh100")
+        return ViewApp(Followed(RECORDED / name), interval=0.05, demo="8xh100")
 
     return make
 

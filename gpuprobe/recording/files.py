@@ -57,8 +57,8 @@ MAX_CHUNK = 256 << 20
 
 _MAX_HEADER = 64 * 1024
 
-_STARTS = tuple(f'{{"{key}":"{SCHEMA}"'.encode() for key in ("schema", "format"))
-"""What every stream this package wrote begins with; ``format`` is version 1's."""
+_START = f'{{"schema":"{SCHEMA}"'.encode()
+"""The first bytes of every stream."""
 
 
 class Header(NamedTuple):
@@ -115,8 +115,8 @@ def decode_header(line: bytes, name: str) -> Header:
         plain = json.loads(line) if len(line) <= _MAX_HEADER else None
     except (ValueError, RecursionError):
         plain = None
-    if not isinstance(plain, dict) or plain.get("schema", plain.get("format")) != SCHEMA:
-        if line.startswith(_STARTS):
+    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
+        if line.startswith(_START):
             raise DataError(f"{name}: the header of the recording is damaged")
         raise NotARecording(f"{name}: does not begin with the header of a gpuprobe recording")
     version = check_version(plain, SCHEMA_VERSION, name)
@@ -132,4 +132,4 @@ class _RankHeader:
 
 def looks_like_stream(head: bytes) -> bool:
     """Whether ``head``, the first bytes of a file, may be those of a stream (or a torn one)."""
-    return any(head[: len(start)] == start[: len(head)] for start in _STARTS)
+    return head[: len(_START)] == _START[: len(head)]

@@ -28,9 +28,6 @@ WHOLE_EVERY = 60
 _MAX_LINE = 16 << 20
 """Bytes. A whole reading of eight GPUs takes 90 KB."""
 
-_OLD_FORMAT = "gpuprobe-moments"
-"""What files of version 1 have under ``format``."""
-
 
 def changes(old: Any, new: Any) -> dict[str, Any]:
     """What turns ``old`` into ``new``, both plain JSON values. Empty where nothing does.
@@ -228,12 +225,11 @@ def last_moment(path: str | os.PathLike[str]) -> Moment:
 
 def _check_head(line: bytes, name: str) -> None:
     head = _object(line, name, 1)
-    old = head.get("format") == _OLD_FORMAT
-    if not old and head.get("schema") != SCHEMA:
+    if head.get("schema") != SCHEMA:
         raise DataError(
             f"{name} is not a log of gpuprobe top", hint="create one with gpuprobe top --log"
         )
-    check_version(head, SCHEMA_VERSION, name, key="schema_version" if old else "version")
+    check_version(head, SCHEMA_VERSION, name)
 
 
 def _object(line: bytes, name: str, number: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-V1 = Path(__file__).resolve().parent.parent / "recorded" / "v1"
+RECORDED = Path(__file__).resolve().parent.parent / "recorded" / "v2"
 
 VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 2, 255, 1 << 16, 1 << 31, (1 << 53) + 1, (1 << 63) - 1, 1 << 63,

@@ -14,12 +14,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hostile_mutations import V1
+from hostile_mutations import RECORDED
 
 from gpuprobe.cli import main
 
-GOOD = V1 / "virtual.gpuprobe"
-BASELINE = V1 / "baseline.json"
+GOOD = RECORDED / "virtual.gpuprobe"
+BASELINE = RECORDED / "baseline.json"
 
 
 class Ended(NamedTuple):

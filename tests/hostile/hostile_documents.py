@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hostile_changes import V1, change_bytes, change_lines, change_parts, dumps
+from hostile_changes import RECORDED, change_bytes, change_lines, change_parts, dumps
 
 
 def changed_json(rng: random.Random, data: bytes, pieces: list[bytes]) -> bytes:
@@ -93,30 +93,32 @@ def catalogue_seeds() -> list[bytes]:
 
 
 def _file(name: str) -> Callable[[], list[bytes]]:
-    return lambda: [(V1 / name).read_bytes()]
+    return lambda: [(RECORDED / name).read_bytes()]
 
 
 def log_seeds() -> list[bytes]:
     """The recorded log, shortened: a reading of a whole fleet is 90 KB."""
-    lines = (V1 / "readings.jsonl").read_bytes().splitlines(keepends=True)
+    lines = (RECORDED / "readings.jsonl").read_bytes().splitlines(keepends=True)
     return [b"".join(lines[:4])]
 
 
 def baseline_seeds() -> list[bytes]:
-    """The recorded one, of an older version, and what this version makes of a recording, with
+    """The recorded one, of an older version, and one that this version makes of a recording, with
     tolerances; a conflict of the two."""
     from gpuprobe.cli import main
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         path = Path(folder, "new.json")
         with contextlib.redirect_stdout(io.StringIO()):
-            main(["baseline", "update", str(V1 / "virtual.gpuprobe"), "--baseline", str(path)])
+            main(
+                ["baseline", "update", str(RECORDED / "virtual.gpuprobe"), "--baseline", str(path)]
+            )
         new = json.loads(path.read_bytes())
     new["tolerance"] = {
         "peak_allocated": {"relative": 0.02, "absolute": 1024},
         "peak_reserved": {"relative": 0.1},
     }
-    old = (V1 / "baseline.json").read_bytes()
+    old = (RECORDED / "baseline.json").read_bytes()
     today = json.dumps(new, indent=1).encode()
     lines = today.split(b"\n")
     middle = b"\n".join([b"<<<<<<< a", *lines[5:9], b"=======", *lines[5:9], b">>>>>>> b"])

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import hostile_documents as documents
-from hostile_changes import V1, VALUES, change_bytes, change_lines, change_parts, dumps
+from hostile_changes import RECORDED, VALUES, change_bytes, change_lines, change_parts, dumps
 from snapshot_samples import modern, torch_2_0, without_frames
 
 Files = dict[str, bytes]
@@ -46,7 +46,7 @@ OPCODES = [
 def recording_seeds() -> list[Files]:
     """Each with the header of version 1, and with that of version 2 and its newer keys."""
     found = []
-    for folder in sorted(V1.glob("*.gpuprobe")):
+    for folder in sorted(RECORDED.glob("*.gpuprobe")):
         old = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
         found += [old, {name: _renewed(data) for name, data in old.items()}]
     return found
@@ -58,7 +58,7 @@ def _renewed(data: bytes) -> bytes:
         return data
     head = json.loads(first)
     ranks = {key: head[key] for key in ("rank", "world_size")}
-    made = {"schema": head["format"], "version": [2, 3], "gpuprobe": "0.1", **ranks}
+    made = {"schema": head["schema"], "version": [2, 3], "gpuprobe": "0.1", **ranks}
     rest = rest.replace(b'{"type":"step"', b'{"type":"step","exchanges":' + dumps(_EXCHANGES), 1)
     return dumps(made) + newline + rest
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hostile_mutations import V1, packed_chunk, unpacked_chunk
+from hostile_mutations import RECORDED, packed_chunk, unpacked_chunk
 from hostile_seed import LINES, SOURCE, dumped
 
 MARK = "Zq9"
@@ -111,7 +111,7 @@ def _chunk(data: bytes, texts: list[str]) -> bytes:
 
 def baseline(path: Path, texts: list[str]) -> None:
     """A baseline in which the GPU, phases, lines and modules are among ``texts``."""
-    plain = json.loads((V1 / "baseline.json").read_text())
+    plain = json.loads((RECORDED / "baseline.json").read_text())
 
     def renamed(rows: dict[str, Any]) -> dict[str, Any]:
         return {f"{poisoned('', texts)} {at}": row for at, row in enumerate(rows.values())}
@@ -131,7 +131,7 @@ def baseline(path: Path, texts: list[str]) -> None:
 def log(path: Path, texts: list[str]) -> None:
     """A log of readings in which GPUs, processes, users and reasons are among ``texts``."""
     made = []
-    for line in (V1 / "readings.jsonl").read_bytes().splitlines()[:2]:
+    for line in (RECORDED / "readings.jsonl").read_bytes().splitlines()[:2]:
         plain = json.loads(line)
         made.append(_readings(plain, texts) if "moment" in plain else plain)
     path.write_bytes(dumped(made))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import hostile_commands as commands
 import pytest
-from hostile_mutations import KINDS, V1, numbered
+from hostile_mutations import KINDS, RECORDED, numbered
 from hostile_recordings import CRAFTED, GROUPS, INSTEAD
 from hostile_seed import CHUNK, EXTRA, STREAM, plain
 
@@ -225,7 +225,7 @@ sys.exit(main(["report", {path!r}]))
 
 
 def _with_a_fault(error: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    code = _FAULTY.format(error=error, path=str(V1 / "virtual.gpuprobe"))
+    code = _FAULTY.format(error=error, path=str(RECORDED / "virtual.gpuprobe"))
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

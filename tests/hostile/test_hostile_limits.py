@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from hostile_chunks import chunk, table_of
-from hostile_mutations import V1
+from hostile_mutations import RECORDED
 from hostile_seed import LINES, STREAM, dumped, plain
 from hostile_snapshots import STRUCTURES
 
@@ -108,7 +108,7 @@ def _twice(depth: int) -> list[Any]:
 def _log(links: int, readings: int, folder: Path) -> Path:
     """One large reading, and changes of a few bytes."""
     target = folder / "log.jsonl"
-    head, first, *_ = (V1 / "readings.jsonl").read_text().splitlines()
+    head, first, *_ = (RECORDED / "readings.jsonl").read_text().splitlines()
     moment = json.loads(first)["moment"]
     moment["links"] = moment["links"][:1] * links
     change = '{"changes":{"+":{"links":{"+":{"0":{}}}}}}'
@@ -122,7 +122,7 @@ def _packed(line: bytes, count: int, groups: int, dictionary: bool, folder: Path
     from pyarrow import parquet
 
     good = io.BytesIO()
-    write_packed(V1 / "virtual.gpuprobe", good, "x")
+    write_packed(RECORDED / "virtual.gpuprobe", good, "x")
     file = parquet.ParquetFile(good)
     schema = file.schema_arrow
     columns = {field.name: arrow.nulls(count, field.type) for field in schema}

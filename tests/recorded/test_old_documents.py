@@ -1,13 +1,14 @@
-"""Files of version 1, written before every document had the same header, are still read.
+"""Files of version 2.0 are still read, and pre-release ones of version 1 are refused.
 
-Next to the recordings of `test_old_recordings`, ``v1`` holds what gpuprobe 0.1.0 wrote of two small
-scripts on a virtual GPU and of a fake fleet: findings, baselines, a hazards document, readings of
-``top``. Names of the machine were replaced.
+Next to the recordings of `test_old_recordings`, ``v2`` has what gpuprobe 0.1.0 wrote for two small
+scripts on a virtual GPU and for a fake fleet: findings, baselines, a hazards document, readings of
+``top``. They were written as version 1 and converted. Names of the machine were replaced.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,12 @@ from gpuprobe.model.place import Place
 from gpuprobe.recording.monitor_log import read_moments
 from gpuprobe.recording.reader import read_recording
 
-FILES = Path(__file__).parent / "v1"
+FILES = Path(__file__).parent / "v2"
 
 
 def test_a_recording_with_findings() -> None:
     recording = read_recording(FILES / "race.gpuprobe")
-    assert recording.schema_version == (1, 0)
+    assert recording.schema_version == (2, 0)
     (rank,) = recording.ranks
     assert (len(rank.steps), rank.truncated, rank.end is not None) == (2, False, True)
     assert rank.blind_spots == ()
@@ -54,14 +55,36 @@ def test_a_recording_with_findings() -> None:
     )
 
 
-def test_a_finding_of_either_version_is_the_same() -> None:
+def test_findings_survive_the_way_through_a_document() -> None:
     (rank,) = read_recording(FILES / "race.gpuprobe").ranks
     for finding in rank.findings:
         plain = to_plain(finding)
         assert all(set(item) == {"name", "value"} for item in plain["evidence"])
         assert from_plain(Finding, plain) == finding
-        old = {**plain, "evidence": [[item["name"], item["value"]] for item in plain["evidence"]]}
-        assert from_plain(Finding, old) == finding
+        pairs = {**plain, "evidence": [[item["name"], item["value"]] for item in plain["evidence"]]}
+        with pytest.raises(DataError):  # as version 1 had them
+            from_plain(Finding, pairs)
+
+
+def test_version_1_of_a_document_is_refused(tmp_path: Path) -> None:
+    def older(name: str) -> Path:
+        text = (FILES / name).read_text(encoding="utf-8")
+        path = tmp_path / Path(name).name
+        path.write_text(re.sub(r"(\"version\": ?\[\s*)2", r"\g<1>1", text, count=1), "utf-8")
+        return path
+
+    refused = pytest.raises(UnsupportedSchema, match=r"version 1\.0 was written by a pre-release")
+    with refused:
+        load_baseline(older("baseline.json").read_text())
+    with refused:
+        load_known(older("hazards-baseline.json").read_text())
+    with refused:
+        list(read_moments(older("readings.jsonl")))
+    with refused:
+        read_hazards(older("hazards.json"))
+    older("race.gpuprobe/rank-00000.jsonl")
+    with refused:
+        read_recording(tmp_path)
 
 
 def test_baselines() -> None:

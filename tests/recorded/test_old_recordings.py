@@ -1,9 +1,9 @@
-"""Recordings of format 1.0 open, and their reports say what they said then.
+"""Recordings of format 2.0 open, and their reports still have the same figures.
 
-``v1`` holds what gpuprobe 0.1.0 recorded of small programs, and next to each the document
-``gpuprobe.report`` 1.2 that it made of it: training on the CPU with a list that grows, training
+``v2`` has what gpuprobe 0.1.0 recorded of small programs, and next to each the document
+``gpuprobe.report`` that it made then: training on the CPU with a list that grows, training
 that was killed, training on two ranks (gloo), a virtual GPU with hazards, and one that ran out of
-memory. Names of the machine were replaced.
+memory. The recordings were written in format 1.0 and converted. Names of the machine were replaced.
 """
 
 from __future__ import annotations
@@ -22,27 +22,14 @@ from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 
-FOLDER = Path(__file__).parent / "v1"
+FOLDER = Path(__file__).parent / "v2"
 NAMES = ("cpu", "killed", "oom", "ranks", "virtual")
 
 PROSE = {
     *("text", "evidence", "message", "what", "consequence", "sentences", "why_it_stays"),
     "unavailable",
 }
-"""Keys whose values are sentences: they may be worded anew."""
-
-
-def renamed(old: dict[str, Any]) -> dict[str, Any]:
-    """A document of version 1.2 with the names of version 2."""
-    for name in ("schema", "version", "gpuprobe"):
-        del old[name]
-    old["non_tensor_memory"] = old.pop("beside_tensors")
-    for failure in old["out_of_memory"]:
-        failure["key"] = failure.pop("line")
-    if old["rank_comparison"] is not None:
-        # Two steps, each with another slowest rank: since 2.2 that is not called a slow rank.
-        del old["rank_comparison"]["time"]["stands_out"]
-    return old
+"""Keys whose values are sentences: their wording may change."""
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
@@ -62,7 +49,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_figures_are_those_of_then(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
-    old = renamed(json.loads(Path(f"{name}.report.json").read_text("utf-8")))
+    old = json.loads(Path(f"{name}.report.json").read_text("utf-8"))
     recording = gpuprobe.load(f"{name}.gpuprobe")
     new = json.loads(json.dumps(gpuprobe.report(recording)))
     jsonschema.validate(new, report_json.schema())

@@ -131,7 +131,11 @@ def test_floats_that_json_has_no_word_for(number: float) -> None:
         (KnownTensors, {"by_category": {"soul": 1}}, "by_category.soul: expected one of parameter"),
         (KnownTensors, {"by_category": {"activation": "x"}}, "by_category.activation: expected"),
         (Finding, {"level": "loud"}, "level: expected one of error, warning, note, found 'loud'"),
-        (Finding, {"evidence": [["a", "b"], ["c"]]}, "evidence[1]: expected 2 items, found 1"),
+        (
+            Finding,
+            {"evidence": [{"name": "a", "value": 1}]},
+            "evidence[0][1]: expected text, found 1",
+        ),
         (Finding, {"related": [{"line": "x"}]}, "related[0].line: expected a whole number"),
         (HostWindow, {"rss_start": {"unavailable": 3, "status": "ok"}}, "rss_start: expected text"),
         (HostWindow, {"rss_start": {"unavailable": "x"}}, "rss_start: 'status' is missing"),

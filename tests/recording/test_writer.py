@@ -132,7 +132,7 @@ def test_a_recording_is_replaced_only_with_force(tmp_path: Path) -> None:
 def test_a_stream_that_was_torn_in_its_header_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.gpuprobe"
     path.mkdir()
-    (path / "rank-00000.jsonl").write_text('{"format":"gpupr')
+    (path / "rank-00000.jsonl").write_text('{"schema":"gpupr')
     RecordingWriter.create(path, force=True).close()
     assert (path / "rank-00000.jsonl").read_bytes().endswith(b"\n")
 

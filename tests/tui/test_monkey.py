@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from monkey_screens import SCREENS, V1, play
+from monkey_screens import RECORDED, SCREENS, play
 from quick_pilot import QuickPilot
 from textual.app import App
 
@@ -82,7 +82,7 @@ def test_escape_leaves_a_run_from_its_trace_too(tmp_path: Path) -> None:
         app = SCREENS["view, the runs"](tmp_path)
         async with app.run_test(size=(120, 40)):
             pilot = QuickPilot(app)
-            open_run(app, str(V1 / "virtual.gpuprobe"), None)
+            open_run(app, str(RECORDED / "virtual.gpuprobe"), None)
             await pilot.pause()
             await pilot.press("t")
             for _ in range(200):

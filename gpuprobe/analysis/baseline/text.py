@@ -40,7 +40,7 @@ History:
 * 1.0: first version.
 * 1.1: ``accounts``, ``places`` and ``stopped_after``; ``tolerance`` holds what was chosen, not the
   defaults too. The functions that a line calls are in ``places``, once.
-* 2.0: ``gpuprobe``, the version that wrote it. 1.x is still read.
+* 2.0: ``gpuprobe``, the version that wrote it.
 * 2.1: ``command``, ``sources`` and ``paths``. Lines are named by their text; their positions are in
   ``places``.
 * 2.2: ``files``: the project's files that the program imports or reads, each with a digest and
@@ -354,14 +354,12 @@ class _Size(_Amount):
 
 @dataclass(frozen=True)
 class _Line(_Amount):
-    """A line of an account. Only version 1.0 has ``calls`` here; later ones have it in
-    ``places``."""
+    """A line of an account."""
 
     blocks: _Signed = 0
     category: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _parts)] = ()
     until: str = ""
     path: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _parts)] = ()
-    calls: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -472,11 +470,7 @@ class _Reader:
             for text, row in document.places.items()
             if row.at
         }
-        self._calls = {text: row.calls for text, row in document.places.items()} or {
-            text: " ".join(row.calls)
-            for text, row in document.at_peak.lines.items()
-            if row.calls is not None
-        }
+        self._calls = {text: row.calls for text, row in document.places.items()}
         self._call_paths: dict[str, tuple[str, ...]] = {"": ()}
 
     def labels(self) -> dict[str, Label]:

@@ -27,7 +27,7 @@ VERSION: Final = (2, 0)
 
 History:
 * 1.0: first version.
-* 2.0: ``gpuprobe``, the version that wrote it. 1.x is still read.
+* 2.0: ``gpuprobe``, the version that wrote it.
 """
 
 _BEGIN: Final = f'{{\n "schema": "{SCHEMA}"'

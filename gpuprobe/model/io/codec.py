@@ -520,11 +520,11 @@ def unknown_key(name: str, known: Iterable[str]) -> Malformed:
 
 
 def _finding_decoder() -> Callable[[Any], Any]:
-    """Evidence is a list of ``{"name", "value"}``; before version 2 it was one of pairs."""
+    """Evidence is a list of ``{"name", "value"}``."""
     decode = _dataclass_decoder(Finding, Finding)
 
     def pair(plain: Any) -> Any:
-        return [plain["name"], plain["value"]] if isinstance(plain, dict) else plain
+        return [plain.get("name"), plain.get("value")] if isinstance(plain, dict) else None
 
     def as_pairs(plain: Any) -> Any:
         if isinstance(plain, dict) and isinstance(plain.get("evidence"), list):

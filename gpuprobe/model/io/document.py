@@ -25,16 +25,15 @@ def check_version(
     newest: tuple[int, int],
     where: str,
     *,
-    key: str = "version",
     hint: str = "",
 ) -> tuple[int, int]:
     """The version in the header of a document that was read; ``where`` begins the messages,
-    ``hint`` is what to do with a damaged document. Version 1 of some has it under another ``key``.
+    ``hint`` is what to do with a damaged document.
 
-    Raises UnsupportedSchema if its major version is newer than ``newest``, DataError if it has no
-    valid version.
+    Raises UnsupportedSchema if its major version is newer than ``newest``, or older, which only
+    pre-releases wrote; DataError if there is no valid version.
     """
-    version = document.get(key)
+    version = document.get("version")
     if (
         not isinstance(version, list)
         or len(version) != 2
@@ -48,6 +47,10 @@ def check_version(
             f"{where}: version {major}.{minor} is newer than this gpuprobe can read "
             f"(up to {newest[0]}.x)",
             hint="upgrade gpuprobe: pip install -U gpuprobe",
+        )
+    if major < newest[0]:
+        raise UnsupportedSchema(
+            f"{where}: version {major}.{minor} was written by a pre-release of gpuprobe", hint=hint
         )
     return major, minor
 

@@ -22,7 +22,6 @@ History:
 * 1.0: first version.
 * 1.1: ``work``, what each process does on each GPU.
 * 2.0: the header of every document, for ``format`` (``gpuprobe-moments``) and ``schema_version``.
-  1.x is still read.
 """
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)

@@ -142,7 +142,7 @@ SCHEMA_VERSION = (2, 4)
 
 History:
 * 1.0: first version; the header has ``format`` and ``writer`` for ``schema`` and ``gpuprobe``.
-* 2.0: the header and the findings are as in every document; ``Session.virtual``. 1.x is still read.
+* 2.0: the header and the findings are as in every document; ``Session.virtual``.
 * 2.1: ``Collective.wire``.
 * 2.2: ``Phase.waited_ns``.
 * 2.3: ``Step.exchanges``, ``SessionEnd.compiled``.
