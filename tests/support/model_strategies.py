@@ -41,16 +41,16 @@ INTEGERS = st.integers(-(2**63), 2**64 - 1)
 
 
 _NOT_DECODED = (
-    "MemoryTrace", "Recording", "RankRecording", "Reading", "Report", "Steps"
+    "Bounds", "MemoryTrace", "Recording", "RankRecording", "Reading", "Report", "Steps"
 )  # fmt: skip
-"""Written in another way, or (reports) never read again."""
+"""Written in another way, or (reports) never read again, or (bounds) no value."""
 
 
 def model_classes() -> list[type]:
     """Every dataclass of the model that the codec is for (columns have a separate format)."""
     found = []
     for info in pkgutil.walk_packages(gpuprobe.model.__path__, "gpuprobe.model."):
-        if info.name in ("gpuprobe.model.io.codec", "gpuprobe.model.values"):  # words, not values
+        if info.name == "gpuprobe.model.io.codec":
             continue
         module = importlib.import_module(info.name)
         for value in vars(module).values():
