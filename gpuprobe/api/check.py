@@ -54,14 +54,17 @@ from gpuprobe.gate.sources import (
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline.measure import ReadSources
     from gpuprobe.api.blame import BlameOptions
+    from gpuprobe.api.watch import Runnable
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.recording import Recording
+    from gpuprobe.sampler.hooks.precision import PrecisionWatch
 
 __all__ = [
     "METRICS",
     "Baseline",
     "CheckPlan",
+    "CheckResult",
     "ProjectSettings",
     "Tolerance",
     "baseline_path",
@@ -173,12 +176,11 @@ def measure(
     if hazards and virtual is None and not _has_cuda():
         virtual = DEFAULT_GPU  # the default of detect_hazards, which the result then names
 
-    program: Any = watch.program(target, arguments, module=module)
-    if steps is not None:
-        program = Limited(program, steps)
+    program = watch.program(target, arguments, module=module)
+    limited = program if steps is None else Limited(program, steps)
     began = time.time()
     with scratch_recording() as path:
-        measured: Any = _MeasuredProgram(program)
+        measured = _MeasuredProgram(limited)
         here = Path.cwd()
         opened = OpenedFiles()
         try:
@@ -269,7 +271,7 @@ def _no_cuda(virtual: str | None) -> str:
 class _MeasuredProgram:
     """A program that is run while its number formats and GPUs are recorded."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Runnable) -> None:
         self._program = program
         self.argv = program.argv
         self.precision = ""
@@ -279,7 +281,7 @@ class _MeasuredProgram:
     def run(self) -> None:
         from gpuprobe.patching import when_imported
 
-        precision: list[Any] = []
+        precision: list[PrecisionWatch] = []
         patches = ExitStack()
 
         def start() -> None:
@@ -307,7 +309,9 @@ class _MeasuredProgram:
         module: Any = import_module("torch.multiprocessing.spawn")
         original = module.start_processes
 
-        def refuse(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any) -> None:
+        def refuse(
+            fn: object, args: object = (), nprocs: int = 1, *more: object, **options: object
+        ) -> None:
             self.spawned += nprocs
             raise SystemExit(1)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.run.session import BlindSpot
@@ -154,6 +154,15 @@ def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
     return trace
 
 
+class Runnable(Protocol):
+    """A program that `run` can run: ``run()`` ends with the program and raises its exceptions."""
+
+    @property
+    def argv(self) -> Sequence[str]: ...
+
+    def run(self) -> None: ...
+
+
 class RunResult(NamedTuple):
     """The result of a recorded program. ``exit_code``: the program's; ``error``: its exception,
     None if it ended normally or by ``sys.exit``. ``hazards``: the findings, if they were requested;
@@ -220,7 +229,7 @@ def program(target: str, arguments: Sequence[str], module: bool = False) -> Prog
 
 
 def run(
-    loaded: Program,
+    loaded: Runnable,
     output: Path,
     *,
     level: str = "counters",

@@ -58,8 +58,8 @@ def write(
     path: Path,
     redactor: Redactor,
     *,
-    doctor: dict[str, Any],
-    info: dict[str, Any],
+    doctor: dict[str, object],
+    info: dict[str, object],
     environ: Mapping[str, str],
     packages: Mapping[str, str],
     kernel_log: Iterable[str],
@@ -96,14 +96,14 @@ def write(
         raise EnvironmentUnavailable(f"cannot write {path}: {error.strerror}") from error
 
 
-def _json(data: Any) -> str:
+def _json(data: object) -> str:
     return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
-def _without_commands(info: dict[str, Any]) -> dict[str, Any]:
+def _without_commands(info: dict[str, object]) -> dict[str, object]:
     """``info`` with every ``command`` reduced to the program's name: arguments may be private."""
 
-    def cut(value: Any) -> Any:
+    def cut(value: object) -> object:
         if isinstance(value, list):
             return [cut(item) for item in value]
         if isinstance(value, dict):
@@ -113,11 +113,10 @@ def _without_commands(info: dict[str, Any]) -> dict[str, Any]:
             }
         return value
 
-    done: dict[str, Any] = cut(info)
-    return done
+    return {key: _program(item) if key == "command" else cut(item) for key, item in info.items()}
 
 
-def _program(reading: Any) -> Any:
+def _program(reading: object) -> object:
     if isinstance(reading, dict) and isinstance(reading.get("value"), str):
         return {**reading, "value": _program(reading["value"])}
     if isinstance(reading, str):

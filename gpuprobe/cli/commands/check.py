@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import PROJECTS_OWN
@@ -25,6 +25,9 @@ from gpuprobe.cli.options import (
     positive,
     seconds,
 )
+
+if TYPE_CHECKING:
+    from gpuprobe.api.check import Baseline, CheckPlan, CheckResult, ProjectSettings
 
 OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
@@ -130,7 +133,9 @@ def is_given(args: argparse.Namespace) -> bool:
     return args.module is not None or args.target not in (None, PROJECTS_OWN)
 
 
-def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any) -> Any:
+def planned(
+    args: argparse.Namespace, *, before: Baseline | None, project: ProjectSettings, **more: Any
+) -> CheckPlan:
     """The plan of a run, from the options, the baseline and pyproject.toml."""
     from gpuprobe.api.check import plan
 
@@ -151,7 +156,7 @@ def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any)
     )
 
 
-def measured(plan: Any, *, alone: bool = True) -> Any:
+def measured(plan: CheckPlan, *, alone: bool = True) -> Baseline:
     """Measure a run. Output of the script goes to stderr. Each of several runs has its own process,
     without the imports and device memory of the others."""
     from gpuprobe.api.check import measure_apart, measure_as_planned
@@ -215,7 +220,9 @@ def _progress() -> Callable[[str], None]:
     return stderr.note if stream is not None and stream.isatty() else lambda text: None
 
 
-def _report(args: argparse.Namespace, results: Any, project: str, baseline: str) -> None:
+def _report(
+    args: argparse.Namespace, results: list[CheckResult], project: str, baseline: str
+) -> None:
     from gpuprobe.api.check import write_findings
     from gpuprobe.api.render import CheckResults, render
 

@@ -18,7 +18,7 @@ import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
@@ -98,11 +98,11 @@ def commands(findings: Sequence[Finding], places: Places) -> Iterator[str]:
 
 def code_quality(
     findings: Sequence[Finding], places: Places, elsewhere: str
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """GitLab's report as plain data. A finding without a place in the checkout is put at line 1
     of ``elsewhere``, a file of the project.
     """
-    found = []
+    found: list[dict[str, object]] = []
     counts: Counter[str] = Counter()
     for finding in findings:
         path = None if finding.location is None else places.path(finding.location.file)

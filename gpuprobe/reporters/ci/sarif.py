@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 from urllib.parse import quote
 
 import gpuprobe.hazards.rules  # noqa: F401 (registers the rules of findings that were read)
@@ -37,7 +37,7 @@ def document(
     *,
     elsewhere: str = "",
     repository: str = "",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """One run as plain data. Relative file names start from ``root``, the project's folder; URIs
     are relative to ``repository``, the checkout's folder (default: the same). ``elsewhere``: the
     file of findings without a place (a baseline, a script), by default the project's folder.
@@ -45,7 +45,7 @@ def document(
     ``known``: the findings that the baseline has; unless it is None, each result has a
     ``baselineState`` (3.27.24). ``failed``: how the program failed (``invocations``, 3.20).
     """
-    rules: dict[str, dict[str, Any]] = {}
+    rules: dict[str, dict[str, object]] = {}
     results = []
     where = _Addresses(root, repository or root)
     for finding in findings:
@@ -53,7 +53,7 @@ def document(
         text = finding.message
         if finding.fix is not None:
             text = f"{text} {finding.fix.text}"
-        result: dict[str, Any] = {
+        result: dict[str, object] = {
             "ruleId": finding.rule,
             "ruleIndex": list(rules).index(finding.rule),
             "level": finding.level.value,
@@ -75,7 +75,7 @@ def document(
             result["fixes"] = [_fix(finding.fix, where)]
         results.append(result)
     driver = {"name": "gpuprobe", "version": __version__, "rules": list(rules.values())}
-    run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
+    run: dict[str, object] = {"tool": {"driver": driver}, "results": results}
     if where.packages:
         text = "the folder of the environment's installed packages"
         run["originalUriBaseIds"] = {_PACKAGES: {"description": {"text": text}}}
@@ -88,11 +88,11 @@ def document(
 _LINK = re.compile(r"\[(?=[^\]]*\]\()")
 
 
-def _rule(finding: Finding) -> dict[str, Any]:
+def _rule(finding: Finding) -> dict[str, object]:
     """The rule's descriptor (SARIF 3.49). The title of a rule that is not registered is its
     kind."""
     known = rule_of(finding.rule)
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "id": finding.rule,
         "name": finding.kind,
         "shortDescription": {"text": known.title if known else finding.kind},
@@ -112,11 +112,11 @@ def _markdown(parts: Sequence[str]) -> str:
     return "\n\n".join([f"**{title}**", *rest])
 
 
-def _fix(fix: Fix, where: _Addresses) -> dict[str, Any]:
+def _fix(fix: Fix, where: _Addresses) -> dict[str, object]:
     """A fix as changes of files (SARIF 3.55 to 3.57): whole lines are inserted before a line, or
     replace lines.
     """
-    changes: dict[str, list[dict[str, Any]]] = {}
+    changes: dict[str, list[dict[str, object]]] = {}
     for one in fix.insertions:
         region = {"startLine": one.line, "startColumn": 1, "endColumn": 1}
         region["endLine"] = one.line + one.replaces
@@ -139,8 +139,8 @@ class _Addresses:
         self._repository = repository
         self.packages = False
 
-    def location(self, place: Place) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    def location(self, place: Place) -> dict[str, object]:
+        found: dict[str, object] = {
             "physicalLocation": {
                 "artifactLocation": self.artifact(place.file),
                 "region": {"startLine": max(1, place.line)},
@@ -150,7 +150,7 @@ class _Addresses:
             found["logicalLocations"] = [{"name": place.function}]
         return found
 
-    def artifact(self, file: str) -> dict[str, Any]:
+    def artifact(self, file: str) -> dict[str, object]:
         package = _PACKAGE.search(file.replace("\\", "/"))
         if package is not None:
             self.packages = True

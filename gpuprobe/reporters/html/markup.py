@@ -65,7 +65,7 @@ def el(tag: str, *parts: Part, **attributes: str | int | float | bool | None) ->
     return Markup(f"{start}{join(parts)}</{tag}>")
 
 
-def script_json(data: Any) -> Markup:
+def script_json(data: object) -> Markup:
     """Data for a ``<script type="application/json">``: ASCII without ``<``, ``>`` and ``&``, so
     that nothing in it can end the element or begin a comment.
 
@@ -83,5 +83,5 @@ def script_json(data: Any) -> Markup:
     return Markup(dumped)
 
 
-def _dumped(data: Any) -> str:
+def _dumped(data: object) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False)

@@ -299,7 +299,7 @@ def missing(value: Unavailable) -> str:
     return _MISSING[value.status]
 
 
-def with_unit(reading: Reading[Any], unit: str) -> str:
+def with_unit(reading: Reading[int], unit: str) -> str:
     """The value with its unit, or a word for a missing value."""
     value = reading.value
     return missing(value) if isinstance(value, Unavailable) else f"{value}{unit}"
@@ -468,7 +468,7 @@ def _values(group: Any, indent: str, path: tuple[str, ...]) -> Iterator[str]:
         yield from _value(f.name, getattr(group, f.name), indent, path)
 
 
-def _value(name: str, value: Any, indent: str, path: tuple[str, ...]) -> Iterator[str]:
+def _value(name: str, value: object, indent: str, path: tuple[str, ...]) -> Iterator[str]:
     if isinstance(value, Reading):
         known = value.value
         if isinstance(known, tuple) and known and isinstance(known[0], NvLink):
@@ -535,7 +535,7 @@ def _number(name: str, value: int, group: str) -> str:
     return human_bytes(value) if group in _BYTES or name in _BYTES else str(value)
 
 
-def _several(name: str, values: tuple[Any, ...]) -> str:
+def _several(name: str, values: tuple[int, ...]) -> str:
     if name == "compute_capability":
         return ".".join(map(str, values))
     if name == "cpu_affinity":

@@ -21,7 +21,7 @@ def to_data(tree: FlameNode, *, title: str, subtitle: str) -> dict[str, Any]:
     program's stack is deeper.
     """
     names: dict[str, int] = {}
-    data: dict[str, Any] = {"title": title, "subtitle": subtitle}
+    data: dict[str, object] = {"title": title, "subtitle": subtitle}
     columns: dict[str, list[int]] = {
         key: [] for key in ("name", "bytes", "blocks", "own", "parents")
     }

@@ -20,7 +20,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.frames import Lines
@@ -39,7 +39,7 @@ LARGE = 1024 * 1024
 POINTS = 50_000
 """The most points per counter; extremes are kept (`analysis.timeline.thin`)."""
 
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
 def write(traces: Iterable[MemoryTrace], stream: IO[str], *, large: int = LARGE) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Sequence
-from typing import IO, Any
+from typing import IO
 
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.memory import Block, Segment, TraceAction
@@ -20,17 +20,17 @@ _OOM = TraceAction.OOM.code
 _DIGITS = 4  # of a device's index: more GPUs than any machine has
 
 
-def to_snapshot(traces: Iterable[MemoryTrace]) -> dict[str, Any]:
+def to_snapshot(traces: Iterable[MemoryTrace]) -> dict[str, object]:
     """The dictionary that ``torch.cuda.memory._snapshot()`` would have returned.
 
     Several traces of one device (one per step) are joined in the order given, with the layout of
     the last. Raises UsageError without a trace of a CUDA device, DataError for an impossible device
     number.
     """
-    device_traces: list[list[dict[str, Any]]] = []
-    segments: dict[int, list[dict[str, Any]]] = {}
-    annotations: list[dict[str, Any]] = []
-    settings: dict[str, Any] = {}
+    device_traces: list[list[dict[str, object]]] = []
+    segments: dict[int, list[dict[str, object]]] = {}
+    annotations: list[dict[str, object]] = []
+    settings: dict[str, object] = {}
     for trace in traces:
         kind, _, number = trace.device.partition(":")
         if kind != "cuda":
@@ -83,16 +83,16 @@ class _FrameLists:
             for frame in stacks.frames
         ]
         self._stacks = stacks.stacks
-        self._lists: dict[int, list[dict[str, Any]]] = {}
+        self._lists: dict[int, list[dict[str, object]]] = {}
 
-    def __getitem__(self, stack: int) -> list[dict[str, Any]]:
+    def __getitem__(self, stack: int) -> list[dict[str, object]]:
         found = self._lists.get(stack)
         if found is None:
             found = self._lists[stack] = [self._dicts[i] for i in self._stacks[stack]]
         return found
 
 
-def _events(trace: MemoryTrace, frames: _FrameLists) -> Iterable[dict[str, Any]]:
+def _events(trace: MemoryTrace, frames: _FrameLists) -> Iterable[dict[str, object]]:
     events, strings = trace.events, trace.stacks.strings
     names = [action.value for action in TraceAction]
     tags: dict[tuple[int, int], str] = {}
@@ -125,7 +125,7 @@ def _events(trace: MemoryTrace, frames: _FrameLists) -> Iterable[dict[str, Any]]
         }
 
 
-def _segment(segment: Segment, frames: _FrameLists) -> dict[str, Any]:
+def _segment(segment: Segment, frames: _FrameLists) -> dict[str, object]:
     return {
         "device": segment.device,
         "address": segment.address,
@@ -142,7 +142,7 @@ def _segment(segment: Segment, frames: _FrameLists) -> dict[str, Any]:
     }
 
 
-def _block(block: Block, frames: _FrameLists) -> dict[str, Any]:
+def _block(block: Block, frames: _FrameLists) -> dict[str, object]:
     return {
         "address": block.address,
         "size": block.size,
@@ -152,7 +152,7 @@ def _block(block: Block, frames: _FrameLists) -> dict[str, Any]:
     }
 
 
-def _settings(settings: AllocatorSettings) -> dict[str, Any]:
+def _settings(settings: AllocatorSettings) -> dict[str, object]:
     return {
         "PYTORCH_CUDA_ALLOC_CONF": settings.conf,
         "max_split_size": settings.max_split_size,
