@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import PurePath
-from typing import Any
+from typing import TypeVar
 
 from gpuprobe.analysis.advice import AdviceFacts, advise
 from gpuprobe.analysis.communication import communication_of
@@ -44,6 +44,7 @@ from gpuprobe.model.report import (
     FindingRow,
     GrowthReport,
     Highlights,
+    Key,
     NearestTrace,
     NonTensorMemory,
     PeakFigures,
@@ -62,6 +63,8 @@ from gpuprobe.model.run.columns import DURATION, FULL, INDEX, PINNED
 from gpuprobe.model.run.recording import ChildProcess, ChildRow, RankRecording, Recording, StepRows
 from gpuprobe.model.run.session import BlindSpot, KnownTensors, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
+
+_K = TypeVar("_K", bound=Key)
 
 _NOT_MEASURED = Unavailable("not measured", ReadStatus.NOT_COLLECTED)
 
@@ -275,7 +278,7 @@ def _device(site: PeakSite) -> DevicePeak:
 # -- tables
 
 
-def _table(shares: Sequence[Share[Any]], top: int, what: str) -> ShareTable:
+def _table(shares: Sequence[Share[_K]], top: int, what: str) -> ShareTable:
     """The first ``top`` of ``shares``, and the rest as one remainder."""
     shown, rest = shares[:top], shares[top:]
     return ShareTable(

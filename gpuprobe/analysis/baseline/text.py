@@ -71,11 +71,11 @@ def dumps(baseline: Baseline) -> str:
     return rendered({**header(SCHEMA, VERSION), **plain_of(baseline)})
 
 
-def plain_of(baseline: Baseline) -> dict[str, Any]:
+def plain_of(baseline: Baseline) -> dict[str, object]:
     """A baseline as plain data, without the file's header."""
     writer = _Writer(baseline)
     peak = baseline.accounts.get(PEAK, Account(0))
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "environment": dict(baseline.environment),
         "steps": baseline.steps,
         "metrics": {
@@ -114,7 +114,7 @@ def plain_of(baseline: Baseline) -> dict[str, Any]:
     return document
 
 
-def _size(value: int) -> dict[str, Any]:
+def _size(value: int) -> dict[str, object]:
     return {"bytes": value, "text": human_bytes(value)}
 
 
@@ -142,7 +142,7 @@ def _unpacked(chunks: list[str]) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _of_shares(rows: Iterable[Share[str]]) -> dict[str, Any]:
+def _of_shares(rows: Iterable[Share[str]]) -> dict[str, object]:
     return {row.key: {**_size(row.bytes), "blocks": row.blocks} for row in rows}
 
 
@@ -159,7 +159,7 @@ class _Writer:
         keys.update(line.key for line in lines)
         self._labels = {**labels_of(keys, baseline.sources), **baseline.labels}
 
-    def lines(self, account: Account) -> dict[str, Any]:
+    def lines(self, account: Account) -> dict[str, object]:
         if account.unit == "count":
             return {self._name(line.key): {"count": line.bytes} for line in account.lines}
         return {
@@ -191,7 +191,7 @@ class _Writer:
             self.paths[outer] = row
         return outer
 
-    def places(self) -> dict[str, Any]:
+    def places(self) -> dict[str, object]:
         """The position of each line, and the functions that it calls."""
         calls = {
             line.key: line.calls
@@ -208,10 +208,10 @@ class _Writer:
             if label.at or key in calls
         }
 
-    def accounts(self) -> dict[str, Any]:
+    def accounts(self) -> dict[str, object]:
         """All accounts except the peak's. One that equals an earlier one only refers to that."""
-        found: dict[str, Any] = {}
-        written: list[tuple[str, dict[str, Any]]] = []
+        found: dict[str, object] = {}
+        written: list[tuple[str, dict[str, object]]] = []
         if PEAK in self._accounts:
             written.append((PEAK, self.lines(self._accounts[PEAK])))
         for name in sorted(self._accounts):
@@ -229,7 +229,7 @@ class _Writer:
         return found
 
 
-def _of_categories(line: LineShare) -> dict[str, Any]:
+def _of_categories(line: LineShare) -> dict[str, object]:
     """One category, or several with their bytes: ``activation 1024, temporary 512``."""
     if not line.categories or line.categories == (("unknown", line.bytes),):
         return {}
@@ -246,19 +246,20 @@ def _parts(text: str) -> tuple[tuple[str, int | None], ...]:
     return tuple((name, int(number)) for name, _, number in pairs)
 
 
-def rendered(document: dict[str, Any]) -> str:
+def rendered(document: dict[str, object]) -> str:
     """A document as JSON text that people review."""
     return "".join(_rendered(document)) + "\n"
 
 
-def _rendered(value: Any, depth: int = 0) -> Iterator[str]:
+def _rendered(value: object, depth: int = 0) -> Iterator[str]:
     """JSON with sorted keys; an object without nested objects is one line."""
     if isinstance(value, _Chunks):
         lines = (f"\n{' ' * (depth + 1)}{json.dumps(chunk)}" for chunk in value)
         yield f"[{','.join(lines)}\n{' ' * depth}]"
         return
-    parts = value.values() if isinstance(value, dict) else ()
-    if not any(isinstance(part, (dict, _Chunks)) for part in parts):
+    if not isinstance(value, dict) or not any(
+        isinstance(part, (dict, _Chunks)) for part in value.values()
+    ):
         yield json.dumps(value, sort_keys=True, ensure_ascii=True)
         return
     pad = " " * (depth + 1)
@@ -282,7 +283,7 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
     return baseline_from(document, where, newer=version > VERSION)
 
 
-def parsed(text: str, where: str) -> tuple[dict[str, Any], tuple[int, int]]:
+def parsed(text: str, where: str) -> tuple[dict[str, object], tuple[int, int]]:
     """The document of one baseline, or of several runs, and its version. Raises like `loads`."""
     try:
         if CONFLICT.search(text):
@@ -568,7 +569,7 @@ def loads_runs(text: str, where: str = "the baseline") -> dict[str, Baseline]:
     document, version = parsed(text, where)
     if document["schema"] != RUNS_SCHEMA:
         return {UNNAMED: loads(text, where)}
-    runs: dict[str, Any] = from_plain(
+    runs: dict[str, object] = from_plain(
         dict[str, Any], document.get("runs"), f"{where} is damaged: runs"
     )
     wrong = next((name for name in runs if not NAME.fullmatch(name)), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.frames import (
@@ -149,6 +149,6 @@ def shares(
     )
 
 
-def as_text(rows: Iterable[Share[Any]]) -> tuple[Share[str], ...]:
+def as_text(rows: Iterable[Share[K]]) -> tuple[Share[str], ...]:
     """The rows with their keys as text."""
     return tuple(Share(str(row.key), row.bytes, row.blocks) for row in rows)
