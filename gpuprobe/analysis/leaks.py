@@ -254,8 +254,8 @@ class _Tally:
     """Sums up blocks by line and step, and classifies each line.
 
     ``steps`` are the numbers of the compared steps, rising. Boundary *i* is after step *i*. A block
-    that is ``gone`` in step g outlived the boundaries from its own step to g - 1; one that is alive
-    at the end is gone in the step after the last.
+    that is freed (``gone``) in step g outlived the boundaries from its own step to g - 1; one that
+    is alive at the end is gone in the step after the last.
     """
 
     def __init__(self, steps: Sequence[int], survive: int) -> None:

@@ -1,1 +1,1 @@
-"""Which changed line of a program made its memory grow."""
+"""Finds the changed lines of a program that made its memory grow."""

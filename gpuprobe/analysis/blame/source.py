@@ -276,8 +276,8 @@ _NO_SOURCE: Final = Source((), 0)
 @dataclass(frozen=True, slots=True)
 class ChangedLine:
     """A changed line: ``line`` as a diff shows it, in ``statement`` (the index in the file).
-    ``removed``: the old lines that it replaces, ``(first, last)``, or None. ``was``: the text of
-    the old line, if it is a single one and known.
+    ``removed``: the old lines that it replaces, ``(first, last)``, or None. ``old_text``: the text
+    of the old line, if it is a single one and known.
     """
 
     file: str
@@ -285,7 +285,7 @@ class ChangedLine:
     statement: int
     kind: str
     removed: tuple[int, int] | None = None
-    was: str = ""
+    old_text: str = ""
 
 
 def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[ChangedLine, ...]:
@@ -313,7 +313,7 @@ def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[
                 found += _reindented(name, block)
             else:
                 changed = _of_block(name, after[name], block, removed, added)
-                found += (replace(change, was=_text_of(old, change)) for change in changed)
+                found += (replace(change, old_text=_text_of(old, change)) for change in changed)
     # Statements that left a block already report its removed header.
     indented = {(change.file, change.statement) for change in found if change.kind == INDENTED}
     kept = [

@@ -1,1 +1,1 @@
-"""Two recordings compared: what changed, and why."""
+"""The differences between two recordings, and their causes."""

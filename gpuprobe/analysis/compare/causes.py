@@ -1,4 +1,4 @@
-"""Which change of the program made an amount grow: the first thing to look at.
+"""The cause of growth between two accounts: the line of the program to check first.
 
 A change of one line often increases the memory of many: without an activation checkpoint, all lines
 of a block keep what they allocate. So the lines' growth is followed from the training loop inwards,
@@ -91,16 +91,16 @@ def explain(
     if after.unit == "count":
         row = grown[0]
         return Cause(f"{_amount(row.delta, after, noun)} at {row.key}", row.key)
-    was = {line.key: line for line in before.lines}
+    old_lines = {line.key: line for line in before.lines}
     context = replace(context, net=after.total - before.total)
     tensors = [row for row in grown if _category(row, lines) != "workspace"]
     if _total(tensors) * 2 >= _total(grown):
         grown = tensors  # a library's workspace depends on the order of calls
     for rule in (_precision, _retained, _inputs):
-        found = rule(grown, was, lines, context)
+        found = rule(grown, old_lines, lines, context)
         if found is not None:
             return found
-    return _where_paths_split(grown, was, lines, context)
+    return _where_paths_split(grown, old_lines, lines, context)
 
 
 def _amount(delta: int, account: Account, noun: str) -> str:
@@ -113,7 +113,7 @@ def _total(rows: Iterable[DiffRow]) -> int:
 
 def _precision(
     grown: Sequence[DiffRow],
-    was: Mapping[str, LineShare],
+    old_lines: Mapping[str, LineShare],
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> Cause | None:
@@ -132,7 +132,7 @@ def _precision(
 
 def _retained(
     grown: Sequence[DiffRow],
-    was: Mapping[str, LineShare],
+    old_lines: Mapping[str, LineShare],
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> Cause | None:
@@ -145,7 +145,7 @@ def _retained(
         and lines[row.key].until == "later"
         and lines[row.key].category in ("activation", "temporary", "autograd_detail")
         and (row.moved_from or row.key) in context.freed_in_backward
-        and was.get(row.moved_from or row.key, _NOTHING).until != "later"
+        and old_lines.get(row.moved_from or row.key, _NOTHING).until != "later"
     ]
     if not context.backward or _total(kept) < _MOST * _total(grown):
         return None
@@ -173,7 +173,7 @@ def inputs(grown: Sequence[DiffRow], lines: Mapping[str, LineShare]) -> str:
 
 def _inputs(
     grown: Sequence[DiffRow],
-    was: Mapping[str, LineShare],
+    old_lines: Mapping[str, LineShare],
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> Cause | None:
@@ -214,7 +214,7 @@ def _factor(
 
 def _where_paths_split(
     grown: Sequence[DiffRow],
-    was: Mapping[str, LineShare],
+    old_lines: Mapping[str, LineShare],
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> Cause:
@@ -238,7 +238,7 @@ def _where_paths_split(
     amount = sum(weight for _, weight, _ in paths)
     rows = {row.key: row for _, _, row in paths}
     text = f"{context.amount(amount)} at {place}"
-    words = wording(list(rows.values()), was, lines, context)
+    words = wording(list(rows.values()), old_lines, lines, context)
     if words:
         text += f": {'; '.join(words)}"
     first = max(rows.values(), key=lambda row: (row.delta, row.key))
@@ -249,12 +249,12 @@ def _where_paths_split(
 
 def wording(
     rows: Sequence[DiffRow],
-    was: Mapping[str, LineShare],
+    old_lines: Mapping[str, LineShare],
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> list[str]:
     """The kind of memory that grew in these lines, as phrases."""
-    category = _grown_category(rows, was, lines)
+    category = _grown_category(rows, old_lines, lines)
     words = _WORDS.get(category, category)
     if category == "activation" and all(
         row.key in lines and lines[row.key].until == "later" for row in rows
@@ -275,13 +275,13 @@ def _category(row: DiffRow, lines: Mapping[str, LineShare]) -> str:
 
 
 def _grown_category(
-    rows: Sequence[DiffRow], was: Mapping[str, LineShare], lines: Mapping[str, LineShare]
+    rows: Sequence[DiffRow], old_lines: Mapping[str, LineShare], lines: Mapping[str, LineShare]
 ) -> str:
     """The category that grew most in these lines."""
     sizes: Counter[str] = Counter()
     for row in rows:
         sizes.update(dict(lines.get(row.key, _NOTHING).categories))
-        sizes.subtract(dict(was.get(row.moved_from or row.key, _NOTHING).categories))
+        sizes.subtract(dict(old_lines.get(row.moved_from or row.key, _NOTHING).categories))
     return most_bytes(sizes)
 
 
@@ -316,7 +316,7 @@ def changed_lines(
     """
     grown = [row for row in rows if row.delta > 0]
     lines = {line.key: line for line in after.lines}
-    was = {line.key: line for line in before.lines}
+    old_lines = {line.key: line for line in before.lines}
     pairs = [(row, path) for row in grown for path in growth_paths(row, lines)]
     tensors = [pair for pair in pairs if pair[1].category != "workspace"]
     if sum(path.bytes for _, path in tensors) * 2 >= sum(path.bytes for _, path in pairs):
@@ -334,7 +334,7 @@ def changed_lines(
         text = place
         if mine:
             amount = min(suspect.bytes, net) if net > 0 else suspect.bytes
-            words = [_how(suspect), *wording(mine, was, lines, context)]
+            words = [_how(suspect), *wording(mine, old_lines, lines, context)]
             if factor and suspect.bytes * 2 > total:
                 words.append(factor)
             first = max(mine, key=lambda row: (row.delta, row.key))
@@ -372,8 +372,8 @@ def _place(suspect: Suspect, blame: Blame) -> str:
 
 
 def _how(suspect: Suspect) -> str:
-    was = suspect.change.was
-    shown = was if len(was) <= _LONGEST else f"{was[: _LONGEST - 1]}…"
+    old = suspect.change.old_text
+    shown = old if len(old) <= _LONGEST else f"{old[: _LONGEST - 1]}…"
     if suspect.change.kind == GAP:
         return (
             f"{shown!r} was removed next to this line"

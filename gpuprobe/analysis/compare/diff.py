@@ -71,7 +71,7 @@ class PeakDiff:
     """
 
     rank: int
-    device: str  # of the later run; "a -> b" where the two differ
+    device: str  # of the later run; "a -> b" if the runs differ
     before: Peak | Unavailable
     after: Peak | Unavailable
     phase_before: str
@@ -94,8 +94,8 @@ class PeakDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff(Displayed):
-    """Two recordings compared. ``cautions`` list what makes the comparison inexact. ``compiled``:
-    what torch.compile did in each (`SessionEnd.compiled` of the first rank).
+    """The comparison of two recordings. ``cautions``: reasons why it is inexact. ``compiled``:
+    the results of torch.compile in each (`SessionEnd.compiled` of the first rank).
     """
 
     before: str  # paths

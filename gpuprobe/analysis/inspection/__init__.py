@@ -1,1 +1,1 @@
-"""What a screen shows of one step or one trace, computed on demand."""
+"""Details of one step or one trace for a screen, computed on demand."""

@@ -331,7 +331,7 @@ def bands(
 
 
 def spans(ledger: Ledger) -> tuple[list[Span], str]:
-    """The phases of a trace, and where they come from (`Track.phases_from`).
+    """The phases of a trace, and their source (`Track.phases_from`).
 
     They are recorded with the events, or else derived from stacks: forward, backward, optimizer and
     data.

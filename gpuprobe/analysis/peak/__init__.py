@@ -1,1 +1,1 @@
-"""What was allocated when memory was highest, and when it ran out."""
+"""The blocks at the peak of memory, and at failed allocations."""

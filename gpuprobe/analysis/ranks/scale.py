@@ -28,7 +28,7 @@ class _Cost(NamedTuple):
     steps: int
     total: int
     split: tuple[int, int] | None
-    """Communication and waiting; None where they are unknown."""
+    """Communication and waiting; None if unknown."""
 
 
 def scale(recordings: Sequence[Recording], work: str) -> Scaling:

@@ -1,1 +1,1 @@
-"""One allocation trace: its ledger, lifetimes, categories, frames and curves."""
+"""An allocation trace: its ledger, lifetimes, categories, frames and curves."""

@@ -16,7 +16,7 @@ from gpuprobe.model.trace import EventColumns, MemoryTrace
 
 
 def selector(actions: array[int], *codes: int) -> bytes:
-    """A byte per event: 1 where the action is one of ``codes``. For `itertools.compress`."""
+    """A byte per event, 1 if the action is one of ``codes``; for `itertools.compress`."""
     table = bytearray(256)
     for code in codes:
         table[code] = 1
