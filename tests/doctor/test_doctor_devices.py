@@ -76,8 +76,8 @@ def test_order_cannot_be_known_among_different_models(machine: Machine) -> None:
 
 
 def test_an_expected_renumbering_is_a_note(machine: Machine) -> None:
-    told = Disagreement("order", "cuda:0 is NVML 3", ("GPU-x",), expected=True)
-    assert only("GP112", machine.with_inventory(disagreements=(told,))).level is Level.NOTE
+    expected = Disagreement("order", "cuda:0 is NVML 3", ("GPU-x",), expected=True)
+    assert only("GP112", machine.with_inventory(disagreements=(expected,))).level is Level.NOTE
 
 
 def test_an_unknown_order_that_nobody_named_is_not_checked(machine: Machine) -> None:
@@ -296,8 +296,8 @@ def test_an_unreadable_log_is_not_checked(machine: Machine) -> None:
 
 
 def test_the_codes_that_matter_are_in_the_table() -> None:
-    asked = {13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120}
-    assert asked <= set(XIDS)
+    required = {13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120}
+    assert required <= set(XIDS)
 
 
 def test_every_finding_of_every_fleet_has_evidence_and_a_fix(machine: Machine) -> None:

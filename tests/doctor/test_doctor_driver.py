@@ -99,8 +99,8 @@ def test_the_compatibility_package_makes_an_old_driver_a_note(machine: Machine) 
 def test_torch_without_cuda(machine: Machine) -> None:
     cpu = replace(TORCH, version="2.13.0+cpu", cuda=Unavailable("built without CUDA"))
     assert only("GP104", machine.but(torch=cpu)).level is Level.ERROR
-    nobody = machine.with_inventory(devices=())
-    assert of("GP104", replace(nobody, torch=cpu)) == []
+    without_gpu = machine.with_inventory(devices=())
+    assert of("GP104", replace(without_gpu, torch=cpu)) == []
     rocm = replace(cpu, hip="6.2")
     assert of("GP104", machine.but(torch=rocm)) == []
 

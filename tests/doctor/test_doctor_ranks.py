@@ -297,10 +297,10 @@ def test_ranks_with_different_world_sizes_all_fail_alike() -> None:
     pytest.importorskip("torch")
     port = _free_port()
     ranks = [_rank(0, 2, port, "60"), _rank(1, 3, port, "60")]
-    said = [rank.communicate() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1], said
-    assert "rank 1 has WORLD_SIZE=3, rank 0 has 2" in said[0][0]
-    assert said[1][0] == ""  # rank 0 speaks for all
+    outputs = [rank.communicate() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], outputs
+    assert "rank 1 has WORLD_SIZE=3, rank 0 has 2" in outputs[0][0]
+    assert outputs[1][0] == ""  # rank 0 reports for all
 
 
 @pytest.mark.slow

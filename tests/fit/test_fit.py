@@ -211,7 +211,7 @@ def test_changes_are_estimated_on_the_unchanged_script(script: Path) -> None:
     }
     for name in ("bf16 autocast", "activation checkpointing", "gradient accumulation"):
         assert rows[name]["saved"] > 0, name
-    # No value is tried beyond the limit, nor told of under another one's name.
+    # No value is tried beyond the limit, or reported as a different one.
     assert rows["gradient accumulation"]["largest"] == 8192
     assert "batch_size 8192 with gradient accumulation: fits" in done.stderr
     assert "accumulate:" not in done.stderr

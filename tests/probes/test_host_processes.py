@@ -45,7 +45,7 @@ CGROUPS = [
     ("4:freezer:/slurm/uid_1000/job_4711/step_batch", Container("slurm", job="4711.batch")),
     ("0::/lxc.payload.web-1/system.slice", Container("lxc", "web-1")),
     ("3:cpu:/lxc/web-1", Container("lxc", "web-1")),
-    (f"0::/some/folder/{ID[:20]}", None),  # hexadecimal, but nobody's container
+    (f"0::/some/folder/{ID[:20]}", None),  # hexadecimal, but not a container id
 ]
 
 
@@ -122,7 +122,7 @@ def test_a_zombie_goes_by_its_name(tmp_path: Path) -> None:
     add(proc, 7, status="Name:\tpython\nUid:\t4242\t0\t0\t0\n", cmdline="")
     process = described(proc, 7)
     assert process.command.value == "python"
-    assert process.user.value == "4242"  # nobody has that number
+    assert process.user.value == "4242"  # no user has that number
     assert isinstance(process.started_at.value, Unavailable)
 
 

@@ -1,4 +1,4 @@
-"""torch, pycuda and libcuda as sources: what they are asked, and what they are never asked."""
+"""torch, pycuda and libcuda as sources: the calls that they make, and those that they avoid."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_the_real_libraries_are_absent_with_a_reason_or_answer() -> None:
 
 
 class OddNvml:
-    """nvidia-ml-py, misbehaving: each function fails in another way."""
+    """A faulty nvidia-ml-py: each function fails differently."""
 
     class NVMLError(Exception):
         def __init__(self, value: int) -> None:

@@ -21,7 +21,7 @@ from gpuprobe.probes.base import SourceView
 from gpuprobe.probes.joining import join
 from gpuprobe.probes.nvml.readings import pci_bus_id
 
-NONE = Unavailable("not told", ReadStatus.UNSUPPORTED)
+NONE = Unavailable("not reported", ReadStatus.UNSUPPORTED)
 GIB = 1 << 30
 
 

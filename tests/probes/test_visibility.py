@@ -153,7 +153,7 @@ def test_fastest_first_among_different_models_is_not_guessed() -> None:
     assert resolve(B, None, mixed).devices == (B,)
     assert resolve("", None, mixed).devices == ()
     assert resolve("1", "PCI_BUS_ID", mixed).devices == (B,)
-    # Who asked CUDA knows.
+    # CUDA's own order decides.
     assert resolve("0", None, mixed, known_order=[B, A]).devices == (B,)
 
 

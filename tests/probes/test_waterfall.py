@@ -73,7 +73,7 @@ def test_parts_sum_to_the_total(
     assert sum(known) == fall.total == total
     assert isinstance(fall.parts[WaterfallPart.UNEXPLAINED], int)
     hidden = [p for p, v in fall.parts.items() if isinstance(v, Unavailable)]
-    assert not hidden or fall.notes  # what could not be seen is said
+    assert not hidden or fall.notes  # a missing part has a note
 
 
 def test_every_part_in_its_place() -> None:
