@@ -80,7 +80,7 @@ def test_an_expected_renumbering_is_a_note(machine: Machine) -> None:
     assert only("GP112", machine.with_inventory(disagreements=(expected,))).level is Level.NOTE
 
 
-def test_an_unknown_order_that_nobody_named_is_not_checked(machine: Machine) -> None:
+def test_an_unknown_order_without_a_disagreement_is_not_checked(machine: Machine) -> None:
     unknown = Visibility(devices=Unavailable("only CUDA knows the order"))
     assert reasons("GP112", machine.with_inventory(visibility=unknown)) == [
         "only CUDA knows the order"
@@ -208,7 +208,7 @@ def test_memory_of_a_process_that_is_gone(machine: Machine) -> None:
     assert passed("GP130", machine.with_inventory(processes=(process(machine),)))
 
 
-def test_memory_in_use_and_nobody_listed(machine: Machine) -> None:
+def test_memory_in_use_without_a_listed_process(machine: Machine) -> None:
     used = replace(machine.first.memory, used=read(Bytes(20 * GIB)))
     facts = machine.with_first(memory=used)
     assert "no process is listed" in only("GP130", facts).message
