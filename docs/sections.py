@@ -35,7 +35,7 @@ _LITERAL = re.compile(r"``([^`]+)``")
 
 def command_list() -> str:
     """The commands, with the line that ``gpuprobe --help`` has for each."""
-    rows = [(f"[`{name}`](#gpuprobe-{name})", text) for name, (_, text) in _commands().items()]
+    rows = [(f"[`{name}`](#gpuprobe-{name})", text) for name, text in _commands().items()]
     return table(("command", "what it does"), rows)
 
 
