@@ -12,9 +12,9 @@
     │   ├── NotARecording           neither a recording nor a memory snapshot         exit 4
     │   ├── UnsupportedSchema       written by a newer major version                  exit 4
     │   └── SnapshotError           a snapshot that is malformed, or not safe to load exit 4
-    ├── ProgramFailed               the watched program ended with an exception       exit 5
-    │   ├── ValueNeeded             a value was needed where none is computed         exit 5
-    │   └── NotModelled             the virtual device cannot do what was asked       exit 5
+    ├── ProgramFailed               the recorded program ended with an exception      exit 5
+    │   ├── ValueNeeded             the program needs a value that is not computed    exit 5
+    │   └── NotModelled             the virtual device cannot simulate an operation   exit 5
     └── InternalError               gpuprobe contradicts itself: a bug                exit 70
 
 The exit codes are mapped in ``gpuprobe.cli.exit_codes``, not here. Every error carries a
@@ -45,8 +45,8 @@ __all__ = [
 class GpuprobeError(Exception):
     """Base of all errors gpuprobe raises on purpose.
 
-    ``str(error)`` is one line saying what is wrong; ``hint`` is one line saying what to do
-    about it, or empty where there is nothing useful to say.
+    ``str(error)`` is one line that states the problem; ``hint`` is one line with what to do about
+    it, or empty.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -111,7 +111,7 @@ class ValueNeeded(ProgramFailed, RuntimeError):
 
 
 class NotModelled(ProgramFailed, RuntimeError):
-    """A program asks a virtual device for what it cannot imitate (a custom kernel, NCCL, …)."""
+    """A program uses what a virtual device cannot simulate (a custom kernel, NCCL, …)."""
 
 
 class TooLarge(BaseException):

@@ -71,9 +71,9 @@ def load_to_report(path: str | os.PathLike[str]) -> Recording:
     """
     from importlib import import_module
 
-    from gpuprobe.recording.snapshot.child import begun
+    from gpuprobe.recording.snapshot.child import pending_read
 
-    with begun(path) as child:
+    with pending_read(path) as child:
         import_module("gpuprobe.analysis.summary")
         from gpuprobe.recording.load import load
 

@@ -53,7 +53,7 @@ def key_of(name: str) -> str:
 def load_user_catalogue(path: str | Path) -> tuple[GpuModel, ...]:
     """The GPUs of one catalogue file. See the module's docstring for its form.
 
-    Raises ConfigError, naming the file and the entry, for whatever is wrong with it.
+    Raises ConfigError, naming the file and the entry, if it is invalid.
     """
     where = visible(str(path))
     try:
@@ -172,7 +172,7 @@ def _models(
 
 
 def _model(entry: _Entry, source: str, known: Sequence[GpuModel]) -> GpuModel:
-    """The GPU that an entry describes. Raises ConfigError saying what is wrong with it."""
+    """The GPU that an entry describes. Raises ConfigError if the entry is invalid."""
     given = {
         f.name: value
         for f in fields(entry)
@@ -207,9 +207,9 @@ def _derived(given: dict[str, Any], base: GpuModel | None, like: str) -> GpuMode
 
 
 def with_context(model: GpuModel, recorded: Iterable[GpuModel]) -> GpuModel:
-    """A context for a GPU of which there is no record: as much per resident thread as the
-    recorded ones have. The context holds the local memory of every thread that can run at once,
-    so it grows with the GPU.
+    """A GPU whose context was never recorded, with a context of as many bytes per resident thread
+    as the recorded ones have. The context holds the local memory of every thread that can run at
+    once, so it grows with the GPU.
     """
     if model.context[1]:
         return model
@@ -221,9 +221,9 @@ def with_context(model: GpuModel, recorded: Iterable[GpuModel]) -> GpuModel:
     low = min(pair[0] for pair in per_thread)
     high = max(pair[1] for pair in per_thread)
     count = model.resident_threads
-    said = f"no record: {low:,.0f} to {high:,.0f} bytes for each resident thread, as others have"
+    source = f"no record: {low:,.0f} to {high:,.0f} bytes for each resident thread, as others have"
     return replace(
         model,
         context=(int(low * count), int(high * count)),
-        sources={**model.sources, "context": said},
+        sources={**model.sources, "context": source},
     )

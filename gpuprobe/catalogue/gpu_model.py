@@ -21,7 +21,7 @@ class GpuModel:
     """One kind of GPU, with the field names of torch's device properties.
 
     Sizes are in bytes, clocks in kHz, the bus width in bits. ``context`` is an interval: what
-    a process holds on the GPU besides what torch's allocator reserved, once its first kernels
+    a process holds on the GPU apart from what torch's allocator reserved, once its first kernels
     are loaded (the CUDA context with the libraries' code), for one process on one GPU without
     NCCL. ``sources`` maps a field to where its value was read; a figure that no source gives
     is `Unavailable`.
@@ -86,8 +86,8 @@ def cublas_workspace(capability: tuple[int, int], torch: tuple[int, int] = (99, 
     ``torch`` is its (major, minor). Source: ``parseChosenWorkspaceSize`` in
     ``aten/src/ATen/cuda/CublasHandlePool.cpp``: ``:4096:2:16:8`` (8,519,680 bytes), and 32 MiB
     on sm_90; on compute capability 10.x and 12.x since pytorch/pytorch#175344, on 11.x since
-    pytorch/pytorch#189312. Those changes are taken to be in torch 2.12 and 2.14, the first
-    releases branched after them; ``CUBLAS_WORKSPACE_CONFIG`` overrides all of it.
+    pytorch/pytorch#189312. Those changes are assumed to be in torch 2.12 and 2.14, the first
+    releases branched after them; ``CUBLAS_WORKSPACE_CONFIG`` overrides all of these sizes.
     """
     major = capability[0]
     large = (

@@ -1,7 +1,7 @@
 """GPUs by name: what torch reports of each, and what its CUDA context costs.
 
-The figures and the source of each are data, in ``gpus.json`` next to this file. Users add GPUs
-of their own in a file of the same form, named by the environment variable ``GPUPROBE_GPUS``
+The figures and the source of each are data, in ``gpus.json`` next to this file. Users add their
+own GPUs in a file of the same form, named by the environment variable ``GPUPROBE_GPUS``
 (several: separated as in ``PATH``)::
 
     {"schema_version": 1, "gpus": [
@@ -59,8 +59,8 @@ MAX_DEVICES: Final = 64
 def find(name: str) -> GpuModel:
     """The GPU of that name, alias or title; case, blanks and maker's names do not matter.
 
-    ``present`` is the GPU this machine has. Raises ConfigError, naming the nearest, for a name
-    nobody knows, and what `present` and `load_user_catalogue` raise.
+    ``present`` is this machine's GPU. Raises ConfigError for an unknown name, with the most similar
+    known one, and what `present` and `load_user_catalogue` raise.
     """
     key = key_of(name)
     if key == PRESENT:
@@ -78,7 +78,7 @@ def find(name: str) -> GpuModel:
 
 
 def parse_spec(text: str) -> tuple[GpuModel, ...]:
-    """The GPUs that ``h100-80gb``, ``2xa100-40gb`` or ``t4,2xl4`` stands for, in order.
+    """The GPUs that a text such as ``h100-80gb``, ``2xa100-40gb`` or ``t4,2xl4`` names, in order.
 
     Raises ConfigError for an unknown name, an empty list, or more than 64 GPUs.
     """
@@ -112,7 +112,7 @@ def present(index: int = 0) -> GpuModel:
     Raises MissingExtra without torch, DriverUnavailable where torch sees no such GPU.
     """
     try:
-        import torch  # 2 s; only where the present GPU is asked for
+        import torch  # 2 s; only for the present GPU
     except ImportError as error:
         raise MissingExtra("torch", "torch") from error
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():

@@ -56,15 +56,15 @@ _MAX_EXPANSION = 1032
 
 _UNPACKED_FREE = 128 << 20
 _UNPACKED_PER_BYTE = 256
-"""Bytes that one chunk may unpack to, and so many more for each of its own; recorded ones unpack to
-10 times their size. `gpuprobe.recording.budget` limits what the bytes may describe."""
+"""Bytes that one chunk may unpack to, and how many more for each byte of the chunk; recorded ones
+unpack to 10 times their size. `gpuprobe.recording.budget` limits what the bytes may describe."""
 
 # Level 1: half the size of level 0 in a fifth of the time of level 6, and it is spent between
 # two training steps.
 _LEVEL = 1
 
 _TYPECODES = frozenset("bBhHiIqQfd")
-"""Those whose size is the same everywhere. A column that is not known is skipped by its size."""
+"""Type codes with the same size on all platforms. An unknown column is skipped by its size."""
 
 
 def encode_chunk(trace: MemoryTrace, *, level: int = _LEVEL) -> bytes:

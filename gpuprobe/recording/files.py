@@ -39,10 +39,10 @@ MAX_LINE = 16 * 1024 * 1024
 longer line is not one, and is not read into memory."""
 
 MAX_DAMAGED = 10_000
-"""Lines of a stream that are no records: a full disk damages a few."""
+"""The most damaged lines of a stream: a full disk damages a few."""
 
 MAX_FINDINGS = 10_000
-"""Findings of a stream. Each has a line of the program of its own; a large run has some hundred."""
+"""The most findings of a stream. Each has another line of the program; a large run has hundreds."""
 
 MAX_STREAM = 4 << 30
 """Bytes of one stream: a million steps. What is larger was not recorded (a sparse file has any size
@@ -84,8 +84,8 @@ def rank_of_stream(name: str) -> int | None:
 
 
 def stream_names(directory: Path) -> dict[int, str]:
-    """rank -> name of its stream, in rank order. Raises OSError, and DataError where there are more
-    than `MAX_RANKS`."""
+    """rank -> name of its stream, in rank order. Raises OSError, and DataError for more than
+    `MAX_RANKS`."""
     ranks = {}
     for entry in directory.iterdir():
         rank = rank_of_stream(entry.name)
@@ -130,6 +130,6 @@ class _RankHeader:
     world_size: World
 
 
-def looks_like_stream(head: bytes) -> bool:
+def may_be_stream(head: bytes) -> bool:
     """Whether ``head``, the first bytes of a file, may be those of a stream (or a torn one)."""
     return head[: len(_START)] == _START[: len(head)]

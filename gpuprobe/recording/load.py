@@ -12,19 +12,19 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.recording.files import CHUNK_NAME, STREAM_NAME
 from gpuprobe.recording.many.children import read_children
 from gpuprobe.recording.reader import RecordingTail, read_recording
-from gpuprobe.recording.snapshot.child import Begun
+from gpuprobe.recording.snapshot.child import PendingRead
 
 
-def load(path: str | os.PathLike[str], begun: Begun | None = None) -> Recording:
+def load(path: str | os.PathLike[str], pending: PendingRead | None = None) -> Recording:
     """Read a recording (a directory, or a ``.parquet`` file of ``gpuprobe pack``) or a torch memory
     snapshot (a ``.pickle`` file).
 
-    A snapshot is parsed, never executed: nothing in it can run; ``begun`` is one that a process
+    A snapshot is parsed, never executed: nothing in it can run; ``pending`` is one that a process
     reads already. A recording may still be being written; what is on disk by now is read.
 
-    Raises UsageError where there is no such path, NotARecording where it is something else,
-    UnsupportedSchema where a newer major version wrote it, SnapshotError and DataError where
-    it is damaged or cannot be read, MissingExtra where a packed one needs pyarrow.
+    Raises UsageError if the path does not exist, NotARecording if it is something else,
+    UnsupportedSchema if a newer major version wrote it, SnapshotError and DataError if it is
+    damaged or cannot be read, MissingExtra if a packed one needs pyarrow.
     """
     where = Path(path)
     try:
@@ -38,10 +38,10 @@ def load(path: str | os.PathLike[str], begun: Begun | None = None) -> Recording:
                 from gpuprobe.recording.many.packed import PackedFile  # only for packed ones
 
                 return PackedFile(where).recording()
-            # Deferred: most loads are of directories, and need none of the snapshot reader.
+            # Deferred: most recordings are directories, which need no snapshot reader.
             from gpuprobe.recording.snapshot.load import read_snapshot
 
-            return read_snapshot(where, begun)
+            return read_snapshot(where, pending)
         exists = where.exists()
     except OSError as error:
         raise DataError(f"cannot read {where}: {error.strerror or error}") from error
@@ -72,8 +72,8 @@ class Followed:
     """A recording or a snapshot that is open on a screen.
 
     `poll` reads what is new of a recording, and a snapshot once, at the first call: that of a
-    million events takes seconds. Raises UsageError where there is no such path, NotARecording
-    where it can be neither; `poll` what `gpuprobe.load` raises.
+    million events takes seconds. Raises UsageError if the path does not exist, NotARecording if it
+    can be neither; `poll` raises what `gpuprobe.load` raises.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -84,7 +84,7 @@ class Followed:
             if self.path.is_file():
                 refuse_stream(self.path)
             else:
-                self._whole = load(self.path)  # raises, and says why
+                self._whole = load(self.path)  # raises, with the reason
 
     def poll(self) -> Recording:
         """What is on disk now."""

@@ -1,6 +1,6 @@
 """Files of readings: written while a screen is open, shown again later.
 
-The first line says what the file is. Each line after it is a JSON object: ``{"moment": …}`` is a
+The first line is the header. Each line after it is a JSON object: ``{"moment": …}`` is a
 whole reading, ``{"changes": …}`` what differs from the reading before. Most of a reading never
 changes: eight GPUs take 90 KB whole and 10 KB as changes. Every `WHOLE_EVERY` lines there is
 a whole one, from which a reader that jumps can begin.
@@ -30,7 +30,7 @@ _MAX_LINE = 16 << 20
 
 
 def changes(old: Any, new: Any) -> dict[str, Any]:
-    """What turns ``old`` into ``new``, both plain JSON values. Empty where nothing does.
+    """The changes that turn ``old`` into ``new``, both plain JSON values. Empty if they are equal.
 
     ``{"=": value}`` replaces; ``{"+": {key: changes}, "-": [keys]}`` changes and removes keys
     of an object, or changes items of a list of the same length (keys are their positions).
@@ -123,10 +123,10 @@ class MomentLog:
 
 
 class ReplayedLog:
-    """A log of moments, open to be shown: `read` goes on, `step` goes back and forth.
+    """An open log of moments: `read` returns the next one, `step` moves back and forth.
 
-    A context manager. Raises UsageError where there is no such file, or it cannot be read,
-    DataError for a file that is something else, and UnsupportedSchema for a newer major version.
+    A context manager. Raises UsageError if the file does not exist or cannot be read, DataError for
+    a file that is something else, and UnsupportedSchema for a newer major version.
     A file that is still being written may be open.
     """
 
@@ -145,7 +145,7 @@ class ReplayedLog:
         except DataError:
             self._file.close()
             raise
-        self._starts = [self._file.tell()]  # of the readings that were seen, and of the next
+        self._starts = [self._file.tell()]  # of the readings so far, and of the next
         self._whole: list[int] = []  # which of them are whole, in order
         self._next = 0
         self._at = -1  # the reading that ``_plain`` is
@@ -162,9 +162,9 @@ class ReplayedLog:
         self._next = max(0, min(self._next - 1 + by, len(self._starts) - 1))
 
     def read(self) -> Moment | None:
-        """The next moment; None at the end. A last line that is not whole is no moment."""
+        """The next moment; None at the end. An incomplete last line does not count."""
         if self._at != self._next - 1:
-            # A jump: begin at the nearest whole reading, which was seen before.
+            # A jump: begin at the nearest whole reading before it.
             first = max(at for at in self._whole if at <= self._next)
             for number in range(first, self._next):
                 if not self._load(number):

@@ -1,7 +1,7 @@
 """Reading a recording, finished or still being written.
 
-Files are opened, read and closed at every look, never mapped or watched: what another machine
-wrote is visible on a network file system once it is opened anew (close-to-open consistency).
+Files are opened, read and closed at every poll, never mapped or kept open: what another machine
+wrote is visible on a network file system once the file is opened again (close-to-open consistency).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HINT = "a recording is a directory written by 'gpuprobe run' or gpuprobe.record
 def read_recording(path: Path) -> Recording:
     """Read the recording in the directory ``path`` as it is now. Traces are read on demand.
 
-    Raises NotARecording, UnsupportedSchema, or DataError where nothing of it can be read.
+    Raises NotARecording, UnsupportedSchema, or DataError if no part of it can be read.
     """
     recording = RecordingTail(path, columns=None).poll()
     if not recording.ranks:
@@ -207,7 +207,7 @@ class StreamFile(Generic[_P]):
                 try:
                     self.parser.feed(data)
                 except DataError:
-                    # What cannot be read is said at every look, not only at the first.
+                    # An error is raised at every poll, not only at the first.
                     self._offset, self.parser = 0, self._make(self._path.name)
                     raise
             self.at_end = self._offset >= os.fstat(file.fileno()).st_size
@@ -247,7 +247,7 @@ class Chunks:
             try:
                 self._budget.spend(amounts(trace), len(data))
             except DataError as error:
-                # No chunk is unpacked after this one: a reader goes on with the next step.
+                # No chunk is unpacked after this one: readers continue with the next step.
                 self._refused = f"{name}: the trace chunks of {self._path} unpack to {error}"
                 raise DataError(self._refused) from error
         return trace
@@ -289,10 +289,10 @@ def excerpt(
     frame: Frame, *, cwd: str = "", since: float = 0.0, around: int = 3
 ) -> Excerpt | Unavailable:
     """The source of a frame, read now from this machine's disk. ``cwd`` is where relative names
-    begin, ``since`` when the recording was made (seconds since the Unix epoch, 0: not known).
+    begin, ``since`` when the recording was made (seconds since the Unix epoch, 0: unknown).
 
-    Recordings come from anywhere, so what is read is a regular file named ``.py``, and only the
-    lines asked for are kept.
+    Recordings come from anywhere, so only a regular file named ``.py`` is read, and only the
+    requested lines are kept.
     """
     path = Path(frame.filename)
     if not frame.filename.endswith(".py"):

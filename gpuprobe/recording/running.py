@@ -3,7 +3,7 @@
 A recorder keeps its stream open for as long as it writes, so the open files of the processes
 say which recordings there are. Nothing has to be announced, nothing is left behind by a
 process that was killed, and a container's recording is found too. Only processes that this
-user may look into are seen: the own ones, or for root all.
+user may inspect are included: the user's own, or for root all.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gpuprobe.recording.stream import StreamParser
 _PROC = Path("/proc")
 
 _HEAD = 1 << 20
-"""Bytes in which the header, the environment and the session are looked for."""
+"""Bytes that are searched for the header, the environment and the session."""
 
 _TAIL = 1 << 18
-"""Bytes at the end in which the newest step is looked for."""
+"""Bytes at the end that are searched for the newest step."""
 
 
 @record(frozen=True, slots=True)
@@ -58,14 +58,14 @@ def running() -> list[Run]:
     """
     found = []
     for recording in open_recordings():
-        seen: RunSummary | Unavailable | None
+        summary: RunSummary | Unavailable | None
         try:
-            seen = summarize_run(Path(recording.path))
+            summary = summarize_run(Path(recording.path))
         except NotARecording:
             continue
         except GpuprobeError as error:
-            seen = Unavailable(str(error))
-        found.append(Run(recording.path, recording.pids, seen))
+            summary = Unavailable(str(error))
+        found.append(Run(recording.path, recording.pids, summary))
     return found
 
 
@@ -135,10 +135,10 @@ def _streams_by_psutil() -> Iterator[tuple[int, str]]:  # pragma: no cover - not
 
 
 def summarize_run(path: Path) -> RunSummary | None:
-    """Look at the beginning and the end of the first stream, however long it is.
+    """The session and newest step, from the beginning and the end of the first stream only.
 
-    None where the session has not begun. Raises NotARecording where there is no recording (any
-    more), UnsupportedSchema or DataError where it cannot be read.
+    None before the session begins. Raises NotARecording if it is not a recording (any more),
+    UnsupportedSchema or DataError if it cannot be read.
     """
     try:
         names = stream_names(path)

@@ -22,13 +22,13 @@ from gpuprobe.recording.files import (
     MAX_LINE,
     Header,
     decode_header,
-    looks_like_stream,
+    may_be_stream,
 )
 
 
 def same_finding(finding: Finding) -> object:
-    """What a later record of the same finding has in common with it: that one replaces it."""
-    text = finding.message if finding.location is None else ""  # without a place, words must do
+    """The key of a finding. A later record with the same key replaces it."""
+    text = finding.message if finding.location is None else ""  # without a place, the message
     return finding.fingerprint, finding.location, finding.related, text
 
 
@@ -36,13 +36,13 @@ def once_named(named: dict[int, tuple[str, ...]]) -> tuple[dict[int, tuple[str, 
     """For each row whose traces an earlier row has named, its own; and how many were left out. One
     small file could otherwise be read a million times.
     """
-    seen: set[str] = set()
+    known: set[str] = set()
     changed: dict[int, tuple[str, ...]] = {}
     repeated = 0
     for row in sorted(named):
         names = named[row]
-        fresh = tuple(name for name in dict.fromkeys(names) if name not in seen)
-        seen.update(fresh)
+        fresh = tuple(name for name in dict.fromkeys(names) if name not in known)
+        known.update(fresh)
         if len(fresh) != len(names):
             repeated += len(names) - len(fresh)
             changed[row] = fresh
@@ -52,9 +52,9 @@ def once_named(named: dict[int, tuple[str, ...]]) -> tuple[dict[int, tuple[str, 
 class StreamParser:
     """Turns the bytes of a stream, in pieces of any size, into a `RankRecording`.
 
-    ``name`` is the stream's file name, for messages. A line that is no record (torn by a full
-    disk, or damaged) is skipped and counted; a line without its end is kept until the rest
-    arrives, and until then the stream is *truncated*.
+    ``name`` is the stream's file name, for messages. A damaged line (torn by a full disk, for
+    example) is skipped and counted; a line without its end is kept until the rest arrives, and
+    until then the stream is *truncated*.
     """
 
     def __init__(self, name: str) -> None:
@@ -99,7 +99,7 @@ class StreamParser:
             self.header = decode_header(lines[0], self.name)
             self._pass_over(len(lines.pop(0)) + 1)
         self._take_lines(lines)
-        if self.header is None and not looks_like_stream(b"".join(self._pending)[:64]):
+        if self.header is None and not may_be_stream(b"".join(self._pending)[:64]):
             raise NotARecording(
                 f"{self.name}: does not begin with the header of a gpuprobe recording"
             )
@@ -119,7 +119,7 @@ class StreamParser:
         load_trace: Callable[[str], MemoryTrace],
         extra_blind_spots: tuple[BlindSpot, ...] = (),
     ) -> RankRecording:
-        """What was parsed so far. Only where there is a `session`.
+        """The recording as parsed so far. It needs a `session`.
 
         Steps are in the order of their index.
         """

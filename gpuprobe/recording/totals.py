@@ -56,7 +56,7 @@ class RankSum:
         self._rss_peak: Peak | Unavailable = Unavailable("not measured in any step")
         self._collectives: dict[str, CollectiveTotals] = {}
         self._findings: dict[tuple[str, Level], tuple[int, int]] = {}
-        self._seen: dict[int, int] = {}  # hash of a finding -> how often it was seen
+        self._counts: dict[int, int] = {}  # hash of a finding -> how often it occurred
 
     def step(self, step: Step) -> None:
         if self._newest is not None:
@@ -71,11 +71,11 @@ class RankSum:
         kind = _bounded(finding.kind, kinds)
         findings, count = self._findings.get((kind, finding.level), (0, 0))
         key = hash(same_finding(finding))
-        before = self._seen.get(key)
+        before = self._counts.get(key)
         if before is not None:  # the same one, written again: it is known better now
             findings, count = findings - 1, count - before
-        if before is not None or len(self._seen) < MAX_FINDINGS:
-            self._seen[key] = finding.count
+        if before is not None or len(self._counts) < MAX_FINDINGS:
+            self._counts[key] = finding.count
         self._findings[kind, finding.level] = (findings + 1, count + finding.count)
 
     def result(self, about: RankTotals) -> RankTotals:
@@ -136,8 +136,8 @@ def _bounded(name: str, known: Any) -> str:
 def _joined(
     before: DeviceTotals | None, window: DeviceWindow, state: DeviceTotals | None
 ) -> DeviceTotals:
-    """``before`` and the window; what is of the newest step only is that of ``state``, where there
-    is one, and else of the window."""
+    """``before`` and the window; values of the newest step alone come from ``state`` if it is not
+    None, else from the window."""
     after = DeviceTotals(
         window.device,
         window.end,
@@ -219,9 +219,9 @@ class TotalsTail:
     def poll(self, budget: int) -> tuple[tuple[RankTotals, ...], int]:
         """The ranks so far, and the bytes that were read, about ``budget`` at most.
 
-        Where there is more to read than that, `behind` is set: the totals are then those of half
-        a file, and would look like a run that races ahead. Raises NotARecording where there is
-        no recording (any more), else what `read_recording` raises.
+        If there is more to read than that, `behind` is set: the totals then cover a part of the
+        file, and would look like a run that races ahead. Raises NotARecording if it is not a
+        recording (any more), else what `read_recording` raises.
         """
         read = 0
         try:

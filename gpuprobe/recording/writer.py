@@ -22,7 +22,7 @@ from gpuprobe.recording.files import (
     chunk_name,
     decode_header,
     encode_header,
-    looks_like_stream,
+    may_be_stream,
     rank_of_stream,
     stream_name,
 )
@@ -67,7 +67,7 @@ class RecordingWriter:
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} does not exist in a job of {world_size}")
         try:
-            for old in _in_the_way(path, rank, world_size, force):
+            for old in _files_to_delete(path, rank, world_size, force):
                 _delete(old)
             path.mkdir(exist_ok=True)
             descriptor = _above_standard(
@@ -93,7 +93,7 @@ class RecordingWriter:
         return writer
 
     def session(self, session: Session, environment: Environment) -> None:
-        """The first record: who is watched, and where. Both lines or neither."""
+        """The first records: environment and session. Both lines are written, or neither."""
         self._write(_line("environment", environment) + _line("session", session))
 
     def step(self, step: Step) -> None:
@@ -187,7 +187,7 @@ def _exists(path: Path) -> UsageError:
     )
 
 
-def _in_the_way(path: Path, rank: int, world_size: int, force: bool) -> list[Path]:
+def _files_to_delete(path: Path, rank: int, world_size: int, force: bool) -> list[Path]:
     """What has to be deleted before this rank can write to ``path``: nothing, or with
     ``force`` the recording that is there, streams first.
 
@@ -227,7 +227,7 @@ def _in_the_way(path: Path, rank: int, world_size: int, force: bool) -> list[Pat
 
 def _to_replace(present: list[Path], rank: int, world_size: int) -> list[Path]:
     """With several ranks each replaces only its own files, as the others may already have
-    begun anew; the first also removes those of ranks that the new run does not have."""
+    started again; the first also removes those of ranks that the new run does not have."""
     doomed = []
     for entry in present:
         owner = _rank_of(entry)
@@ -256,7 +256,7 @@ def _is_ours(entry: Path) -> bool:
     if rank_of_stream(entry.name) is None:
         return True
     with open_regular(entry, inside=True) as file:
-        return looks_like_stream(file.read(64))
+        return may_be_stream(file.read(64))
 
 
 def _delete(entry: Path) -> None:
@@ -269,7 +269,7 @@ def _delete(entry: Path) -> None:
 
 
 def _world_size(stream: Path) -> int | None:
-    """The world size a stream says it is part of; None while its header is not complete."""
+    """The world size in a stream's session; None while its header is not complete."""
     with open_regular(stream, inside=True) as file:
         line = file.readline(64 * 1024)
     if not line.endswith(b"\n"):

@@ -24,7 +24,15 @@ _ROW = re.compile(r"^\| (`.+`) \| (.+) \|$", re.MULTILINE)
 _QUOTED = re.compile(r"``.*?``|`[^`]*`|\"[^\"]*\"|'[^'\n]*'(?!\w)", re.DOTALL)
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NAMES_OF_OTHERS = frozenset(
-    ["STANDS_OUT", "asked", "devices_seen", "look_ahead", "seen_in_steps", "stands_out"]
+    [
+        "STANDS_OUT",
+        "asked",
+        "devices_seen",
+        "look_ahead",
+        "seen_in_steps",
+        "stands_out",
+        "total_memory_seen",
+    ]
 )
 """Names that torch, the standard library or a released document chose."""
 

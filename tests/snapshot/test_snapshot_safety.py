@@ -20,7 +20,7 @@ from snapshot_samples import FRAMES, modern, torch_2_0
 
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.trace import Frame
-from gpuprobe.recording.snapshot import oddities
+from gpuprobe.recording.snapshot import irregularities
 from gpuprobe.recording.snapshot.decode import decode
 from gpuprobe.recording.snapshot.load import read_snapshot, trace_from_snapshot
 from gpuprobe.recording.snapshot.worker import decode_stream
@@ -219,30 +219,30 @@ def odd() -> dict[str, tuple[Any, str]]:
         "abc", 5, {"filename": "a"}, [5], [None], [{"filename": "a"}], [FRAMES],
         [{"filename": 1, "line": 1, "name": "f"}], [{"filename": "a", "line": 1, "name": None}],
     ):  # fmt: skip
-        event(oddities.FRAMES, frames=frames)
+        event(irregularities.FRAMES, frames=frames)
     for line in ("1", -1, 1 << 31, (1 << 64) - 1, 1 << 70, None, 1.5, True):
-        event(oddities.LINES, frames=[{"filename": "a", "line": line, "name": "f"}])
-    event(oddities.NAMES, frames=[{"filename": "a" * 10_001, "line": 1, "name": "f"}])
+        event(irregularities.LINES, frames=[{"filename": "a", "line": line, "name": "f"}])
+    event(irregularities.NAMES, frames=[{"filename": "a" * 10_001, "line": 1, "name": "f"}])
     for tag in (5, [], {}, b"x"):
-        event(oddities.TAGS, user_metadata=tag)
+        event(irregularities.TAGS, user_metadata=tag)
     for time in (1 << 63, -1, 253_402_214_400_000_001, "12", None, 1.5):
-        event(oddities.TIMES, time_us=time)
+        event(irregularities.TIMES, time_us=time)
     for conf in (
         5, [1], {"garbage_collection_threshold": float("nan")}, {"max_split_size": "x"},
         {"roundup_power2_divisions": {"x": 1}}, {"PYTORCH_CUDA_ALLOC_CONF": 5},
     ):  # fmt: skip
         found[f"settings {conf}"] = (
             modern() | {"allocator_settings": conf},
-            oddities.SETTINGS,
+            irregularities.SETTINGS,
         )
     for notes in (5, "abc", [5], [{"stage": 1}], [{"time_us": -1}], [{"time_us": 1 << 62}]):
         found[f"annotations {notes}"] = (
             modern() | {"external_annotations": notes},
-            oddities.ANNOTATIONS,
+            irregularities.ANNOTATIONS,
         )
     snapshot = modern()
     snapshot["segments"][0]["blocks"][1]["frames"] = [1]
-    found["block with frames of a number"] = snapshot, oddities.FRAMES
+    found["block with frames of a number"] = snapshot, irregularities.FRAMES
     return found
 
 

@@ -18,7 +18,7 @@ from gpuprobe.errors import InternalError
 from gpuprobe.model.trace import COLUMNS
 from gpuprobe.recording.load import load
 from gpuprobe.recording.snapshot.answer import receive
-from gpuprobe.recording.snapshot.child import begun, command_of
+from gpuprobe.recording.snapshot.child import command_of, pending_read
 from gpuprobe.recording.snapshot.decode import Decoded, decode
 
 _FRAMES = [{"filename": "train.py", "line": 3, "name": "step"}]
@@ -121,7 +121,7 @@ def test_columns_that_agree_are_taken() -> None:
 def test_a_snapshot_that_is_being_read_is_what_load_gives(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(SNAPSHOT))
-    with begun(path) as found:
+    with pending_read(path) as found:
         assert found is not None
         with_it = load(path, found)
         assert found.take() is None
@@ -134,7 +134,7 @@ def test_a_snapshot_that_is_being_read_is_what_load_gives(tmp_path: Path) -> Non
 def test_a_process_that_nobody_took_is_ended(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(SNAPSHOT))
-    with begun(path) as found:
+    with pending_read(path) as found:
         assert found is not None
         process = found._process
         assert process is not None
@@ -147,5 +147,5 @@ def test_what_is_no_snapshot_is_left_to_load(tmp_path: Path) -> None:
     text.write_text("notes")
     os.mkfifo(pipe)
     for path in (text, pipe, tmp_path, tmp_path / "nothing", "\0"):
-        with begun(path) as found:
+        with pending_read(path) as found:
             assert found is None

@@ -33,13 +33,13 @@ def read_children(directory: Path) -> tuple[ChildProcess, ...]:
         names: Iterable[str] = child_names(directory)
     except OSError:  # it was removed since
         return ()
-    seen: set[tuple[int, int]] = set()
+    read: set[tuple[int, int]] = set()
     found = []
     for name in names:
         streams = _streams(directory / name)
-        # A stream under several names would be read as often, and is of one process.
-        if seen.isdisjoint(streams):
-            seen |= streams
+        # A stream under several names would be read as often, but belongs to one process.
+        if read.isdisjoint(streams):
+            read |= streams
             child = _read(directory / name)
             if child is not None:
                 found.append(child)

@@ -3,7 +3,7 @@
 One file for each rank, whose name ends with the rank: so ``TORCH_NCCL_DUMP_ON_TIMEOUT`` writes them
 and torch/distributed/flight_recorder/components/loader.py reads them. A dump is a pickle of plain
 data (torch/csrc/distributed/c10d/FlightRecorder.hpp). It is read as memory snapshots are: in a
-separate process with limits, in which no names are looked up.
+separate process with limits, in which no names are resolved.
 """
 
 from __future__ import annotations

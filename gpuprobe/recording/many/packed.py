@@ -46,7 +46,7 @@ _GROUP_BYTES: Final = 16 << 20
 """Of lines in a row group. One is decoded at a time."""
 
 _MAX_GROUP: Final = MAX_CHUNK + 4 * _GROUP_BYTES
-"""Bytes of a row group that are decoded. A chunk is a group of its own."""
+"""The most bytes of a row group that is decoded. Each chunk is a separate group."""
 
 
 def _pyarrow() -> tuple[Any, Any]:

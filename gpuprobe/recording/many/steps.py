@@ -24,7 +24,7 @@ KEPT_STEPS: Final = 4096
 """Steps that are kept after they were decoded, of all ranks; each takes 10 KB."""
 
 Kept: TypeAlias = OrderedDict[tuple[object, int], Step]
-"""Decoded steps of a recording, by the steps they are of and the row there."""
+"""Decoded steps of a recording, by the sequence that they belong to and their row in it."""
 
 
 def _replaced(name: str) -> DataError:
@@ -149,7 +149,7 @@ class ColumnParser(StreamParser):
         self._shape = shape
 
     def _entered(self, shape: Shape) -> Shape | None:
-        """The shape, unless this rank would have too many devices with it."""
+        """The shape, unless its devices would be too many for this rank."""
         if shape not in self._of:
             try:
                 self._add_devices(shape.windows)

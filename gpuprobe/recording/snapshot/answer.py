@@ -62,8 +62,8 @@ def answer_of(child: subprocess.Popen[bytes]) -> Decoded:
             child.kill()
             child.wait()
             raise
-    # It has said all it had to. Giving back the memory of a large snapshot takes the system a
-    # tenth of a second, which nobody has to wait for.
+    # The result is complete. Releasing the memory of a large snapshot takes the system a tenth of
+    # a second, which nothing here has to wait for.
     threading.Thread(target=child.wait, name="gpuprobe-reaper", daemon=True).start()
     if isinstance(answer, SnapshotError):
         raise answer
@@ -104,7 +104,7 @@ def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
         if "error" in plain:
             return SnapshotError(str(plain["error"]), hint=str(plain["hint"]))
         traces = [arrived[entry["device"]].whole(entry) for entry in plain["traces"]]
-        return Decoded(traces, _counts(plain["foreign"]), _counts(plain["odd"]))
+        return Decoded(traces, _counts(plain["foreign"]), _counts(plain["irregular"]))
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, DataError) as error:
         raise InternalError(
             f"the process that reads snapshots returned invalid data: {error}"
@@ -121,15 +121,15 @@ class _Arrived:
         self._trace: MemoryTrace | None = None
 
     def take(self, name: str, stream: IO[bytes], count: int) -> None:
-        """Read the next part of a column. Raises KeyError for one that is none, ValueError for
-        one that is not as long as it must be.
+        """Read the next part of a column. Raises KeyError for an unknown column, ValueError for one
+        of the wrong length.
         """
         values = array(COLUMNS[name])
         values.fromfile(stream, count)
         getattr(self._events, name).extend(values)
         if name in _INDICES and values:
             self._most[name] = max(self._most.get(name, 0), max(values))
-        if name == "size":  # the last of the columns that tell when blocks end
+        if name == "size":  # the last of the columns that lifetimes of blocks need
             rows = len(self._events)
             if not rows == len(self._events.address) == len(self._events.size):
                 raise ValueError("columns of several lengths")

@@ -46,22 +46,22 @@ def start(stream: IO[bytes], size: int) -> subprocess.Popen[bytes]:
         raise InternalError(f"cannot start a process to read the snapshot: {error}") from error
 
 
-class Begun:
-    """A snapshot that is being read: whoever takes the process, ends it."""
+class PendingRead:
+    """A snapshot that a child process is reading. The one who takes the process ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process: subprocess.Popen[bytes] | None = process
 
     def take(self) -> subprocess.Popen[bytes] | None:
-        """The process; None where it was taken before."""
+        """The process; None if it was taken before."""
         process, self._process = self._process, None
         return process
 
 
 @contextmanager
-def begun(path: str | os.PathLike[str]) -> Iterator[Begun | None]:
-    """Have a file read that begins as torch's snapshots do, while the reader itself is imported.
-    None for all else, and where it cannot be: whoever opens it next gets the error.
+def pending_read(path: str | os.PathLike[str]) -> Iterator[PendingRead | None]:
+    """Begin to read a file that starts as torch's snapshots do, while the reader is imported.
+    None for any other file, or if it cannot be read: opening it later raises the error.
     """
     found = None
     try:
@@ -69,7 +69,7 @@ def begun(path: str | os.PathLike[str]) -> Iterator[Begun | None]:
             size = stored_bytes(stream.fileno())
             # Not by the stream, which would read ahead of the child.
             if sys.executable and os.pread(stream.fileno(), 1, 0) == _PICKLE:
-                found = Begun(start(stream, size))
+                found = PendingRead(start(stream, size))
     except (OSError, InternalError):
         pass
     try:

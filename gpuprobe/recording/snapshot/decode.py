@@ -39,17 +39,17 @@ from gpuprobe.model.trace import (
     parse_tag,
 )
 from gpuprobe.model.values import NewestMicroseconds
-from gpuprobe.recording.snapshot.oddities import ANNOTATIONS, SETTINGS, Oddities
+from gpuprobe.recording.snapshot.irregularities import ANNOTATIONS, SETTINGS, Irregularities
 
 _CROWDED = 8
-"""So many stacks that look alike at two frames are told apart by a key of all frames."""
+"""From so many stacks with the same signature on, a key of all frames distinguishes them."""
 
 _LONG = 2048
 """Frames of a stack that is not compared with others: each comparison of two lists takes as long as
 they are, and a file can refer to them at every event. Python stops a recursion at 1,000 frames."""
 
 _SAMPLE = 256
-"""So many events tell whether lists are shared. A wrong guess costs time only."""
+"""So many events decide whether lists are shared. A wrong guess costs time only."""
 
 
 class StackInterner:
@@ -57,13 +57,13 @@ class StackInterner:
     unchanged as long as it is used, since it knows them by identity.
     """
 
-    def __init__(self, table: StackTable, odd: Oddities | None = None) -> None:
+    def __init__(self, table: StackTable, irregular: Irregularities | None = None) -> None:
         self._table = table
-        self._odd = odd or Oddities()
+        self._irregular = irregular or Irregularities()
         self._frames: dict[int, int] = {}  # id of a frame's dict -> frame index
         self._lists: dict[int, int] = {}  # id of a list -> stack index
-        # What a list looks like at two frames -> pairs (list, stack index).
-        self._looks: dict[Any, list[tuple[Any, int]]] = {}
+        # A list's length and two of its frames -> pairs (list, stack index).
+        self._signatures: dict[Any, list[tuple[Any, int]]] = {}
         self._exact: dict[tuple[int, ...], int] = {}
 
     def one(self, frames: Any) -> int:
@@ -79,10 +79,10 @@ class StackInterner:
         """
         try:
             return self._column(events, itemgetter("frames"))
-        except (KeyError, TypeError):  # TypeError: something that is no list
+        except (KeyError, TypeError):  # TypeError: not a list
             if not any(event.get("frames") for event in events):
                 return None
-            listed = self._odd.frames
+            listed = self._irregular.frames
             return array("I", [self.one(listed(event.get("frames"))) for event in events])
 
     def _column(self, events: list[Any], get: Callable[[Any], Any]) -> array[int]:
@@ -92,11 +92,11 @@ class StackInterner:
         return self._unshared(map(get, events))
 
     def _unshared(self, lists: Iterable[Any]) -> array[int]:
-        """Most events have a list of their own."""
+        """Stack indices if most events have a separate list."""
         result: list[int] = []
         append = result.append
-        looks, exact = self._looks, self._exact
-        find, identity = looks.get, id
+        signatures, exact = self._signatures, self._exact
+        find, identity = signatures.get, id
         last: Any = None
         index = 0
         for frames in lists:
@@ -110,15 +110,15 @@ class StackInterner:
                 continue
             last = frames
             try:
-                look = (count, identity(frames[count >> 2]), identity(frames[count >> 1]))
+                signature = (count, identity(frames[count >> 2]), identity(frames[count >> 1]))
             except IndexError:
                 index = self.one(frames)
                 append(index)
                 continue
-            alike = find(look)
+            alike = find(signature)
             if alike is None:
                 index = self._add(frames)
-                looks[look] = [(frames, index)]
+                signatures[signature] = [(frames, index)]
             elif len(alike) > _CROWDED:
                 key = tuple(map(id, frames))
                 known = exact.get(key)
@@ -126,8 +126,8 @@ class StackInterner:
                     known = exact[key] = self._add(frames)
                 index = known
             else:
-                for seen, index in alike:  # noqa: B007
-                    if seen == frames:
+                for other, index in alike:  # noqa: B007
+                    if other == frames:
                         break
                 else:
                     index = self._add(frames)
@@ -137,14 +137,14 @@ class StackInterner:
 
     def _add(self, frames: Any) -> int:
         if not isinstance(frames, (list, tuple)):
-            frames = self._odd.frames(frames)
-        self._odd.stack(len(frames))
+            frames = self._irregular.frames(frames)
+        self._irregular.stack(len(frames))
         known = self._frames
         ids = []
         for frame in frames:
             index = known.get(id(frame))
             if index is None:
-                index = known[id(frame)] = self._odd.index(self._table, frame)
+                index = known[id(frame)] = self._irregular.index(self._table, frame)
             ids.append(index)
         return self._table.stack(tuple(ids))
 
@@ -156,7 +156,7 @@ class PartSink:
         self._append = append
         self._rows = 0  # in the parts before this one
         self._part = 0
-        self._begun: dict[str, int] = {}  # rows passed on
+        self._passed_on: dict[str, int] = {}  # rows passed on
 
     def begin(self, rows: int) -> None:
         self._rows += self._part
@@ -168,19 +168,19 @@ class PartSink:
             return
         self._fill(column, self._rows)
         self._append(column, values)
-        self._begun[column] += len(values)
+        self._passed_on[column] += len(values)
 
     def end(self) -> None:
-        for column in self._begun:
+        for column in self._passed_on:
             self._fill(column, self._rows + self._part)
 
     def _fill(self, column: str, rows: int) -> None:
         """Add the zeros that were left out."""
-        missing = rows - self._begun.setdefault(column, 0)
+        missing = rows - self._passed_on.setdefault(column, 0)
         if missing:
             typecode = COLUMNS[column]
             self._append(column, array(typecode, bytes(missing * array(typecode).itemsize)))
-            self._begun[column] = rows
+            self._passed_on[column] = rows
 
 
 class InternedColumn:
@@ -280,16 +280,16 @@ MOST_DEVICES = 128
 
 
 class Decoded(NamedTuple):
-    """``foreign`` counts trace entries whose action this version does not know, ``odd`` the details
-    that were kept as unknown (`gpuprobe.recording.snapshot.oddities`)."""
+    """A decoded snapshot. ``foreign`` counts trace entries with an unknown action, ``irregular`` the
+    details that were kept as unknown (`gpuprobe.recording.snapshot.irregularities`)."""
 
     traces: list[MemoryTrace]
     foreign: dict[str, int]
-    odd: dict[str, int] = {}  # noqa: RUF012 (never changed)
+    irregular: dict[str, int] = {}  # noqa: RUF012 (never changed)
 
 
 def devices_of(snapshot: Any) -> list[int]:
-    """The devices a snapshot says something about, in order."""
+    """The devices that a snapshot describes, in order."""
     segments, traces = _top(snapshot)
     found = {_device(segment) for segment in segments}
     found.update(index for index, events in enumerate(traces) if events)
@@ -308,12 +308,11 @@ def decode(
 ) -> Decoded:
     """The traces of a snapshot, one per device (or of the device ``only``).
 
-    ``keep`` may take the columns of events away, part by part, so that they need not be held
-    here, those that accounts are made of first; then `add_baseline` is left to whoever has them.
-    ``limit`` bounds the events and blocks that are looked at: a pickle can refer to one list
-    many times, and so describe more than it holds; ``size``, of its file in bytes, bounds the
-    names and stacks likewise. Raises SnapshotError for anything that is not a snapshot: what, and
-    where.
+    ``keep`` may take over the columns of events, part by part, so that they are not held here:
+    first those that accounts of memory need. Its owner then calls `add_baseline`. ``limit`` bounds
+    the events and blocks that are read: a pickle can refer to one list many times, and so describe
+    more than it holds; ``size``, the file's size in bytes, bounds names and stacks likewise.
+    Raises SnapshotError, with the problem and its place, for anything that is not a snapshot.
     """
     place = _Place()
     try:
@@ -321,8 +320,8 @@ def decode(
             devices = devices_of(snapshot)
         else:
             devices = [only]
-        odd = Oddities(size)
-        decoder = _Decoder(snapshot, place, math.inf if limit is None else limit, keep, odd)
+        irregular = Irregularities(size)
+        decoder = _Decoder(snapshot, place, math.inf if limit is None else limit, keep, irregular)
         found = decoder.run(devices)
         if keep is None:
             place.text = "its events"
@@ -403,7 +402,12 @@ def _pool(value: Any) -> tuple[int, int]:
 
 class _Decoder:
     def __init__(
-        self, snapshot: Any, place: _Place, limit: float, keep: Keep | None, odd: Oddities
+        self,
+        snapshot: Any,
+        place: _Place,
+        limit: float,
+        keep: Keep | None,
+        irregular: Irregularities,
     ) -> None:
         self._segments, self._traces = _top(snapshot)
         self._plain: dict[str, Any] = snapshot if isinstance(snapshot, dict) else {}
@@ -411,7 +415,7 @@ class _Decoder:
         self._left = limit
         self._foreign: dict[str, int] = {}
         self._keep = keep
-        self._odd = odd
+        self._irregular = irregular
 
     def _spend(self, count: int) -> None:
         self._left -= count
@@ -424,7 +428,7 @@ class _Decoder:
 
     def run(self, devices: Sequence[int]) -> Decoded:
         self._place.text = "allocator_settings"
-        settings = self._odd.or_nothing(
+        settings = self._irregular.or_nothing(
             SETTINGS, lambda: _settings(self._plain.get("allocator_settings"))
         )
         self._place.text = "external_annotations"
@@ -432,18 +436,18 @@ class _Decoder:
         traces = []
         for device in devices:
             traces.append(self._trace(device, settings, annotations.get(device, ())))
-        odd = {what: count for what, count in self._odd.counts.items() if count}
-        return Decoded(traces, self._foreign, odd)
+        irregular = {what: count for what, count in self._irregular.counts.items() if count}
+        return Decoded(traces, self._foreign, irregular)
 
     def _annotations(self) -> dict[int, tuple[Annotation, ...]]:
         listed = self._plain.get("external_annotations") or []
         if not isinstance(listed, list):
-            self._odd.counts[ANNOTATIONS] += 1
+            self._irregular.counts[ANNOTATIONS] += 1
             listed = []
         self._spend(len(listed))
         found: dict[int, list[Annotation]] = {}
         for entry in listed:
-            read = self._odd.or_nothing(ANNOTATIONS, lambda: self._annotation(entry))  # noqa: B023
+            read = self._irregular.or_nothing(ANNOTATIONS, lambda: self._annotation(entry))  # noqa: B023
             if read is not None:
                 found.setdefault(read[0], []).append(read[1])
         when = itemgetter(2)
@@ -454,8 +458,8 @@ class _Decoder:
         if time > NewestMicroseconds:
             raise ValueError("time_us is out of range")
         return _count(entry.get("device", 0), "device"), Annotation(
-            self._odd.name(_text(entry.get("stage", ""), "stage")),
-            self._odd.name(_text(entry.get("name", ""), "name")),
+            self._irregular.name(_text(entry.get("stage", ""), "stage")),
+            self._irregular.name(_text(entry.get("name", ""), "name")),
             time,
         )
 
@@ -466,7 +470,7 @@ class _Decoder:
         annotations: tuple[Annotation, ...],
     ) -> MemoryTrace:
         trace = MemoryTrace(device=f"cuda:{device}", settings=settings, annotations=annotations)
-        stacks = StackInterner(trace.stacks, self._odd)
+        stacks = StackInterner(trace.stacks, self._irregular)
         pools: dict[tuple[int, int], int] = {(0, 0): 0}
         segments = []
         for index, plain in enumerate(self._segments):
@@ -502,8 +506,8 @@ class _Decoder:
         put: Callable[[str, array[int]], None],
         pools: dict[tuple[int, int], int],
     ) -> list[list[Any]]:
-        """The columns that tell what is allocated when. Returns the events, in stretches, less the
-        unknown ones.
+        """Read the columns that accounts of memory need. Returns the events without the unknown
+        ones, in parts.
         """
         place = self._place
         sink = PartSink(put)
@@ -548,8 +552,8 @@ class _Decoder:
         trace: MemoryTrace,
         stacks: StackInterner,
     ) -> None:
-        """The columns that tell when and where in the program. Whoever takes them is busy with the
-        accounts meanwhile, so each is passed on when it is whole.
+        """Read the columns with times and places in the program. Their receiver computes the
+        accounts meanwhile, so each is passed on once it is complete.
         """
         place = self._place
         found: dict[str, array[int]] = {}
@@ -557,7 +561,7 @@ class _Decoder:
             lambda column, values: found.setdefault(column, array(values.typecode)).extend(values)
         )
         string = trace.stacks.string
-        name_of = self._odd.name
+        name_of = self._irregular.name
         phase = InternedColumn("user_metadata", lambda value: string(name_of(parse_tag(value)[0])))
         module = InternedColumn("user_metadata", lambda value: string(name_of(parse_tag(value)[1])))
         for part in parts:
@@ -578,9 +582,9 @@ class _Decoder:
         try:
             found = column_of("q", "time_us", events)
         except (TypeError, OverflowError):
-            found = self._odd.times([event.get("time_us", 0) for event in events])
+            found = self._irregular.times([event.get("time_us", 0) for event in events])
         if found and not are_times(found):
-            found = self._odd.times(list(found))
+            found = self._irregular.times(list(found))
         return found
 
     def _tags(self, events: list[Any]) -> tuple[list[Any], set[Any]]:
@@ -594,15 +598,14 @@ class _Decoder:
         except TypeError:  # something that cannot be in a set is no text
             different = {0}
         if not {str, type(None)}.issuperset(map(type, different)):
-            tags = self._odd.tags(tags)
+            tags = self._irregular.tags(tags)
             different = set(tags)
         return tags, different
 
     def _known(self, events: list[Any], start: int, name: str) -> list[Any]:
         """Only the entries whose action is known; the others are counted, not guessed at.
 
-        torch's users can add entries of their own (``user_defined``), which are no act of the
-        allocator.
+        Programs can add custom entries (``user_defined``), which are not events of the allocator.
         """
         known = []
         for index, event in enumerate(events, start):
@@ -670,10 +673,10 @@ def _block(entry: Any, address: int, stacks: StackInterner) -> Block:
 def add_baseline(trace: MemoryTrace) -> None:
     """Work out ``trace.baseline``: what was allocated before the first event.
 
-    The rule: a block was there before if the first that the trace says of its address is that
-    it is freed, or if the trace says nothing of it and it is allocated at the end. Its size is
-    the requested size, as the free (or the final block) has it. The stack of a free says where
-    it was freed, so only blocks that lived to the end have the stack they were made with.
+    The rule: a block was there before if the first event of its address is a free, or if no event
+    has its address and it is allocated at the end. Its size is the requested size, as the free (or
+    the final block) has it. The stack of a free is the place of the free, so only blocks that lived
+    to the end have the stack of their allocation.
     Blocks whose free had been requested before the trace are not in it: they were not
     allocated any more.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 MEMORY_PER_BYTE = 24
-"""How many times its size a snapshot may take in memory. Measured: 4.8 for events with stacks of
-their own, 13 for events without stacks (nine dictionary entries from some 40 bytes)."""
+"""How many times its size a snapshot may take in memory. Measured: 4.8 for events with separate
+stacks, 13 for events without stacks (nine dictionary entries from about 40 bytes)."""
 
 MEMORY_FLOOR = 512 << 20
 """On top of that: the interpreter, its libraries and its allocator's reserve."""

@@ -20,25 +20,25 @@ from gpuprobe.model.run.session import BlindSpot, Environment, Session
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.recording.snapshot.answer import answer_of, read_in_child
-from gpuprobe.recording.snapshot.child import Begun
+from gpuprobe.recording.snapshot.child import PendingRead
 from gpuprobe.recording.snapshot.decode import Decoded, decode
-from gpuprobe.recording.snapshot.oddities import CONSEQUENCES
+from gpuprobe.recording.snapshot.irregularities import CONSEQUENCES
 
 _NOT_IN_SNAPSHOT = Unavailable("not in a torch snapshot", ReadStatus.UNSUPPORTED)
 
 
-def read_snapshot(path: str | os.PathLike[str], begun: Begun | None = None) -> Recording:
+def read_snapshot(path: str | os.PathLike[str], pending: PendingRead | None = None) -> Recording:
     """Read a torch memory snapshot (``torch.cuda.memory._dump_snapshot``), of any schema since
-    torch 2.0, as a recording with one rank, no steps, and one trace per device. ``begun``: of
+    torch 2.0, as a recording with one rank, no steps, and one trace per device. ``pending``: of
     this file, where a process reads it already.
 
-    The file is never trusted: it is read in a process of its own that looks up no names and has
-    limits on memory and time, so nothing in it is run. Raises NotARecording where there is no
-    such file, SnapshotError for anything wrong with it.
+    The file is never trusted: it is read in a separate process that resolves no names and has
+    limits on memory and time, so nothing in it is run. Raises NotARecording if the file does not
+    exist, SnapshotError if it is invalid.
     """
     path = Path(path)
     try:
-        process = None if begun is None else begun.take()
+        process = None if pending is None else pending.take()
         if process is not None:
             decoded = answer_of(process)
         else:
@@ -99,7 +99,7 @@ def _blind_spots(decoded: Decoded) -> Iterator[BlindSpot]:
         "memory taken outside torch's caching allocator (CUDA context, NCCL, libraries)",
         "a snapshot does not contain it; the driver's 'used' includes it",
     )
-    for what, count in decoded.odd.items():
+    for what, count in decoded.irregular.items():
         yield BlindSpot(f"{count} {what}", CONSEQUENCES[what])
     for name, count in decoded.foreign.items():
         yield BlindSpot(

@@ -3,9 +3,9 @@
 What is kept out here: names of any kind (classes, functions, the extension registry),
 persistent ids, and lengths larger than the file. What no in-process reader can keep out is an
 interpreter fault: a short pickle can make CPython hash a tuple nested a hundred thousand deep,
-which overflows the C stack, or ask for a memo table of billions of entries
-(python/cpython#115952). `gpuprobe.recording.snapshot.worker` therefore runs this in a process
-of its own, with limits.
+which overflows the C stack, or allocate a memo table of billions of entries
+(python/cpython#115952). `gpuprobe.recording.snapshot.worker` therefore runs this in a separate
+process, with limits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _is_text(start: bytes) -> bool:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Plain data needs no names, so none is looked up."""
+    """An unpickler for plain data, which resolves no names."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise SnapshotError(
@@ -59,9 +59,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _Bounded:
-    """A file that refuses to be asked for more bytes than it has left.
+    """A file that refuses to read more bytes than it has left.
 
-    The unpickler allocates what a pickle says a string's length is before it reads it.
+    The unpickler allocates the length that a pickle declares for a string before it reads it.
     """
 
     def __init__(self, stream: IO[bytes], size: int) -> None:
@@ -98,7 +98,7 @@ _READ_AHEAD = 1 << 20
 def load_plain(stream: IO[bytes], size: int) -> Any:
     """The object pickled in a buffered ``stream`` of ``size`` bytes: dicts, lists, numbers, text.
 
-    Raises SnapshotError for anything else, whatever is wrong with it.
+    Raises SnapshotError for anything else.
     """
     try:
         start: bytes = stream.peek(8)  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ def load_plain(stream: IO[bytes], size: int) -> Any:
             raise SnapshotError(
                 "the pickle is truncated", hint="it was not written or copied completely"
             ) from None
-        # The unpickler raises whatever the operation it was told to do raises.
+        # The unpickler raises whatever the operations of the pickle raise.
         except Exception as error:  # noqa: BLE001
             if start[:1] != b"\x80" and not start.startswith(_OLD_PICKLES):
                 # Any text begins as some pickle of protocol 0 might.

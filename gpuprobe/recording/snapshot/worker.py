@@ -1,7 +1,7 @@
-"""Reading a snapshot in a process of its own.
+"""Reading a snapshot in a separate process.
 
-Why: a snapshot is a pickle from elsewhere. Even where no name is looked up, a few bytes can
-crash the interpreter or make it ask for all memory (`gpuprobe.recording.snapshot.pickles`). Here
+Why: a snapshot is a pickle from elsewhere. Even if no name is resolved, a few bytes can crash the
+interpreter or make it allocate all memory (`gpuprobe.recording.snapshot.pickles`). Here
 the damage is limited to a child process with a limit on memory and on processor time. It also is
 the cheaper way: the child never frees the millions of dictionaries it read, it just ends, and the
 parent never holds them.
@@ -22,7 +22,7 @@ a time, so that columns leave it as they are made::
                      {"error": …, "hint": …} or {"traces": […], "foreign": {…}}
 
 The bytes never leave the machine and both ends are the same installation, so there is no
-version. They are checked all the same: the child has read a hostile file.
+version. They are still checked: the child may have read a hostile file.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from gpuprobe.recording.snapshot.pickles import load_plain
 MAGIC = b"GPSNAP1\n"
 RECORD = struct.Struct("<IHHQ")
 _BUFFER = 1 << 16
-"""Bytes. The unpickler gets a copy of them at a time, for which more would be mapped anew each time
-(from 128 KiB on), and come page by page."""
+"""Bytes. The unpickler gets a copy of so many at a time; a larger copy (from 128 KiB on) would be
+mapped again each time, page by page."""
 _SMALLEST_ENTRY = 8
 """No event or block takes fewer bytes in a pickle, so a file bounds how many there are."""
 
@@ -81,7 +81,7 @@ def main(size: int) -> None:
         except SnapshotError as error:
             sender.error(error)
         output.flush()
-        os.close(output.fileno())  # the parent need not wait for the memory to be given back
+        os.close(output.fileno())  # the parent does not wait until the memory is released
     except BrokenPipeError:  # the parent lost interest
         pass
     # Not sys.exit: that would free everything, object by object.
@@ -119,7 +119,9 @@ class _Sender:
             }
             for trace in answer.traces
         ]
-        self._json("rest", {"traces": traces, "foreign": answer.foreign, "odd": answer.odd})
+        self._json(
+            "rest", {"traces": traces, "foreign": answer.foreign, "irregular": answer.irregular}
+        )
 
     def error(self, error: SnapshotError) -> None:
         self._json("rest", {"error": str(error), "hint": error.hint})

@@ -48,9 +48,9 @@ CONSEQUENCES = {
 _WRONG = (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 
 
-class Oddities:
-    """Counts what is odd, and bounds the names and stacks that are taken over from a file in which
-    ``size`` bytes are stored; None: from this process, without bounds.
+class Irregularities:
+    """Counts irregular details, and bounds the names and stacks that are copied from a file of
+    ``size`` bytes; None: from this process, without bounds.
 
     A pickle can refer to one long text or list many times, and so describe a thousand times what it
     holds.
@@ -65,7 +65,7 @@ class Oddities:
             self._depth_left = LIMITS["frames of stacks"].free + size
 
     def frame(self, plain: Any) -> Frame:
-        """A frame; what is none is the unknown one. Raises SnapshotError for too much text."""
+        """A frame, or an unknown one if it is invalid. Raises SnapshotError for too much text."""
         try:
             filename, line, name = plain["filename"], plain["line"], plain["name"]
             if not isinstance(filename, str) or not isinstance(name, str):
