@@ -251,8 +251,8 @@ def test_odd_details_are_kept_as_unknown_with_a_note(kind: str, tmp_path: Path) 
     """A real snapshot is never refused for one: what it says of memory is all there."""
     snapshot, what = odd()[kind]
     found, plain = decode(snapshot), decode(modern())
-    assert found.odd[what] >= 1
-    assert plain.odd == {}
+    assert found.irregular[what] >= 1
+    assert plain.irregular == {}
     for name in ("action", "address", "size", "stream"):
         assert getattr(found.traces[0].events, name) == getattr(plain.traces[0].events, name)
     assert [(s.address, s.total_size) for s in found.traces[0].segments] == [

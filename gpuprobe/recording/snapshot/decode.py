@@ -280,7 +280,7 @@ MOST_DEVICES = 128
 
 
 class Decoded(NamedTuple):
-    """A decoded snapshot. ``foreign`` counts trace entries with an unknown action, ``irregular`` the
+    """A decoded snapshot. ``foreign`` counts entries with an unknown action, ``irregular`` the
     details that were kept as unknown (`gpuprobe.recording.snapshot.irregularities`)."""
 
     traces: list[MemoryTrace]
