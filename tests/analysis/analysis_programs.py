@@ -28,7 +28,7 @@ SETTINGS = {
 
 @dataclass
 class Mark:
-    """The simulator's own account when ``events`` events had happened."""
+    """The simulator's own totals after ``events`` events."""
 
     events: int
     allocated: int
@@ -67,7 +67,7 @@ def recorded(seed: int, settings: AllocatorSettings, steps: int) -> tuple[Memory
 
 
 def cut(trace: MemoryTrace, start: int) -> MemoryTrace:
-    """What a recorder that was switched on ``start`` events later would have seen."""
+    """The trace of a recorder that was switched on ``start`` events later."""
     later = EventColumns()
     for name in ("action", "address", "size", "stream", "pool"):
         getattr(later, name).extend(getattr(trace.events, name)[start:])
@@ -81,7 +81,7 @@ def cut(trace: MemoryTrace, start: int) -> MemoryTrace:
 
 
 def layout(segments: tuple[Segment, ...]) -> list[object]:
-    """Segments in a form that compares by what matters here."""
+    """The compared properties of segments."""
     return [
         (
             s.address,
@@ -127,7 +127,7 @@ class Script:
         self.trace.events.append(COMPLETED, address, size, 0, self._clock, **self._ids(given))
 
     def tick(self) -> int:
-        """A moment of its own, in µs."""
+        """A new time in µs."""
         self._clock += 1
         return self._clock
 
@@ -136,7 +136,7 @@ class Script:
         return address
 
     def _ids(self, given: dict[str, int | str]) -> dict[str, int]:
-        """Names to indices of the string table; categories to codes."""
+        """Replace names by indices of the string table, and categories by codes."""
         table = self.trace.stacks
         ids = {}
         for name, value in given.items():

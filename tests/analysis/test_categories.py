@@ -29,7 +29,7 @@ LOADER = (f"{TORCH}/utils/data/dataloader.py", 700, "__next__")
 
 
 class Training(Script):
-    """Training by hand: each method allocates as that part of a program would."""
+    """A training program written by hand: each method allocates like one part of it."""
 
     def build(self, size: int) -> int:
         return self.alloc(size, stack=self.stack(APPLY, TRAIN))
@@ -56,7 +56,7 @@ class Training(Script):
         }
 
 
-def test_a_training_step_is_told_apart() -> None:
+def test_the_blocks_of_a_training_step_are_classified() -> None:
     t = Training()
     t.build(1)
     t.free(t.build(2))  # moved on, such as the CPU copy of .to("cuda")
@@ -102,7 +102,7 @@ def test_a_training_step_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("work", [True, False])
-def test_only_what_stays_is_a_workspace_by_its_size(work: bool) -> None:
+def test_only_a_block_that_stays_is_a_workspace_by_its_size(work: bool) -> None:
     t = Training()
     if work:
         t.forward(1)
@@ -143,7 +143,7 @@ def test_a_recorded_category_wins() -> None:
     assert t.found() == {1: "buffer", 2: "other", 3: "optimizer_state"}
 
 
-def test_recorded_phases_serve_where_stacks_do_not() -> None:
+def test_recorded_phases_replace_missing_stacks() -> None:
     t = Training()
     kept = t.alloc(1, phase="forward")
     t.free(t.alloc(2, phase="forward/attention"))
@@ -200,7 +200,7 @@ def test_annotated_optimizer_steps_count_without_optimizer_frames() -> None:
     }
 
 
-def test_a_trace_that_ends_inside_backward_judges_by_what_came_before() -> None:
+def test_a_trace_that_ends_inside_backward_uses_earlier_steps() -> None:
     t = Training()
     for _ in range(2):
         t.forward(1)
@@ -220,7 +220,7 @@ def test_a_trace_that_ends_inside_backward_judges_by_what_came_before() -> None:
     assert found[7] == "unknown"
 
 
-def test_the_baseline_is_judged_by_what_becomes_of_it() -> None:
+def test_the_baseline_is_classified_by_its_end() -> None:
     t = Training()
     parameters = [t.before(size) for size in (100, 200)]
     replaced = t.before(300)
@@ -287,7 +287,7 @@ def test_a_forward_pass_leaves_activations(name: str) -> None:
 
 
 @pytest.mark.skipif(not SNAPSHOTS, reason="the shared snapshots are not on this machine")
-def test_inference_makes_only_temporaries() -> None:
+def test_inference_allocates_only_temporaries() -> None:
     (trace,) = _traces(SNAPSHOTS["lm_medium_ctx256_inference"])
     mark = high_water(trace)
     shares = {share.key: share.bytes for share in by_category(mark)}
@@ -299,7 +299,7 @@ def _traces(path: Path) -> list:  # type: ignore[type-arg]
     return list(read_snapshot(path).ranks[0].load_traces())
 
 
-def test_what_is_recomputed_and_freed_at_once_is_temporary() -> None:
+def test_recomputed_blocks_that_are_freed_at_once_are_temporary() -> None:
     again = (f"{TORCH}/utils/checkpoint.py", 1120, "recompute_fn")
     t = Training()
     t.forward(1)
@@ -314,8 +314,8 @@ def test_what_is_recomputed_and_freed_at_once_is_temporary() -> None:
     assert (found[3], found[4], found[5]) == ("temporary", "activation", "activation")
 
 
-def test_what_the_reducer_of_data_parallel_makes_is_a_bucket() -> None:
-    """Its C++ allocates: the innermost Python frame is a function of DistributedDataParallel."""
+def test_blocks_of_the_ddp_reducer_are_buckets() -> None:
+    """C++ code allocates: the innermost Python frame is a function of DistributedDataParallel."""
     reducer = (f"{TORCH}/nn/parallel/distributed.py", 1200, "_ddp_init_helper")
     t = Training()
     t.alloc(1, stack=t.stack(reducer, TRAIN))

@@ -1,4 +1,4 @@
-"""What a growth of memory is put down to, and the steps that are compared with each other."""
+"""Causes of growth, and the steps that are compared."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_more_and_fewer_blocks() -> None:
     assert more[-1] == "2 more blocks"
 
 
-def test_the_first_step_is_of_a_kind_of_its_own() -> None:
+def test_the_first_step_is_a_separate_kind() -> None:
     sizes = {0: 30, 1: 50, 2: 40, 3: 20}
     steps = [
         step(index, {"forward": size * MIB}, ended_by="end" if index == 3 else "user")

@@ -1,4 +1,4 @@
-"""The diff adds up, and knows a moved line from a new one."""
+"""The diff adds up, and distinguishes moved lines from new ones."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def test_a_run_compared_with_itself_has_not_changed(rows: list) -> None:  # type
     shift=st.integers(1, 50),
     sizes=st.lists(st.integers(1, 9999), min_size=8, max_size=8, unique=True),
 )
-def test_shifted_lines_are_moved_not_gone_and_new(
+def test_shifted_lines_are_moved_not_removed_and_added(
     lines: list[int], shift: int, sizes: list[int]
 ) -> None:
-    """Text was added above a function: every line of it is ``shift`` further down."""
+    """Text was added above a function: all of its lines are ``shift`` further down."""
     marks = []
     for by in (0, shift):
         script = Script("cpu")
@@ -116,7 +116,7 @@ def line_rows(before: dict[int, int], after: dict[int, int]) -> dict[str, DiffRo
     return {row.key.split("/")[-1]: row for row in diff_marks(*marks)["line"]}
 
 
-def test_a_line_added_in_the_middle_is_the_one_that_is_new() -> None:
+def test_a_line_added_in_the_middle_is_the_added_one() -> None:
     rows = line_rows({10: 101, 20: 202, 30: 303}, {10: 101, 15: 999, 21: 202, 31: 305})
     assert rows["m.py:15 in forward"].status == "added"
     assert rows["m.py:21 in forward"].moved_from.endswith("m.py:20 in forward")
@@ -125,8 +125,8 @@ def test_a_line_added_in_the_middle_is_the_one_that_is_new() -> None:
     assert rows["m.py:10 in forward"].status == "same"
 
 
-def test_a_line_that_went_is_not_the_next_best_one_that_came() -> None:
-    """Two methods of one name in one file, as ``forward`` of two classes: order is no proof."""
+def test_a_removed_line_is_not_paired_with_an_unrelated_added_one() -> None:
+    """Two methods with one name, like ``forward`` of two classes: order is no evidence."""
     rows = line_rows({39: 101, 513: 203}, {39: 301, 399: 405})
     assert {key: row.status for key, row in rows.items()} == {
         "m.py:39 in forward": "changed",
@@ -141,7 +141,7 @@ def test_a_function_that_was_shifted_and_grew_is_still_the_same() -> None:
 
 
 def marks_of_files(*runs: dict[str, dict[int, int]]) -> list[HighWater]:
-    """One for each run: files, their lines, and the bytes of each."""
+    """The high water mark of each run, given as files, their lines, and the bytes of each."""
     marks = []
     for files in runs:
         script = Script("cpu")
@@ -156,7 +156,7 @@ def marks_of_files(*runs: dict[str, dict[int, int]]) -> list[HighWater]:
 
 @pytest.mark.parametrize("shift", [0, 6])
 def test_a_file_with_another_name_is_the_same_code(shift: int) -> None:
-    """Renamed, and one line grew; or its lines are all further down as well."""
+    """A renamed file in which one line grew; ``shift``: its lines are further down as well."""
     before = {"net.py": {3: 100, 7: 200, 9: 300}}
     after = {"model.py": {3 + shift: 100, 7 + shift: 200, 9 + shift: 350}}
     rows = diff_marks(*marks_of_files(before, after))["line"]
@@ -165,7 +165,7 @@ def test_a_file_with_another_name_is_the_same_code(shift: int) -> None:
     assert grown.key == f"/home/u/model.py:{9 + shift} in forward"
 
 
-def test_other_files_are_not_taken_for_renamed_ones() -> None:
+def test_unrelated_files_are_not_renamed_ones() -> None:
     before = {"net.py": {3: 100, 7: 200, 9: 300}, "gone.py": {5: 40}}
     # Another file; two that are as much like the one that went; one line with another size.
     after = {"model.py": {1: 11, 20: 22, 9: 33}, "a.py": {5: 41}}
@@ -209,7 +209,7 @@ def test_renamed_modules_with_the_same_structure_are_pairs() -> None:
     }
 
 
-def test_a_module_that_went_is_not_paired_with_one_of_another_shape() -> None:
+def test_a_removed_module_is_not_paired_with_one_of_another_shape() -> None:
     assert match_modules({"a.x": 1, "a.y": 1}, {"b.x": 1}) == {}
     # Two candidates, told apart by their bytes.
     assert match_modules({"a": 5, "b": 6}, {"c": 6, "d": 5}) == {"a": "d", "b": "c"}
@@ -249,7 +249,7 @@ def test_the_baseline_is_part_of_the_comparison() -> None:
     assert found.cautions == ()
 
 
-def test_what_makes_a_comparison_less_than_exact_is_said() -> None:
+def test_an_inexact_comparison_has_cautions() -> None:
     one, two = Script("cpu"), Script("cuda:0")
     one.alloc(100)
     two.alloc(512)
@@ -265,7 +265,7 @@ def test_what_makes_a_comparison_less_than_exact_is_said() -> None:
     assert found.peaks[0].delta == 412
 
 
-def test_a_device_on_one_side_only_hides_no_other() -> None:
+def test_a_device_in_one_recording_only_hides_no_other() -> None:
     one, two = Script("cuda:0"), Script("cuda:1")
     one.alloc(100)
     two.alloc(50)

@@ -1,4 +1,5 @@
-"""Fragmentation against the simulator: the account adds up, and empty_cache keeps its word."""
+"""Fragmentation against the simulator: the account adds up, and ``returnable`` equals
+what empty_cache releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was live at the peak: every breakdown adds up to it."""
+"""The blocks at the peak: all breakdowns add up to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FRAMES = (
 
 
 def decorate(trace: MemoryTrace, choose: list[int]) -> None:
-    """Give every allocation one of a few stacks, none among them, and a module or none."""
+    """Give each allocation one of a few stacks (or none) and a module (or none)."""
     table = trace.stacks
     frames = [table.frame(frame) for frame in FRAMES]
     stacks = [

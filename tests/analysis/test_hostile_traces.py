@@ -1,5 +1,5 @@
-"""Traces that contradict themselves (damaged, cut, or made up) end in numbers that add up or in
-`Unavailable`, never in a crash."""
+"""Contradictory traces (damaged, truncated, or made up) give numbers that add up, or `Unavailable`,
+never a crash."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SEGMENTS = st.lists(
     name=st.sampled_from([None, *SETTINGS]),
     times=st.booleans(),
 )
-def test_contradictions_are_survived(
+def test_contradictory_traces_are_analysed(
     events: list[tuple[int, int, int, int]],
     segments: list[Segment],
     name: str | None,

@@ -1,4 +1,4 @@
-"""Leaks: told by the steps that left memory behind, not by a slope."""
+"""Leaks, detected by the steps that left memory behind and not by a slope."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_only_what_keeps_growing_is_a_leak(count: int, separate: bool) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(count=st.integers(5, 10), survive=st.integers(1, 3))
-def test_one_trace_or_one_per_step_gives_the_same_answer(count: int, survive: int) -> None:
+def test_one_trace_or_one_per_step_gives_the_same_result(count: int, survive: int) -> None:
     whole, parts = Steps(count, False).found(survive), Steps(count, True).found(survive)
     assert isinstance(whole, Leaks)
     assert isinstance(parts, Leaks)
@@ -99,7 +99,7 @@ def test_one_trace_or_one_per_step_gives_the_same_answer(count: int, survive: in
 def test_the_lines_sum_to_all_that_survived(
     spans: list[tuple[int, int, int]], survive: int
 ) -> None:
-    """Blocks with a step of birth, a step of death (past 9: never) and a size."""
+    """Blocks: the step that allocates each, the one that frees it (above 9: never), a size."""
     script = Script("cpu")
     boundaries, held = [], []
     for step in range(10):
@@ -129,7 +129,7 @@ def test_without_step_boundaries_there_is_no_guess() -> None:
     assert "step boundaries are unknown" in found.reason
 
 
-def test_too_few_steps_say_so() -> None:
+def test_too_few_steps_are_a_reason() -> None:
     found = Steps(3, False).found()
     assert isinstance(found, Unavailable)
     assert "not enough traced steps" in found.reason
@@ -164,7 +164,7 @@ def test_steps_are_found_from_stacks_inside_an_optimizer() -> None:
 
 
 def test_steps_without_a_trace_still_count_as_steps() -> None:
-    """The sampler keeps the first steps and those with a new peak; addresses carry on."""
+    """The sampler keeps the first steps and those with a new peak; addresses continue."""
     program = Steps(12, separate=True)
     kept = [s.trace for s in program.scripts if s.trace.step in (0, 1, 2, 7, 9, 11)]
     found = leaks_over_steps(kept)
@@ -175,7 +175,7 @@ def test_steps_without_a_trace_still_count_as_steps() -> None:
 
 
 class Parts:
-    """A program as separate traces: each begins with what the one before left alive."""
+    """A program as separate traces: each begins with the blocks that the last one left alive."""
 
     def __init__(self) -> None:
         self.traces: list[MemoryTrace] = []
@@ -201,10 +201,8 @@ class Parts:
 
 @settings(max_examples=20, deadline=None)
 @given(gap=st.integers(2, 6), leaks_too=st.booleans())
-def test_an_address_given_out_again_between_traces_is_not_the_old_block(
-    gap: int, leaks_too: bool
-) -> None:
-    """A gradient lives until the next step, and its successor takes its place."""
+def test_an_address_reused_between_traces_is_another_block(gap: int, leaks_too: bool) -> None:
+    """A gradient lives until the next step, whose gradient gets the same address."""
     program, gradient = Parts(), 0
     for step in range(3):
         program.trace(step)
@@ -228,10 +226,10 @@ def test_an_address_given_out_again_between_traces_is_not_the_old_block(
     sizes=st.sampled_from([(512,), (96, 160, 500)]),
     late=st.booleans(),
 )
-def test_what_a_line_makes_once_is_no_part_of_its_growth(
+def test_a_one_time_allocation_is_not_part_of_a_lines_growth(
     workspace: int, sizes: tuple[int, ...], late: bool
 ) -> None:
-    """However small it is beside that. ``late``: the first step leaves nothing else behind."""
+    """However small the growth is. ``late``: the first step leaves nothing else behind."""
     program = Parts()
     for step in range(12):
         program.trace(step)
@@ -247,7 +245,7 @@ def test_what_a_line_makes_once_is_no_part_of_its_growth(
     assert [line.bytes for line in found.lines if not line.leaking] == [workspace]
 
 
-def test_a_step_that_two_optimizers_divide_is_one_step() -> None:
+def test_a_step_of_two_optimizers_is_one_step() -> None:
     program = Parts()
     for step in range(5):
         for _ in range(2):

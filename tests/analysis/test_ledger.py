@@ -1,4 +1,4 @@
-"""The ledger against the allocator: every size, every total, every layout, at every moment."""
+"""The ledger compared with the allocator: sizes, totals and layouts after each event."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SNAPSHOTS = shared_snapshots()
 @pytest.mark.parametrize("name", SETTINGS)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 120))
-def test_totals_are_the_allocators_own_at_every_moment(name: str, seed: int, steps: int) -> None:
+def test_totals_equal_the_allocators_at_every_event(name: str, seed: int, steps: int) -> None:
     trace, marks = recorded(seed, SETTINGS[name], steps)
     ledger = ledger_of(trace)
     line = timeline(ledger)
@@ -64,7 +64,7 @@ def test_the_layout_of_any_moment_is_rebuilt_exactly(name: str, seed: int, steps
 @pytest.mark.parametrize("name", SETTINGS)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(2, 120), data=st.data())
-def test_a_trace_that_begins_late_accounts_for_what_was_there(
+def test_a_trace_that_begins_late_accounts_for_earlier_blocks(
     name: str, seed: int, steps: int, data: st.DataObject
 ) -> None:
     whole, marks = recorded(seed, SETTINGS[name], steps)
@@ -94,7 +94,7 @@ def test_a_trace_that_begins_late_accounts_for_what_was_there(
     ),
     by_allocator=st.booleans(),
 )
-def test_a_trace_that_makes_no_sense_still_adds_up(
+def test_a_contradictory_trace_still_adds_up(
     rows: list[tuple[int, int, int]], by_allocator: bool
 ) -> None:
     trace = MemoryTrace("cuda:0", settings=SETTINGS["default"] if by_allocator else None)
@@ -120,7 +120,7 @@ def test_the_cpu_has_neither_rounding_nor_pairs_of_frees() -> None:
     assert isinstance(timeline(ledger).reserved, Unavailable)
 
 
-def test_an_address_given_out_again_ends_the_block_that_had_it() -> None:
+def test_a_reused_address_ends_the_earlier_block() -> None:
     script = Script("cpu")
     script.alloc(100, address=64)
     script.alloc(30, address=64)
@@ -167,7 +167,7 @@ def test_real_snapshots_end_at_their_segments_totals(path) -> None:  # type: ign
 
 
 def test_a_report_builds_one_ledger_for_each_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And lets go of them: whoever holds the report holds no trace."""
+    """And releases them: a report has no reference to a trace."""
     built: list[weakref.ref[Ledger]] = []
 
     def counted(trace: MemoryTrace) -> Ledger:
@@ -201,7 +201,7 @@ def test_a_trace_that_grows_has_a_new_ledger() -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(2, 120), data=st.data())
-def test_accounts_made_while_a_trace_is_read_are_those_of_the_whole(
+def test_a_ledger_built_while_reading_equals_that_of_the_whole_trace(
     name: str, seed: int, steps: int, data: st.DataObject
 ) -> None:
     whole, marks = recorded(seed, SETTINGS[name], steps)
@@ -223,7 +223,7 @@ def test_accounts_made_while_a_trace_is_read_are_those_of_the_whole(
 
 
 def test_accounts_do_not_outlive_their_trace() -> None:
-    """Nor wait for a garbage collection: a trace takes much memory."""
+    """They do not wait for a garbage collection: traces need much memory."""
     made = trace([("a.py:7", 100, Category.ACTIVATION)])
     prepare(made)
     gone = weakref.ref(made)

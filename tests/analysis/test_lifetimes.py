@@ -1,4 +1,4 @@
-"""Frees matched with allocations: against one that goes through all events with all it knows."""
+"""Frees matched with allocations, compared with a plain loop over all events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 def one_after_the_other(
     events: list[tuple[int, int]], baseline: list[int], by_allocator: bool
 ) -> Found:
-    """What the ledger is defined to be: the baseline first, then each event in its turn."""
+    """The definition of a ledger: the baseline first, then each event in order."""
     made, count = sum(code == _ALLOC for code, _ in events), len(events)
     freed, done = [count] * (made + len(baseline)), [count] * (made + len(baseline))
     before, implied, row = list(baseline), 0, 0
@@ -78,7 +78,7 @@ def trace_of(events: list[tuple[int, int]], baseline: list[int], by_allocator: b
 
 
 @given(events=_EVENTS, baseline=_BASELINE, by_allocator=st.booleans())
-def test_every_end_is_that_of_going_through_the_events(
+def test_ends_equal_those_of_a_plain_loop_over_the_events(
     events: list[tuple[int, int]], baseline: list[int], by_allocator: bool
 ) -> None:
     ledger = ledger_of(trace_of(events, baseline, by_allocator))
@@ -88,7 +88,7 @@ def test_every_end_is_that_of_going_through_the_events(
 
 
 @given(events=_EVENTS, cuts=st.lists(st.integers(0, 40), max_size=4))
-def test_events_may_come_in_any_parts(events: list[tuple[int, int]], cuts: list[int]) -> None:
+def test_events_may_arrive_in_any_parts(events: list[tuple[int, int]], cuts: list[int]) -> None:
     whole, columns = trace_of(events, [], True), EventColumns()
     ends = Lifetimes(columns)
     edges = [0, *sorted(cuts), len(events)]
@@ -105,7 +105,7 @@ def test_events_may_come_in_any_parts(events: list[tuple[int, int]], cuts: list[
     assert ends.at_start() == at_once.at_start()
 
 
-def test_what_was_found_while_reading_is_of_these_events_alone() -> None:
+def test_lifetimes_found_while_reading_belong_to_these_events_only() -> None:
     trace = trace_of([(_ALLOC, 1), (_REQUESTED, 1), (_COMPLETED, 1)], [], True)
     trace.lifetimes = read = lifetimes_of(trace)
     assert lifetimes_of(trace) is read

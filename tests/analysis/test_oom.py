@@ -1,4 +1,4 @@
-"""OOM forensics on out-of-memory that really happened (in the simulator)."""
+"""Reports of allocations that failed in the simulator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CAPACITY = 100 * MIB
 
 
 def fragmented(stream: int = 0) -> tuple[MemoryTrace, Simulator]:
-    """Fill 100 MiB with blocks of 9 MiB in segments of 20, free every other one, ask for 15."""
+    """Fill 100 MiB with blocks of 9 MiB in segments of 20, free every other one, request 15."""
     sim = Simulator(AllocatorSettings(), SimulatedDriver(CAPACITY, "ascending"))
     recorder = TraceRecorder(sim)
     blocks = [sim.malloc(9 * MIB) for _ in range(10)]
@@ -84,7 +84,7 @@ def test_private_pools_are_counted_apart() -> None:
     assert "in another pool, stream or size class" in text
 
 
-def test_the_state_is_that_of_the_failure_not_of_the_end() -> None:
+def test_the_state_describes_the_failure_not_the_end() -> None:
     trace, sim = fragmented()
     failed = list(trace.events.action).index(TraceAction.OOM.code)
     later = MemoryTrace("cuda:0", settings=trace.settings)
@@ -106,7 +106,7 @@ def test_the_state_is_that_of_the_failure_not_of_the_end() -> None:
     assert (report.allocated, report.reserved) == (sim.allocated, sim.reserved)
 
 
-def test_what_if_is_asked_and_told() -> None:
+def test_what_if_results_are_reported() -> None:
     trace, _ = fragmented()
 
     def what_if(asked: MemoryTrace, event: int) -> list[tuple[str, bool]]:
@@ -121,7 +121,7 @@ def test_what_if_is_asked_and_told() -> None:
     assert "None of the other allocator settings" in refused.sentences[-1]
 
 
-def test_without_a_layout_what_is_not_known_says_so() -> None:
+def test_without_a_layout_figures_are_unavailable() -> None:
     script = Script("cuda:0")
     script.alloc(1000)
     script.trace.events.append(TraceAction.OOM.code, 0, 4096, device_free=123)

@@ -1,4 +1,4 @@
-"""Ranks side by side: merged by step, the worst named, and what makes it differ."""
+"""Comparison of ranks: merged steps, the worst rank, and what makes it differ."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def rendered(recording: Recording) -> str:
     )
 
 
-def test_one_rank_is_compared_with_nobody() -> None:
+def test_a_single_rank_has_no_comparison() -> None:
     alone = joined(of_rank(0, [timed(0, {"forward": 1})], world=1))
     assert compare_ranks(alone) is None
     assert gpuprobe.report(alone)["rank_comparison"] is None
 
 
-def test_the_rank_that_loads_its_data_slowly_is_the_one_waited_for() -> None:
+def test_a_rank_with_slow_data_loading_is_the_straggler() -> None:
     usual = {"data": 1, "forward": 10, "backward": 30, "optimizer": 4}
     slow = {"data": 13, "forward": 10, "backward": 18, "optimizer": 4}
     ranks = [of_rank(n, [timed(i, slow if n == 1 else usual) for i in range(5)]) for n in range(3)]
@@ -80,7 +80,7 @@ def test_the_rank_that_loads_its_data_slowly_is_the_one_waited_for() -> None:
 
 
 def test_waiting_in_a_collective_is_not_work() -> None:
-    """Every rank's step is as long; two of them spend it in a collective."""
+    """All ranks have steps of one length; two of them wait in a collective."""
     ranks = [
         of_rank(n, [timed(i, {"forward": 40}, waited=0 if n == 2 else 15) for i in range(3)])
         for n in range(3)
@@ -92,13 +92,13 @@ def test_waiting_in_a_collective_is_not_work() -> None:
     assert [(d.key, d.ns) for d in found.time.phases] == [("collectives", 2 * 15 * MS)]
 
 
-def test_where_all_work_alike_nobody_is_blamed() -> None:
+def test_equal_ranks_have_no_straggler() -> None:
     ranks = [of_rank(n, [timed(i, {"forward": 40}) for i in range(3)]) for n in range(3)]
     assert "no rank stands out" in rendered(joined(*ranks))
     assert "all 3 ranks peak at 100.0 MiB" in rendered(joined(*ranks))
 
 
-def test_the_line_that_makes_the_worst_rank_differ() -> None:
+def test_the_worst_rank_differs_by_a_line() -> None:
     def rank(number: int, cache: int) -> RankRecording:
         blocks = [("model.py:10", 80 * MIB, Category.PARAMETER)]
         blocks += [("data.py:7", cache, Category.INPUT)] if cache else []
@@ -119,7 +119,7 @@ def test_the_line_that_makes_the_worst_rank_differ() -> None:
     assert "+30.0 MiB line data.py:7 in forward at the peak" in shown
 
 
-def test_without_traces_the_categories_that_are_known_differ() -> None:
+def test_without_traces_ranks_differ_by_known_categories() -> None:
     def rank(number: int, state: int) -> RankRecording:
         known = KnownTensors(
             "cuda:0", {Category.OPTIMIZER_STATE: Bytes(state)}, rest=Bytes(5 * MIB)
@@ -135,7 +135,7 @@ def test_without_traces_the_categories_that_are_known_differ() -> None:
     assert [(d.key, d.bytes) for d in found.memory.categories] == [("optimizer_state", 16 * MIB)]
 
 
-def test_ranks_without_a_common_step_say_so() -> None:
+def test_ranks_without_a_common_step_are_not_compared() -> None:
     ranks = joined(of_rank(0, [timed(0, {"forward": 1})]), of_rank(1, []))
     found = compare_ranks(ranks)
     assert found is not None
@@ -145,8 +145,8 @@ def test_ranks_without_a_common_step_say_so() -> None:
     assert "time: no step was recorded by every rank" in rendered(ranks)
 
 
-def test_a_rank_that_is_late_by_little_has_not_the_blame_for_one_long_step() -> None:
-    """Rank 0 comes 10 ms later in three steps of four; rank 1 once by 100 ms."""
+def test_one_long_step_does_not_make_a_rank_the_straggler() -> None:
+    """Rank 0 is 10 ms late in most steps; rank 1 is late once, by 100 ms."""
     late = [timed(i, {"forward": 50}) for i in range(6)]
     long = [timed(i, {"forward": 140 if i == 3 else 40}) for i in range(6)]
     found = compare_ranks(joined(of_rank(0, late), of_rank(1, long)))
@@ -200,8 +200,8 @@ def test_time_counts_neither_the_first_step_nor_the_rest_after_the_last() -> Non
     assert [(c.count, c.bytes, c.host_ns) for c in shares.collectives] == [(2, 8, 3 * MS)]
 
 
-def test_what_comes_after_the_last_step_makes_no_rank_slow() -> None:
-    """An evaluation on one rank only, and the first step, in which everything is made."""
+def test_time_after_the_last_step_makes_no_rank_slow() -> None:
+    """An evaluation on one rank only, and the first step, which initialises everything."""
 
     def steps(first: int, after: int) -> list[Step]:
         made = [timed(0, {"forward": first})] + [timed(i, {"forward": 40}) for i in (1, 2)]
@@ -214,7 +214,7 @@ def test_what_comes_after_the_last_step_makes_no_rank_slow() -> None:
     assert (found.time.steps, found.time.own_ns, found.time.stands_out) == (2, 80 * MS, False)
 
 
-def test_ranks_are_not_all_alike_where_one_peaks_lower() -> None:
+def test_a_rank_with_a_lower_peak_is_not_equal_to_the_others() -> None:
     steps = {n: [build.step(0, {"forward": peak * MIB})] for n, peak in enumerate((9, 9, 6, 9))}
     ranks = [of_rank(n, made, world=4) for n, made in steps.items()]
     shown = rendered(joined(*ranks))
@@ -222,7 +222,7 @@ def test_ranks_are_not_all_alike_where_one_peaks_lower() -> None:
     assert "3 of 4 ranks peak at 9.0 MiB; rank 2 peaks lowest: 6.0 MiB" in shown
 
 
-def test_the_slowest_collective_is_shown_whatever_its_bytes() -> None:
+def test_the_slowest_collective_comes_first() -> None:
     calls = [Collective(f"op{i}", 1, Bytes((9 - i) * MIB), MS) for i in range(7)]
     calls.append(Collective("barrier", 3, Bytes(0), 40 * MS))
     calls.append(Collective("send", 3, Bytes(90 * MIB), Unavailable("it is asynchronous")))
@@ -233,7 +233,7 @@ def test_the_slowest_collective_is_shown_whatever_its_bytes() -> None:
 
 
 def test_no_rank_is_slow_on_virtual_gpus() -> None:
-    """What their steps take is the CPU's time, and its noise."""
+    """The durations of their steps are the CPU's time with its noise."""
     ranks = [of_rank(n, [timed(i, {"forward": 40 + 20 * n}) for i in range(3)]) for n in range(2)]
     assert "is the one the others wait for" in rendered(joined(*ranks))
     for rank in ranks:

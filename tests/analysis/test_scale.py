@@ -23,7 +23,7 @@ MINUTE = 60 * 10**9
 
 
 def job(*ranks: list[tuple[int, int]], name: str = "r.gpuprobe", first: int = 5) -> Recording:
-    """Of each rank, steps of (duration, waited) nanoseconds, after a first one."""
+    """A job: for each rank its steps as (duration, waited) in nanoseconds, after a first one."""
     made = []
     for rank, steps in enumerate(ranks):
         found = [
@@ -46,7 +46,7 @@ def test_the_table_of_the_articles() -> None:
     assert row.lost_own == pytest.approx(0.325)
 
 
-def test_what_is_lost_to_what() -> None:
+def test_losses_are_split_by_cause() -> None:
     """Steps of 100; the last rank waits 10, which is communication, and others wait more."""
     one = job([(70, 0)] * 4)
     four = job(*[[(100, waited)] * 4 for waited in (10, 30, 30, 30)])
@@ -99,7 +99,7 @@ def test_unknown_waits_are_not_split() -> None:
     assert (row.own_ns, row.lost_own, row.lost_waiting) == (None, None, None)
 
 
-def test_what_cannot_be_compared() -> None:
+def test_recordings_that_cannot_be_compared() -> None:
     good = job([(10, 0)] * 3)
     (rank,) = good.ranks
     for session, why in (

@@ -1,4 +1,4 @@
-"""Which rank the others wait for: the one that comes last, and never the one that waits."""
+"""The straggler is the rank that arrives last, never the one that waits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def compared(ranks: list[RankRecording]) -> RankTime:
 
 @pytest.mark.parametrize("phase", WORK)
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_the_rank_that_comes_last_is_named_with_its_cause(ranks: int, phase: str) -> None:
+def test_the_last_rank_is_named_with_its_cause(ranks: int, phase: str) -> None:
     slow = ranks - 1
     found = compared(job(ranks, 20, slow=slow, phase=phase, more=15, noise=0.05))
     assert found.stands_out
@@ -85,7 +85,7 @@ def test_the_rank_that_comes_last_is_named_with_its_cause(ranks: int, phase: str
 
 
 @pytest.mark.parametrize("phase", ["data", "other"])
-def test_copies_to_a_device_are_a_cause_of_their_own(phase: str) -> None:
+def test_copies_to_a_device_are_a_separate_cause(phase: str) -> None:
     ranks = job(3, 20, slow=1, phase=phase, more=15)
     for rank in ranks:
         rank.steps = [
@@ -117,14 +117,14 @@ def test_a_rank_that_is_late_now_and_then_does_not_stand_out() -> None:
     assert found.cause is None
 
 
-def test_who_waits_is_not_blamed() -> None:
+def test_a_waiting_rank_is_not_the_straggler() -> None:
     """The others wait longest in the backward pass: it is not theirs."""
     found = compared(job(4, 20, slow=1, phase="data", more=30))
     assert (found.slowest, found.cause, found.late_steps) == (1, "data", 19)
     assert found.late_ns == 30 * MS
 
 
-def test_a_sleep_outside_collectives_is_never_theirs() -> None:
+def test_a_sleep_outside_collectives_does_not_count_as_waiting() -> None:
     """Recordings that do not have waits by phase: what a collective took is taken off."""
     ranks = job(2, 10, slow=0, phase="forward", more=20)
     old = []

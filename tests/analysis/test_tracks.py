@@ -92,7 +92,7 @@ def test_steps_follow_each_other_in_one_track() -> None:
     assert track.phases_from == "recorded"
 
 
-def test_tracks_that_are_left_out_are_named() -> None:
+def test_omitted_tracks_are_named() -> None:
     traces = [
         trace([("a.py:1", 100, Category.ACTIVATION)], step=0, device=f"cuda:{i}") for i in range(5)
     ]
