@@ -307,7 +307,7 @@ class _ProgramRun:
             ProcessRecorder,
             Stalled,
             assumption_text,
-            not_forever,
+            interrupt_stalls,
             other_processes,
         )
         from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
@@ -321,7 +321,7 @@ class _ProgramRun:
             folder = scratch.parent
             try:
                 started = following(ProcessRecorder(folder, steps))
-                with not_forever(folder), started, signals_put_back():
+                with interrupt_stalls(folder), started, signals_put_back():
                     self._program.run()
             except Enough as enough:
                 where = f"after step {count()} (--steps)"

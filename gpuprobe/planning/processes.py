@@ -161,7 +161,7 @@ class Stalled(Enough):
 
 
 @contextmanager
-def not_forever(folder: Path) -> Iterator[None]:
+def interrupt_stalls(folder: Path) -> Iterator[None]:
     """Raise `Stalled` in the program if it and its processes are idle for a few seconds after one
     of them was ended (``folder`` has its file): it may be waiting for that process. If `Enough`
     ends the program, its processes end too.
@@ -179,7 +179,7 @@ def not_forever(folder: Path) -> Iterator[None]:
     # SIGURG is ignored by default, so a late one does no harm.
     handler = signal.signal(signal.SIGURG, interrupt)
     thread = threading.Thread(
-        target=_interrupt_stall,
+        target=_watch_processes,
         args=(folder, _PATIENCE_S, over, main.ident),
         name="gpuprobe-stalled",
         daemon=True,
@@ -198,7 +198,7 @@ def not_forever(folder: Path) -> Iterator[None]:
         signal.signal(signal.SIGURG, handler)
 
 
-def _interrupt_stall(folder: Path, patience: float, over: threading.Event, main: int) -> None:
+def _watch_processes(folder: Path, patience: float, over: threading.Event, main: int) -> None:
     used, since = 0.0, time.monotonic()
     while not over.wait(patience / 5):
         now = _processor_time()

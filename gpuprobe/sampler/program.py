@@ -52,7 +52,7 @@ class Program:
         self.file = file
         self.spec = spec
         self.package = package
-        # In what it differs from its file, for other processes that run it: `planning.trial`.
+        # In what it differs from its file, for other processes that run it: `planning.trials`.
         self.changes: dict[str, Any] = {}
 
     def run(self) -> None:

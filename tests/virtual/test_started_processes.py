@@ -29,7 +29,7 @@ from gpuprobe.api.virtual import estimate_program
 from gpuprobe.cli import main
 from gpuprobe.errors import UsageError
 from gpuprobe.planning import processes as started_processes
-from gpuprobe.planning.processes import ENDED, Stalled, not_forever
+from gpuprobe.planning.processes import ENDED, Stalled, interrupt_stalls
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.torch_support import process_gpus
 
@@ -362,10 +362,10 @@ def test_what_still_works_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
         return float(found)
 
     monkeypatch.setattr(started_processes, "_processor_time", busy)
-    with not_forever(tmp_path):
+    with interrupt_stalls(tmp_path):
         assert enough.wait(30)
     monkeypatch.setattr(started_processes, "_processor_time", lambda: 0.0)
-    with pytest.raises(Stalled), not_forever(tmp_path):
+    with pytest.raises(Stalled), interrupt_stalls(tmp_path):
         threading.Event().wait(30)
 
 
