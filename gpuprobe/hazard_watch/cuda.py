@@ -53,7 +53,7 @@ from gpuprobe.hazards.events import (
     StreamWait,
 )
 from gpuprobe.hazards.footprint import Footprint, whole
-from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
+from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory, StorageTag
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.cuda_streams import NodeStreams, lifetime_of
@@ -192,12 +192,12 @@ class _Cuda:
             self.many_streams = self.many_streams or bool(found)
         return found
 
-    def number_of(self, stream: torch.Stream | None) -> tuple[int, int]:
+    def number_of(self, stream: torch.Stream) -> tuple[int, int]:
         """Device and handle of a stream object, possibly a ``torch.Stream``."""
         device = int(stream.device_index)
         return device, self.handle(stream.stream_id, device, stream.device_type)
 
-    def note(self, stream: torch.Stream | None) -> None:
+    def note(self, stream: torch.Stream) -> None:
         """Set a stream's number for messages: its position in torch's pool, from its ``StreamId``
         (``c10/cuda/CUDAStream.cpp``; bits 4 to 8: index; 1 to 3: priority, from 1). Streams of
         other code have higher numbers.
@@ -339,7 +339,7 @@ class CudaSource(EventSource):
         patches.set(function, "apply", self._applying(vars(function)["apply"].__func__))
         patches.add(watch(self._operator))
         if torch.cuda.is_initialized():
-            for index in self.machine.devices:
+            for index in range(len(self.machine.devices)):
                 self._cuda.switched(index, self.machine.stream(index))
 
     def _streams(self, patches: Patches) -> None:
@@ -512,23 +512,23 @@ class CudaSource(EventSource):
         self.event_synchronize(self._number(event))
 
     def _event_made(
-        self, event: torch.Event, stream: torch.Stream | None, *_: object, **__: object
+        self, event: torch.Event, stream: torch.Stream, *_: object, **__: object
     ) -> None:
         self.event_record(self._number(event), *self._where(stream))
 
-    def _event_awaited(self, _: None, stream: torch.Stream | None, event: torch.Event) -> None:
+    def _event_awaited(self, _: None, stream: torch.Stream, event: torch.Event) -> None:
         self.event_wait(self._number(event), *self._where(stream))
 
-    def _stream_awaited(self, _: None, stream: torch.Stream | None, other: torch.Stream) -> None:
+    def _stream_awaited(self, _: None, stream: torch.Stream, other: torch.Stream) -> None:
         engine = self.active
         waiter, source = (engine.stream(*self._where(one)) for one in (stream, other))
         engine.apply(StreamWait(waiter, source, self.site()))
 
-    def _stream_queried(self, done: bool, stream: torch.Stream | None) -> None:
+    def _stream_queried(self, done: bool, stream: torch.Stream) -> None:
         if done:
             self.stream_synchronize(*self._where(stream))
 
-    def _stream_waited(self, _: None, stream: torch.Stream | None) -> None:
+    def _stream_waited(self, _: None, stream: torch.Stream) -> None:
         self.stream_synchronize(*self._where(stream))
 
     def _device_waited(self, _: None, index: int | None = None) -> None:
@@ -540,7 +540,7 @@ class CudaSource(EventSource):
 
     # -- memory
 
-    def _stream_recorded(self, _: None, tensor: Tensor, stream: torch.Stream | None) -> None:
+    def _stream_recorded(self, _: None, tensor: Tensor, stream: torch.Stream) -> None:
         found = self._touch(tensor)
         if found is not None:
             self.active.apply(RecordStream(found[0], self.active.stream(*self._where(stream))))
@@ -668,7 +668,7 @@ class CudaSource(EventSource):
                 self._tag_pinned(pinned)
         return super()._touch(tensor)
 
-    def _tag_pinned(self, tag: _Tag) -> None:
+    def _tag_pinned(self, tag: StorageTag) -> None:
         address = self._address(tag)
         if address is not None and not self.engine.is_live(address):
             memory = tag.registered
@@ -772,7 +772,7 @@ class CudaSource(EventSource):
         try:
             result = below(func, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
-            args = kwargs = None
+            del args, kwargs
             raise passed_on(error)  # noqa: B904 - the same one
         seconds = time.perf_counter() - began
         self.guarded(self.operator_returned, func, args, kwargs, result, seconds)

@@ -65,14 +65,14 @@ class PinnedArray(np.ndarray):
         if where is not None:
             self._source.host_bytes(self._tensor, where, write, op)
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
         if isinstance(found, PinnedArray) and found._tensor is not None:
             return found  # a view: nothing is read yet
         self.notify(False, "numpy index")
         return _plain(found)
 
-    def __setitem__(self, key: object, value: object) -> None:
+    def __setitem__(self, key: Any, value: object) -> None:
         part = super().__getitem__(key)
         view = isinstance(part, PinnedArray) and part._tensor is not None
         (part if view else self).notify(True, "numpy assignment")

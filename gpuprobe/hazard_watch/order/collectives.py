@@ -281,7 +281,7 @@ class Collectives:
         return False
 
 
-def _handle(result: object) -> Work:
+def _handle(result: Any) -> Work:
     """The handle in a collective's results: alone, or the last of several."""
     from torch._C._distributed_c10d import Work
 

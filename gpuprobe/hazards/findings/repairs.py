@@ -21,6 +21,7 @@ from gpuprobe.hazards.events import (
     FUNCTIONAL,
     HOST,
     Allocation,
+    BlockAccess,
     CodePosition,
     DeviceSynchronize,
     Event,
@@ -549,7 +550,8 @@ class Clone(Repair):
                 own = self.located.device(event.source) == device
                 current = event.source if own else current
             if isinstance(event, Launch) and event.actor == receiver:
-                cloned, others = [], []
+                cloned: list[BlockAccess] = []
+                others: list[BlockAccess] = []
                 for address, where, write in event.accesses:
                     (cloned if address == block else others).append((address, where, write))
                 yield Launch(current, ADDED, cloned, event.site)
