@@ -460,14 +460,10 @@ def _masked_scale(x: Any, mask: Any, scale: float) -> Any:
     return x * mask.to(x.dtype) * scale
 
 
-def _dropout_of(x: Any, p: float, generator: Any) -> Any:
+def _fused_dropout(x: Any, p: float, generator: Any = None) -> Any:
     """The kept elements, divided by the share of them. ``p`` is that share."""
     kept = torch.rand(x.shape, generator=generator) < p
     return torch.where(kept, x / p if p else x * 0, torch.zeros((), dtype=x.dtype)), kept
-
-
-def _fused_dropout(x: Any, p: float, generator: Any = None) -> Any:
-    return _dropout_of(x, p, generator)
 
 
 def _log_sigmoid(x: Any) -> Any:
