@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_said_and_what_is_gone_is_left_out(tmp_path: Path
         file.flush()
         assert at(path) is None
         file.seek(0)
-        file.write('{"format":"gpuprobe.recording","version":7}\n')
+        file.write('{"schema":"gpuprobe.recording","version":[7,0]}\n')
         file.flush()
         run = at(path)
         assert run is not None
