@@ -7,18 +7,17 @@ the position that the code shows. Of several repairs, the first verified one is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from gpuprobe.hazards.accesses import Race
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import HOST
 from gpuprobe.hazards.findings.repairs import (
+    ONLY_REPAIR,
     AwaitHandle,
-    Clone,
     DeviceWait,
     HostWaits,
     HostWaitsForEvent,
-    KeepAlive,
     LocatedRace,
     PlaceOf,
     RecordTensor,
@@ -29,9 +28,6 @@ from gpuprobe.hazards.findings.repairs import (
 from gpuprobe.hazards.findings.splitting import split
 from gpuprobe.model.findings import Fix
 from gpuprobe.model.place import Place
-
-_ONLY_REPAIR: Final = {kind.only_for.id: kind for kind in (KeepAlive, Clone)}
-"""By a rule's id: the kind of repair that alone fixes its races."""
 
 
 class Proposal(NamedTuple):
@@ -65,7 +61,7 @@ def propose(
 def _in_source(located: LocatedRace) -> Iterator[Repair]:
     """Repairs of the program's source, the best first."""
     race = located.race
-    if only := _ONLY_REPAIR.get(race.rule.id):
+    if only := ONLY_REPAIR.get(race.rule.id):
         yield from only.in_source(located)
     elif located.in_one_statement:
         yield from split(located)  # no line can go between the two
@@ -99,7 +95,7 @@ def _in_words(located: LocatedRace) -> Repair:
     """The repair of a race whose source is unknown."""
     race = located.race
     kind: type[Repair] = Wait
-    if only := _ONLY_REPAIR.get(race.rule.id):
+    if only := ONLY_REPAIR.get(race.rule.id):
         kind = only
     elif located.first_is_collective:
         kind = AwaitHandle

@@ -560,6 +560,10 @@ class Clone(Repair):
                 yield event
 
 
+ONLY_REPAIR: Final = {kind.only_for.id: kind for kind in (KeepAlive, Clone)}
+"""By a rule's id: the kind of repair that alone fixes its races."""
+
+
 # -- where the code goes
 
 
