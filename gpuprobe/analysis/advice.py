@@ -52,7 +52,7 @@ _UNUSED_BYTES = 256 * 1024 * 1024
 @dataclass(slots=True)
 class AdviceFacts:
     """The input of the rules: the peak, the blocks alive at it (``mark``), growth, and the line
-    that leaves most behind in a step (``kept``).
+    that leaves most behind in a step (``leak``).
 
     ``when`` describes the moment of ``mark``: the peak, or the high water mark of another step.
     """
@@ -60,7 +60,7 @@ class AdviceFacts:
     site: PeakSite
     mark: HighWater | Unavailable
     growth: Growth | None = None
-    kept: LeakRow | None = None
+    leak: LeakRow | None = None
     when: str = "the peak"
     shares: dict[Category, int] = field(init=False, default_factory=dict)
 
@@ -150,7 +150,7 @@ _STATE_GROWS = (
 def _growing(evidence: AdviceFacts) -> Iterator[Suggestion]:
     growth = evidence.growth
     if growth is None:
-        yield from _kept(evidence)
+        yield from _leaking(evidence)
         return
     reason = (
         f"{human_bytes(growth.bytes)} more is allocated at the end of step {growth.last} than at "
@@ -176,11 +176,11 @@ def _growing(evidence: AdviceFacts) -> Iterator[Suggestion]:
     yield Suggestion("growth", text, "", reason, max(evidence.peak, growth.bytes) + 1)
 
 
-def _kept(evidence: AdviceFacts) -> Iterator[Suggestion]:
+def _leaking(evidence: AdviceFacts) -> Iterator[Suggestion]:
     """Leaks of runs that are too short or too uneven for the ends of their steps to show growth."""
-    if evidence.kept is None:
+    if evidence.leak is None:
         return
-    line, size, per_step = evidence.kept.key, evidence.kept.bytes, evidence.kept.bytes_per_step
+    line, size, per_step = evidence.leak.key, evidence.leak.bytes, evidence.leak.bytes_per_step
     if isinstance(line, NoPlace) or size < MINIMUM_SHARE * evidence.peak:
         return
     text = (
@@ -306,7 +306,7 @@ def _optimizer_state(evidence: AdviceFacts) -> Iterator[Suggestion]:
     )
 
 
-def _trace_it(evidence: AdviceFacts) -> Iterator[Suggestion]:
+def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:
     if evidence.site.rank.session.level != "counters" or evidence.site.step is None:
         return
     step = evidence.site.step
@@ -335,5 +335,5 @@ _RULES: tuple[Callable[[AdviceFacts], Iterator[Suggestion]], ...] = (
     _activations,
     _temporaries,
     _optimizer_state,
-    _trace_it,
+    _untraced,
 )

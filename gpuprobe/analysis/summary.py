@@ -313,21 +313,21 @@ def _categories(
     known tensors at the end of the peak's step.
     """
     if not isinstance(mark, Unavailable):
-        return _of_trace(mark, AT_PEAK, None if site is None else site.step_index)
+        return _traced_categories(mark, AT_PEAK, None if site is None else site.step_index)
     if nearest is not None:
-        return _of_trace(nearest[1], AT_NEAREST_TRACE, nearest[0].index)
+        return _traced_categories(nearest[1], AT_NEAREST_TRACE, nearest[0].index)
     if site is None or site.step is None or not site.step.tensors:
         return mark
     tensors = next((t for t in site.step.tensors if t.device == site.device), site.step.tensors[0])
-    return _of_tensors(tensors, site.step.index)
+    return _known_categories(tensors, site.step.index)
 
 
-def _of_trace(mark: HighWater, at: str, step: int | None) -> CategoryTable:
+def _traced_categories(mark: HighWater, at: str, step: int | None) -> CategoryTable:
     table = _table(by_category(mark), len(Category), "categories")
     return CategoryTable(table.total, table.rows, table.remainder, at, step)
 
 
-def _of_tensors(tensors: KnownTensors, step: int) -> CategoryTable:
+def _known_categories(tensors: KnownTensors, step: int) -> CategoryTable:
     rows = sorted(tensors.by_category.items(), key=lambda item: (-item[1], item[0].value))
     rest = tensors.rest
     return CategoryTable(

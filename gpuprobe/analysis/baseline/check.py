@@ -73,7 +73,7 @@ _METRICS = {
     )
     for name in METRICS
 }
-_PART = define(
+_PHASE = define(
     "GPM-*",
     _KIND,
     Level.ERROR,
@@ -84,7 +84,7 @@ _PART = define(
 
 def regression(name: str) -> tuple[str, Rule]:
     """The id under which a metric (or phase) is reported, and its rule."""
-    return f"GPM-{name.replace(' ', '-')}", _METRICS.get(name, _PART)
+    return f"GPM-{name.replace(' ', '-')}", _METRICS.get(name, _PHASE)
 
 
 _REFUSED = ("device", "torch", "allocator")
@@ -178,8 +178,8 @@ def check_baseline(
         cautions=(
             *(f"{text}; compared anyway" for text in environment if accept_environment),
             *_cautions(before, after, rows is not None),
-            *_about_regressions(before, after, regressed),
-            *_about_falls(before, metrics, chosen),
+            *_regression_cautions(before, after, regressed),
+            *_fall_cautions(before, metrics, chosen),
         ),
     )
 
@@ -220,11 +220,11 @@ def _order(name: str) -> tuple[bool, str]:
 def _mismatches(before: Baseline, after: Baseline) -> Iterable[str]:
     for key in _REFUSED:
         one, two = before.environment.get(key, ""), after.environment.get(key, "")
-        if one != two and not (key == "device" and _some_gpu(one, two)):
+        if one != two and not (key == "device" and _is_unnamed_gpu(one, two)):
             yield f"{key}: {one!r} in the baseline, {two!r} now"
 
 
-def _some_gpu(one: str, two: str) -> bool:
+def _is_unnamed_gpu(one: str, two: str) -> bool:
     """Whether both are GPUs, one of them without a name (recordings do not contain it)."""
     return "cuda" in (one, two) and "cpu" not in (one, two)
 
@@ -288,7 +288,7 @@ def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
     elif gone or (after.phases and not before.phases):
         yield ("phases were not compared: some steps have no trace (record with --trace-steps all)")
     devices = [side.environment.get("device", "") for side in (before, after)]
-    if _some_gpu(*devices) and devices[0] != devices[1]:
+    if _is_unnamed_gpu(*devices) and devices[0] != devices[1]:
         known = next(name for name in devices if name != "cuda")
         side = "the baseline" if devices[0] == "cuda" else "the recording"
         yield f"device: {side} has no GPU name; compared with {known!r}"
@@ -308,7 +308,7 @@ _STEPS_FOR_GROWTH = 8
 """Steps, including the two of the warm-up, after which growth in each third step shows twice."""
 
 
-def _about_regressions(
+def _regression_cautions(
     before: Baseline, after: Baseline, regressed: Sequence[MetricResult]
 ) -> Iterable[str]:
     names = {item.name for item in regressed}
@@ -322,7 +322,7 @@ def _about_regressions(
         yield f"{after.steps} steps are not enough to detect growth: {_STEPS_FOR_GROWTH} are needed"
 
 
-def _about_falls(
+def _fall_cautions(
     before: Baseline, metrics: Sequence[MetricResult], chosen: Mapping[str, Tolerance]
 ) -> Iterable[str]:
     """A caution if memory fell by more than the tolerance: an update locks it in."""

@@ -88,8 +88,8 @@ def plain_of(baseline: Baseline) -> dict[str, object]:
         },
         "phases": {name: _size(value) for name, value in baseline.phases.items()},
         "at_peak": {
-            "categories": _of_shares(peak.categories),
-            "modules": _of_shares(peak.modules),
+            "categories": _plain_shares(peak.categories),
+            "modules": _plain_shares(peak.modules),
             "lines": writer.lines(peak),
         },
         "accounts": writer.accounts(),
@@ -142,7 +142,7 @@ def _unpacked(chunks: list[str]) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _of_shares(rows: Iterable[Share[str]]) -> dict[str, object]:
+def _plain_shares(rows: Iterable[Share[str]]) -> dict[str, object]:
     return {row.key: {**_size(row.bytes), "blocks": row.blocks} for row in rows}
 
 
@@ -166,7 +166,7 @@ class _Writer:
             self._name(line.key): {
                 **_size(line.bytes),
                 "blocks": line.blocks,
-                **_of_categories(line),
+                **_plain_categories(line),
                 **({"until": line.until} if line.until else {}),
                 **({"path": paths} if (paths := self._call_paths(line)) else {}),
             }
@@ -229,7 +229,7 @@ class _Writer:
         return found
 
 
-def _of_categories(line: LineShare) -> dict[str, object]:
+def _plain_categories(line: LineShare) -> dict[str, object]:
     """One category, or several with their bytes: ``activation 1024, temporary 512``."""
     if not line.categories or line.categories == (("unknown", line.bytes),):
         return {}
@@ -239,7 +239,7 @@ def _of_categories(line: LineShare) -> dict[str, object]:
 
 
 def _parts(text: str) -> tuple[tuple[str, int | None], ...]:
-    """The names and bytes that `_of_categories` or `_Writer._call_paths` wrote."""
+    """The names and bytes that `_plain_categories` or `_Writer._call_paths` wrote."""
     if not text or " " not in text:
         return ((text, None),) if text else ()
     pairs = (part.rpartition(" ") for part in text.split(", "))
@@ -279,7 +279,7 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
     """
     document, version = parsed(text, where)
     if document["schema"] != SCHEMA:
-        raise _none(where)
+        raise _not_a_baseline(where)
     return baseline_from(document, where, newer=version > VERSION)
 
 
@@ -294,11 +294,11 @@ def parsed(text: str, where: str) -> tuple[dict[str, object], tuple[int, int]]:
         document = json.loads(text)
         newest = {SCHEMA: VERSION, RUNS_SCHEMA: RUNS_VERSION}
         if not isinstance(document, dict) or document.get("schema") not in newest:
-            raise _none(where)
+            raise _not_a_baseline(where)
         return document, check_version(document, newest[document["schema"]], where, hint=_HINT)
     except (TypeError, ValueError, RecursionError) as error:
-        if not _may_be_one(text):
-            raise _none(where) from None
+        if not _may_be_baseline(text):
+            raise _not_a_baseline(where) from None
         raise DataError(f"{where} is damaged: {error}", hint=_HINT) from error
 
 
@@ -311,14 +311,14 @@ def baseline_from(plain: object, where: str, *, newer: bool) -> Baseline:
         raise DataError(f"{where} is damaged: {error}", hint=_HINT) from error
 
 
-def _none(where: str) -> DataError:
+def _not_a_baseline(where: str) -> DataError:
     return DataError(
         f"{where} is not a gpuprobe baseline",
         hint="choose another file; gpuprobe baseline update creates a baseline",
     )
 
 
-def _may_be_one(text: str) -> bool:
+def _may_be_baseline(text: str) -> bool:
     """Whether a text is a (truncated) baseline. Only then may a hint suggest to delete the file: it
     may be a source file.
     """

@@ -320,7 +320,7 @@ def _split(hunk: Hunk) -> list[Hunk]:
         return [hunk]
     if len(hunk.old) * len(hunk.new) > _MOST_PAIRS or not _is_complete(hunk):
         return [hunk]
-    pairs = _made_from(hunk.old, hunk.new)
+    pairs = _edited_pairs(hunk.old, hunk.new)
     alone = (*(t for at, t in enumerate(hunk.old) if at not in dict(pairs)),
              *(t for at, t in enumerate(hunk.new) if at not in {j for _, j in pairs}))  # fmt: skip
     if not pairs or any(re.search(r":\s*(#.*)?$|^\s*@", text) for text in alone):
@@ -337,7 +337,7 @@ def _split(hunk: Hunk) -> list[Hunk]:
     return found
 
 
-def _made_from(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+def _edited_pairs(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
     """The pairs of old and edited lines, in order; the alignment with the largest similarity."""
     best: list[list[tuple[float, list[tuple[int, int]]]]] = [
         [(0.0, [])] * (len(new) + 1) for _ in range(len(old) + 1)

@@ -124,7 +124,7 @@ class _Search:
         try:
             taken, value = self._narrowed(tuple(order), taken, value, self.before)
             if value - self.before > self.slack and everything - taken:
-                taken, value = self._of_groups(order, taken, value)
+                taken, value = self._search_together(order, taken, value)
             self._measure_alone()
         except OverBudget:
             complete = False
@@ -256,7 +256,7 @@ class _Search:
             return unit, trial
         return whole, back
 
-    def _of_groups(self, order: Sequence[int], taken: Taken, value: int) -> tuple[Taken, int]:
+    def _search_together(self, order: Sequence[int], taken: Taken, value: int) -> tuple[Taken, int]:
         """Search hunks that only save something together."""
         left = [hunk for hunk in order if hunk not in taken]
         floor = self._value(taken.union(left))
@@ -364,7 +364,7 @@ def meaning(hunk: Hunk) -> float:
     if not hunk.file.endswith(".py") or old.lstrip().startswith("@"):
         score = max(score, 1.5)
     if old and new:
-        score = max(score, _of_values(old, new))
+        score = max(score, _value_score(old, new))
     if all(_PRINTS.search(text) for text in code) and not lost:
         score -= 1.0
     return max(0.0, score)
@@ -375,7 +375,7 @@ def _has_more(pattern: re.Pattern[str], one: str, two: str) -> bool:
     return len(pattern.findall(one)) > len(pattern.findall(two))
 
 
-def _of_values(old: str, new: str) -> float:
+def _value_score(old: str, new: str) -> float:
     """The score of a line in which only values changed: numbers that rose, flags that flipped."""
     one, two = _NUMBER.findall(old), _NUMBER.findall(new)
     of_size = 1.0 if _SIZES.search(new) else 0.0

@@ -312,7 +312,7 @@ def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[
             if block.equal:
                 found += _reindented(name, block)
             else:
-                changed = _of_block(name, after[name], block, removed, added)
+                changed = _block_changes(name, after[name], block, removed, added)
                 found += (replace(change, old_text=_text_of(old, change)) for change in changed)
     # Statements that left a block already report its removed header.
     indented = {(change.file, change.statement) for change in found if change.kind == INDENTED}
@@ -397,7 +397,7 @@ def _reindented(name: str, block: _Block) -> Iterator[ChangedLine]:
             yield ChangedLine(name, two.start, number, INDENTED)
 
 
-def _of_block(
+def _block_changes(
     name: str, after: Source, block: _Block, removed: Counter[str], added: Counter[str]
 ) -> Iterator[ChangedLine]:
     """The changes of one stretch that differs. ``removed`` and ``added`` count the statements of

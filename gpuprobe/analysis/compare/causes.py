@@ -334,7 +334,7 @@ def changed_lines(
         text = place
         if mine:
             amount = min(suspect.bytes, net) if net > 0 else suspect.bytes
-            words = [_how(suspect), *wording(mine, old_lines, lines, context)]
+            words = [_change_text(suspect), *wording(mine, old_lines, lines, context)]
             if factor and suspect.bytes * 2 > total:
                 words.append(factor)
             first = max(mine, key=lambda row: (row.delta, row.key))
@@ -342,7 +342,7 @@ def changed_lines(
                 words.append(f"allocated at {first.key}")
             text = f"{human_delta(amount)} at {place}: {'; '.join(words)}"
         else:
-            text = f"at {place}: {_how(suspect)}, which is related"
+            text = f"at {place}: {_change_text(suspect)}, which is related"
         causes.append(Cause(text, place))
     return tuple(causes)
 
@@ -371,7 +371,7 @@ def _place(suspect: Suspect, blame: Blame) -> str:
     return str(Place(change.file, change.line, function.rpartition(".")[2] or "<module>"))
 
 
-def _how(suspect: Suspect) -> str:
+def _change_text(suspect: Suspect) -> str:
     old = suspect.change.old_text
     shown = old if len(old) <= _LONGEST else f"{old[: _LONGEST - 1]}…"
     if suspect.change.kind == GAP:

@@ -139,7 +139,7 @@ def diff_recordings(
     return Diff(
         before=before.path,
         after=after.path,
-        peaks=tuple(_of_sites(one, two, is_user) for one, two in pairs),
+        peaks=tuple(_peak_diff(one, two, is_user) for one, two in pairs),
         cautions=tuple(cautions),
         compiled=(_compiled(before), _compiled(after)),
     )
@@ -150,7 +150,7 @@ def _compiled(recording: Recording) -> tuple[str, ...]:
     return () if end is None else end.compiled
 
 
-def _of_sites(one: PeakSite | None, two: PeakSite | None, is_user: UserFrame) -> PeakDiff:
+def _peak_diff(one: PeakSite | None, two: PeakSite | None, is_user: UserFrame) -> PeakDiff:
     missing = Unavailable("the other recording does not have this device")
     marks = [missing if site is None else high_water_at(site) for site in (one, two)]
     rows: dict[str, tuple[DiffRow, ...] | Unavailable]

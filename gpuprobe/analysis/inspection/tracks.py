@@ -275,7 +275,7 @@ def tracks(
         if total > points:
             track.thinned(max(500, points * len(track) // total))
         track.blocks.largest(MOST_BLOCKS // len(found))
-        track.phases = _fewer(track.phases)
+        track.phases = _reduced(track.phases)
         if not all(chunk.events for chunk in track.chunks):
             track.chunks = [chunk for chunk in track.chunks if chunk.events] or track.chunks[:1]
     if left_out:
@@ -371,7 +371,7 @@ def _stretches(ledger: Ledger, runs: Runs) -> Iterator[tuple[int, int, str]]:
         event = end
 
 
-def _fewer(phases: list[Span]) -> list[Span]:
+def _reduced(phases: list[Span]) -> list[Span]:
     """Reduce phases to at most `MOST_SPANS`: join nested ones, then keep the longest."""
     if len(phases) <= MOST_SPANS:
         return phases

@@ -66,9 +66,9 @@ def device_peaks(recording: Recording) -> list[PeakSite]:
     sites = []
     for rank in recording.ranks:
         if rank.steps:
-            sites += [_of_device(rank, device) for device in rank.columns.devices]
+            sites += [_device_site(rank, device) for device in rank.columns.devices]
         else:
-            sites += list(_of_traces(rank))
+            sites += list(_trace_sites(rank))
     return sites
 
 
@@ -154,7 +154,7 @@ def window_of(windows: Iterable[DeviceWindow], device: str) -> DeviceWindow | No
     return next((window for window in windows if window.device == device), None)
 
 
-def _of_device(rank: RankRecording, device: str) -> PeakSite:
+def _device_site(rank: RankRecording, device: str) -> PeakSite:
     columns = rank.columns
     here = columns.mark("window", device)
     first, last = (_window(rank, row, device) for row in (here.find(1), here.rfind(1)))
@@ -206,7 +206,7 @@ class _Peaks(NamedTuple):
         return cls(row, Peak(highest, max(most)), others <= highest)
 
 
-def _of_traces(rank: RankRecording) -> Iterator[PeakSite]:
+def _trace_sites(rank: RankRecording) -> Iterator[PeakSite]:
     """The peaks of a recording without steps, such as a snapshot, from its traces."""
     highest: dict[str, tuple[HighWater, AllocatorCounts]] = {}
     for trace in rank.load_traces():

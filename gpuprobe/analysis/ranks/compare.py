@@ -184,7 +184,7 @@ def _memory(highest: Mapping[int, tuple[int, PeakSite]], top: int) -> RankMemory
         alike=sum(amount == most for amount, _ in highest.values()),
         at=None,
     )
-    return found if most == middle else _why(found, worst, typical, top)
+    return found if most == middle else _with_differences(found, worst, typical, top)
 
 
 def _rank_peak(site: PeakSite, amount: int) -> RankPeak:
@@ -198,7 +198,9 @@ def _rank_peak(site: PeakSite, amount: int) -> RankPeak:
     )
 
 
-def _why(found: RankMemory, worst: PeakSite, typical: PeakSite, top: int) -> RankMemory:
+def _with_differences(
+    found: RankMemory, worst: PeakSite, typical: PeakSite, top: int
+) -> RankMemory:
     one, two = high_water_at(worst), high_water_at(typical)
     if not isinstance(one, Unavailable) and not isinstance(two, Unavailable):
         lines = _memory_differences(

@@ -111,16 +111,16 @@ def _hang(
     for number in range(first, max(last.values()) + 1):
         here = {rank: by_rank[rank][number] for rank in by_rank if number in by_rank[rank]}
         sides = _sides(here)
-        if len({_what(entry) for entry in here.values()}) > 1:
+        if len({_signature(entry) for entry in here.values()}) > 1:
             return Hang(MISMATCH, group, number, sides, (), no_dump)
         absent = [rank for rank, newest in last.items() if newest < number]
         if absent:
             before = {rank: by_rank[rank][last[rank]] for rank in absent if rank in by_rank}
             never = tuple(rank for rank in absent if rank not in by_rank)
-            asleep = _sides(before)
+            missing_sides = _sides(before)
             if never:
-                asleep += (HangSide(never, "", None, NoPlace.UNKNOWN, ""),)
-            return Hang(MISSING, group, number, sides, asleep, no_dump)
+                missing_sides += (HangSide(never, "", None, NoPlace.UNKNOWN, ""),)
+            return Hang(MISSING, group, number, sides, missing_sides, no_dump)
         waiting = [entry for entry in here.values() if _is_open(entry)]
         if waiting:
             kind = MISSING if no_dump else STUCK
@@ -138,13 +138,13 @@ def _is_open(entry: CollectiveRecord) -> bool:
     return entry.state in _OPEN and not entry.function.startswith("gloo:")
 
 
-def _what(entry: CollectiveRecord) -> str:
+def _signature(entry: CollectiveRecord) -> str:
     """The properties that must be equal on all ranks: the function and, for some, the shapes."""
     name = entry.function.rpartition(":")[2]
-    return _shown(entry) if name in _SAME_SHAPES else name
+    return _call_text(entry) if name in _SAME_SHAPES else name
 
 
-def _shown(entry: CollectiveRecord) -> str:
+def _call_text(entry: CollectiveRecord) -> str:
     name = entry.function.rpartition(":")[2]
     return " ".join(part for part in (name, entry.shapes) if part)
 
@@ -153,7 +153,7 @@ def _sides(here: Mapping[int, CollectiveRecord]) -> tuple[HangSide, ...]:
     """Group ranks that are in the same call at the same line; the largest group first."""
     sides: dict[tuple[str, int, SourceLine, str], list[int]] = {}
     for rank, entry in sorted(here.items()):
-        key = (_shown(entry), entry.sequence, entry.place, entry.state)
+        key = (_call_text(entry), entry.sequence, entry.place, entry.state)
         sides.setdefault(key, []).append(rank)
     made = [
         HangSide(tuple(ranks), op, number, place, state)

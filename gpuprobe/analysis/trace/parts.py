@@ -73,7 +73,7 @@ class Traced:
 
     def trace(self, number: int) -> MemoryTrace:
         """One trace, read again."""
-        traces = list(_of_device(self.site, self.steps[number]))
+        traces = list(_device_traces(self.site, self.steps[number]))
         return traces[self.names[number]]
 
     def labels(self) -> list[list[str]]:
@@ -128,7 +128,7 @@ def _highest(parts: Iterable[TracePart]) -> TracePoint | None:
     return None if best is None else TracePoint(best.trace, best.event, best.peak)
 
 
-def _of_device(site: PeakSite, step: Step) -> Iterator[MemoryTrace]:
+def _device_traces(site: PeakSite, step: Step) -> Iterator[MemoryTrace]:
     return (trace for trace in site.rank.traces_of(step) if trace.device == site.device)
 
 
@@ -142,7 +142,7 @@ def traced(site: PeakSite, *, is_user: UserFrame = is_user_frame) -> Traced:
         if site.rank.session.level != "trace":
             break
         number = -1
-        for number, trace in enumerate(_of_device(site, step)):
+        for number, trace in enumerate(_device_traces(site, step)):
             ledger = ledger_of(trace)
             found.steps.append(step)
             found.names.append(number)
