@@ -543,7 +543,8 @@ class CudaSource(EventSource):
     def _stream_recorded(self, _: None, tensor: Tensor, stream: torch.Stream) -> None:
         found = self._touch(tensor)
         if found is not None:
-            self.active.apply(RecordStream(found[0], self.active.stream(*self._where(stream))))
+            address, _ = found
+            self.active.apply(RecordStream(address, self.active.stream(*self._where(stream))))
 
     def _storage_resized(self, _: object, storage: UntypedStorage, *__: object) -> None:
         tag = self.machine.tags.get(storage._cdata)
@@ -658,7 +659,7 @@ class CudaSource(EventSource):
             if block is None or tag.place or nbytes != tag.nbytes or not is_contiguous(tensor):
                 return self._footprint(tag, tensor)
             where = tag.whole
-            if where is None or where[0] != at or where[1] != at + nbytes:
+            if where is None or where.low != at or where.high != at + nbytes:
                 where = tag.whole = whole(at, at + nbytes)
             return (at, where) if nbytes else None
         if tensor.layout is _STRIDED:

@@ -80,6 +80,15 @@ def _in_value_computation() -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_VALUES)
 
 
+def _by_place(accesses: _Accesses) -> tuple[_Accesses, _Accesses]:
+    """The accesses to pinned memory, and those to a device's."""
+    pinned: _Accesses = []
+    device: _Accesses = []
+    for address, where, write in accesses:
+        (pinned if address >= PINNED_SPACE else device).append((address, where, write))
+    return pinned, device
+
+
 class _Plans(dict[OpOverload, Plan]):
     """Plans by operator, each created at its first use."""
 
@@ -230,18 +239,19 @@ class EventSource(StreamSource):
         ]
         if not on_host:
             return accesses
-        pinned = [access for access in accesses if access[0] >= PINNED_SPACE]
+        pinned, device = _by_place(accesses)
         if pinned:
             self._launch(index, ("copy", tuple(on_host[0].shape)), pinned, site)
         self._explicit_sync(index, site)
-        return [access for access in accesses if access[0] < PINNED_SPACE]
+        return device
 
     def _uninitialized(self, plan: Plan, result: Any, index: int) -> None:
         """Uninitialised memory: deterministic algorithms fill it, on the current stream."""
         if self.active.many_streams and isinstance(result, torch.Tensor):
             found = self._touch(result)
             if found is not None:
-                self.active.allocated(found[0], site_at_hand())
+                address, _ = found
+                self.active.allocated(address, site_at_hand())
         if not fills_uninitialized():
             return
         accesses: _Accesses = []
@@ -291,8 +301,9 @@ class EventSource(StreamSource):
                 if found is None:
                     self.add_accesses(accesses, parts(value), written[at])
                 else:
-                    accesses.append((found[0], found[1], write))
-                    shapes.append((found[1][0], value.shape))
+                    address, where = found
+                    accesses.append((address, where, write))
+                    shapes.append((where.low, value.shape))
             elif type(value) is list or type(value) is tuple:
                 self.add_accesses(accesses, value, written[at])
         if kwargs:
@@ -306,10 +317,15 @@ class EventSource(StreamSource):
                 made: _Accesses = []
                 self.add_accesses(made, result, True)
                 # A result may be an argument itself (the weights of a cuDNN RNN).
-                accesses += [one for one in made if (one[0], one[1], False) not in accesses]
+                accesses += [
+                    (address, where, True)
+                    for address, where, _ in made
+                    if (address, where, False) not in accesses
+                ]
             else:
-                accesses.append((found[0], found[1], True))
-                shapes.append((found[1][0], result.shape))
+                address, where = found
+                accesses.append((address, where, True))
+                shapes.append((where.low, result.shape))
         return accesses, shapes
 
     def _add_rows(
@@ -321,11 +337,12 @@ class EventSource(StreamSource):
         whole = self._touch(args[0])
         if whole is None:
             return False
-        found = rows.pieces(self.machine, plan.name, args, whole[1])
+        address, where = whole
+        found = rows.pieces(self.machine, plan.name, args, where)
         if found is None:
             return False
         for piece in found:
-            accesses.append((whole[0], piece, write))
+            accesses.append((address, piece, write))
             shapes.append((piece.low, args[0].shape))
         return True
 
@@ -445,11 +462,10 @@ class EventSource(StreamSource):
         waits for data from the device, and not for data that it sent (CUDA runtime API, "API
         synchronization behavior").
         """
-        pinned = [access for access in accesses if access[0] >= PINNED_SPACE]
+        pinned, device = _by_place(accesses)
         for address, where, write in pinned:
             if not write:
                 self.engine.apply(HostAccess(address, where, False, "copy", site))
-        device = [access for access in accesses if access[0] < PINNED_SPACE]
         self._launch(index, ("copy", shape), device, site)
         if any(write for _, _, write in pinned):
             self._explicit_sync(index, site)
@@ -496,7 +512,8 @@ class EventSource(StreamSource):
         if tag is not None:
             found = self._touch(value) if tag.place == PINNED else None
             if found is not None:
-                self.engine.apply(HostAccess(found[0], found[1], write, op, site_at_hand()))
+                address, where = found
+                self.engine.apply(HostAccess(address, where, write, op, site_at_hand()))
         elif self.collectives.flying:
             self.collectives.host_use(value, write, op, site_at_hand())
 
@@ -504,7 +521,8 @@ class EventSource(StreamSource):
         """The host touches a pinned tensor without an operator."""
         found = self._touch(tensor)
         if found is not None:
-            self.engine.apply(HostAccess(found[0], found[1], write, op, site_at_hand(), note))
+            address, where = found
+            self.engine.apply(HostAccess(address, where, write, op, site_at_hand(), note))
 
     def host_bytes(self, tensor: Tensor, where: Footprint, write: bool, op: str) -> None:
         """The host touches bytes of a pinned tensor's storage through NumPy; ``where`` is relative

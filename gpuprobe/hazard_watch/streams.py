@@ -232,7 +232,8 @@ class StreamSource:
         if isinstance(value, torch.Tensor):
             found = self._touch(value)
             if found is not None:
-                accesses.append((found[0], found[1], write))
+                address, where = found
+                accesses.append((address, where, write))
                 return
             value = parts(value)  # a sparse one's
         if isinstance(value, (list, tuple)):
@@ -242,7 +243,8 @@ class StreamSource:
                 if found is None:
                     self.add_accesses(accesses, item, write)
                 else:
-                    accesses.append((found[0], found[1], write))
+                    address, where = found
+                    accesses.append((address, where, write))
 
     # -- work and synchronisation
 
