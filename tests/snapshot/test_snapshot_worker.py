@@ -61,7 +61,7 @@ def sent(columns: dict[str, list[int]]) -> io.BytesIO:
     }
     details = [parts.pop(name) for name in ("stack", "phase") if name in parts]
     layout = json.dumps(LAYOUT).encode()
-    rest = json.dumps({"traces": [REST], "foreign": {}, "odd": {}}).encode()
+    rest = json.dumps({"traces": [REST], "foreign": {}, "irregular": {}}).encode()
     return io.BytesIO(
         b"GPSNAP1\n"
         + b"".join(parts.values())
