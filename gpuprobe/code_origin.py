@@ -1,6 +1,6 @@
-"""Whose code a frame runs: gpuprobe's own, a library's, or the program's.
+"""The origin of the code that a frame runs: gpuprobe itself, a library, or the program.
 
-Folders end with a separator, so that ``torchvision`` is not taken for ``torch``.
+Folders end with a separator, so that ``torchvision`` is not mistaken for ``torch``.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from types import CodeType, ModuleType
 from typing import Final
 
 PACKAGE: Final = str(Path(__file__).parent) + os.sep
-"""What the file names of gpuprobe's own code begin with."""
+"""The prefix of the file names of gpuprobe's own code."""
 
 
 INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-"""What is in the file names of installed packages."""
+"""Parts of the file names of installed packages."""
 
 _STANDARD: Final = str(Path(os.__file__).parent) + os.sep
 
 
 def is_standard_library(file: str) -> bool:
-    """Whether a file is of Python's own library, and of no package that is installed in it."""
+    """Whether a file belongs to Python's own library, and not to a package that is installed in
+    it.
+    """
     return file.startswith(_STANDARD) and not any(folder in file for folder in INSTALLED)
 
 
 def folder_of(module: ModuleType) -> str:
-    """What the file names of all code of a package begin with."""
+    """The prefix of the file names of all code of a package."""
     return str(Path(str(module.__file__)).parent) + os.sep
 
 
@@ -41,10 +43,10 @@ def line_of(code: CodeType, instruction: int) -> int:
 
 
 def name_of(file: str) -> str:
-    """How a file is named to people: ``In [3]`` for the code of a notebook's cell, which IPython
-    compiles under a name of its own (a temporary file's, or ``<ipython-input-…>``); else ``file``.
+    """The name of a file in messages: ``In [3]`` for the code of a notebook's cell, which IPython
+    compiles under another name (a temporary file's, or ``<ipython-input-…>``); otherwise ``file``.
 
-    The cell's text is given to `linecache` under its new name, as it is under the old one, so that
+    The cell's text is added to `linecache` under its new name, as it is under the old one, so that
     its lines can be shown.
     """
     if "ipython" not in file and "ipykernel" not in file:

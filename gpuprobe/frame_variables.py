@@ -1,14 +1,14 @@
-"""The variables of a frame, read so that neither the frame nor the program can tell.
+"""The variables of a frame, read without any effect on the frame or the program.
 
 Before Python 3.13 the attribute ``f_locals`` of a function's frame is a snapshot that the frame
 keeps: what it held once stays alive until the function returns, deleted or not, and the dict that
 the program's own ``locals()`` returned is refreshed, as it is the same one. In the body of a class
-it can add names. There the variables are read where the interpreter has them. Since 3.13 (PEP 667)
-``f_locals`` is a view that keeps nothing.
+it can add names. For these versions the variables are read from the interpreter's own memory. Since
+3.13 (PEP 667) ``f_locals`` is a view that keeps nothing.
 
-Places: ``Include/cpython/frameobject.h`` of CPython 3.10, ``Include/internal/pycore_frame.h`` of
-3.11 and 3.12; they are the same in all releases of a minor version. That a frame is laid out so is
-checked for each one before anything is read as an object.
+Layouts: ``Include/cpython/frameobject.h`` of CPython 3.10, ``Include/internal/pycore_frame.h`` of
+3.11 and 3.12; they are the same in all releases of a minor version. Each frame is checked to have
+this layout before anything is read as an object.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import ctypes
 import inspect
 import sys
 from collections.abc import Iterator
-from types import CellType, CodeType
+from types import CellType, CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 _WORD: Final = ctypes.sizeof(ctypes.c_void_p)
 
 
 class _Layout(NamedTuple):
-    """Where things are in the interpreter's record of a call, in words from its beginning."""
+    """Offsets in the interpreter's record of a call, in words from its beginning."""
 
     frame: int | None
-    """The pointer to the frame object; None where the record is the frame object."""
+    """The pointer to the frame object; None if the record is the frame object."""
     code: int
     namespace: int
     """The pointer to the snapshot, or to the names of a module or the body of a class."""
@@ -36,7 +36,7 @@ class _Layout(NamedTuple):
 
 
 _RECORD: Final = 3
-"""Where a frame object's pointer to the record is, in words: after its head and ``f_back``."""
+"""The offset of a frame object's pointer to the record, in words: after its head and ``f_back``."""
 
 
 def _layout() -> _Layout | None:
@@ -54,20 +54,20 @@ _KEEPS: Final = sys.version_info < (3, 13)
 """Whether a frame keeps what its ``f_locals`` once had."""
 
 _VIEW: Final = type((lambda: sys._getframe().f_locals)())
-"""What ``f_locals`` of a function's frame is."""
+"""The type of ``f_locals`` of a function's frame."""
 
 
-def variables(frame: Any) -> dict[str, Any]:
-    """The variables of a frame by name, those of its closure among them: a dict of the caller's,
-    so that it keeps them alive as long as it is kept.
+def variables(frame: FrameType) -> dict[str, Any]:
+    """The variables of a frame by name, including those of its closure: a new dict, which keeps
+    them alive as long as the caller keeps it.
 
-    The frame is one of the calling thread, or has ended: other threads' would change meanwhile.
-    It is none of a generator that was closed before its end: of those Python 3.13.0 reads memory
-    that was freed (python/cpython#125723).
+    The frame belongs to the calling thread, or has ended: in other threads it would change
+    meanwhile. It must not belong to a generator that was closed before its end: for those Python
+    3.13.0 reads memory that was freed (python/cpython#125723).
     """
     if not _KEEPS:
         local = frame.f_locals
-        # Of a module's frame too, while a comprehension in it runs.
+        # Also for a module's frame, while a comprehension in it runs.
         return dict(local) if type(local) is _VIEW else _of_dict(local)
     layout = _LAYOUT
     start = _record(frame, layout) if layout is not None else None
@@ -90,9 +90,9 @@ def variables(frame: Any) -> dict[str, Any]:
     return found
 
 
-def _of_dict(namespace: Any) -> dict[str, Any]:
-    """The names of a module or the body of a class, without running code of a class: one may have
-    a namespace of any kind (``__prepare__``).
+def _of_dict(namespace: object) -> dict[str, Any]:
+    """The names of a module or of the body of a class, without running code of a class: a namespace
+    may have any type (``__prepare__``).
     """
     return dict(dict.items(namespace)) if issubclass(type(namespace), dict) else {}
 
@@ -101,14 +101,14 @@ _NOTHING: Final = object()
 
 
 def _object(address: int) -> Any:
-    """The object that the pointer at an address leads to; `_NOTHING` where it is null."""
+    """The object that the pointer at an address refers to; `_NOTHING` if it is null."""
     if ctypes.c_void_p.from_address(address).value is None:
         return _NOTHING
     return ctypes.py_object.from_address(address).value
 
 
-def _record(frame: Any, layout: _Layout) -> int | None:
-    """The address of the record of a frame's call; None if it is not laid out as expected."""
+def _record(frame: FrameType, layout: _Layout) -> int | None:
+    """The address of the record of a frame's call; None if its layout is not the expected one."""
     start = id(frame)
     if layout.frame is not None:
         start = ctypes.c_void_p.from_address(start + _RECORD * _WORD).value or 0
@@ -138,9 +138,9 @@ def _names(code: CodeType) -> Iterator[tuple[str, bool]]:
         yield name, True
 
 
-def _emptied(frame: Any) -> dict[str, Any]:
-    """The same from ``f_locals``, where the interpreter's records are of an unknown layout: of a
-    function's, the snapshot is emptied of its variables again. A dict that the program got from
+def _emptied(frame: FrameType) -> dict[str, Any]:
+    """The variables from ``f_locals``, if the layout of the interpreter's records is unknown: the
+    snapshot of a function is emptied of its variables again. A dict that the program got from
     ``locals()`` in that very call loses them too.
     """
     code = frame.f_code

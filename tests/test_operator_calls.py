@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.sampler.tracing.cpu import CpuTrace
 from gpuprobe.torch_support import operator_calls
-from gpuprobe.torch_support.operator_calls import handled_by, left_out, unwatched, watch
+from gpuprobe.torch_support.operator_calls import handled_by, left_out, unhandled, watch
 
 Seen = list[str]
 
@@ -152,7 +152,7 @@ def test_parts_of_an_operator_go_to_one_handler(seen: Seen) -> None:
 
 
 def test_unwatched_operators_are_not_seen(seen: Seen) -> None:
-    with unwatched():
+    with unhandled():
         torch.ones(2).exp()
     assert seen == []
 
@@ -253,7 +253,7 @@ def test_a_compiled_function_stays_compiled_where_it_must_not_be_compiled_again(
 
 def test_the_same_where_recompiling_is_an_error(graphs: _Graphs, seen: Seen) -> None:
     function = torch.compile(lambda x: x * 2, backend=graphs)
-    with unwatched():
+    with unhandled():
         function(torch.ones(3))
     seen.clear()
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -276,7 +276,7 @@ def test_code_between_graphs_is_not_seen_where_recompiling_is_forbidden(
 
     function = torch.compile(broken, backend=graphs)
     x = torch.ones(2)
-    with unwatched():
+    with unhandled():
         function(x)
     seen.clear()
     with torch.compiler.set_stance("fail_on_recompile"):

@@ -312,16 +312,16 @@ class _ProgramRun:
         )
         from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
         from gpuprobe.sampler.processes.children import following
-        from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
+        from gpuprobe.sampler.program import restored_if_it_fails, signals_restored
         from gpuprobe.torch_support.callers import place_in
 
         steps = self._steps
         measured.session.read_unknown_as_nan()
-        with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
+        with restored_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
             folder = scratch.parent
             try:
                 started = following(ProcessRecorder(folder, steps))
-                with interrupt_stalls(folder), started, signals_put_back():
+                with interrupt_stalls(folder), started, signals_restored():
                     self._program.run()
             except Enough as enough:
                 where = f"after step {count()} (--steps)"

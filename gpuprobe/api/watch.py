@@ -273,7 +273,7 @@ def run(
             return result._replace(assumed=tuple(session.assumed), engine=session.engine)
     from gpuprobe.patching import when_imported
     from gpuprobe.sampler.processes.started import following_started
-    from gpuprobe.sampler.program import signals_put_back
+    from gpuprobe.sampler.program import signals_restored
 
     children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
     error: BaseException | None = None
@@ -294,7 +294,7 @@ def run(
         stack.enter_context(following_started(lambda: children.follow(recorder, stack)))
         when_imported("torch", lambda: children.start(recorder, stack))
         try:
-            with signals_put_back(until_exit=True):
+            with signals_restored(until_exit=True):
                 loaded.run()
         except SystemExit as exit_:
             code, error = _exit_code(exit_)
@@ -354,7 +354,7 @@ class _StartedProcesses:
             # No TemporaryDirectory: each forked child that ends normally would remove it.
             folder = Path(tempfile.mkdtemp(prefix="gpuprobe-"))
         except OSError as failure:  # the program continues
-            recorder.not_seen(
+            recorder.blind_spot(
                 BlindSpot(
                     "processes that the program starts (multiprocessing, os.fork): "
                     f"{failure.strerror or failure}",
@@ -390,7 +390,7 @@ class _StartedProcesses:
         """Record a blind spot for the processes that are not recorded."""
         for reason, count in Counter(text for text in notes.values() if text).items():
             processes = "1 process that uses" if count == 1 else f"{count} processes that use"
-            recorder.not_seen(
+            recorder.blind_spot(
                 BlindSpot(
                     f"{processes} the GPU and that the program started: {reason}",
                     "their memory is not included",

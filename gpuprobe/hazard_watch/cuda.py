@@ -61,7 +61,7 @@ from gpuprobe.torch_support.operator_calls import (
     called_by_engine,
     left_out,
     recording,
-    unwatched,
+    unhandled,
     watch,
 )
 from gpuprobe.torch_support.tensors import storage_key
@@ -877,7 +877,7 @@ class CudaSource(EventSource):
 @contextmanager
 def _untraced() -> Iterator[None]:
     """Hide operators from the check, and from the program's modes and subclasses."""
-    with unwatched(), _disable_current_modes(), torch._C.DisableTorchFunction():
+    with unhandled(), _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
@@ -22,7 +22,7 @@ from gpuprobe.model.values import Bytes, Unavailable
 
 
 class Sink(Protocol):
-    """Where a recorder writes to. Any method may raise OSError (a full disk, say): the
+    """The destination of a recorder. Any method may raise OSError (a full disk, for example): the
     recorder survives that.
     """
 
@@ -38,10 +38,10 @@ class Sink(Protocol):
 class DeviceMark(NamedTuple):
     """One device's memory at one instant.
 
-    ``peak_allocated`` and ``peak_reserved`` are the program's own lifetime counters (bytes),
-    which are read and never reset. ``exact_peak`` is the largest allocated size since the
-    previous mark, for sources that see every event; None for the others. ``activity`` counts
-    from the start of the process.
+    ``peak_allocated`` and ``peak_reserved`` are the program's lifetime counters (bytes), which are
+    read and never reset. ``exact_peak`` is the largest allocated size since the previous mark, for
+    sources that record every event; None for the others. ``activity`` counts from the start of the
+    process.
     """
 
     device: str
@@ -53,23 +53,36 @@ class DeviceMark(NamedTuple):
     inactive_split: Bytes | Unavailable = Unavailable("not collected")
 
 
+class TimingEvent(Protocol):
+    """A ``torch.cuda.Event`` with timing, and the stream that it is recorded on: device and
+    handle.
+    """
+
+    stream: tuple[int, int]
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, end: TimingEvent) -> float: ...
+
+
 class Mark(NamedTuple):
     """Everything that is read at one instant. Times in ns (monotonic), sizes in bytes.
 
     ``rss_peak`` is the process's lifetime peak (``ru_maxrss``); ``gpu`` an event recorded on the
-    GPU at this mark, None where there is none.
+    GPU at this mark, None without one.
     """
 
     time_ns: int
     rss: int | Unavailable
     rss_peak: int | Unavailable
     devices: tuple[DeviceMark, ...]
-    gpu: Any = None
+    gpu: TimingEvent | None = None
 
 
 class AtEnd(NamedTuple):
-    """What is read at the end of a step only. ``used``: bytes in use by anybody, by device;
-    empty where it is not time to ask again. Bytes of pinned memory.
+    """Readings at the end of a step only, in bytes. ``used``: memory in use by all processes, by
+    device; empty until the next query is due. ``pinned``: in use, ``pinned_held``: held by torch's
+    cache.
     """
 
     used: dict[str, int | Unavailable]
@@ -77,7 +90,7 @@ class AtEnd(NamedTuple):
     pinned_held: int | Unavailable
 
     def window(self, window: DeviceWindow) -> DeviceWindow:
-        """The step's window with what belongs to it."""
+        """The step's window of a device, with these readings."""
         used = self.used.get(window.device)
         return window if used is None else replace(window, device_used=as_bytes(used))
 
@@ -93,5 +106,5 @@ class MemorySource(Protocol):
     """One kind of device memory (CUDA's caching allocator, traced CPU storages, …)."""
 
     def read(self) -> tuple[DeviceMark, ...]:
-        """The devices this source accounts for, now. Called at every phase edge: cheap."""
+        """The current marks of this source's devices. Called at every phase edge: cheap."""
         ...

@@ -1,4 +1,4 @@
-"""Where and as what this process runs."""
+"""The machine, the software and the rank of this process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gpuprobe.model.values import Bytes, Unavailable
 def allocator_conf(environ: Mapping[str, str] = os.environ) -> str:
     """The allocator settings the program was started with.
 
-    torch 2.9 added a name without CUDA in it; where both are set the old one wins, as torch
-    2.13's ``torch._C._accelerator_getAllocatorSettings`` shows.
+    torch 2.9 added a name without CUDA in it; if both are set the old one wins, as torch 2.13's
+    ``torch._C._accelerator_getAllocatorSettings`` shows.
     """
     return environ.get("PYTORCH_CUDA_ALLOC_CONF") or environ.get("PYTORCH_ALLOC_CONF", "")
 
@@ -41,8 +41,8 @@ def ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:
 def as_rank(
     rank: int, local_rank: int, world_size: int, more: Mapping[str, object] = MappingProxyType({})
 ) -> Iterator[None]:
-    """Inside, the environment has these ranks as ``torchrun`` sets them, and the variables of
-    ``more``; not for a single one.
+    """Set these ranks in the environment as ``torchrun`` does, and the variables of ``more``;
+    nothing for a single rank.
     """
     values = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size, **more}
     before = {name: os.environ.get(name) for name in values}
@@ -92,7 +92,7 @@ def describe() -> Environment:
 def session(
     argv: tuple[str, ...], level: str, devices: tuple[str, ...], *, virtual: bool = False
 ) -> Session:
-    """This process, being watched from now on."""
+    """The session of this process, which is recorded from now on."""
     rank, local_rank, world_size = ranks()
     try:
         cwd = str(Path.cwd())

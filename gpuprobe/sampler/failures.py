@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables
@@ -17,11 +16,11 @@ from gpuprobe.model.run.session import ProgramError
 
 
 def from_program(error: BaseException) -> bool:
-    """Whether a signal handler of the program's raised this, or its debugger did.
+    """Whether a signal handler or the debugger of the program raised this.
 
-    Python runs a handler between any two instructions of the main thread, ours too: what it raises
-    (a time limit, say) is meant for the program. A handler, and a trace function, is told apart by
-    what it is called with: the frame that it interrupts, which is the one below its own.
+    Python runs a handler between any two instructions of the main thread, in our code too: what it
+    raises (a time limit, for example) is intended for the program. A handler or a trace function is
+    recognised by an argument: the frame that it interrupts, which is the one below its own.
     """
     interrupted: FrameType | None = None
     entry = error.__traceback__
@@ -38,7 +37,7 @@ def from_program(error: BaseException) -> bool:
     return False
 
 
-def _holds(value: Any, frame: FrameType) -> bool:
+def _holds(value: object, frame: FrameType) -> bool:
     return value is frame or (type(value) is tuple and any(item is frame for item in value))
 
 
@@ -46,7 +45,7 @@ _log = logging.getLogger("gpuprobe")
 
 
 class Failures:
-    """Of one recorder. ``texts`` is what the end of the recording lists."""
+    """The failures of one recorder. ``texts`` is what the end of the recording lists."""
 
     def __init__(self, warn: Callable[[str], None] = _log.warning) -> None:
         self.texts: list[str] = []
@@ -54,9 +53,11 @@ class Failures:
         self._lost_writes = 0
 
     def fault(self, error: Exception, stop: Callable[[], None]) -> None:
-        """``stop`` the recording for a fault, and report that; not for one that is known."""
+        """Call ``stop`` for an internal error, and report it, unless the same one was reported
+        before.
+        """
         text = described(error)
-        if text in self.texts:  # of the next step's record, which was waiting already
+        if text in self.texts:  # raised by the next step's record, which was already queued
             return
         self.texts.append(text)
         _log.debug("gpuprobe fault", exc_info=error)
@@ -76,7 +77,7 @@ class Failures:
                 self._report(f"gpuprobe cannot write its recording, the program continues: {error}")
 
     def _report(self, text: str) -> None:
-        """Warn. That may be the program's own logging, which may fail, too."""
+        """Warn. The warning may go through the program's own logging, which may fail, too."""
         try:
             self._warn(text)
         except Exception as error:
@@ -90,8 +91,8 @@ def described(error: BaseException) -> str:
 
 
 def program_error(error: BaseException) -> ProgramError:
-    """What ended the program, as data. Knows torch's out-of-memory error by its name, and
-    the allocation failure of the CPU by its text.
+    """The error that ended the program. torch's out-of-memory error is recognised by its name, a
+    failed allocation on the CPU by its text.
     """
     name = type(error).__name__
     text = str(error)

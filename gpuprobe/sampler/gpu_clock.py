@@ -1,13 +1,13 @@
-"""When the GPU came to each mark: time on the device, by events, and nobody waits for it.
+"""The time on the GPU between marks, from events, without waiting for it.
 
 At every mark an event is recorded on the current stream of the current device (about 3 µs of the
-host's time). What lies between two events is what the GPU did, or waited, between the same two
-places of the program. A step's times are read when its last event is over, at the end of a later
-step; the program is never made to wait.
+host's time). The time between two events is what the GPU worked, or waited, between the same two
+places of the program. A step's times are read when its last event has completed, at the end of a
+later step; the program never waits.
 
-Nothing is recorded, and no event is asked for, while a graph is being captured: CUDA would end the
+While a graph is being captured, nothing is recorded and no event is queried: CUDA would end the
 capture. For the same reason all of this happens in the thread that trains. It is also left out
-while somebody listens to torch's event callbacks (a race detector): they would hear ours.
+while torch's event callbacks have a listener (a race detector): it would receive our events.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.patching import original_of
+from gpuprobe.sampler.base import TimingEvent
 from gpuprobe.sampler.timeline import PhaseSpan
 from gpuprobe.torch_support.process_gpus import takes_time
 
 BEHIND = 4
-"""Steps that may wait for the GPU to come to their end. A host that runs further ahead gets its
-records without times on the GPU."""
+"""Steps that may wait for the GPU to finish them. A host that runs further ahead gets records
+without times on the GPU."""
 
 MOST_STREAMS = 64
-"""Streams whose objects are kept, by their handles."""
+"""Streams whose objects are cached, by their handles."""
 
-_NOT_OVER = Unavailable("the GPU was too far behind", ReadStatus.NOT_COLLECTED)
+_NOT_COMPLETED = Unavailable("the GPU was too far behind", ReadStatus.NOT_COLLECTED)
 _NO_EVENT = Unavailable("no event was recorded here", ReadStatus.NOT_COLLECTED)
 _OTHER_STREAM = Unavailable("it started on one stream and ended on another")
 _END_TIMEOUT = 2.0  # seconds that the end of a recording waits for the last step
@@ -37,22 +38,12 @@ _END_TIMEOUT = 2.0  # seconds that the end of a recording waits for the last ste
 Finish = Callable[[Sequence[int | Unavailable]], None]
 
 
-class TimingEvent(Protocol):
-    """A ``torch.cuda.Event`` with timing. ``stream`` is told apart by its equality."""
-
-    stream: Any
-
-    def record(self) -> None: ...
-    def query(self) -> bool: ...
-    def elapsed_time(self, end: Any) -> float: ...
-
-
 class GpuClock:
     """The events of one recorder, and the steps that wait for theirs."""
 
     def __init__(self, make: Callable[[], TimingEvent], usable: Callable[[], bool]) -> None:
-        """``make`` gives a new event; ``usable`` says whether one may be recorded, or asked,
-        here and now.
+        """``make`` returns a new event; ``usable`` whether one may be recorded or queried here and
+        now.
         """
         self._make = make
         self._usable = usable
@@ -60,9 +51,7 @@ class GpuClock:
 
     @classmethod
     def of_torch(cls) -> GpuClock | None:
-        """The clock of this process's GPU; None where what it does takes no time (a simulated
-        one).
-        """
+        """The clock of this process's GPU; None if its work takes no time (a simulated GPU)."""
         import torch
         from torch.cuda import _gpu_trace
 
@@ -85,8 +74,8 @@ class GpuClock:
                     found = streams[self.stream] = torch.cuda.current_stream()
                 super().record(found)
 
-        def make() -> Any:
-            event: Any = Event(enable_timing=True)
+        def make() -> TimingEvent:
+            event: TimingEvent = Event(enable_timing=True)
             device = torch.cuda.current_device()
             event.stream = (device, torch._C._cuda_getCurrentRawStream(device))
             return event
@@ -95,24 +84,24 @@ class GpuClock:
             return (
                 torch.cuda.is_initialized()
                 and not listeners
-                # A check for hazards follows events: what these are asked would count as waits.
+                # A hazard check records calls of events: queries of ours would count as waits.
                 and original_of(torch.cuda.Event.record) is torch.cuda.Event.record
-                # An event would make a context on a current device that the program leaves alone.
+                # An event would create a context on a current device that the program does not use.
                 and torch._C._cuda_hasPrimaryContext(torch.cuda.current_device())
                 and not torch.cuda.is_current_stream_capturing()
             )
 
         return cls(make, usable)
 
-    def _may(self) -> bool:
+    def _may_use(self) -> bool:
         try:
             return self._usable()
-        except RuntimeError:  # the GPU is in error: every question to CUDA says so now
+        except RuntimeError:  # the GPU is in error: every call of CUDA now raises that
             return False
 
     def mark(self) -> TimingEvent | None:
-        """An event, recorded now. None where that is not possible."""
-        if not self._may():
+        """An event that is recorded now; None if that is not possible."""
+        if not self._may_use():
             return None
         try:
             event = self._make()
@@ -122,36 +111,36 @@ class GpuClock:
         return event
 
     def when_over(self, spans: list[PhaseSpan], finish: Finish) -> None:
-        """Call ``finish`` with the time of each of these spans on the GPU (ns), at once or at
-        a later call, in order.
+        """Call ``finish`` with the time of each span on the GPU (ns), at once or at a later call,
+        in order.
         """
         self._waiting.append((spans, finish))
-        self._settle(BEHIND)
+        self._finish_steps(BEHIND)
 
     def end(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """No step comes any more. Waits for the GPU, but not for ever."""
+        """End the last steps. Waits for the GPU, at most `_END_TIMEOUT`."""
         until = time.monotonic() + _END_TIMEOUT
         while self._waiting and time.monotonic() < until:
-            self._settle(len(self._waiting))
+            self._finish_steps(len(self._waiting))
             if self._waiting:
                 sleep(0.005)
-        self._settle(0)
+        self._finish_steps(0)
 
-    def _settle(self, most: int) -> None:
-        """Finish the steps that are over, and those that make it more than ``most``."""
-        usable = self._may()
+    def _finish_steps(self, most: int) -> None:
+        """Finish the steps that have completed, and those beyond ``most``."""
+        usable = self._may_use()
         while self._waiting:
             spans, finish = self._waiting[0]
-            over = _over(spans, usable)
-            if not over and len(self._waiting) <= most:
+            completed = _completed(spans, usable)
+            if not completed and len(self._waiting) <= most:
                 return
             self._waiting.popleft()
-            finish([_span(span) if over else _NOT_OVER for span in spans])
+            finish([_span(span) if completed else _NOT_COMPLETED for span in spans])
 
 
-def _over(spans: list[PhaseSpan], usable: bool) -> bool:
-    """Whether the GPU has come to the end. A GPU in error has: it does nothing any more; and
-    where no event was recorded there is none to come to.
+def _completed(spans: list[PhaseSpan], usable: bool) -> bool:
+    """Whether the GPU has completed the spans. A GPU in error has: it does nothing any more; and
+    without an event there is none to wait for.
     """
     for span in reversed(spans):
         if span.end.gpu is not None:
@@ -169,6 +158,6 @@ def _span(span: PhaseSpan) -> int | Unavailable:
     if start.stream != end.stream:
         return _OTHER_STREAM
     try:
-        return max(0, round(start.elapsed_time(end) * 1e6))  # from ms, in which torch gives it
-    except RuntimeError as error:  # the program went on to another device, or the GPU failed
+        return max(0, round(start.elapsed_time(end) * 1e6))  # torch returns ms
+    except RuntimeError as error:  # the program changed to another device, or the GPU failed
         return Unavailable(f"not timed: {str(error).splitlines()[0]}")

@@ -1,6 +1,6 @@
-"""Running somebody's script or module in this process as if Python had been told to.
+"""Run a script or module in this process as Python itself would.
 
-The new ``__main__`` is a module of its own, installed in ``sys.modules`` for good: threads,
+The new ``__main__`` is a separate module, installed in ``sys.modules`` permanently: threads,
 ``atexit`` handlers, pickles and spawned workers of the program find it where they expect it.
 """
 
@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, NoReturn
@@ -25,16 +25,16 @@ from typing import Any, Final, NoReturn
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
 
-_MEANT_FOR_US: Final = {
+_FROM_USER: Final = {
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD")
     if hasattr(signal, name)
 }
-"""Signals that end a process because somebody wants that, and one that by default does nothing."""
+"""Signals that end a process at somebody's request, and one that by default does nothing."""
 
 
 class Program:
-    """Something to run: its compiled code, and what its ``__main__`` looks like."""
+    """A program to run: its compiled code, and the attributes of its ``__main__``."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Program:
         self.file = file
         self.spec = spec
         self.package = package
-        # In what it differs from its file, for other processes that run it: `planning.trials`.
+        # What differs from its file, for other processes that run it: `planning.trials`.
         self.changes: dict[str, Any] = {}
 
     def run(self) -> None:
-        """Run it to its end. Whatever it raises, SystemExit included, passes through.
+        """Run the program to its end. Whatever it raises passes through, SystemExit included.
 
-        A child that the program forks, and that comes back here, ends here as it would in Python:
-        what the caller does next (a summary, a comparison) is the parent's.
+        A child that the program forks, and that returns here, ends here as it would in Python: what
+        the caller does next (a summary, a comparison) is the parent's.
         """
         main = ModuleType("__main__")
         main.__dict__.update(
@@ -72,11 +72,11 @@ class Program:
             else self.spec.loader,
             __cached__=None if self.spec is None else self.spec.cached,
         )
-        if sys.version_info < (3, 14):  # from then on they are made when they are asked for
+        if sys.version_info < (3, 14):  # newer versions create them when they are first read
             main.__annotations__ = {}
         sys.modules["__main__"] = main
         sys.argv[:] = self.argv
-        # sys.path[0] is where the gpuprobe command lies; with -P there is no such entry.
+        # sys.path[0] is the folder of the gpuprobe command; with -P there is no such entry.
         if sys.path and not getattr(sys.flags, "safe_path", False):
             sys.path[0] = self.path0
         process = os.getpid()
@@ -91,9 +91,9 @@ class Program:
 
 
 @contextlib.contextmanager
-def put_back_if_it_fails() -> Iterator[None]:
-    """Around `Program.run`, for a caller that goes on after a failure: ``__main__``, ``sys.argv``
-    and ``sys.path`` are then what they were before.
+def restored_if_it_fails() -> Iterator[None]:
+    """For a caller of `Program.run` that continues after a failure: restore ``__main__``,
+    ``sys.argv`` and ``sys.path`` then.
     """
     main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
     try:
@@ -105,15 +105,15 @@ def put_back_if_it_fails() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def signals_put_back(*, until_exit: bool = False) -> Iterator[None]:
-    """Around `Program.run`, for a caller that goes on: what the program has set for signals cannot
-    interrupt the caller, nor end it: a timer that is still running is ignored. torch's loaders of
-    data have a handler that raises once a worker is reported dead, which may be after the program
-    has failed for that. ``until_exit``: what it has set holds again when the interpreter ends, and
+def signals_restored(*, until_exit: bool = False) -> Iterator[None]:
+    """For a caller of `Program.run` that continues: signal handlers that the program has set cannot
+    interrupt or end the caller, and a timer that is still running is ignored. torch's data loader
+    has a handler that raises once a worker is reported dead, possibly after that has made the
+    program fail. ``until_exit``: the program's handlers apply again when the interpreter ends, and
     waits for the program's threads.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # neither could the program set any
+        yield  # the program could not set any either
         return
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     found = {}
@@ -124,13 +124,13 @@ def signals_put_back(*, until_exit: bool = False) -> Iterator[None]:
             own = signal.getsignal(number)
             if own != handler and own is not None and handler is not None:
                 found[number] = own
-                ends = handler == signal.SIG_DFL and number not in _MEANT_FOR_US
+                ends = handler == signal.SIG_DFL and number not in _FROM_USER
                 signal.signal(number, signal.SIG_IGN if ends else handler)
         if until_exit and found:
             threading._register_atexit(_set_signals, found)  # type: ignore[attr-defined]
 
 
-def _set_signals(handlers: Mapping[int, Any]) -> None:
+def _set_signals(handlers: Mapping[int, Callable[..., object] | int]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -156,8 +156,8 @@ def _end_child(error: BaseException | None) -> NoReturn:
 def load_script(script: str, arguments: Sequence[str]) -> Program:
     """Compile a script.
 
-    Raises UsageError where it cannot be read, and ProgramFailed, with Python's own message
-    for it, where it is not Python.
+    Raises UsageError if it cannot be read, and ProgramFailed, with Python's own message, if it is
+    not Python.
     """
     path = Path(script)
     if path.is_dir():
@@ -168,8 +168,8 @@ def load_script(script: str, arguments: Sequence[str]) -> Program:
         raise UsageError(f"no such file: {script}") from None
     except OSError as error:
         raise UsageError(f"cannot read {script}: {error.strerror}") from None
-    # As CPython does it: __file__ is absolute, sys.argv[0] as it was given, and sys.path[0] is
-    # the directory of what a symbolic link points to.
+    # As in CPython: __file__ is absolute, sys.argv[0] as it was given, and sys.path[0] is the
+    # directory that a symbolic link points to.
     file = os.path.abspath(script)  # noqa: PTH100 - Path.absolute keeps ".."
     code = _compiled(source, file, script)
     directory = str(Path(script).resolve().parent)
@@ -179,7 +179,7 @@ def load_script(script: str, arguments: Sequence[str]) -> Program:
 def load_module(name: str, arguments: Sequence[str]) -> Program:
     """Find and compile a module, or the ``__main__`` of a package, as ``python -m`` does.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is no such module.
     """
     sys.path[0] = str(Path.cwd())
     try:
@@ -220,9 +220,9 @@ def _not_python(error: Exception, name: str) -> ProgramFailed:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback as the program's own: without the frames of gpuprobe that ran it, or that
-    stand in between (a virtual device's). An error that gpuprobe's code did not mean to raise
-    keeps them: they are what a report of it needs.
+    """The traceback that the program would have alone: without the frames of gpuprobe that ran it,
+    or that are in between (a virtual device's). An unexpected error of gpuprobe's code keeps them:
+    a report needs them.
     """
     shown = traceback.TracebackException(
         type(error), error, _without_ours(error.__traceback__), compact=True
@@ -238,7 +238,7 @@ def own_traceback(error: BaseException) -> str:
 
 
 def own_frames(error: BaseException) -> TracebackType | None:
-    """Its traceback from where the program begins."""
+    """The traceback of an error from where the program begins."""
     return _without_ours(error.__traceback__)
 
 

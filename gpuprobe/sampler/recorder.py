@@ -1,7 +1,7 @@
-"""The recorder: turns what hooks report into steps, and keeps out of the program's way.
+"""The recorder: turns what hooks report into steps, without disturbing the program.
 
-Every entry point that the program's code runs through is guarded: a fault inside gpuprobe
-switches the recorder off, is reported once, and the training goes on.
+Every entry point that the program's code runs through is guarded: an internal error of gpuprobe
+switches the recorder off and is reported once, and the training continues.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import BlindSpot, SessionEnd
+from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.sampler import environment
-from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.base import Mark, Sink
 from gpuprobe.sampler.failures import Failures, described, from_program, program_error
 from gpuprobe.sampler.hooks.optimizer_steps import OptimizerCalls, StepOwner
 from gpuprobe.sampler.hooks.wrapping import block, in_context
@@ -39,15 +40,23 @@ from gpuprobe.sampler.timeline import (
 from gpuprobe.sampler.tracing.traces import OTHER_THREAD, Traces, chosen_steps, exact_peak
 from gpuprobe.torch_support import compile_notes
 
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from gpuprobe.sampler.hooks.torch_hooks import Hooks
+    from gpuprobe.sampler.tracing.tensors import Known
+
 LEVELS = ("counters", "trace")
 
+_T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger("gpuprobe")
 
 
 def _guarded(method: _F) -> _F:
-    """A method the program's own code runs through: it never raises, and what it asks of tensors
-    the program's ``__torch_function__`` does not see.
+    """Guard a method that the program's own code runs through: it never raises, and what it reads
+    of tensors does not go through the program's ``__torch_function__``.
     """
 
     @functools.wraps(method)
@@ -62,7 +71,7 @@ def _guarded(method: _F) -> _F:
         except Exception as error:
             if from_program(error):
                 raise
-            self._fault(error)
+            self.fault(error)
             return None
 
     return guarded  # type: ignore[return-value]
@@ -79,19 +88,19 @@ class Recorder:
         self,
         sink: Sink,
         *,
-        model: Any = None,
-        optimizer: Any = None,
+        model: Module | Sequence[Module] | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         level: str = "counters",
         argv: Sequence[str] = (),
-        convert: Callable[[dict[str, Any], int], Any] | None = None,
+        convert: Callable[[dict[str, Any], int], MemoryTrace] | None = None,
         warn: Callable[[str], None] = _log.warning,
         trace_steps: str = "",
     ) -> None:
-        """``model`` and ``optimizer`` may each be one or a list; without them they are found.
+        """``model`` and ``optimizer`` may each be one or a list; without them they are detected.
 
-        ``convert`` turns a torch snapshot into a trace (CUDA only); ``warn`` gets the one line
-        that is said when something of gpuprobe's fails. ``trace_steps``: see `chosen_steps`.
-        Raises UsageError for an unknown level or for steps that cannot be read.
+        ``convert`` turns a torch snapshot into a trace (CUDA only); ``warn`` gets the one line that
+        is shown when something in gpuprobe fails. ``trace_steps``: see `chosen_steps`. Raises
+        UsageError for an unknown level or for steps that cannot be parsed.
         """
         if level not in LEVELS:
             raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
@@ -101,18 +110,18 @@ class Recorder:
         self._failures = Failures(warn)
         self._write = self._failures.write
         self._given = None if model is None else _listed(model)
-        self._models: list[Any] = []
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet(_listed(optimizer))
+        self._models: list[weakref.ref[Module]] = []
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet(_listed(optimizer))
         self._active = False
         self._compiled_before = compile_notes.counts()
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self._host: HostMemory | None = None
-        self._timeline: Any = None  # a PhaseTimeline from __enter__ on
-        self._again: Any = None  # of its MarkReader
+        self._timeline: Any = None  # a PhaseTimeline, from __enter__ on
+        self._again: Callable[[Mark], Mark] | None = None  # of the timeline's MarkReader
         self._finished = self._stopped = False
         self._error: BaseException | None = None  # what ended the program
-        self._hooks: Any = None
+        self._hooks: Hooks | None = None
         self._per_step: Any = None  # PerStep, from __enter__ on
         self._step_writer: Any = None  # a StepWriter, from __enter__ on
         self._traces = Traces(
@@ -127,18 +136,21 @@ class Recorder:
         self._out_of_memory = False
         self._passes = Passes()
         self._in_engine: Callable[[], bool] = lambda: False  # of torch, from __enter__ on
-        self._no_torch_function: Callable[[], AbstractContextManager[Any]] = nullcontext  # likewise
+        self._no_torch_function: Callable[[], AbstractContextManager[object]] = (
+            nullcontext  # likewise
+        )
         self._inference: Any = None  # InferenceSteps, from __enter__ on
         self._last: list[PhaseSpan] = []
         self._last_traces: tuple[str, ...] = ()
         self._step_owner = StepOwner()
-        self._seen_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known_optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     # -- life
 
     def __enter__(self) -> Recorder:
-        """Start watching. Imports torch. Raises OSError if nothing can be written, UsageError where
-        a trace is wanted that nobody can read. Another failure is one warning, and no watching.
+        """Start recording. Imports torch. Raises OSError if nothing can be written, UsageError if a
+        trace is requested that nothing can read. Another failure is one warning, and nothing is
+        recorded.
         """
         import torch
 
@@ -147,8 +159,8 @@ class Recorder:
         self._thread = threading.get_ident()
         self._in_engine = in_engine
         self._no_torch_function = torch._C.DisableTorchFunction
-        self._step_writer = StepWriter(self._sink, self._write, self._traces, self._fault)
-        # device_count asks NVML, where it can: it creates no context and blocks no fork.
+        self._step_writer = StepWriter(self._sink, self._write, self._traces, self.fault)
+        # device_count queries NVML, if it can: it creates no context and blocks no fork.
         cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
         self._host = HostMemory()
         reader = MarkReader([], self._host)
@@ -164,27 +176,27 @@ class Recorder:
         )
         self._active = True
         if self._level == "trace" and cuda:
-            self._traces.start_cuda(self._timeline, self._fault)
+            self._traces.start_cuda(self._timeline, self.fault)
         _in_forked_processes(self._forget)
         try:
             with self._no_torch_function():
-                self._start_watching(reader, cuda=cuda, virtual=virtual)
+                self._install_hooks(reader, cuda=cuda, virtual=virtual)
         except Exception as error:
             if from_program(error):
                 raise
-            self._fault(error)
+            self.fault(error)
         return self
 
-    def _start_watching(self, reader: MarkReader, *, cuda: bool, virtual: bool) -> None:
+    def _install_hooks(self, reader: MarkReader, *, cuda: bool, virtual: bool) -> None:
         from gpuprobe.sampler.hooks.inference import InferenceSteps
         from gpuprobe.sampler.hooks.per_step import PerStep
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
 
         self._inference = InferenceSteps(self._inferred)
         if self._level == "trace" and not cuda:
-            reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
+            reader.sources.append(self._traces.start_cpu(self._timeline, self.fault))
             self._timeline.restart()
-        self._per_step = PerStep(self._blind, self._timeline, self._traces, self._fault)
+        self._per_step = PerStep(self._blind, self._timeline, self._traces, self.fault)
         self._per_step.records.virtual = virtual
         self._per_step.collectives.install()
         self._hooks = Hooks(self, self._given)
@@ -193,21 +205,23 @@ class Recorder:
             self.found_models(self._given)
 
     def start_guarded(self) -> None:
-        """`__enter__` for a program that did not ask to be watched: a failure is one warning."""
+        """`__enter__` for a program that gpuprobe runs: a failure is one warning."""
         try:
             self.__enter__()
-        except Exception as error:  # the program must run, watched or not
+        except Exception as error:  # the program must run, recorded or not
             if from_program(error):
                 raise
-            self._fault(error)
+            self.fault(error)
 
     def now_ns(self) -> int:
-        """The time since the session began, as its steps are timed. While the recorder runs."""
+        """The time since the session began, by the clock of its steps. Only while the recorder
+        runs.
+        """
         started: int = self._timeline.started_ns
         return time.perf_counter_ns() - started
 
     def set_argv(self, argv: Sequence[str]) -> None:
-        """The command line to be recorded, where it is not this process's."""
+        """Set the command line to record, if it is not this process's."""
         self._argv = tuple(argv)
 
     def __exit__(
@@ -220,8 +234,8 @@ class Recorder:
         return False
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Write what is left of the steps and take every hook out; `finish` still writes the end.
-        ``error`` is what ended the program. Never raises; safe to call twice.
+        """Write the remaining steps and remove every hook; `finish` still writes the end. ``error``
+        is what ended the program. Never raises; safe to call twice.
         """
         if os.getpid() != self._pid or self._stopped:
             return
@@ -235,16 +249,16 @@ class Recorder:
                 self._write_waiting()
             if self._step_writer is not None:
                 self._failures.texts += self._step_writer.finish()
-        finally:  # a signal handler of the program's may raise meanwhile
+        finally:  # a signal handler of the program may raise meanwhile
             self._uninstall()
 
     def found(self, finding: Finding) -> None:
-        """Record a finding of somebody else's (a hazard). Before `finish`."""
+        """Record a finding of another part of gpuprobe (a hazard). Before `finish`."""
         if os.getpid() == self._pid and not self._finished:
             self._write(lambda: self._sink.finding(finding))
 
-    def not_seen(self, spot: BlindSpot) -> None:
-        """Record what else the figures do not include. Before `finish`."""
+    def blind_spot(self, spot: BlindSpot) -> None:
+        """Record what the figures do not include. Before `finish`."""
         if os.getpid() == self._pid and not self._finished:
             self._blind((spot,))
 
@@ -276,8 +290,9 @@ class Recorder:
         self._write(self._sink.close)
 
     def so_far(self) -> None:
-        """Write what the open step has used, if its peaks rose: the process may end here. May be
-        called in any thread."""
+        """Write what the open step has used, if its peaks rose: the process may end here. Any
+        thread may call this.
+        """
         if self._active and (self._in_step or not self._manual):
             self._step_writer.write_so_far(self._index, self._timeline)
 
@@ -319,11 +334,13 @@ class Recorder:
     # -- what the hooks report
 
     def _in_backward(self) -> bool:
-        """Whether this is a thread of the autograd engine, working for the waiting thread."""
+        """Whether this is a thread of the autograd engine, in a backward pass that the recorded
+        thread waits for.
+        """
         return self._passes.depth > 0 and self._in_engine()
 
     def _forget_raised(self) -> None:
-        """Leave the optimizer phase, where an exception ended it."""
+        """Leave the optimizer phase, if an exception ended it."""
         if self._optimizer_calls.forget_raised():
             self._timeline.leave()
 
@@ -339,7 +356,7 @@ class Recorder:
 
     @_guarded
     def end(self, phase: str) -> None:
-        """It ends, by an exception too."""
+        """A phase ends, by an exception too."""
         if phase == "backward" and self._traces.backward is not None:
             self._traces.backward.returned()
         if not self._passes.ends(phase):
@@ -354,25 +371,25 @@ class Recorder:
 
     @_guarded
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What a model is called with."""
-        if self._per_step.placement.wanted:
+        """A model is called with these arguments."""
+        if self._per_step.placement.active:
             self._per_step.placement.inputs((*args, *kwargs.values()))
         if self._traces.modules is not None:
             self._traces.modules.mark_inputs((args, kwargs), inference=self._inference.infers())
 
     @_guarded
-    def outputs(self, result: Any) -> None:
-        """What a model returns: state that the next call gets, such as KV caches."""
+    def outputs(self, result: object) -> None:
+        """A model returns this: it may have state that the next call gets, such as KV caches."""
         if self._traces.modules is not None and self._inference.infers():
             self._traces.modules.mark_kept(result)
 
     @_guarded
-    def loaded(self, batch: Any) -> None:
-        """What a DataLoader returns."""
+    def loaded(self, batch: object) -> None:
+        """A DataLoader returns this batch."""
         self._per_step.placement.batch(batch)
 
     @_guarded
-    def forward_done(self, module: Any) -> None:
+    def forward_done(self, module: Module) -> None:
         """A model's forward returned."""
         self._per_step.placement.called(module)
         self._per_step.collectives.forward_done(module)
@@ -388,8 +405,8 @@ class Recorder:
             self._last, self._last_traces = [], ()
 
     @_guarded
-    def found_models(self, models: list[Any]) -> None:
-        """These are the program's models, in place of those found earlier."""
+    def found_models(self, models: list[Module]) -> None:
+        """Replace the models found earlier by these."""
         self._models = [weakref.ref(model) for model in models]
         self._inference.watch(models)
         if self._traces.modules is not None:
@@ -406,21 +423,22 @@ class Recorder:
         self._timeline.leave(sticky=True)
 
     @_guarded
-    def module_begins(self, module: Any) -> None:
+    def module_begins(self, module: Module) -> None:
         """The forward of any module begins; called while allocations are traced."""
         if self._traces.modules is not None:
             self._traces.modules.enter_module(module)
 
     @_guarded
-    def module_ends(self, module: Any) -> None:
-        """And ends."""
+    def module_ends(self, module: Module) -> None:
+        """The forward of any module ends."""
         if self._traces.modules is not None:
             self._traces.modules.leave_module()
 
-    def optimizer_begins(self, optimizer: Any, caller: FrameType) -> None:
+    def optimizer_begins(self, optimizer: Optimizer, caller: FrameType) -> None:
         """``optimizer.step`` is called; ``caller`` is its frame."""
         mine = self._active and os.getpid() == self._pid
-        # Whoever trains is who is watched; where a hook steps it, whoever runs backward().
+        # The thread that trains is recorded; if a hook steps the optimizer, the one that runs
+        # backward().
         if (
             mine
             and not self._step_owner.known
@@ -433,22 +451,23 @@ class Recorder:
         self._optimizer_begins(optimizer, caller)
 
     @_guarded
-    def _optimizer_begins(self, optimizer: Any, caller: FrameType) -> None:
+    def _optimizer_begins(self, optimizer: Optimizer, caller: FrameType) -> None:
         self._forget_raised()
         self._optimizer_calls.begin(caller)
-        if optimizer not in self._seen_optimizers:
-            self._seen_optimizers.add(optimizer)
+        if optimizer not in self._known_optimizers:
+            self._known_optimizers.add(optimizer)
             self._inference.trains()
             self._optimizers.add(optimizer)
-            self._hooks.search_again()
+            if self._hooks is not None:
+                self._hooks.search_again()
         if len(self._optimizer_calls) == 1:
             self._timeline.enter("optimizer")
             if self._traces.cpu is not None:  # gradients may be gone when the step ends
                 self._traces.cpu.mark_known(self._walk())
 
     @_guarded
-    def optimizer_ends(self, optimizer: Any) -> None:
-        """It returned: the end of a step, unless the program marks its steps."""
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """``optimizer.step`` returned: the end of a step, unless the program marks its steps."""
         self._optimizer_calls.end()
         if self._optimizer_calls:
             return
@@ -485,18 +504,18 @@ class Recorder:
     def _end_phase(self) -> None:
         self._timeline.leave()
 
-    def _walk(self) -> dict[int, Any]:
+    def _walk(self) -> dict[int, Known]:
         from gpuprobe.sampler.tracing.tensors import walk
 
         return walk(self._living(), self._optimizers)
 
-    def _living(self) -> list[Any]:
+    def _living(self) -> list[Module]:
         """The models that are alive."""
         return [model for model in (ref() for ref in self._models) if model is not None]
 
     def _close_step(self, ended_by: str, *, leave: bool = False) -> None:
-        """End the step here (``leave``: and its last phase), and write it, together with what an
-        earlier record of it had.
+        """End the step here (``leave``: and its last phase), and write it, with what an earlier
+        record of it had.
         """
         spans = self._last + self._timeline.cut(leave=leave)
         if self._timeline.overflowed:
@@ -517,7 +536,7 @@ class Recorder:
         self._last, self._last_traces = spans, traces
         self._index += 1
         self._traces.begin_step(self._index)
-        self._timeline.restart(self._again)  # our own work is nobody's phase
+        self._timeline.restart(self._again)  # our own work belongs to no phase
         if self._infer_forward and not self._manual:
             self._forward_from_here()
 
@@ -538,11 +557,11 @@ class Recorder:
         self._traces.write_waiting()
 
     def _tail_matters(self) -> bool:
-        """Whether anything happened after the last step: evaluation, say, or a new peak."""
+        """Whether anything happened after the last step: evaluation, for example, or a new peak."""
         spans = self._timeline.cut()
         self._timeline.put_back(spans)
-        # The last thing a DataLoader does is to say that there is no more; and a forward phase
-        # that is only inferred always follows an optimizer.
+        # The last call of a DataLoader reports that it is exhausted; and a forward phase that is
+        # only inferred always follows an optimizer.
         idle = {OTHER, "data"} | ({"forward"} if self._infer_forward else set())
         return (
             exact_peak(spans) > self._traces.peak
@@ -557,7 +576,7 @@ class Recorder:
             self._write(lambda spot=spot: self._sink.blind_spot(spot))  # type: ignore[misc]
 
     def _uninstall(self) -> None:
-        """Take every hook out of the program."""
+        """Remove every hook from the program."""
         self._active = False
         try:
             if self._hooks is not None:
@@ -567,19 +586,15 @@ class Recorder:
             if self._per_step is not None:
                 self._per_step.end()
             self._traces.stop()
-        except Exception as error:  # noqa: BLE001 - leaving must not end the program either
+        except Exception as error:  # noqa: BLE001 - this must not end the program either
             self._failures.texts.append(described(error))
 
     def fault(self, error: Exception) -> None:
-        """A hook failed."""
-        self._fault(error)
-
-    def _fault(self, error: Exception) -> None:
-        """Something of gpuprobe's failed: get out of the way, and report it once."""
+        """Handle an internal error: stop recording, and report it once."""
         self._failures.fault(error, self._pause)
 
     def _forget(self) -> None:
-        self._active = False  # a forked child shares our memory, not our recording
+        self._active = False  # a forked child shares the memory, not the recording
         if self._per_step is not None:
             self._per_step.collectives.active = False
         if self._traces.cpu is not None:
@@ -588,8 +603,8 @@ class Recorder:
             self._traces.launches.stop()
 
     def _pause(self) -> None:
-        # The hooks stay, and do nothing, until `stop`: this may be inside one of them, or another
-        # thread, while torch goes through the very list that they are in.
+        # The hooks stay, and do nothing, until `stop`: this may be inside one of them, or in
+        # another thread, while torch iterates over the list that contains them.
         self._active = False
         if self._per_step is not None:
             self._per_step.collectives.active = False
@@ -608,7 +623,7 @@ def _in_forked_processes(method: Callable[[], None]) -> None:
     os.register_at_fork(after_in_child=call)
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: _T | Sequence[_T] | None) -> list[_T]:
     if value is None:
         return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    return list(value) if isinstance(value, (list, tuple)) else [cast(_T, value)]

@@ -1,4 +1,4 @@
-"""Readings at one instant: the CUDA caching allocator, the host process, and their sum."""
+"""Readings at one instant: the CUDA caching allocator, the host process, and both together."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
-from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, MemorySource
+from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, MemorySource, TimingEvent
 from gpuprobe.sampler.failures import from_program
+
+if TYPE_CHECKING:
+    import psutil
 
 _NOT_COUNTED = Unavailable("not counted by this torch", ReadStatus.UNSUPPORTED)
 
@@ -20,15 +23,15 @@ _NOT_COUNTED = Unavailable("not counted by this torch", ReadStatus.UNSUPPORTED)
 class HostMemory:
     """The resident memory of this process, and its lifetime peak. Unit: bytes.
 
-    On Linux ``/proc/self/statm`` is read through a descriptor kept open (about 2 µs, where
-    psutil takes 15 µs to open and parse it each time); elsewhere psutil is asked.
+    On Linux ``/proc/self/statm`` is read through a descriptor that stays open (about 2 µs; psutil
+    takes 15 µs to open and parse it each time); elsewhere psutil is used.
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._page = 0
         self._fd = -1
-        self._psutil: Any = None
+        self._process: psutil.Process | None = None
         if sys.platform == "linux":
             try:
                 self._fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -36,22 +39,23 @@ class HostMemory:
             except OSError:
                 self._fd = -1
         if self._fd < 0:
-            import psutil  # 15 ms, only where /proc is not to be had
+            import psutil  # 15 ms, only without /proc
 
-            self._psutil = psutil.Process()
+            self._process = psutil.Process()
 
     def rss(self) -> Bytes | Unavailable:
         try:
             if self._fd >= 0:
                 return Bytes(int(os.pread(self._fd, 128, 0).split()[1]) * self._page)
-            return Bytes(self._psutil.memory_info().rss)
+            assert self._process is not None
+            return Bytes(self._process.memory_info().rss)
         except (OSError, IndexError, ValueError) as error:
             if from_program(error):
                 raise
             return Unavailable(f"resident memory: {error}")
 
     def rss_peak(self) -> Bytes | Unavailable:
-        """``ru_maxrss``. Linux carries it over ``exec``, so it only bounds from above."""
+        """``ru_maxrss``. Linux carries it over ``exec``, so it is only an upper bound."""
         try:
             import resource
         except ImportError:
@@ -69,9 +73,9 @@ class CudaCounters:
     """The CUDA caching allocator's own statistics, read and never reset.
 
     ``stats`` is ``torch._C._cuda_memoryStats``: device index to the nested dictionary that
-    ``torch.cuda.memory_stats_as_nested_dict`` documents. ``is_initialized`` and
-    ``device_count`` are torch.cuda's; a device is read once the program has reserved memory
-    on it, so watching never creates a context.
+    ``torch.cuda.memory_stats_as_nested_dict`` documents. ``is_initialized`` and ``device_count``
+    are torch.cuda's; a device is read once the program has reserved memory on it, so reading never
+    creates a context.
     """
 
     def __init__(
@@ -136,18 +140,19 @@ def _mark_of(index: int, stats: dict[str, Any]) -> DeviceMark:
     )
 
 
-def _current(stats: dict[str, Any], what: str) -> int | Unavailable:
-    found = stats.get(what)
+def _current(stats: dict[str, Any], name: str) -> int | Unavailable:
+    found = stats.get(name)
     return _NOT_COUNTED if found is None else found["current"]
 
 
 class DeviceUse:
-    """What is in use on the devices by anybody, and pinned on the host: for the end of a step.
+    """Memory in use on the devices by all processes, and pinned on the host: read at the end of a
+    step.
 
-    ``used`` gives the bytes in use on a device (cudaMemGetInfo: a call to the driver, which may
-    take a millisecond where the device is busy, so it is made once a second at most); ``pinned``
-    gives torch's statistics of pinned memory, nested, ``{}`` where this torch has none; ``may_ask``
-    says whether a call to the driver is allowed here and now (not while a graph is captured).
+    ``used`` returns the bytes in use on a device (cudaMemGetInfo: a call of the driver, which may
+    take a millisecond while the device is busy, so it is called once a second at most); ``pinned``
+    torch's statistics of pinned memory, nested, ``{}`` if this torch has none; ``may_query``
+    whether a call of the driver is allowed here and now (not while a graph is captured).
     """
 
     INTERVAL = 1.0
@@ -156,12 +161,12 @@ class DeviceUse:
         self,
         used: Callable[[int], int],
         pinned: Callable[[], dict[str, Any]],
-        may_ask: Callable[[], bool],
+        may_query: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._used = used
         self._pinned = pinned
-        self._may_ask = may_ask
+        self._may_query = may_query
         self._clock = clock
         self._next = 0.0
 
@@ -179,11 +184,13 @@ class DeviceUse:
             lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing(),
         )
 
-    def read(self, devices: Sequence[str], *, ask: bool = False) -> AtEnd:
-        """For these devices (``cuda:0``, …). ``ask``: make the call, however recent the last."""
+    def read(self, devices: Sequence[str], *, query: bool = False) -> AtEnd:
+        """The readings of these devices (``cuda:0``, …). ``query``: call the driver, however recent
+        the last call.
+        """
         now = self._clock()
         used: dict[str, int | Unavailable] = {}
-        if (ask or now >= self._next) and self._may():
+        if (query or now >= self._next) and self._query_allowed():
             self._next = now + self.INTERVAL
             for device in devices:
                 kind, _, index = device.partition(":")
@@ -196,10 +203,10 @@ class DeviceUse:
             _current(pinned, "allocated_bytes"),
         )
 
-    def _may(self) -> bool:
+    def _query_allowed(self) -> bool:
         try:
-            return self._may_ask()
-        except RuntimeError:  # the GPU is in error: every question to CUDA says so now
+            return self._may_query()
+        except RuntimeError:  # the GPU is in error: every call of CUDA now raises that
             return False
 
     def _used_on(self, index: int) -> int | Unavailable:
@@ -219,8 +226,8 @@ class MarkReader:
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.sources = list(sources)
-        self.gpu_mark: Callable[[], Any] | None = None
-        """Records an event on the GPU, where there is one (`GpuClock.mark`)."""
+        self.gpu_mark: Callable[[], TimingEvent | None] | None = None
+        """Records an event on the GPU, if there is one (`GpuClock.mark`)."""
         self._host = host
         self._clock = clock
 
@@ -230,14 +237,16 @@ class MarkReader:
         return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), devices, gpu)
 
     def again(self, mark: Mark) -> Mark:
-        """A mark right after that one: only gpuprobe ran since, which allocates no GPU memory."""
+        """A mark right after ``mark``: only gpuprobe ran since, which allocates no GPU memory."""
         if any(device.exact_peak is not None for device in mark.devices):
             return self()
         gpu = None if self.gpu_mark is None else self.gpu_mark()
         return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), mark.devices, gpu)
 
     def without_event(self) -> Mark:
-        """A mark that leaves no event on the GPU: in a thread that does not use it, say."""
+        """A mark that records no event on the GPU: for a thread that does not use it, for
+        example.
+        """
         return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), self._devices())
 
     def _devices(self) -> tuple[DeviceMark, ...]:

@@ -24,51 +24,53 @@ from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline, assemble, counte
 from gpuprobe.sampler.tracing.traces import Traces
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
     from gpuprobe.sampler.gpu_clock import GpuClock
     from gpuprobe.sampler.sources import DeviceUse, MarkReader
 
 LIMIT = 10_000
-"""Pieces of work that may wait. A disk that takes nothing at all must not fill the memory."""
+"""Tasks that may wait. A disk that accepts nothing must not fill the memory."""
 
 PAUSE = 0.25
-"""Seconds between two rounds of work. The program's operators empty the processor's caches: what
-short steps leave is done together, at a third of the time. A step longer than this is written at
-once; of shorter ones, a program that is killed loses this much.
-"""
+"""Seconds between two rounds of work. The program's operators empty the processor's caches: the
+tasks of short steps are done together, in a third of the time. A step longer than this is written
+at once; of shorter ones, a program that is killed loses this much."""
 
 FORK_TIMEOUT = 5.0
-"""Seconds that a fork, and the interpreter's end, wait for the thread. Going on without it is a
+"""Seconds that a fork, and the interpreter's end, wait for the thread. Continuing without it is the
 lesser evil."""
 
 
 class Background:
-    """Does what it is given, in order. The thread starts with the first piece, is a daemon, and
-    ends when there was none for `PAUSE` (a program may wait for all threads that there are) and
-    before a fork: a child has no second thread, and Python warns of forking with one. Where no
-    thread can be started, the work is done at once.
+    """Runs tasks in order, in a thread. The thread starts with the first task, is a daemon, and
+    ends when there was none for `PAUSE` (a program may wait for all threads that exist) and before
+    a fork: a child has no second thread, and Python warns of forking with one. If no thread can be
+    started, tasks run at once.
     """
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
-        """``on_error`` gets what a piece of work raises, in the thread."""
+        """``on_error`` gets what a task raises, in the thread."""
         self._on_error = on_error
-        self._forget()
+        self._reset()
         self.refused = 0
-        """Pieces that were not taken, because `LIMIT` were waiting."""
-        _watch_process(self)
+        """Tasks that were refused, because `LIMIT` were waiting."""
+        _follow_process(self)
 
     def _forget(self) -> None:
-        """Nothing waits, and nobody works: as at first, and in a forked child."""
-        # Reentrant: a signal handler that ends the recording may come in the middle of `submit`.
+        """Start with no tasks and no thread: at first, and in a forked child."""
+        # Reentrant: a signal handler that ends the recording may interrupt `submit`.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[Callable[[], object]] = deque()
         self._thread: threading.Thread | None = None
         self._ending = False
         self._abandoned = False
         self._pausing = False
-        """The thread will look by itself: no need to wake it."""
+        """Whether the thread wakes up on its own: it does not have to be notified."""
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Have it done soon. Never raises."""
+        """Run ``work`` soon. Never raises."""
         with self._changed:
             if self._abandoned or len(self._waiting) >= LIMIT:
                 self.refused += 1
@@ -76,13 +78,13 @@ class Background:
             self._waiting.append(work)
             if not self._pausing:
                 self._changed.notify_all()
-            working = self._working()
-        if not working:
-            self._work_here()
+            has_thread = self._has_thread()
+        if not has_thread:
+            self._run_tasks()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until all is done, and end the thread. Seconds; False where it took longer, or
-        where a piece of work asks: it cannot wait for itself. Never raises.
+        """Wait until all tasks are done, and end the thread. ``timeout`` in seconds; False if it
+        took longer, or if a task called this: it cannot wait for itself. Never raises.
         """
         with self._changed:
             thread = self._thread
@@ -97,15 +99,17 @@ class Background:
             return self._thread is None
 
     def abandon(self) -> int:
-        """Do nothing more but finish the piece at hand; how many pieces are never done."""
+        """Run nothing more after the current task; the number of tasks that are never run."""
         with self._changed:
             self._abandoned = True
             left = len(self._waiting) + (self._thread is not None)
             self._waiting.clear()
             return left
 
-    def _working(self) -> bool:
-        """Have a thread. False where the system, or an interpreter at its end, gives none."""
+    def _has_thread(self) -> bool:
+        """Start a thread unless there is one. False if the system, or an interpreter at its end,
+        allows none.
+        """
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="gpuprobe", daemon=True)
             self._thread = thread
@@ -124,34 +128,34 @@ class Background:
                 if not self._waiting:
                     self._thread = None
                     return
-            self._work_here()
+            self._run_tasks()
             done = time.monotonic()
 
     def _pause(self, until: float) -> None:
-        """Wait until then, on the monotonic clock, or the end. Holds ``_changed``."""
+        """Wait until this time of the monotonic clock, or the end. Holds ``_changed``."""
         self._pausing = True
         while not self._ending and (left := until - time.monotonic()) > 0:
             self._changed.wait(left)
         self._pausing = False
 
-    def _work_here(self) -> None:
+    def _run_tasks(self) -> None:
         while True:
             with self._changed:
                 if not self._waiting:
                     return
                 work = self._waiting.popleft()
-            self._do(work)
+            self._run_task(work)
 
-    def _do(self, work: Callable[[], object]) -> None:
+    def _run_task(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - whoever made the work decides
-            if not self._abandoned:  # then the recording is closed, and this is no news
+        except Exception as error:  # noqa: BLE001 - on_error decides
+            if not self._abandoned:  # afterwards the recording is closed, and the failure is known
                 self._on_error(error)
 
 
-def _watch_process(background: Background) -> None:
-    """End the thread before a fork and at the interpreter's end; begin anew in a child."""
+def _follow_process(background: Background) -> None:
+    """End the thread before a fork and at the interpreter's end; start again in a child."""
     ref = weakref.ref(background)
 
     def end() -> None:
@@ -159,20 +163,20 @@ def _watch_process(background: Background) -> None:
         if living is not None:
             living.drain(FORK_TIMEOUT)
 
-    def forget() -> None:
+    def reset() -> None:
         living = ref()
         if living is not None:
-            living._forget()
+            living._reset()
 
     if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(before=end, after_in_child=forget)
+        os.register_at_fork(before=end, after_in_child=reset)
     atexit.register(end)
-    # Not at exit itself: there the work is still to be done.
+    # Not at exit itself: the tasks still have to run there.
     weakref.finalize(background, atexit.unregister, end).atexit = False
 
 
 WRITE_TIMEOUT = 30.0
-"""Seconds that the end of a recording waits for a disk that is slow to take the last steps."""
+"""Seconds that the end of a recording waits for a slow disk to accept the last steps."""
 
 _NO_CPU_COUNTERS = Unavailable(
     "torch keeps no allocator statistics on the CPU; level 'trace' counts every storage",
@@ -183,7 +187,7 @@ Write = Callable[[Callable[[], object]], None]
 
 
 class StepWriter:
-    """The ends of one recorder's steps. Made once torch is there."""
+    """Writes the records of one recorder's steps. Created once torch is imported."""
 
     def __init__(
         self,
@@ -205,12 +209,12 @@ class StepWriter:
         self._at_end: tuple[int, AtEnd | None] = (-1, None)
         self._so_far: Mark | None = None
         self._one_at_a_time = threading.RLock()
-        self._reader: Any = None  # a MarkReader, of CUDA
+        self._reader: MarkReader | None = None  # with CUDA
         self._on_fault = on_fault
 
     def read_cuda(self, reader: MarkReader) -> bool:
-        """There is CUDA: read what it has, and time the GPU at every mark of ``reader``. False
-        for a virtual GPU, which takes no time.
+        """Read CUDA's counters, and time the GPU, at every mark of ``reader``. False for a virtual
+        GPU, whose work takes no time.
         """
         from gpuprobe.sampler.gpu_clock import GpuClock
         from gpuprobe.sampler.sources import CudaCounters, DeviceUse
@@ -227,16 +231,16 @@ class StepWriter:
         self,
         index: int,
         spans: list[PhaseSpan],
-        models: list[Any],
-        optimizers: Iterable[Any],
+        models: list[Module],
+        optimizers: Iterable[Optimizer],
         *,
         earlier_traces: tuple[str, ...] = (),
         out_of_memory: bool = False,
         ended_by: str,
         **record: Any,
     ) -> tuple[str, ...]:
-        """Write the step ``index``; the names of its traces. ``record``: what else `assemble`
-        is to put into it.
+        """Write the step ``index``; returns the names of its traces. ``record``: further arguments
+        of `assemble`.
         """
         allocated: dict[str, int | Unavailable] = {
             m.device: m.counts.allocated for m in spans[-1].end.devices
@@ -256,10 +260,11 @@ class StepWriter:
         at_end = None
         if self._device_use is not None:
             before, earlier = self._at_end
-            # The record that this one replaces had it, of another moment than these counters.
+            # The record that this one replaces had the reading, of another moment than these
+            # counters.
             replaces = before == index and earlier is not None and bool(earlier.used)
-            ask = replaces or ended_by == "end"
-            at_end = self._device_use.read(tuple(allocated), ask=ask)
+            query = replaces or ended_by == "end"
+            at_end = self._device_use.read(tuple(allocated), query=query)
             self._at_end = (index, at_end)
         more: dict[str, Any] = {
             "tensors": tensors,
@@ -271,12 +276,12 @@ class StepWriter:
         def make(spans: list[PhaseSpan], **timed: Any) -> Step:
             return assemble(index, spans, **more, **record, **timed)
 
-        if self._traces.cpu is not None:  # it may be wanted once more (`Traces.write_waiting`)
+        if self._traces.cpu is not None:  # it may be written again (`Traces.write_waiting`)
             step = make(spans)
             self._write(lambda: self._sink.step(step))
             self._traces.step_written(step)
         elif self._gpu_clock is not None:
-            # Without their events: those are given back here, by the thread that trains.
+            # Without the events: those are released here, by the thread that trains.
             bare = [PhaseSpan(s.path, _bare(s.start), _bare(s.end)) for s in spans]
             later = functools.partial(make, bare)
             self._gpu_clock.when_over(spans, lambda times: self._later(later, gpu_ns=times))
@@ -285,11 +290,12 @@ class StepWriter:
         return traces
 
     def write_so_far(self, index: int, timeline: PhaseTimeline) -> None:
-        """Write the step ``index``, which is not over, if a peak rose since the last time. Its own
-        record replaces that. Of programs that use a GPU.
+        """Write the step ``index``, which has not ended, if a peak rose since the last time. Its
+        final record replaces this one. Only for programs that use a GPU.
         """
         try:
-            with self._one_at_a_time:  # what another thread writes is there when this returns
+            with self._one_at_a_time:  # what another thread writes is written when this returns
+                assert self._reader is not None
                 now = self._reader.without_event()
                 spans = timeline.so_far(now)
                 if counters_rose(self._so_far or spans[0].start, now):
@@ -305,12 +311,12 @@ class StepWriter:
         self._background.submit(lambda: self._write(lambda: self._sink.step(make(**more))))
 
     def finish(self) -> list[str]:
-        """Have all written that waits; what went wrong, as text. Never raises."""
+        """Write everything that waits; returns what went wrong, as text. Never raises."""
         faults = []
         try:
             if self._gpu_clock is not None:
                 self._gpu_clock.end()
-        except Exception as error:  # the end of a recording ends no program
+        except Exception as error:  # it must not end the program
             if from_program(error):
                 raise
             faults.append(f"{type(error).__name__}: {error}")

@@ -1,8 +1,7 @@
 """The phases of a step: a stack of names, and a mark at every change. Pure code, no torch.
 
-The time of a step is cut into spans, one from each mark to the next, each under one phase
-path. Spans cover the step without gaps, so the durations of the phases of depth one sum to
-the step's.
+The time of a step is divided into spans, one from each mark to the next, each under one phase path.
+Spans cover the step without gaps, so the durations of the phases of depth one sum to the step's.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, as_bytes
 
 _NOT_WAITED = Unavailable("not collected")
-_NO_GPU_TIME = Unavailable("not collected")  # as by default: it takes no room in a recording
+_NO_GPU_TIME = Unavailable("not collected")  # the default: it takes no space in a recording
 
 OTHER = "other"
 """The phase of time that no hook and no user phase claims."""
 
 MOST = 50_000
-"""Spans of one step that are told apart; they take some 20 MB. A program that evaluates for
-hours without a training step makes more: the rest of such a step is one span of phase `OTHER`.
-"""
+"""Spans of one step that are recorded separately; they take about 20 MB. A program that evaluates
+for hours without a training step has more: the rest of such a step is one span of phase `OTHER`."""
 
 MANY_PHASES = BlindSpot(
     f"phases of a step after the first {MOST:,} phase changes",
@@ -52,7 +50,7 @@ COMPILED = BlindSpot(
 )
 
 SETUP = "setup"
-"""The phase before anything was seen of training: imports, building the model."""
+"""The phase before any sign of training: imports, building the model."""
 
 
 HOST_RISE = 16 * 1024 * 1024
@@ -73,14 +71,14 @@ class _Level:
     def __init__(self, name: str) -> None:
         self.name = name
         self.sticky = False
-        self.again = 0  # how often it was entered again while it was on
+        self.again = 0  # times that it was entered while it was the current one
 
 
 class PhaseTimeline:
     """Turns phase changes into spans.
 
-    A *sticky* phase goes on after it was left, until the next one begins: the forward phase
-    ends where the backward pass starts, not where the model returned (the loss is part of it).
+    A *sticky* phase continues after it was left, until the next one begins: the forward phase ends
+    where the backward pass starts, not where the model returned (the loss is part of it).
     """
 
     def __init__(self, read: Callable[[], Mark]) -> None:
@@ -93,31 +91,31 @@ class PhaseTimeline:
         self.overflowed = False
         """Whether a step had more than `MOST` spans."""
         self.path = SETUP
-        """The phase that is on now. An attribute: it is read at every allocation."""
+        """The path of the current phase. An attribute: it is read at every allocation."""
         self.path_changed: Callable[[str], None] | None = None
         """Called with each new `path`."""
 
     def enter(self, name: str) -> None:
-        """Begin the phase ``name`` inside the one that is on. If that has the same name (the
-        program's own ``forward`` around the one that a hook reports), it is one phase.
+        """Begin the phase ``name`` inside the current one. If that has the same name (the program's
+        own ``forward`` around the one that a hook reports), both are one phase.
         """
         if self._stack and not self._stack[-1].sticky and self._stack[-1].name == name:
             self._stack[-1].again += 1
             return
         if self._stack and self._stack[-1].sticky:
-            if self._stack[-1].name == name:  # forward again: the same phase goes on
+            if self._stack[-1].name == name:  # forward again: the same phase continues
                 self._stack[-1].sticky = False
                 return
             self._stack.pop()
         self._close()
         self._rest = OTHER
         self._stack.append(_Level(name))
-        self._renew()
+        self._update_path()
 
     def leave(self, *, sticky: bool = False) -> None:
-        """End the innermost phase that is not already over."""
+        """End the innermost phase that has not already ended."""
         if self._stack and self._stack[-1].sticky:
-            self._stack.pop()  # it was over; what encloses it is left now
+            self._stack.pop()  # it had ended; the enclosing phase is left now
         if self._stack and self._stack[-1].again:
             self._stack[-1].again -= 1
             return
@@ -127,7 +125,7 @@ class PhaseTimeline:
         self._close()
         if self._stack:
             self._stack.pop()
-        self._renew()
+        self._update_path()
 
     def cut(self, *, leave: bool = False) -> list[PhaseSpan]:
         """End the current span here; return all spans since the last cut.
@@ -143,7 +141,7 @@ class PhaseTimeline:
                 level.again -= 1
             else:
                 self._stack.pop()
-        self._renew()
+        self._update_path()
         spans, self._spans = self._spans, []
         return spans
 
@@ -155,24 +153,24 @@ class PhaseTimeline:
         """Forget the time since the last cut: it belongs to no step."""
         self.cut()
         self._rest = OTHER
-        self._renew()
+        self._update_path()
 
     def put_back(self, spans: list[PhaseSpan]) -> None:
-        """Undo a `cut`: these spans are still to be counted."""
+        """Undo a `cut`: these spans are counted later."""
         self._spans[:0] = spans
 
     def restart(self, again: Callable[[Mark], Mark] | None = None) -> None:
-        """Take a new mark without a span: what happened since the last one is not counted.
-        ``again`` returns it, given that one.
+        """Take a new mark without a span: the time since the last one is not counted. ``again``
+        returns the mark, given the last one.
         """
         self._mark = self._read() if again is None else again(self._mark)
 
     @property
     def last_ns(self) -> int:
-        """When the last mark was taken."""
+        """The time of the last mark (ns)."""
         return self._mark.time_ns
 
-    def _renew(self) -> None:
+    def _update_path(self) -> None:
         self.path = "/".join(level.name for level in self._stack) or self._rest
         if self.path_changed is not None:
             self.path_changed(self.path)
@@ -213,14 +211,14 @@ class _Part(NamedTuple):
     reserved: Peak | Unavailable
 
 
-class _Facts(NamedTuple):
-    """What a span adds to each of the phases that it is part of."""
+class _SpanValues(NamedTuple):
+    """What a span adds to each of the phases that enclose it."""
 
     rss_peak: Peak | Unavailable
     parts: tuple[_Part, ...]
 
 
-def _facts(span: PhaseSpan) -> _Facts:
+def _values_of(span: PhaseSpan) -> _SpanValues:
     start, end = span.start, span.end
     started = {mark.device: mark for mark in start.devices}
     parts = []
@@ -230,7 +228,7 @@ def _facts(span: PhaseSpan) -> _Facts:
         parts.append(
             _Part(before, mark, _allocated_peak(before, mark), _reserved_peak(before, mark))
         )
-    return _Facts(_peak((start.rss, end.rss), start.rss_peak, end.rss_peak), tuple(parts))
+    return _SpanValues(_peak((start.rss, end.rss), start.rss_peak, end.rss_peak), tuple(parts))
 
 
 def _allocated_peak(start: DeviceMark, end: DeviceMark) -> Peak | Unavailable:
@@ -278,7 +276,7 @@ class _Window:
 
 def counters_rose(start: Mark, end: Mark) -> bool:
     """Whether a lifetime peak counter rose between the marks: of a device, or of the process's
-    resident memory, which grows by a little whatever a program does.
+    resident memory, which always grows a little.
     """
     before = {mark.device: mark for mark in start.devices}
     pairs = [(start.rss_peak, end.rss_peak, HOST_RISE)]
@@ -307,9 +305,9 @@ def _peak(
 ) -> Peak | Unavailable:
     """The peak of a window, from a lifetime counter read at both ends.
 
-    A counter that rose did so in this window: its new value is the peak, exactly. One that
-    did not rise only says "no more than this". One that fell was reset by the program in
-    between: the peak before the reset is at most the old value.
+    A counter that rose did so in this window: its new value is the exact peak. One that did not
+    rise is only an upper bound. One that fell was reset by the program in between: the peak before
+    the reset is at most the old value.
     """
     if isinstance(before, Unavailable):
         return before
@@ -338,7 +336,7 @@ def _activity_sum(
     if isinstance(end, Unavailable):
         return end
     before = AllocatorActivity() if isinstance(start, Unavailable) else start
-    # The program may reset these counters too: what they show then is all since the reset.
+    # The program may reset these counters too: then they have counted since the reset.
     return AllocatorActivity(
         device_allocs=total.device_allocs + _rise(before.device_allocs, end.device_allocs),
         device_frees=total.device_frees + _rise(before.device_frees, end.device_frees),
@@ -352,7 +350,7 @@ def _rise(before: int, after: int) -> int:
 
 
 class _Sum:
-    """Everything of one phase path (or of the whole step) over several spans."""
+    """The sums of one phase path (or of the whole step) over several spans."""
 
     __slots__ = (
         "devices",
@@ -375,7 +373,7 @@ class _Sum:
         self.rss_peak: Peak | Unavailable | None = None
         self.gpu_ns: int | Unavailable = 0
 
-    def add(self, span: PhaseSpan, facts: _Facts, gpu_ns: int | Unavailable) -> None:
+    def add(self, span: PhaseSpan, values: _SpanValues, gpu_ns: int | Unavailable) -> None:
         start, end = span.start, span.end
         self.duration += end.time_ns - start.time_ns
         if not isinstance(self.gpu_ns, Unavailable):
@@ -383,12 +381,12 @@ class _Sum:
         if self.previous_end is not start:  # a child's spans follow without a gap
             self.entries += 1
         self.previous_end = self.last = end
-        for part in facts.parts:
+        for part in values.parts:
             window = self.devices.get(part.end.device)
             if window is None:
                 window = self.devices[part.end.device] = _Window(part.start)
             window.add(part)
-        self.rss_peak = _joined(self.rss_peak, facts.rss_peak)
+        self.rss_peak = _joined(self.rss_peak, values.rss_peak)
 
     def windows(self) -> tuple[DeviceWindow, ...]:
         return tuple(window.done() for window in self.devices.values())
@@ -402,7 +400,7 @@ class _Sum:
 
 
 def _untouched(mark: DeviceMark) -> DeviceMark:
-    """The same device before the program had touched it."""
+    """The same device before the program used it."""
     zero = Bytes(0)
     return DeviceMark(
         mark.device,
@@ -414,7 +412,7 @@ def _untouched(mark: DeviceMark) -> DeviceMark:
 
 
 def _spent(known: Mapping[str, int | Unavailable], path: str, duration: int) -> int | Unavailable:
-    """How long a phase of depth one waited, or copied, if anything is known of that."""
+    """The time that a phase of depth one waited, or copied, if any is known."""
     if not known or "/" in path:
         return _NOT_WAITED
     spent = known.get(path, 0)
@@ -438,22 +436,21 @@ def assemble(
     ended_by: str = "optimizer",
     at_end: AtEnd | None = None,
 ) -> Step:
-    """Build a step from its spans (at least one). ``origin_ns``: the session's start.
-    ``gpu_ns``: the time of each span on the GPU; without it that is not collected.
-    ``waited``: how long the phases of depth one waited for other ranks (`Waits.take`), ``copied``:
-    how long they moved tensors to a device (`Copies.take`).
-    ``at_end``: what was read once, when the step had ended.
+    """Build a step from its spans (at least one). ``origin_ns``: the session's start. ``gpu_ns``:
+    the time of each span on the GPU; without it that is not collected. ``waited``: how long the
+    phases of depth one waited for other ranks (`Waits.take`), ``copied``: how long they moved
+    tensors to a device (`Copies.take`). ``at_end``: what was read once, when the step had ended.
     """
     whole = _Sum(spans[0].start)
     phases: dict[str, _Sum] = {}
     for span, spent in zip(spans, gpu_ns or repeat(_NO_GPU_TIME)):  # noqa: B905 - endless
-        facts = _facts(span)
-        whole.add(span, facts, spent)
+        values = _values_of(span)
+        whole.add(span, values, spent)
         path = span.path
         while path:  # the phase itself, then everything that encloses it
             if path not in phases:
                 phases[path] = _Sum(span.start)
-            phases[path].add(span, facts, spent)
+            phases[path].add(span, values, spent)
             path = path.rpartition("/")[0]
     return Step(
         index=index,
@@ -489,18 +486,18 @@ def assemble(
 
 
 class Passes:
-    """Backward passes inside one another, and what checkpointing runs again in them."""
+    """Nested backward passes, and the recomputation of checkpoints in them."""
 
     def __init__(self) -> None:
         self.depth = 0
-        self._again: list[bool] = []  # checkpoints being run again, and whether it goes on
+        self._again: list[bool] = []  # checkpoints being recomputed, and whether each still runs
 
     def begins(self, phase: str, timeline: PhaseTimeline) -> None:
-        """A phase begins: enter it, by the name that it has in a backward pass."""
+        """A phase begins: enter it, by the name that it has inside a backward pass."""
         if phase == "backward":
             self.depth += 1
             if self.depth > 1:
-                if self._again and self._again[-1]:  # what was run again is gone through backwards
+                if self._again and self._again[-1]:  # the backward pass of what was recomputed
                     self._again[-1] = False
                     timeline.leave()
                 return
@@ -511,7 +508,7 @@ class Passes:
         timeline.enter(phase)
 
     def ends(self, phase: str) -> bool:
-        """Whether its end is that of a phase that was entered, and not left since."""
+        """Whether a phase ends that was entered, and not left since."""
         if phase == "backward":
             self.depth -= 1
             return self.depth == 0

@@ -1,1 +1,1 @@
-"""What the rooms that work inside torch share: what its tensors are made of."""
+"""Knowledge of torch's inside that the sampler, the engines and the hazard watch share."""

@@ -1,6 +1,6 @@
-"""Assignments of least cost where no cost is known: the matching of DETR and of its kin.
+"""Assignments of least cost with unknown costs: the matching of DETR and similar models.
 
-How many pairs there are follows from the shape of the costs; which ones decides about values only.
+The number of pairs follows from the shape of the costs; which pairs are chosen affects values only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME: Final = "linear_sum_assignment"
 
 def install(patches: Patches, unknown: Callable[[], bool], assume: Callable[[str], None]) -> None:
     """Replace scipy's function, now or when the program imports it. ``unknown``: whether NaN may be
-    a cost that was not computed; ``assume`` notes what the result takes for granted.
+    a cost that was not computed; ``assume`` notes what the result assumes.
     """
     patches.add(when_imported(_MODULE, functools.partial(_replace, patches, unknown, assume)))
 

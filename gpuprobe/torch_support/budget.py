@@ -1,10 +1,11 @@
-"""How much a run may compute whose values were not requested: ``--compute auto``."""
+"""The bounds on what a run computes if values were not requested: ``--compute auto``."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import psutil
+from torch._ops import OpOverload
 from torch.utils import flop_counter
 
 from gpuprobe.errors import TooLarge
@@ -12,22 +13,22 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.torch_support.tensors import tensors_in
 
 MEMORY: Final = 16 << 30
-"""Bytes that tensors may take on the device at a time, or half of what this machine has available:
-they are in its memory."""
+"""Bytes that tensors may take on the device at a time; at most half of this machine's available
+memory, which holds them."""
 
 OPERATIONS: Final = 2e13
 """Floating-point operations of a whole run: about five minutes on two cores, at the 30 to 80
 billion a second that fp32 matrix products reach there."""
 
 _OF_ONE_ELEMENT: Final = 10
-"""Operations counted for an element of a result where no formula is known: element-wise kernels are
-bound by memory, and take about as long as so many."""
+"""Operations counted for an element of a result without a known formula: element-wise kernels are
+bound by memory, and take about as long."""
 
 
 class Allowance:
-    """What a run has computed, and the bounds on that.
+    """The amount that a run has computed, and the bounds on it.
 
-    ``memory`` in bytes (default: the least of `MEMORY` and half of what this machine has
+    ``memory`` in bytes (default: the smaller of `MEMORY` and half of what this machine has
     available), ``operations`` floating-point operations.
     """
 
@@ -40,10 +41,10 @@ class Allowance:
 
     @staticmethod
     def too_much(nbytes: int) -> TooLarge:
-        """What to raise where tensors take more than ``nbytes``."""
+        """The error to raise if tensors take more than ``nbytes``."""
         return TooLarge(f"its tensors need more than {human_bytes(nbytes)}")
 
-    def count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def count(self, func: OpOverload, args: Any, kwargs: Any, result: object) -> None:
         """Count an operator that was computed. Raises TooLarge beyond the bound."""
         formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
         if formula is None:

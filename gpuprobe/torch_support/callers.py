@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 import torch
@@ -13,12 +13,12 @@ from gpuprobe.code_origin import INSTALLED, PACKAGE, folder_of, is_standard_libr
 from gpuprobe.frame_variables import variables
 
 TORCH: Final = folder_of(torch)
-"""What the file names of torch's own code begin with."""
+"""The prefix of the file names of torch's own code."""
 
 
 def place_of(file: str, line: int) -> str:
-    """``file:line`` for a reader: of installed packages only what comes after the folder that
-    they all lie in.
+    """``file:line`` for a reader: for installed packages only the part after the folder that
+    contains them all.
     """
     for folder in INSTALLED:
         if folder in file:
@@ -27,15 +27,15 @@ def place_of(file: str, line: int) -> str:
 
 
 def installed(file: str) -> bool:
-    """Whether a file is an installed package's."""
+    """Whether a file belongs to an installed package."""
     return file.startswith(TORCH) or any(folder in file for folder in INSTALLED)
 
 
 def program_line() -> tuple[str, int]:
-    """File and line of the innermost frame that is neither gpuprobe's nor torch's; the outermost
-    frame if all are.
+    """File and line of the innermost frame that belongs neither to gpuprobe nor to torch; of the
+    outermost frame if all do.
     """
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     last = ("<unknown>", 0)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -50,9 +50,9 @@ _OF_OPERATORS: Final = (f"{TORCH}_ops.py", PACKAGE)
 
 
 def passed_on(error: BaseException) -> BaseException:
-    """What an operator raised that Python code called in the program's place, to be raised again
-    by that code, which lets go of its arguments: frames that the program does not have must not
-    keep its tensors alive while it handles the exception.
+    """The exception of an operator that Python code called on behalf of the program, for that code
+    to raise again after it has released its arguments: frames that the program does not have must
+    not keep its tensors alive while it handles the exception.
     """
     entry = error.__traceback__
     if entry is not None:  # the caller's own frame
@@ -66,11 +66,11 @@ _OF_MODULES: Final = f"{TORCH}nn/modules/module.py"
 _OF_SHARDS: Final = "_fsdp_param_group.py"
 
 
-def module_at_work() -> str:
-    """The module that a collective is made for: by FSDP2's own account, or the class of the one
-    whose forward is at work. "" where there is none, as in a hook of the backward pass.
+def running_module() -> str:
+    """The module that a collective belongs to: as recorded by FSDP2, or the class of the module
+    whose forward runs. "" without one, as in a hook of the backward pass.
     """
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_filename.endswith(_OF_SHARDS):
@@ -84,7 +84,7 @@ def module_at_work() -> str:
 
 
 def frames_of(error: BaseException) -> Iterator[TracebackType]:
-    """The frames that an exception came through, outermost first."""
+    """The frames that an exception passed through, outermost first."""
     traceback = error.__traceback__
     while traceback is not None:
         yield traceback
@@ -92,14 +92,14 @@ def frames_of(error: BaseException) -> Iterator[TracebackType]:
 
 
 def place_in(error: BaseException) -> str:
-    """The innermost line of the program that an exception came through. Where there is none, of
-    the exception that was being handled: a signal's handler raises wherever the process is, even
-    when the program has failed already. Of Python's own library only where there is neither.
+    """The innermost line of the program that an exception passed through. Without one, that of the
+    exception that was being handled: a signal handler raises wherever the process is, even after
+    the program has failed. A line of Python's own library only if there is neither.
     """
     standard = ""
-    followed: list[BaseException] = []
-    while error not in followed:
-        followed.append(error)
+    visited: list[BaseException] = []
+    while error not in visited:
+        visited.append(error)
         place, inner = _places_in(error)
         if place:
             return place

@@ -1,6 +1,6 @@
 """What torch's compiler did in this process: its graphs, graph breaks and recompilations.
 
-`compile_watch` notes them; a recording ends with those that were made while it ran.
+`compile_watch` notes them; a recording ends with those of its duration. Does not import torch.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from collections.abc import Mapping
 from typing import Final
 
 AGAIN: Final = " compiled again: "
-"""Between a function and the reason why it was compiled again."""
+"""Between a function and the reason for its recompilation."""
 _SHOWN: Final = 2
-"""Reasons that are quoted."""
+"""The number of reasons that are quoted."""
 
 _counts: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
 def note(text: str) -> None:
-    """Count one more of these."""
+    """Count one more note with this text."""
     with _lock:
         _counts[text] += 1
 
 
 def counts() -> Mapping[str, int]:
-    """How many there were of each so far, in the order of the first."""
+    """The number of notes with each text so far, in the order of the first."""
     with _lock:
         return dict(_counts)
 
 
 def counts_since(before: Mapping[str, int]) -> dict[str, int]:
-    """How many of each came after ``before``, which `counts` gave."""
+    """The number of notes with each text since ``before``, an earlier result of `counts`."""
     return {text: more for text, count in counts().items() if (more := count - before.get(text, 0))}
 
 
 def since(before: Mapping[str, int]) -> tuple[str, ...]:
-    """`counts_since` in words."""
+    """`counts_since` as sentences."""
     return worded(counts_since(before))
 
 
 def worded(counted: Mapping[str, int]) -> tuple[str, ...]:
-    """Texts, with the number of times where that is not one; a function that was compiled again for
+    """The texts with their counts, if larger than one; a function that was compiled again for
     several reasons is one text, with the first of them.
     """
     reasons: dict[str, list[str]] = {}

@@ -1,9 +1,9 @@
-"""Follows torch's compiler in this process: graphs, graph breaks and recompilations, which become
-notes, and which lines and modules of the program generated code belongs to.
+"""Follows torch's compiler in this process: graphs, graph breaks and recompilations become notes,
+and generated code is matched with lines and modules of the program.
 
 A recording and a virtual GPU each start it. It imports nothing: it waits until the program's first
-compilation has imported Dynamo and Inductor. Where a torch has none of the functions that it wraps,
-that is a note of its own, and the rest is followed.
+compilation has imported Dynamo and Inductor. If a torch lacks one of the functions that it wraps,
+that becomes a note, and the rest is followed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
@@ -26,20 +26,21 @@ from gpuprobe.torch_support.callers import place_of
 
 _ALLOCATED: Final = re.compile(r" = empty_strided_\w+\(")
 _COMPILATION: Final = re.compile(r"^\d+/\d+: ")
-"""What torch calls the compilation whose guard failed."""
-_WATCHED: Final = "BackendSelect, Fake,"
-"""In the reason, where the two sets of dispatch keys differ by that of `operator_calls`."""
+"""torch's number of the compilation whose guard failed."""
+_HANDLED_KEY: Final = "BackendSelect, Fake,"
+"""In the reason if the two sets of dispatch keys differ by that of `operator_calls`."""
 _CACHES: Final = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"))
 """In ``torch._dynamo.utils.counters``."""
 _NOTED_WITHIN: Final = ("should_compile_partial_graph=False", "Should not compile partial graph")
-"""What an inlined function raises, up to torch 2.9, when its graph break has been logged."""
+"""The texts that an inlined function raises, up to torch 2.9, when its graph break has been
+logged."""
 
 _users = 0
-_undo: list[Callable[[], Any]] = []
+_undo: list[Callable[[], object]] = []
 
 
 def start() -> Callable[[], None]:
-    """Follow the compiler. Returns what ends that; calling it twice does no harm."""
+    """Follow the compiler. Returns a function that ends this; calling it twice does no harm."""
     global _users
     if not _users:
         for module, follow in _FOLLOWED.items():
@@ -68,7 +69,7 @@ def start() -> Callable[[], None]:
 
 
 def _hits() -> int:
-    """How often compiled code was found in a cache so far."""
+    """The number of times that compiled code was found in a cache so far."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return 0
@@ -87,16 +88,16 @@ def _guarded(module: str, follow: Callable[[Any], None]) -> Callable[[], None]:
     return install
 
 
-def _safely(work: Callable[[], None], what: str) -> None:
-    """A fault of this module's is a note, and no error of the program's."""
+def _safely(work: Callable[[], None], name: str) -> None:
+    """Run ``work``; an internal error becomes a note, and does not reach the program."""
     try:
         work()
     except Exception as error:  # noqa: BLE001 - it is in the notes
-        compile_notes.note(f"{what} could not be noted ({type(error).__name__}: {error})")
+        compile_notes.note(f"{name} could not be noted ({type(error).__name__}: {error})")
 
 
 def _breaks(module: Any) -> None:
-    # A method that is passed the exception; up to torch 2.9 a function, passed stack and text.
+    # A method that gets the exception; up to torch 2.9 a function that gets stack and text.
     owner = module.InstructionTranslatorBase
     if not hasattr(owner, "log_graph_break"):
         owner = module
@@ -104,28 +105,28 @@ def _breaks(module: Any) -> None:
     parameters = inspect.signature(log)
 
     def log_graph_break(*args: Any, **options: Any) -> None:
-        told = parameters.bind(*args, **options).arguments
-        _safely(lambda: _note_break(told), "a graph break")
+        arguments = parameters.bind(*args, **options).arguments
+        _safely(lambda: _note_break(arguments), "a graph break")
         log(*args, **options)
 
     _undo.append(patch(owner, "log_graph_break", log_graph_break))
 
 
-def _note_break(told: Mapping[str, Any]) -> None:
-    exc = told.get("exc")
+def _note_break(arguments: Mapping[str, Any]) -> None:
+    exc = arguments.get("exc")
     if exc is not None:
         if exc.logged:
             return
         stack, what = getattr(exc, "real_stack", None), str(exc).strip()
     else:
-        stack, what = told.get("user_stack"), told["reason"].removeprefix("Unsupported: ")
+        stack, what = arguments.get("user_stack"), arguments["reason"].removeprefix("Unsupported: ")
         if what.startswith(_NOTED_WITHIN):
             return
         if stack is None:
             stack = torch._guards.TracingContext.extract_stack()
     # gpuprobe's hooks are inlined in the program's function.
     stack = [frame for frame in stack or () if not frame.filename.startswith(PACKAGE)]
-    code = told["code_options"]
+    code = arguments["code_options"]
     file, line = (
         (stack[-1].filename, stack[-1].lineno)
         if stack
@@ -140,7 +141,7 @@ def _recompilations(module: Any) -> None:
         name = name[:-1]
     reasons_of = getattr(module, name)
 
-    def recompilation(entries: Any, frame: Any, *args: Any, **options: Any) -> Any:
+    def recompilation(entries: Any, frame: FrameType, *args: Any, **options: Any) -> Any:
         found = reasons_of(entries, frame, *args, **options)
         if entries:
             _safely(lambda: _note_again(frame.f_code, found), "a recompilation")
@@ -149,10 +150,10 @@ def _recompilations(module: Any) -> None:
     _undo.append(patch(module, name, recompilation))
 
 
-def _note_again(code: Any, reasons: Any) -> None:
+def _note_again(code: CodeType, reasons: Sequence[str]) -> None:
     known = _COMPILATION.sub("", reasons[0]).strip() if reasons else ""
     reason = known.partition("\n")[0] or "no guard is known"
-    if _WATCHED in reason:
+    if _HANDLED_KEY in reason:
         reason = "gpuprobe began or ended after it was compiled"
     where = place_of(code.co_filename, code.co_firstlineno)
     compile_notes.note(f"{program_name(code.co_name)} at {where}{compile_notes.AGAIN}{reason}")
@@ -170,7 +171,7 @@ def _graphs(module: Any) -> None:
         return made
 
     _undo.append(patch(lowering, "_compile_to_module", compile_to_module))
-    # What Inductor's passes put in the place of a backward node belongs to the same modules.
+    # Nodes that Inductor's passes put in the place of a backward node belong to the same modules.
     kept = torch.fx.proxy._COPY_META_FIELDS
     kept.append(compiled_code.FORWARD_STACK)
     _undo.append(lambda: kept.remove(compiled_code.FORWARD_STACK))
@@ -187,20 +188,20 @@ def _note_graph(graph: Any, file: str) -> None:
 
 
 def skip_own_frames(module: Any) -> Callable[[], None]:
-    """Have Dynamo compile no function of gpuprobe's that a program calls after a graph break, as it
-    compiles none of torch's: compiled, a hook would do nothing, and torch's function that it wraps
-    would be traced as if it were the program's. What is called within a graph is still inlined.
-    ``module``: ``torch._dynamo.trace_rules``.
+    """Make Dynamo skip gpuprobe's functions that a program calls after a graph break, as it skips
+    torch's: compiled, a hook would do nothing, and torch's function that it wraps would be traced
+    like the program's own. Calls within a graph are still inlined. ``module``:
+    ``torch._dynamo.trace_rules``.
 
-    Returns what ends that.
+    Returns a function that ends this.
     """
     check = module.check
 
-    def skipped(what: Any, is_inlined_call: bool = False, *args: Any, **options: Any) -> Any:
-        own = isinstance(what, CodeType) and what.co_filename.startswith(PACKAGE)
+    def skipped(code: Any, is_inlined_call: bool = False, *args: Any, **options: Any) -> Any:
+        own = isinstance(code, CodeType) and code.co_filename.startswith(PACKAGE)
         if own and not is_inlined_call:
             return True
-        return check(what, is_inlined_call, *args, **options)
+        return check(code, is_inlined_call, *args, **options)
 
     return patch(module, "check", skipped)
 

@@ -18,7 +18,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -27,6 +28,11 @@ from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables
 from gpuprobe.model.trace import phase_tag
 from gpuprobe.torch_support.callers import TORCH
+
+if TYPE_CHECKING:
+    from torch._inductor.graph import GraphLowering
+    from torch.fx import Node
+    from torch.nn import Module
 
 _MODULES: Final = f"{TORCH}nn/modules/module.py"
 _RUNTIME: Final = f"{TORCH}_functorch/_aot_autograd/runtime_wrappers.py"
@@ -37,13 +43,13 @@ _OWN: Final = re.compile(r"L\['self'\]")
 MOST_PASSES: Final = 100_000
 """Forward passes that are remembered until their backward pass."""
 
-Named = Iterable[tuple[str, Any]]
+Named = Iterable[tuple[str, "Module"]]
 
 
 class ModulePath(NamedTuple):
-    """A module in Dynamo's words. ``own``: ``path`` begins at the module whose code it is (""
-    for that module itself); ``text`` is the path with whatever class is known, ``kind`` the
-    module's class, ``key`` its id when the code was traced, 0 if that is not known.
+    """A module as Dynamo describes it. ``own``: ``path`` begins at the module whose code it is (""
+    for that module itself); ``text`` is the path with any known class, ``kind`` the module's class,
+    ``key`` its id when the code was traced, 0 if unknown.
     """
 
     own: bool
@@ -57,13 +63,13 @@ OWN: Final = ModulePath(True, "", "", "", 0)
 """The module whose forward was compiled."""
 
 _names: Any = WeakIdKeyDictionary()  # ``==`` of tensordict's modules compares their tensors
-_ids: dict[int, weakref.ref[Any]] = {}
+_ids: dict[int, weakref.ref[Module]] = {}
 _searches: list[Callable[[], Named]] = []
-_forwards: dict[int, weakref.ref[Any]] = {}  # by the number of the autograd node
+_forwards: dict[int, weakref.ref[Module]] = {}  # by the number of the autograd node
 
 
 def name_modules(named: Named) -> None:
-    """These modules have these names."""
+    """Register the names of these modules."""
     for name, found in named:
         module = unwrapped(found)
         _names[module] = name
@@ -71,21 +77,21 @@ def name_modules(named: Named) -> None:
 
 
 def search_with(search: Callable[[], Named]) -> Callable[[], None]:
-    """Have names of modules searched for with this. Returns what ends that."""
+    """Search for names of modules with this function. Returns a function that ends this."""
     _searches.append(search)
     return lambda: _searches.remove(search) if search in _searches else None
 
 
-def unwrapped(module: Any) -> Any:
-    """The module that ``torch.compile`` was given, if this one is what it returned."""
+def unwrapped(module: Module) -> Module:
+    """The module that ``torch.compile`` was called with, if ``module`` is its result."""
     while type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:
         module = module._modules["_orig_mod"]
     return module
 
 
-def of_stack(stack: Any) -> ModulePath:
-    """The innermost module. ``stack``: from an id to the module's path, and its class; outermost
-    first. The first is not in it if the compiled code is its own forward.
+def of_stack(stack: object) -> ModulePath:
+    """The innermost module of a stack: from an id to the module's path, and its class; outermost
+    first. The first is missing if the compiled code is its own forward.
     """
     entries = list(stack.items()) if isinstance(stack, dict) else []
     if not entries:
@@ -106,12 +112,14 @@ def of_stack(stack: Any) -> ModulePath:
     )
 
 
-def _title(kind: Any) -> str:
+def _title(kind: object) -> str:
     return str(getattr(kind, "__name__", str(kind).rpartition(".")[2]))
 
 
 def traced_names(found: Iterable[ModulePath]) -> dict[ModulePath, str]:
-    """The names of the modules with which code was traced; "" for its own, if it is not known."""
+    """The names of the modules with which code was traced; for an unknown one its
+    `ModulePath.text`.
+    """
     names = {module: _by_id(module) for module in found}
     if any(not name and module.key for module, name in names.items()) and _search():
         names = {module: _by_id(module) for module in names}
@@ -124,8 +132,8 @@ def _by_id(found: ModulePath) -> str:
 
 
 def shared_name(found: ModulePath, traced: str) -> str:
-    """The module's name, for compiled code of which it is not known for which module it ran.
-    Modules of one class share their code: then the name begins with that class.
+    """The module's name, for compiled code if the module that it ran for is unknown. Modules of one
+    class share their code: then the name begins with that class.
     """
     if not found.own or not found.path or not traced.endswith(f".{found.path}"):
         return traced
@@ -138,8 +146,8 @@ def shared_name(found: ModulePath, traced: str) -> str:
 
 
 def running_name(found: ModulePath, file: str, *, backward: bool, traced: str) -> str:
-    """The module's name, for compiled code, in this file, that is running now. ``traced`` is its
-    name by `traced_names`, for code that no module's call is known of.
+    """The module's name, for compiled code in this file that is running now. ``traced`` is its name
+    by `traced_names`, if no call of a module is known.
     """
     root = _of_forward() if backward else _called(file)
     if root is None or not found.own:
@@ -154,7 +162,7 @@ def running_name(found: ModulePath, file: str, *, backward: bool, traced: str) -
     return _name_of(module)
 
 
-def _name_of(module: Any) -> str:
+def _name_of(module: Module) -> str:
     module = unwrapped(module)
     if module not in _names:
         _search()
@@ -167,9 +175,9 @@ def _search() -> bool:
     return bool(_searches)
 
 
-def _called(generated: str) -> Any | None:
-    """The module whose ``forward`` runs, if that is what was compiled."""
-    frame: Any = sys._getframe(2)
+def _called(generated: str) -> Module | None:
+    """The module whose ``forward`` runs, if that was compiled."""
+    frame: FrameType | None = sys._getframe(2)
     differentiated = False
     while frame is not None:
         code = frame.f_code
@@ -193,22 +201,24 @@ def _called(generated: str) -> Any | None:
     return None
 
 
-def _remember(module: Any) -> None:
-    """Of the autograd function at hand: its node has the last number that was given out."""
+def _remember(module: Module) -> None:
+    """Remember the module of the current autograd function: its node has the last number that was
+    assigned.
+    """
     if len(_forwards) >= MOST_PASSES:
         _forwards.clear()
     _forwards[torch._C._autograd._get_sequence_nr() - 1] = weakref.ref(module)
 
 
-def _of_forward() -> Any | None:
-    """The module whose forward pass the backward pass at hand belongs to."""
+def _of_forward() -> Module | None:
+    """The module whose forward pass the current backward pass belongs to."""
     node: Any = torch._C._current_autograd_node()
     found = None if node is None else _forwards.get(node._sequence_nr())
     return None if found is None else found()
 
 
 class ProgramFrame(NamedTuple):
-    """One frame of the program."""
+    """A frame of the program."""
 
     file: str
     line: int
@@ -224,7 +234,7 @@ _files: dict[str, dict[int, tuple[ProgramFrame, ...]]] = {}
 _module_at: dict[tuple[str, int], tuple[ModulePath, str]] = {}
 _backward: set[str] = set()  # files of backward graphs
 FORWARD_STACK: Final = "fwd_nn_module_stack"
-"""What AOTAutograd calls the modules of the forward node in the metadata of a backward node."""
+"""AOTAutograd's key for the modules of the forward node in the metadata of a backward node."""
 
 
 def any_known() -> bool:
@@ -233,16 +243,16 @@ def any_known() -> bool:
 
 
 def lines_of(file: str, line: int) -> tuple[ProgramFrame, ...] | None:
-    """The program's frames for a line of generated code, innermost first; empty where they are not
-    known, None for code that was not generated.
+    """The program's frames for a line of generated code, innermost first; empty if they are
+    unknown, None for code that was not generated.
     """
     found = _files.get(file)
     return None if found is None else found.get(line, ())
 
 
 def module_of(file: str, line: int) -> str:
-    """The name of the module that a line of generated code is part of, while it runs; "" where none
-    is known. In a backward pass, the module of the operator whose gradient it computes.
+    """The name of the module that a line of generated code belongs to, while it runs; "" if
+    unknown. In a backward pass, the module of the operator whose gradient it computes.
     """
     found = _module_at.get((file, line))
     if found is None:
@@ -252,8 +262,8 @@ def module_of(file: str, line: int) -> str:
 
 
 def in_program_lines(snapshot: dict[str, Any]) -> None:
-    """Put the program's lines and modules in the place of those of generated code, in what
-    ``torch.cuda.memory._snapshot`` returned in the process that compiled it.
+    """Replace the lines of generated code by the program's lines and modules, in the result of
+    ``torch.cuda.memory._snapshot`` of the process that compiled it.
     """
     if not _files:
         return
@@ -275,7 +285,9 @@ def in_program_lines(snapshot: dict[str, Any]) -> None:
 
 
 def _translated(frames: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """``frames`` itself if none is of generated code."""
+    """The frames with those of generated code replaced, and their module; ``frames`` itself if
+    there are none.
+    """
     if not any(frame["filename"] in _files for frame in frames):
         return frames, ""
     found: list[dict[str, Any]] = []
@@ -285,7 +297,7 @@ def _translated(frames: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str
         if file not in _files:
             found.append(frame)
             continue
-        # Where the operator of a line is not known, the line itself is all there is.
+        # If the operator of a line is unknown, the line itself is kept.
         origins = _files[file].get(line)
         found += (
             [frame]
@@ -300,8 +312,8 @@ def _translated(frames: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str
     return found, module
 
 
-def remember(graph: Any, file: str, source: str) -> None:
-    """Find the frames of each line of a wrapper. ``graph`` is Inductor's ``GraphLowering``."""
+def remember(graph: GraphLowering, file: str, source: str) -> None:
+    """Record the frames of each line of a wrapper. ``graph`` is Inductor's ``GraphLowering``."""
     found: dict[int, tuple[ProgramFrame, ...]] = {}
     modules: dict[int, ModulePath] = {}
     for number, text in enumerate(source.splitlines(), 1):
@@ -317,11 +329,11 @@ def remember(graph: Any, file: str, source: str) -> None:
         _backward.add(file)
 
 
-def _module_stack(node: Any) -> Any:
-    """The modules in which a node was traced, outermost first; None where that is not known.
+def _module_stack(node: Node) -> Any:
+    """The modules in which a node was traced, outermost first; None if unknown.
 
-    A sum of gradients is no operator's gradient, and has no forward node: it belongs to the modules
-    of the last of its terms, with which it is complete.
+    A sum of gradients is not the gradient of an operator, and has no forward node: it belongs to
+    the modules of its last term, which completes it.
     """
     while True:
         stack = node.meta.get("nn_module_stack") or node.meta.get(FORWARD_STACK)
@@ -331,8 +343,8 @@ def _module_stack(node: Any) -> Any:
         node = max(node.all_input_nodes)
 
 
-def _of(graph: Any, text: str) -> Any:
-    """The operator of one line: of the buffer that it makes or fills."""
+def _of(graph: GraphLowering, text: str) -> Node | None:
+    """The operator of one line: that of the buffer that it makes or fills."""
     match = _OUT.search(text) or _MADE.match(text)
     names = [match[1]] if match else []
     if ".run(" in text:
@@ -345,9 +357,9 @@ def _of(graph: Any, text: str) -> Any:
     return None
 
 
-def _origin(buffer: Any) -> Any:
-    """The operator that a buffer is the result of; of several that were fused, the last. One that
-    only torch's own modules have called has a module and no line.
+def _origin(buffer: Any) -> Node | None:
+    """The operator that a buffer is the result of; of several fused ones, the last. One that only
+    torch's own modules have called has a module and no line.
     """
     if buffer is None:
         return None

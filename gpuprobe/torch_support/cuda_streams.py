@@ -15,22 +15,25 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch.autograd.graph import Node
+
+from gpuprobe.torch_support.version import installed
 
 Streams = dict[int, int]
-"""Stream numbers by device index; 0 where there is none."""
-Below = Callable[[], AbstractContextManager[Any]]
+"""Stream numbers by device index; 0 if a device has none."""
+Below = Callable[[], AbstractContextManager[object]]
 
 _ACCUMULATING: Final = 1 << 63
-"""Sequence numbers from here on are those of nodes that accumulate gradients (``UINT64_MAX``)."""
+"""From this sequence number on, nodes accumulate gradients (``UINT64_MAX``)."""
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _numbers: Final = itertools.count(1)
 
 
 class NodeStreams:
-    """What one machine knows of the streams of its nodes."""
+    """The streams of the nodes of one machine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +46,9 @@ class NodeStreams:
         self._early: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def switched(self, streams: Streams, below: Below) -> None:
-        """Nodes that are made from now on run on these streams. ``below``: as for `leaves_used`."""
+        """Nodes that are created from now on run on these streams. ``below``: as for
+        `leaves_used`.
+        """
         early, self._early = self._early, {}
         for leaf in [ref() for ref in early.values()]:
             if leaf is not None:
@@ -54,11 +59,11 @@ class NodeStreams:
 
     def leaves_used(
         self,
-        values: Iterable[Any],
+        values: Iterable[object],
         streams: Streams,
         below: Below = torch.overrides.enable_reentrant_dispatch,
     ) -> None:
-        """An operator with these arguments is recorded by autograd: it may have made the nodes
+        """An operator with these arguments is recorded by autograd: it may have created the nodes
         that accumulate the gradients of its leaves. Each node keeps its stream in its metadata.
         ``below``: the context in which the dispatcher calls no mode.
         """
@@ -85,13 +90,13 @@ class NodeStreams:
         return ref is not None and ref() is leaf
 
     def _note_stream(self, leaf: torch.Tensor, streams: Streams, below: Below) -> Streams | None:
-        """Note the streams in the node of a leaf, unless it has some. What it has then; None where
-        there is no such node.
+        """Store the streams in the node of a leaf, unless it has some. Returns what the node then
+        has; None if there is no such node.
         """
         if type(leaf) not in _PLAIN and not hasattr(leaf, "_local_tensor"):
             return None  # a view of an unknown subclass may be anything
         if leaf.layout is not torch.strided:
-            return None  # it has no views
+            return None  # such a layout has no views
         with below(), torch.enable_grad():
             view = leaf.view_as(leaf)
         node = None if view.grad_fn is None else view.grad_fn.next_functions[0][0]
@@ -101,11 +106,13 @@ class NodeStreams:
         return found
 
     def forget_leaves(self) -> None:
-        """The graph may be gone: nodes of leaves are looked for again at their next use."""
+        """Forget nodes of leaves, when the graph may no longer exist: they are searched again at
+        the next use.
+        """
         self._used.clear()
 
-    def of(self, node: Any) -> Streams | None:
-        """The streams of a node; None where they are not known."""
+    def of(self, node: Node) -> Streams | None:
+        """The streams of a node; None if unknown."""
         sequence = node._sequence_nr()
         if sequence >= _ACCUMULATING:
             found: Streams | None = node.metadata.get(self._key)
@@ -121,27 +128,27 @@ _LIFETIME: Final = "_gpuprobe_lifetime"
 
 
 class _Lifetime:
-    """An attribute of an event, which ends with it."""
+    """An attribute of an event that ends with the event."""
 
     __slots__ = ("__weakref__",)
 
 
 def _leaves_references() -> bool:
-    """Whether a weak reference to an event of CUDA outlives it: those of torch 2.10 to 2.12 are
-    freed without clearing it, so that the next use of it, by the garbage collector too, reads freed
-    memory (`torch.Event` can be referenced weakly from 2.10 on, and the destructor of its subclass
-    `torch._C._CudaEventBase` does it from 2.13 on).
+    """Whether a weak reference to a CUDA event outlives it: events of torch 2.10 to 2.12 are freed
+    without clearing it, so that its next use, by the garbage collector too, reads freed memory
+    (`torch.Event` supports weak references from 2.10 on, and the destructor of its subclass
+    `torch._C._CudaEventBase` clears them from 2.13 on).
     """
-    major, minor = map(int, torch.__version__.split(".")[:2])
-    return (2, 10) <= (major, minor) <= (2, 12)
+    return (2, 10) <= installed() <= (2, 12)
 
 
 _LEAVES_REFERENCES: Final = _leaves_references()
 
 
-def lifetime_of(event: Any) -> Any:
-    """What can be referenced weakly to learn when an event ends: itself, or an attribute of it. The
-    same object each time. Raises TypeError where there is neither: a `torch.Event` before 2.10.
+def lifetime_of(event: torch.Event) -> object:
+    """An object whose weak references report the end of an event: the event itself, or an
+    attribute. The same object each time. Raises TypeError if neither is possible: a `torch.Event`
+    before 2.10.
     """
     if not _LEAVES_REFERENCES or not isinstance(event, torch.cuda.Event):
         return event

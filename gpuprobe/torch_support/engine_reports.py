@@ -10,30 +10,30 @@ from gpuprobe.model.run.launches import LaunchedKernel
 
 class LaunchCounter(Protocol):
     """Counts launches by kernel, configuration, place and phase. Places and phases are numbers of
-    the caller's; 0 is the place of what no operator launched.
+    the caller; place 0 is for kernels that no operator launched.
     """
 
     def start(self, here: Callable[[], int]) -> bool:
         """Count from now on. ``here`` is called before each operator, in the thread that runs it,
         and returns the number of the place that called it. It must not raise. False if another
-        recording's launches are counted.
+        recording's launches are being counted.
         """
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
 
     def phase(self, number: int) -> None:
-        """What is launched from now on is launched in this phase."""
+        """Count further launches in this phase."""
 
     def take(self) -> Sequence[tuple[LaunchedKernel, int, int, int]]:
-        """Kernel, place, phase and count of what was launched since the last time."""
+        """Kernel, place, phase and count of the launches since the last call."""
 
 
 _counter: LaunchCounter | None = None
 
 
 def set_launch_counter(counter: LaunchCounter) -> Callable[[], None]:
-    """Have ``counter`` count the launches of recordings. Returns what ends that."""
+    """Count the launches of recordings with ``counter``. Returns a function that ends this."""
     global _counter
     _counter = counter
 
@@ -46,7 +46,7 @@ def set_launch_counter(counter: LaunchCounter) -> Callable[[], None]:
 
 
 def launch_counter() -> LaunchCounter | None:
-    """The counter of this process, None where launches cannot be counted."""
+    """The counter of this process; None if launches cannot be counted."""
     return _counter
 
 
@@ -54,11 +54,11 @@ _sources: list[Callable[[], Iterable[str]]] = []
 
 
 def add_assumptions(source: Callable[[], Iterable[str]]) -> Callable[[], None]:
-    """Have ``source`` asked for its assumptions. Returns what ends that."""
+    """Add a source of assumptions. Returns a function that removes it."""
     _sources.append(source)
     return lambda: _sources.remove(source)
 
 
 def assumptions() -> tuple[str, ...]:
-    """All that were made so far, each once."""
+    """All assumptions so far, each once."""
     return tuple(dict.fromkeys(text for source in _sources for text in source()))

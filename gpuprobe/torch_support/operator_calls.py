@@ -19,10 +19,11 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, wraps
-from typing import Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -33,9 +34,17 @@ from gpuprobe.patching import original_of, patch, when_imported
 from gpuprobe.torch_support.callers import TORCH, passed_on
 from gpuprobe.torch_support.compile_watch import skip_own_frames
 
+if TYPE_CHECKING:
+    from torch._C import DispatchKey
+    from torch._ops import HigherOrderOperator, OpOverload
+    from torch.autograd.graph import Node
+
+Below = Callable[["OpOverload", Any, Any], Any]
+"""Calls an operator with its arguments and keywords, without handlers."""
+
 Handler = Callable[..., Any]
-"""Called with an operator, its arguments and keywords, and ``below=``: what calls the operator,
-with the same three. Operators that it calls itself are not watched."""
+"""Called with an operator, its arguments and keywords, and ``below=``, a `Below`. Operators that
+the handler itself calls are not handled."""
 
 _NAME: Final = "Fake"
 _RULES: Final = "torch._dynamo.trace_rules"
@@ -44,10 +53,10 @@ _INDUCTOR: Final = "torch._inductor.compile_fx"
 _STRICT: Final = frozenset({"fail_on_recompile", "eager_on_recompile"})
 """Stances of torch.compile that do not let Dynamo compile a function again."""
 _compiler_patches: list[Callable[[], None]] = []
-"""What ends `_compile_nothing_here`, `_respect_stances` and `_watch_no_inductor`."""
+"""Functions that undo `_skip_own_frames`, `_respect_stances` and `_exclude_inductor`."""
 
 
-def _key() -> Any:
+def _key() -> DispatchKey:
     try:
         return torch._C._dispatch_key_parse(_NAME)
     except RuntimeError:
@@ -58,8 +67,8 @@ def _key() -> Any:
 
 
 _KEY: Final = _key()
-WATCHED: Final = torch._C.DispatchKeySet(_KEY)
-"""What a thread excludes to call operators that are not watched."""
+HANDLED: Final = torch._C.DispatchKeySet(_KEY)
+"""The keys that a thread excludes to call operators without handlers."""
 _Exclude = torch._C._ExcludeDispatchKeyGuard
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _current_node = torch._C._current_autograd_node
@@ -71,7 +80,7 @@ _Tensor: Final = torch.Tensor
 
 class _Local(threading.local):
     chain: Callable[..., Any] | None = None
-    """What a thread calls instead of all handlers."""
+    """The chain that a thread calls instead of all handlers."""
     hidden = False
     """Whether the thread excludes the key for a compiled function (`_respect_stances`)."""
     compiled: bool | None = None
@@ -79,12 +88,12 @@ class _Local(threading.local):
 
 
 class LeftOut:
-    """Calls of compiled functions in which only graphs are observed (`_respect_stances`)."""
+    """Calls of compiled functions in which only graphs are handled (`_respect_stances`)."""
 
     calls = 0
 
     def since(self, calls: int) -> str:
-        """The blind spot of what was called after so many calls; "" if nothing was."""
+        """The blind spot of the calls after the first ``calls``; "" if there were none."""
         more = self.calls - calls
         if not more:
             return ""
@@ -97,11 +106,11 @@ class LeftOut:
 _local = _Local()
 left_out = LeftOut()
 _handlers: list[Handler] = []
-_kept: list[Any] = []
+_kept: list[object] = []
 """The libraries that keep the kernels registered."""
 
 
-def _plain(op: Any, args: Any, kwargs: Any) -> Any:
+def _plain(op: OpOverload, args: Any, kwargs: Any) -> Any:
     try:
         return op(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - raised again
@@ -113,8 +122,8 @@ _chain: Callable[..., Any] = _plain
 
 
 @cache
-def _is_composite(op: Any) -> bool:
-    """Whether an operator only calls others, on GPUs too. Autograd takes these apart; in inference
+def _is_composite(op: OpOverload) -> bool:
+    """Whether an operator only calls others, on GPUs too. Autograd decomposes these; in inference
     mode, without its keys, the kernel here is called before that.
     """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -123,7 +132,7 @@ def _is_composite(op: Any) -> bool:
 
 
 _kinds: dict[type, bool] = {}
-"""Types of arguments that are no lists, by whether torch calls their ``__torch_dispatch__``."""
+"""Types of arguments other than lists, by whether torch calls their ``__torch_dispatch__``."""
 
 
 def _is_subclass(kind: type) -> bool:
@@ -133,11 +142,11 @@ def _is_subclass(kind: type) -> bool:
     return handler is not torch._C._disabled_torch_dispatch_impl
 
 
-def _with_subclasses(args: Any) -> bool:
+def _has_subclasses(args: Iterable[object]) -> bool:
     for value in args:
         kind = type(value)
         if kind is list or kind is tuple:
-            if _with_subclasses(value):
+            if _has_subclasses(value):
                 return True
             continue
         found = _kinds.get(kind)
@@ -149,13 +158,13 @@ def _with_subclasses(args: Any) -> bool:
 
 
 class _Named:
-    """An operator that is looked up at its first call: there are thousands."""
+    """An operator that is resolved at its first call: there are thousands."""
 
     __slots__ = ("composite", "name", "op")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.op: Any = None
+        self.op: OpOverload | None = None
         self.composite = False
 
     def find(self) -> None:
@@ -165,7 +174,7 @@ class _Named:
         self.composite = _is_composite(self.op)
 
 
-def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
+def _operator(op: OpOverload | _Named, *args: Any, **kwargs: Any) -> Any:
     try:
         if type(op) is _Named:
             if op.op is None:
@@ -177,8 +186,8 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
             return op.decompose(*args, **kwargs)
         _exclude(_KEY, True)
         try:
-            # Within torch's own code for subclasses, or to work out shapes alone.
-            if _with_subclasses(args) or (_modes() and _mode(_FAKE) is not None):
+            # In torch's own code for subclasses, or if only shapes are computed.
+            if _has_subclasses(args) or (_modes() and _mode(_FAKE) is not None):
                 return op(*args, **kwargs)
             chain = _local.chain or _chain
             if _current_node() is None:
@@ -186,7 +195,7 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
             if op is ADD and not kwargs and _sums.in_place(*args):
                 op = ADD_TO
             result = chain(op, args, kwargs)
-            _sums.ran(op, result)
+            _sums.note_result(op, result)
             return result
         finally:
             _exclude(_KEY, False)
@@ -196,9 +205,9 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _register() -> None:
-    """Give each operator its kernel, and those that come later a fallback. A fallback alone would
-    not do: where torch itself calls an operator with a subclass's tensors and without the key of
-    Python, it asserts that Python has registered a kernel of the operator's own
+    """Register a kernel for each operator, and a fallback for those that are defined later. A
+    fallback alone would not work: if torch itself calls an operator with a subclass's tensors and
+    without the key of Python, it asserts that Python has registered a kernel for that very operator
     (``python_op_registration_trampoline_impl`` in ``torch/csrc/utils/python_dispatch.cpp``).
     """
     libraries: dict[str, Any] = {}
@@ -226,29 +235,31 @@ def _include(included: bool) -> None:
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
-    """Operators that this thread calls are not watched."""
-    with _Exclude(WATCHED):
+def unhandled() -> Iterator[None]:
+    """In this context, operators that this thread calls are not handled."""
+    with _Exclude(HANDLED):
         yield
 
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """The same within a handler; autograd records what is called, as it does above it."""
+    """As `unhandled`, inside a handler; autograd records what is called, as it does above the
+    handler.
+    """
     included = torch._C._dispatch_tls_local_include_set()
-    with torch._C._ForceDispatchKeyGuard(included, WATCHED):
+    with torch._C._ForceDispatchKeyGuard(included, HANDLED):
         yield
 
 
 @contextmanager
 def handled_by(handler: Handler) -> Iterator[None]:
-    """Within ``handler``: the operators that this thread calls go to ``handler`` alone."""
+    """For use inside a handler: the operators that this thread calls go to ``handler`` alone."""
     before = _local.chain
     _local.chain = partial(handler, below=_plain)
     try:
         with torch._C._ForceDispatchKeyGuard(
-            torch._C._dispatch_tls_local_include_set() | WATCHED,
-            torch._C._dispatch_tls_local_exclude_set() - WATCHED,
+            torch._C._dispatch_tls_local_include_set() | HANDLED,
+            torch._C._dispatch_tls_local_exclude_set() - HANDLED,
         ):
             yield
     finally:
@@ -256,8 +267,8 @@ def handled_by(handler: Handler) -> Iterator[None]:
 
 
 def watch(handler: Handler) -> Callable[[], None]:
-    """Give each operator to ``handler``, in this thread and in those that are started from now on.
-    The latest handler is called first. Returns what ends that.
+    """Pass each operator to ``handler``, in this thread and in those that are started from now on.
+    The latest handler is called first. Returns a function that ends this.
     """
     if not _kept:
         _register()
@@ -283,55 +294,57 @@ def _begin(handler: Handler) -> Callable[[], None]:
 
 def _prepared() -> Iterator[Callable[[], None]]:
     yield _pass_higher_order()
-    yield from _keep_subclasses_apart()
+    yield from _exclude_subclasses()
     yield _join_threads()
-    yield when_imported(_RULES, _compile_nothing_here)
+    yield when_imported(_RULES, _skip_own_frames)
     yield when_imported(_COMPILED_CALLS, _respect_stances)
-    yield when_imported(_INDUCTOR, _watch_no_inductor)
+    yield when_imported(_INDUCTOR, _exclude_inductor)
     yield _undo_compiler_patches
 
 
-def _compile_nothing_here() -> None:
-    """Kernels in Python are called while a compiled function runs what was not compiled."""
+def _skip_own_frames() -> None:
+    """Exclude our kernels from compilation: they are called while a compiled function runs code
+    that was not compiled.
+    """
     _compiler_patches.append(skip_own_frames(sys.modules[_RULES]))
 
 
 def _respect_stances() -> None:
-    """Exclude the key in compiled functions while the program forbids to compile them again.
+    """Exclude the key in compiled functions while the program forbids recompiling.
 
     Dynamo's guards compare dispatch keys: with the key, a function that was compiled earlier would
-    be compiled again, which such a program has made an error, or would run eagerly. torch calls the
+    be compiled again, which is an error in such a program, or would run eagerly. torch calls the
     graphs of a compiled function as functions that must not be compiled, and these have the key;
-    only what Python calls between them has not.
+    only Python code between them does not.
     """
     module: Any = sys.modules[_COMPILED_CALLS]
     entering = module._is_skip_guard_eval_unsafe_stance
     chosen = module._callback_from_stance
     original = module._maybe_set_eval_frame
 
-    def hide(wanted: bool) -> bool:
-        """Exclude the key or not; whether that is new."""
-        if wanted and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY):
+    def hide(excluded: bool) -> bool:
+        """Exclude the key or not. True if it was not excluded before."""
+        if excluded and not torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY):
             _local.hidden = True
             _exclude(_KEY, True)
             return True
-        if not wanted and _local.hidden:
+        if not excluded and _local.hidden:
             _local.hidden = False
             _exclude(_KEY, False)
         return False
 
-    def skip_guards() -> Any:  # called first, before torch takes the thread's keys down
+    def skip_guards() -> object:  # called first, before torch reads the thread's keys
         if hide(_is_strict(module)):
             left_out.calls += 1
         return entering()
 
-    def from_stance(callback: Any) -> Any:
-        _local.compiled = callback is not None  # None: what must not be compiled
+    def from_stance(callback: object) -> object:
+        _local.compiled = callback is not None  # None: a function that must not be compiled
         return chosen(callback)
 
-    def set_eval_frame(callback: Any) -> Any:
+    def set_eval_frame(callback: object) -> object:
         compiled, _local.compiled = _local.compiled, None
-        if compiled is None:  # as it was before
+        if compiled is None:  # torch restores the previous state
             compiled = callback is not None
         found = original(callback)
         hide(compiled and _is_strict(module))
@@ -362,10 +375,12 @@ def _join_threads() -> Callable[[], None]:
 
 
 def _pass_higher_order() -> Callable[[], None]:
-    """Operators that take functions have kernels of their own in Python, and none for the key."""
+    """Let higher-order operators pass through: they have their own kernels in Python, and none for
+    the key.
+    """
     from torch._ops import HigherOrderOperator, _higher_order_ops
 
-    def passes(op: Any) -> None:
+    def passes(op: HigherOrderOperator) -> None:
         op.non_fallthrough_keys = op.non_fallthrough_keys.remove(_KEY)
 
     for op in _higher_order_ops.values():
@@ -379,68 +394,71 @@ def _pass_higher_order() -> Callable[[], None]:
     return patch(HigherOrderOperator, "__init__", init)
 
 
-def _watch_no_inductor() -> None:
-    """Inductor calls operators with fake tensors, also such as were registered after those here
-    (torch 2.8: ``prims.prepare_softmax_online``). Dynamo's guards, which compare dispatch keys, are
-    made outside of it.
+def _exclude_inductor() -> None:
+    """Exclude the key in Inductor: it calls operators with fake tensors, also operators that were
+    registered after the kernels here (torch 2.8: ``prims.prepare_softmax_online``). Dynamo's
+    guards, which compare dispatch keys, are made elsewhere.
     """
     module = sys.modules[_INDUCTOR]
-    _compiler_patches.append(patch(module, "_compile_fx_inner", _apart(module._compile_fx_inner)))
+    _compiler_patches.append(
+        patch(module, "_compile_fx_inner", _without_handlers(module._compile_fx_inner))
+    )
 
 
-def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_handlers(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        with _Exclude(WATCHED):
+        with _Exclude(HANDLED):
             return original(*args, **kwargs)
 
     return function
 
 
-def _keep_subclasses_apart() -> Iterator[Callable[[], None]]:
-    """What works on tensors that must not have an ordinary Python object: functions of torch's that
-    make an instance of a subclass of a new tensor, and fake tensors. Modes do not see what these
-    call, either.
+def _exclude_subclasses() -> Iterator[Callable[[], None]]:
+    """Exclude the key in functions of torch that work on tensors which must not have an ordinary
+    Object: those that make an instance of a subclass of a new tensor, and fake tensors. Modes do
+    not receive what these call, either.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     for name in ("_make_subclass", "_make_wrapper_subclass"):
-        yield patch(torch.Tensor, name, staticmethod(_apart(getattr(torch.Tensor, name))))
-    yield patch(torch.Tensor, "as_subclass", _apart(torch.Tensor.as_subclass))
-    # Shapes that torch works out, on tensors without memory.
+        yield patch(
+            torch.Tensor, name, staticmethod(_without_handlers(getattr(torch.Tensor, name)))
+        )
+    yield patch(torch.Tensor, "as_subclass", _without_handlers(torch.Tensor.as_subclass))
+    # Fake tensors, with which torch computes shapes.
     fake = FakeTensorMode.__torch_dispatch__
-    yield patch(FakeTensorMode, "__torch_dispatch__", _apart(fake))
+    yield patch(FakeTensorMode, "__torch_dispatch__", _without_handlers(fake))
 
 
 ADD: Final = torch.ops.aten.add.Tensor
 ADD_TO: Final = torch.ops.aten.add_.Tensor
 _run_backward: Final = original_of(torch.autograd.graph._engine_run_backward)
 _RUN: Final = _run_backward.__code__
-"""The last Python code before the engine's, where that has no thread of its own."""
+"""The last Python code before the engine's, if the engine has no separate thread."""
 _BETWEEN: Final = (PACKAGE, f"{TORCH}_ops.py")
-"""Files whose functions call operators in the engine's place."""
+"""Files whose functions call operators on behalf of the engine."""
 
 
 def called_by_engine() -> bool:
-    """Whether C++ code of a backward pass called the operator at hand, and no Python code: a hook
-    or a function of the program's could hold the tensors. On a GPU that is in a thread of the
-    engine's own.
+    """Whether C++ code of a backward pass called the current operator, and no Python code: a hook
+    or a function of the program could hold the tensors. On a GPU that is in a thread of the engine.
     """
     if torch._C._current_autograd_node() is None:
         return False
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     return frame is None or frame.f_code is _RUN
 
 
-def _owners(tensor: Any) -> tuple[int, int]:
-    """The number of the tensor's owners, and of its storage's."""
+def _owners(tensor: torch.Tensor) -> tuple[int, int]:
+    """The number of owners of the tensor, and of its storage."""
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements are next to each other, in any order of its dimensions, each once."""
+    """Whether the tensor's elements are contiguous, in any order of its dimensions, each once."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -451,18 +469,18 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def owners_below_modes() -> tuple[int, int]:
-    """What `_owners` returns, in a handler of `gpuprobe.torch_support.operator_calls`, of a
-    gradient that the engine alone holds and whose storage Python knows: the engine takes that for
-    an owner. ``handled_by`` is the function of that module.
+    """The result of `_owners` inside a handler, for a gradient that only the engine holds and whose
+    storage Python knows: the engine counts that as an owner.
 
-    It runs a backward pass, so only within one of the program's: the first in a process starts the
-    engine's threads, which initialises CUDA and makes autograd unusable in forked processes.
+    It runs a backward pass, so it is called only within one of the program: the first in a process
+    starts the engine's threads, which initialises CUDA and makes autograd unusable in forked
+    processes.
     """
     found: list[tuple[int, int]] = []
-    known: list[Any] = []
+    known: list[weakref.ref[torch.UntypedStorage]] = []
 
-    def note(op: Any, args: Any, kwargs: Any, below: Any) -> Any:
-        if op is ADD and not torch.is_grad_enabled():  # not the sum of the forward pass
+    def note(op: OpOverload, args: Any, kwargs: Any, below: Below) -> Any:
+        if op is ADD and not torch.is_grad_enabled():  # not the sum in the forward pass
             found.append(_owners(args[0]))
         result = below(op, args, kwargs)
         if isinstance(result, torch.Tensor):
@@ -477,7 +495,7 @@ def owners_below_modes() -> tuple[int, int]:
     ):
         leaf = torch.zeros(2, requires_grad=True, device="cpu")
         total = (leaf * 2 + leaf * 3).sum()
-        # As `torch.autograd.grad` calls it: no watch is to take it for a pass of the program's.
+        # As `torch.autograd.grad` calls it: no hook may take it for a pass of the program.
         _run_backward(
             (total,), (torch.ones_like(total),), False, False, (leaf,), False, accumulate_grad=False
         )
@@ -485,16 +503,16 @@ def owners_below_modes() -> tuple[int, int]:
 
 
 @functools.cache
-def _makes_new(op: Any) -> bool:
-    """Whether an operator returns one tensor, that is no view and none of its arguments."""
+def _makes_new(op: OpOverload) -> bool:
+    """Whether an operator returns one tensor that is neither a view nor one of its arguments."""
     returns = op._schema.returns
     return len(returns) == 1 and returns[0].alias_info is None
 
 
 class EngineSums(threading.local):
-    """Tells the engine's sums of gradients from those of a node's own formula, below modes.
+    """Distinguishes the engine's sums of gradients from those of a node's formula, below modes.
 
-    The older gradient of a sum was made by another node, or the node hands two gradients to one
+    The older gradient of a sum was made by another node, or the node passes two gradients to one
     consumer.
     """
 
@@ -502,11 +520,11 @@ class EngineSums(threading.local):
 
     def __init__(self) -> None:
         self._node: tuple[int, int] | None = None
-        self._made: set[int] = set()  # addresses of what the node has made
-        self._measures = False
+        self._made: set[int] = set()  # addresses of the tensors that the node has made
+        self._measuring = False
 
-    def ran(self, op: Any, result: Any) -> None:
-        """An operator has run while a node is at work."""
+    def note_result(self, op: OpOverload, result: object) -> None:
+        """An operator has run for a node of the backward pass."""
         if not _makes_new(op) or type(result) is not torch.Tensor:
             return
         identity = _identity(torch._C._current_autograd_node())
@@ -516,11 +534,11 @@ class EngineSums(threading.local):
         if result.layout is torch.strided:
             self._made.add(result.data_ptr())
 
-    def in_place(self, first: Any, second: Any) -> bool:
+    def in_place(self, first: torch.Tensor, second: torch.Tensor) -> bool:
         """Whether the engine adds ``second``, the younger of two gradients of one node, to
-        ``first`` where neither is watched (``torch/csrc/autograd/input_buffer.cpp``:
-        ``accumulate``): if nothing else holds that. False if it makes a new tensor, and for every
-        sum that is not the engine's. To be called in a call of `ADD`.
+        ``first`` in place if operators are not handled (``torch/csrc/autograd/input_buffer.cpp``:
+        ``accumulate``): if nothing else holds ``first``. False if it makes a new tensor, and for
+        every sum that is not the engine's. Only for use in a call of `ADD`.
         """
         if not called_by_engine() or torch.is_grad_enabled():
             return False
@@ -539,20 +557,22 @@ class EngineSums(threading.local):
         return len(set(edges)) < len(edges)
 
     def _owners_alone(self) -> tuple[int, int]:
-        """The owners of a gradient that only the engine holds; (0, 0) while that is measured."""
+        """The owners of a gradient that only the engine holds; (0, 0) while that is being
+        measured.
+        """
         if EngineSums._alone is None:
-            if self._measures:
+            if self._measuring:
                 return 0, 0
             kept = self._node, self._made
-            self._node, self._made, self._measures = None, set(), True
+            self._node, self._made, self._measuring = None, set(), True
             try:
                 EngineSums._alone = owners_below_modes()
             finally:
-                (self._node, self._made), self._measures = kept, False
+                (self._node, self._made), self._measuring = kept, False
         return EngineSums._alone
 
 
-def _identity(node: Any) -> tuple[int, int]:
+def _identity(node: Node) -> tuple[int, int]:
     return id(node), node._sequence_nr()
 
 

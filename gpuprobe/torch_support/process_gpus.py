@@ -15,13 +15,16 @@ _callback: Callable[[], None] | None = None
 
 
 def when_first_used(callback: Callable[[], None] | None) -> None:
-    """Call back, once, when this process first uses a GPU; None: no longer."""
+    """Call ``callback``, once, when this process first uses a GPU; None: no longer. Most processes
+    that a program starts never do. A process that was forked has to initialise CUDA itself: CUDA
+    refuses those whose parent had.
+    """
     global _callback
     _callback = callback
 
 
 def used() -> None:
-    """This process uses a GPU."""
+    """Report that this process uses a GPU."""
     global _callback
     callback, _callback = _callback, None
     if callback is not None:
@@ -29,8 +32,8 @@ def used() -> None:
 
 
 def follow_cuda() -> Callable[[], None]:
-    """Have torch's initialisation of CUDA call `used`; virtual GPUs do that themselves. Imports
-    torch. Returns what undoes it.
+    """Make torch's initialisation of CUDA call `used`; virtual GPUs call it themselves. Imports
+    torch. Returns a function that undoes this.
     """
     import torch
 
@@ -40,7 +43,7 @@ def follow_cuda() -> Callable[[], None]:
 
     def lazy_init() -> None:
         original()
-        # It may be inside a call that torch had queued until then.
+        # This may be inside a call that torch had queued until then.
         if _callback is not None and cuda.is_initialized():
             used()
 
@@ -56,8 +59,9 @@ NATIVE_SETTINGS: Final = "GPUPROBE_NATIVE"
 
 
 def takes_time() -> bool:
-    """False on the native engine: kernels do nothing there, or the host computes what they would.
-    Events are recorded in order, but what lies between two of them is the host's time.
+    """Whether the work of this process's GPUs takes time. False on the native engine: kernels do
+    nothing, or the host computes their results. Events are recorded in order, but the time between
+    two of them is the host's.
     """
     return NATIVE_SETTINGS not in os.environ
 
@@ -67,8 +71,9 @@ T = TypeVar("T")
 
 
 def visible(setting: str | None, gpus: Sequence[T]) -> list[T]:
-    """The GPUs that a setting selects, in its order: numbers, up to the first one that no GPU has
-    (CUDA C++ Programming Guide, "CUDA Environment Variables"). Without a setting all of them.
+    """The GPUs that a setting of ``CUDA_VISIBLE_DEVICES`` selects, in its order: numbers, up to the
+    first one that no GPU has (CUDA C++ Programming Guide, "CUDA Environment Variables"). Without a
+    setting all of them.
     """
     if setting is None:
         return list(gpus)
@@ -77,7 +82,7 @@ def visible(setting: str | None, gpus: Sequence[T]) -> list[T]:
         text = part.strip()
         if not text.isdecimal() or int(text) >= len(gpus):
             break
-        if int(text) in found:  # CUDA has none at all then
+        if int(text) in found:  # then CUDA has no devices
             return []
         found.append(int(text))
     return [gpus[index] for index in found]

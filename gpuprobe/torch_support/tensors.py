@@ -1,4 +1,4 @@
-"""What a tensor is made of, where torch's Python methods do not say."""
+"""The memory and parts of a tensor, beyond torch's Python methods."""
 
 from __future__ import annotations
 
@@ -32,30 +32,29 @@ def _plain(device: str) -> frozenset[int]:
 
 PLAIN_ON_HOST: Final = _plain("cpu")
 PLAIN_WITHOUT_MEMORY: Final = _plain("meta")
-"""The dispatch keys, as `keys_of` gives them, of tensors that are strided memory, or none, and
-nothing more: not sparse, quantised or nested, no lazy conjugate, no wrapper around another.
-"""
+"""The dispatch keys, as returned by `keys_of`, of tensors that are strided memory, or have none,
+and nothing more: not sparse, quantised or nested, no lazy conjugate, no wrapper around another."""
 
 
-def keys_of(tensor: Any) -> int:
-    """A tensor's dispatch keys, as a number to be compared."""
+def keys_of(tensor: torch.Tensor) -> int:
+    """A tensor's dispatch keys, as a number for comparison."""
     return int(_keys(tensor).raw_repr())
 
 
-def is_meta(tensor: Any) -> bool:
-    """Whether a tensor truly has no memory. A virtual GPU replaces ``Tensor.is_meta``, and torch
-    asks that where a mode (``with torch.device(...)``) or a subclass handles torch's functions.
+def is_meta(tensor: torch.Tensor) -> bool:
+    """Whether a tensor really has no memory. A virtual GPU replaces ``Tensor.is_meta``, which torch
+    reads if a mode (``with torch.device(...)``) or a subclass handles torch's functions.
     """
     return bool(_keys(tensor).raw_repr() & _WITHOUT_MEMORY)
 
 
-def is_sparse(tensor: Any) -> bool:
-    """Whether a tensor is of a sparse layout, whatever a subclass answers for ``layout``."""
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a sparse layout, whatever a subclass returns for ``layout``."""
     return bool(_keys(tensor).raw_repr() & _SPARSE)
 
 
-def is_meta_and_sparse(tensor: Any) -> tuple[int, int]:
-    """`is_meta` and `is_sparse` at once, which every operator asks: 0 for no."""
+def is_meta_and_sparse(tensor: torch.Tensor) -> tuple[int, int]:
+    """`is_meta` and `is_sparse` at once, for every operator: 0 means no."""
     keys = _keys(tensor).raw_repr()
     return keys & _WITHOUT_MEMORY, keys & _SPARSE
 
@@ -69,9 +68,9 @@ _COMPRESSED: Final = {
 }
 
 
-def parts(tensor: Any) -> tuple[Any, ...]:
-    """What a tensor without a storage of its own is made of: a sparse one's values and indices,
-    or the tensor that a transform of ``torch.func`` has wrapped. Empty where it has no parts.
+def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The parts of a tensor without its own storage: a sparse one's values and indices, or the
+    tensor that a transform of ``torch.func`` has wrapped. Empty if it has no parts.
     """
     if _functorch.is_functorch_wrapped_tensor(tensor):
         return (_functorch.get_unwrapped(tensor),)
@@ -86,8 +85,10 @@ def parts(tensor: Any) -> tuple[Any, ...]:
     return ()
 
 
-def of_parts(tensor: Any, made: Sequence[Any], device: torch.device) -> Any:
-    """A sparse tensor like ``tensor``, but of other `parts`, which lie on ``device``."""
+def of_parts(
+    tensor: torch.Tensor, made: Sequence[torch.Tensor], device: torch.device
+) -> torch.Tensor:
+    """A sparse tensor like ``tensor``, but with other `parts`, which are on ``device``."""
     values, *indices = made
     aten = torch.ops.aten
     if tensor.layout is torch.sparse_coo:
@@ -107,8 +108,8 @@ def of_parts(tensor: Any, made: Sequence[Any], device: torch.device) -> Any:
     )
 
 
-def tensors_in(value: Any, depth: int = -1) -> Iterator[torch.Tensor]:
-    """The tensors in lists, tuples and values of dicts, however deep; or ``depth`` levels deep, for
+def tensors_in(value: object, depth: int = -1) -> Iterator[torch.Tensor]:
+    """The tensors in lists, tuples and values of dicts at any depth; or ``depth`` levels deep, for
     values that the program has made.
     """
     if isinstance(value, torch.Tensor):
@@ -118,8 +119,8 @@ def tensors_in(value: Any, depth: int = -1) -> Iterator[torch.Tensor]:
             yield from tensors_in(item, depth - 1)
 
 
-def storage_key(tensor: Any) -> int:
-    """What identifies a tensor's storage as long as it lives; 0 for layouts without storage."""
+def storage_key(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage as long as it is alive; 0 for layouts without storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as dist
 
@@ -20,12 +20,19 @@ from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.callers import module_at_work, program_line
+from gpuprobe.torch_support.callers import program_line, running_module
 from gpuprobe.torch_support.nccl import Communicator
 from gpuprobe.torch_support.tensors import tensors_in
 
+if TYPE_CHECKING:
+    from torch._C import FunctionSchema
+    from torch._ops import OpOverload
+    from torch.distributed import ProcessGroup
+    from torch.distributed.tensor import DTensor
+    from torch.optim import Optimizer
 
-def ranks_of(group: Any) -> tuple[int, ...]:
+
+def ranks_of(group: ProcessGroup) -> tuple[int, ...]:
     """The ranks of a process group, as numbers of the whole job."""
     from torch.distributed import get_process_group_ranks
 
@@ -33,9 +40,10 @@ def ranks_of(group: Any) -> tuple[int, ...]:
 
 
 class Differences:
-    """What one rank finds. ``groups`` are the ranks of every process group of the job, those of
-    other ranks too: every rank makes all groups. ``stages`` are groups whose ranks send to each
-    other. ``shards`` are groups with a label for each rank: equal labels, equal shards.
+    """The differences that one rank detects. ``groups`` are the ranks of every process group of the
+    job, those of other ranks too: every rank creates all groups. ``stages`` are groups whose ranks
+    send to each other. ``shards`` are groups with a label for each rank: equal labels, equal
+    shards.
     """
 
     def __init__(self) -> None:
@@ -44,13 +52,13 @@ class Differences:
         self.shards: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
 
     def install(self, patches: Patches) -> None:
-        """Look at what every optimizer holds, after each of its steps."""
+        """Compare what every optimizer holds, after each of its steps."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         patches.add(register_optimizer_step_post_hook(self._stepped).remove)
 
-    def sent(self, group: Any) -> None:
-        """This rank sends to, or receives from, one rank of a group."""
+    def sent(self, group: ProcessGroup) -> None:
+        """Note that this rank sends to, or receives from, one rank of a group."""
         self.stages[ranks_of(group)] = None
 
     def document(self) -> dict[str, Any]:
@@ -60,9 +68,9 @@ class Differences:
             "shards": [[list(ranks), list(labels)] for ranks, labels in self.shards],
         }
 
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _stepped(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         partition = getattr(optimizer, "_partition_parameters", None)
-        if partition is not None:  # ZeroRedundancyOptimizer: whole tensors, dealt out to ranks
+        if partition is not None:  # ZeroRedundancyOptimizer: whole tensors, distributed over ranks
             held = [
                 tuple(sorted(p.numel() for part in parts for p in part["params"]))
                 for parts in partition()
@@ -87,17 +95,17 @@ class Differences:
             self.shards[ranks, tuple(numbers[what] for what in held)] = None
 
 
-def _uneven(tensor: Any, sizes: dict[tuple[int, ...], list[list[int]]]) -> None:
-    """Add a column to ``sizes`` for each dimension of the mesh that cuts ``tensor`` into shards
-    that are not equally large: how much each rank of that dimension's group has.
+def _uneven(tensor: DTensor, sizes: dict[tuple[int, ...], list[list[int]]]) -> None:
+    """Add a column to ``sizes`` for each dimension of the mesh that divides ``tensor`` into shards
+    of different sizes: the size that each rank of that dimension's group has.
     """
     mesh = tensor.device_mesh
-    cuts: dict[int, list[int]] = {}  # the dimensions of the mesh, by that of the tensor
+    shardings: dict[int, list[int]] = {}  # the dimensions of the mesh, by that of the tensor
     for number, placement in enumerate(tensor.placements):
-        dim = getattr(placement, "dim", None)  # of Shard, and of FSDP's shards of shards
+        dim = getattr(placement, "dim", None)  # of Shard, and of FSDP's strided shards
         if dim is not None:
-            cuts.setdefault(dim, []).append(number)
-    for dim, numbers in cuts.items():
+            shardings.setdefault(dim, []).append(number)
+    for dim, numbers in shardings.items():
         size = tensor.shape[dim]
         pieces = 1
         for number in numbers:
@@ -108,12 +116,12 @@ def _uneven(tensor: Any, sizes: dict[tuple[int, ...], list[list[int]]]) -> None:
             count = mesh.size(number)
             whole = -(-size // count)  # as torch.chunk does, and so DTensor
             column = [max(0, min(whole, size - index * whole)) for index in range(count)]
-            if len(numbers) > 1:  # cut twice: all may differ
+            if len(numbers) > 1:  # sharded twice: all may differ
                 column = list(range(count))
             sizes.setdefault(ranks_of(mesh.get_group(number)), []).append(column)
 
 
-# Of each operator: what it is called here, and the argument that is its payload; "=" is the result.
+# For each operator: its name here, and the argument that is its payload; "=" is the result.
 _C10D: Final = {
     "_allgather_base_": ("all_gather", "output_tensor"),
     "_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
@@ -169,21 +177,20 @@ class Traffic:
         self.overlaps: set[int] = set()
         self.members: dict[str, tuple[int, ...]] = {}
         self.differences = Differences()
-        self.through_host: set[str] = set()  # names of groups that are gloo's
+        self.through_host: set[str] = set()  # names of gloo groups
         self.communicators: dict[str, Communicator] = {}
 
     def note(
         self,
-        func: Any,
+        func: OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        result: Any,
+        result: object,
         apart: bool = False,
         on_host: bool = False,
     ) -> None:
-        """An operator has returned. Those that are no collectives are left out. ``apart``: it was
-        called on a stream other than the default one; ``on_host``: of tensors that are not on the
-        GPU.
+        """Record an operator that has returned, if it is a collective. ``apart``: it was called on
+        a stream other than the default one; ``on_host``: with tensors that are not on the GPU.
         """
         space, _, name = func._schema.name.partition("::")
         known = (_C10D if space == "c10d" else _FUNCTIONAL).get(name)
@@ -218,19 +225,21 @@ class Traffic:
                 payload=Bytes(payload),
                 wire=wire_bytes(op, payload, ranks),
                 place=Place(*program_line()),
-                module=module_at_work(),
+                module=running_module(),
                 arrival_ns=self._clock(),
             )
         )
 
 
-def given_to(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def given_to(
+    schema: FunctionSchema, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments of an operator by their names, without those that have their defaults."""
     named = {item.name: value for item, value in zip(schema.arguments, args, strict=False)}
     return {**named, **kwargs}
 
 
-def group_of(given: dict[str, Any]) -> Any:
+def group_of(given: dict[str, Any]) -> ProcessGroup:
     """The process group among the arguments of a collective."""
     if "process_group" in given:
         from torch._C._distributed_c10d import ProcessGroup
@@ -242,7 +251,7 @@ def group_of(given: dict[str, Any]) -> Any:
     return _resolve_process_group(named) if isinstance(named, str) else named
 
 
-def asynchronous(schema: Any, given: dict[str, Any]) -> bool:
+def asynchronous(schema: FunctionSchema, given: dict[str, Any]) -> bool:
     """Whether the caller of a collective does not wait. The dispatcher leaves out arguments that
     have their defaults.
     """
@@ -254,8 +263,9 @@ def asynchronous(schema: Any, given: dict[str, Any]) -> bool:
 
 
 def _waited_for() -> bool:
-    """The same of an early torch (2.6), whose operators are not told: whether a function of
-    torch.distributed waits that was called without ``async_op``. C++ code does not: DDP's reducer.
+    """The same for an early torch (2.6), whose operators do not have that argument: whether a
+    function of torch.distributed waits that was called without ``async_op``. C++ code does not
+    wait: DDP's reducer.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

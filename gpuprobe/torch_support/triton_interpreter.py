@@ -1,4 +1,6 @@
-"""Triton's interpreter on kernels that a program launches: their values, computed on the host."""
+"""Runs Triton kernels that a program launches in Triton's interpreter: their values, computed on
+the host.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,16 @@ def interpret(kernel: Any, grid: Any, given: Mapping[str, Any]) -> None:
     }
     before, _local.interpreting = _local.interpreting, True
     try:
-        with _language_as_it_is(), _device_functions(kernel):
+        with _language_restored(), _device_functions(kernel):
             InterpretedFunction(kernel.fn).run(grid=grid, warmup=False, **given)
     finally:
         _local.interpreting = before
 
 
 def _scalar(value: float) -> Any:
-    """The tensor that a ``float`` argument is in a kernel; the interpreter passes it unchanged."""
+    """The tensor that a ``float`` argument becomes in a kernel; the interpreter passes it
+    unchanged.
+    """
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
@@ -50,7 +54,7 @@ def _scalar(value: float) -> Any:
 
 
 def patch_helpers(patches: Patches) -> None:
-    """Have kernels' helpers interpreted within a kernel that is. Triton is imported."""
+    """Interpret kernels' helpers within a kernel that is interpreted. Triton must be imported."""
     jit: Any = sys.modules[JIT]
     call: Callable[..., Any] = jit.JITFunction.__call__
 
@@ -84,7 +88,7 @@ def _device_function(function: Any, *args: Any) -> Any:
 
 @contextmanager
 def _device_functions(kernel: Any) -> Iterator[None]:
-    """CUDA's libdevice within ``kernel``: the interpreter has none of it, so that its functions
+    """CUDA's libdevice within ``kernel``: the interpreter does not have it, so that its functions
     return None (Triton 3.7, ``triton/language/extra/libdevice.py``).
     """
     names = kernel.fn.__globals__
@@ -102,9 +106,10 @@ def _device_functions(kernel: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _language_as_it_is() -> Iterator[None]:
-    """Puts back what the interpreter replaces in ``triton.language`` and leaves there (Triton 3.2
-    and 3.5, ``_patch_lang`` in ``triton/runtime/interpreter.py``): no kernel could be compiled.
+def _language_restored() -> Iterator[None]:
+    """Restore what the interpreter replaces in ``triton.language`` and leaves there (Triton 3.2 and
+    3.5, ``_patch_lang`` in ``triton/runtime/interpreter.py``): otherwise no kernel could be
+    compiled.
     """
     language: Any = sys.modules["triton.language"]
     core = language.core

@@ -1,4 +1,4 @@
-"""Which torch is installed, and which one is simulated."""
+"""The version of torch that is installed, and the one that is simulated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from gpuprobe.errors import UsageError
 
 OLDEST: Final = (2, 6)
-"""Differences between torch's CUDA kernels are known since this version."""
+"""The oldest version whose CUDA kernels are known."""
 
 
 def installed() -> tuple[int, int]:
@@ -22,7 +22,7 @@ def installed() -> tuple[int, int]:
 def simulated(text: str) -> tuple[int, int]:
     """The (major, minor) of a version such as ``2.6`` or ``2.6.0``; of the installed one for "".
 
-    Raises UsageError for text that is no version, and for one that is newer than the installed
+    Raises UsageError for text that is not a version, and for one that is newer than the installed
     torch, whose code the program runs, or too old to be known.
     """
     newest = installed()

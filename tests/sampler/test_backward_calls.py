@@ -46,7 +46,7 @@ def test_what_the_engine_allocates_has_the_stack_of_the_call(
     calls.called()
     calls.returned()
     trace = traced((5, ()), (12, ()), (13, (HOOK,)), (14, (HOOK, THREAD)), (25, ()))
-    calls.lay_over(trace)
+    calls.complete(trace)
     before, plain, hook, thread, after = stacks_of(trace)
     assert before == after == ()
     assert plain[0].name == "test_what_the_engine_allocates_has_the_stack_of_the_call"
@@ -62,7 +62,7 @@ def test_a_stack_of_the_thread_that_called_is_whole_already(
     calls.returned()
     outermost = calls._call[0][-1]
     trace = traced((12, (HOOK, outermost)))
-    calls.lay_over(trace)
+    calls.complete(trace)
     assert stacks_of(trace) == [(HOOK, outermost)]
 
 
@@ -80,7 +80,7 @@ def test_a_call_within_another_gives_way_to_it(monkeypatch: pytest.MonkeyPatch) 
     calls.returned()
     calls.returned()
     trace = traced((15, ()), (25, ()), (35, ()))
-    calls.lay_over(trace)
+    calls.complete(trace)
     assert [frames[0].name for frames in stacks_of(trace)] == ["outer", "inner", "outer"]
 
 
@@ -91,7 +91,7 @@ def test_a_call_that_began_before_the_step_counts(monkeypatch: pytest.MonkeyPatc
     calls.begin()
     calls.returned()
     trace = traced((15, ()), (35, ()))
-    calls.lay_over(trace)
+    calls.complete(trace)
     assert [bool(frames) for frames in stacks_of(trace)] == [True, False]
 
 

@@ -52,7 +52,7 @@ def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.Monk
     trace = MemoryTrace("cuda:0")
     for time_us in (5, 10, 19, 20, 29, 30, 31):
         trace.events.append(ALLOC, 0x1000 + time_us, 512, time_us=time_us)
-    taken.lay_over(trace)
+    taken.complete(trace)
     names = [trace.stacks.strings[i] for i in trace.events.module]
     inner, outer = "Sequential.0", "Sequential"
     assert names == [outer, inner, inner, outer, outer, "", ""]

@@ -271,7 +271,7 @@ def test_the_driver_is_asked_once_a_second() -> None:
     assert (first.pinned, first.pinned_held) == (4096, 8192)
     now += 0.5
     assert not use.read(["cuda:0"]).used
-    assert use.read(["cuda:0"], ask=True).used
+    assert use.read(["cuda:0"], query=True).used
     now += 1.1
     assert use.read(["cuda:0"]).used
     assert asked == [0, 1, 0, 0]

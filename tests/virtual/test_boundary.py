@@ -22,7 +22,7 @@ from gpuprobe.api import watch
 from gpuprobe.api.virtual import estimate_program
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import NotModelled, ProgramFailed, ValueNeeded
-from gpuprobe.sampler.program import signals_put_back
+from gpuprobe.sampler.program import signals_restored
 from gpuprobe.virtual import boundary
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -149,7 +149,7 @@ def test_signals_are_put_back() -> None:
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
     before = [signal.getsignal(number) for number in numbers]
     try:
-        with signals_put_back():
+        with signals_restored():
             for number in numbers:
                 signal.signal(number, lambda number, frame: None)
         after = [signal.getsignal(number) for number in numbers]

@@ -19,7 +19,7 @@ from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
 from gpuprobe.native.values.plans import MASKED, How, OperatorPlan, masked, plan_of
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
-from gpuprobe.torch_support.operator_calls import WATCHED, handled_by
+from gpuprobe.torch_support.operator_calls import HANDLED, handled_by
 
 _Tensor: Final = torch.Tensor
 _Device: Final = torch.device
@@ -34,7 +34,7 @@ _ABOVE: Final = (
     | _KeySet(torch._C.DispatchKey.ADInplaceOrView)
     | _KeySet(torch._C.DispatchKey.AutocastCPU)
     | _KeySet(torch._C.DispatchKey.AutocastCUDA)
-    | WATCHED
+    | HANDLED
 )
 """What a CPU kernel must not pass through: the program's graph, its autocasting and a watch have
 had their part with the operator itself."""

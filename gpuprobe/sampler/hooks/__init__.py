@@ -1,1 +1,1 @@
-"""Where the sampler attaches to torch."""
+"""The sampler's hooks into torch."""

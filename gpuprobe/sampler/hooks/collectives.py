@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -33,8 +33,12 @@ from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.sampler.hooks.waits import Copies, Waits
-from gpuprobe.torch_support.callers import TORCH, module_at_work, program_line
+from gpuprobe.torch_support.callers import TORCH, program_line, running_module
 from gpuprobe.torch_support.tensors import tensors_in
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.nn.parallel import DistributedDataParallel
 
 _NOT_BLOCKING: Final = Unavailable("the call does not wait for it", ReadStatus.NOT_COLLECTED)
 _MESH: Final = "mesh_"
@@ -42,37 +46,37 @@ _MESH: Final = "mesh_"
 
 
 class Records:
-    """The records since the last `take`; made in all threads. ``on``: whether any are wanted.
-    ``virtual``: GPUs are in software, and a call returns when its operation is over.
+    """The records since the last `take`, made in all threads. ``on``: whether any are requested.
+    ``virtual``: GPUs are simulated, and a call returns when its operation has completed.
     """
 
     def __init__(
         self, started_ns: Callable[[], int], on_fault: Callable[[Exception], None]
     ) -> None:
         """``started_ns``: when the session began, by ``time.perf_counter_ns``. ``on_fault`` gets
-        what goes wrong here: it is not the program's.
+        internal errors: they must not reach the program.
         """
         self.on = True
         self.virtual = False
-        self.left_out = False  # an operation, as a step had too many
+        self.left_out = False  # whether a step had too many operations
         self._on_fault = on_fault
         self._started_ns = started_ns
         self._sequence: Counter[str] = Counter()
         self._records: list[CollectiveRecord] = []
-        self._buckets: tuple[Any, list[int]] | None = None
+        self._buckets: tuple[DistributedDataParallel, list[int]] | None = None
 
     def called(
         self,
         op: str,
         payload: int,
         group: Any,
-        tensor: Any,
+        tensor: object,
         peer: int | None,
         span: tuple[int, int],
         blocks: bool,
     ) -> None:
-        """A call has returned. ``group`` is what its caller names a group; ``tensor`` is what it is
-        about, or a list of that; ``span`` when it began and ended; ``blocks``: it returned no
+        """A call has returned. ``group`` is the group as its caller names it; ``tensor`` the
+        payload, or a list of tensors; ``span`` when it began and ended; ``blocks``: it returned no
         handle.
         """
         try:
@@ -81,19 +85,21 @@ class Records:
                 return
             first = next(tensors_in(tensor), None)
             on_gpu = first is not None and first.device.type != "cpu"
-            over = blocks and (self.virtual or not on_gpu)
+            completed = blocks and (self.virtual or not on_gpu)
             dtype = "" if first is None else _name(first.dtype)
-            self._add(op, payload, found, dtype, _place(), module_at_work(), peer, span, over)
-        except Exception as error:  # noqa: BLE001 - it is not the program's
+            self._add(op, payload, found, dtype, _place(), running_module(), peer, span, completed)
+        except Exception as error:  # noqa: BLE001 - it must not reach the program
             self.on = False
             self._on_fault(error)
 
-    def expect(self, module: Any, sizes: list[int]) -> None:
+    def expect(self, module: DistributedDataParallel, sizes: list[int]) -> None:
         """The next backward pass exchanges the buckets of a DistributedDataParallel."""
         self._buckets = (module, sizes)
 
-    def backward_done(self, computed: int | None, over: int) -> None:
-        """The pass is over; its gradients were ``computed`` then, if that is known."""
+    def backward_done(self, computed: int | None, now: int) -> None:
+        """The backward pass has ended, at ``now``; its gradients were complete at ``computed``, if
+        that is known.
+        """
         expected, self._buckets = self._buckets, None
         if expected is None:
             return
@@ -102,7 +108,7 @@ class Records:
         dtype = _name(kinds.pop()) if len(kinds) == 1 else ""
         place, name = _place(), type(module).__name__
         for size in sizes:
-            span = (computed or 0, over)
+            span = (computed or 0, now)
             self._add(
                 "all_reduce",
                 size,
@@ -119,13 +125,13 @@ class Records:
         self,
         op: str,
         payload: int,
-        group: Any,
+        group: ProcessGroup,
         dtype: str,
         place: SourceLine,
         module: str,
         peer: int | None,
         span: tuple[int, int],
-        over: bool,
+        completed: bool,
     ) -> None:
         label, ranks = str(group.group_name), group.size()
         self._sequence[label] += 1
@@ -148,21 +154,21 @@ class Records:
                 place=place,
                 module=module,
                 arrival_ns=span[0] - started if span[0] else unknown,
-                completion_ns=span[1] - started if over else _NOT_BLOCKING,
+                completion_ns=span[1] - started if completed else _NOT_BLOCKING,
                 members=group_text(dist.get_process_group_ranks(group)),
                 peer=unknown if peer is None else peer,
             )
         )
 
     def take(self) -> list[CollectiveRecord]:
-        """What was recorded since the last time."""
+        """The records since the last call."""
         found, self._records = self._records, []
         return found
 
 
-def group_of(group: Any) -> Any:
-    """The process group that a caller names: itself, its name, a mesh and one of its dimensions, or
-    none for all ranks. None for a list of ranks.
+def group_of(group: Any) -> ProcessGroup | None:
+    """The process group that a caller names: a group, its name, a mesh and one of its dimensions,
+    or None for all ranks. Returns None for a list of ranks.
     """
     if group is None:
         return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
@@ -176,7 +182,7 @@ def group_of(group: Any) -> Any:
 
 
 def _place() -> SourceLine:
-    """The program's line; in a thread of the autograd engine there is none."""
+    """The program's line; there is none in a thread of the autograd engine."""
     file, line = program_line()
     if file.startswith((TORCH, "<frozen", "<unknown>")) or "threading.py" in file:
         return NoPlace.AUTOGRAD_ENGINE
@@ -196,8 +202,8 @@ BLIND_SPOT = BlindSpot(
 
 _IN_BACKWARD = Unavailable("it overlaps the backward pass", ReadStatus.NOT_COLLECTED)
 
-# Where each function is given what this rank hands over: position and name of the argument.
-# None: it is counted by what it calls (the functions of objects pickle them first).
+# The argument with what this rank contributes to each function: position and name. None: counted by
+# the functions that it calls (those of objects pickle them first).
 _PAYLOAD: dict[str, tuple[int, str] | None] = {
     "all_gather": (1, "tensor"),
     "all_gather_coalesced": (1, "input_tensor_list"),
@@ -228,7 +234,7 @@ _PAYLOAD: dict[str, tuple[int, str] | None] = {
 }
 
 
-# The same of functional collectives (torch/distributed/_functional_collectives.py).
+# The same for functional collectives (torch/distributed/_functional_collectives.py).
 _FUNCTIONAL: dict[str, tuple[str, tuple[int, str] | None]] = {
     "all_gather_into_tensor_coalesced": ("all_gather", (0, "self")),
     "all_gather_single": ("all_gather", (0, "self")),
@@ -271,8 +277,8 @@ _ENDINGS = ("_into_tensor", "_coalesced", "_single", "_tensor")
 
 
 def _kind(name: str) -> str:
-    """What a function of ``torch.distributed`` does, as `wire_bytes` has it; "" for those that call
-    others.
+    """The operation of a function of ``torch.distributed``, by its name in `wire_bytes`; "" for
+    functions that call others.
     """
     for ending in _ENDINGS:
         name = name.removesuffix(ending)
@@ -282,13 +288,13 @@ def _kind(name: str) -> str:
 class _Nesting(threading.local):
     depth = 0
     inner = 0  # bytes of the calls inside the outermost one
-    wire = 0  # and what they send
-    counts = False  # the outermost one is an operation, and not its inner calls
+    wire = 0  # bytes that these send
+    counts = False  # whether the outermost one is the operation, and not its inner calls
 
 
 class CollectiveCalls:
-    """The calls since the last `take`, while installed. Counts those of all threads: FSDP2's are
-    made by the threads of the autograd engine.
+    """The calls since the last `take`, while installed. Counts those of all threads: FSDP2 calls
+    from threads of the autograd engine.
     """
 
     def __init__(
@@ -297,7 +303,7 @@ class CollectiveCalls:
         phase: Callable[[], str] = lambda: "",
         records: Records | None = None,
     ) -> None:
-        """``phase`` returns the path of the phase that is on. ``records`` gets each operation."""
+        """``phase`` returns the path of the current phase. ``records`` gets each operation."""
         self._blind = blind
         self._records = records
         self.waits = Waits(phase)
@@ -312,28 +318,28 @@ class CollectiveCalls:
         self.active = False
 
     def install(self) -> None:
-        """Watch from now on, where this torch has ``torch.distributed`` at all."""
+        """Record from now on, if this torch has ``torch.distributed``."""
         if not dist.is_available():
             return
         self.active = True
         for name, payload in _PAYLOAD.items():
             original = getattr(dist.distributed_c10d, name, None)
-            if original is None:  # not every torch has every one
+            if original is None:  # which ones exist depends on torch's version
                 continue
-            watched = self._watched(name, original, payload, _kind(name))
+            wrapped = self._wrapped(name, original, payload, _kind(name))
             for owner in (dist.distributed_c10d, dist):
                 if getattr(owner, name, None) is original:
-                    self._restore.append(patch(owner, name, watched))
+                    self._restore.append(patch(owner, name, wrapped))
         if dist.is_initialized():
             self._functional()
         else:
-            self._restore.append(patch(dist, "init_process_group", self._then_functional(dist)))
+            self._restore.append(patch(dist, "init_process_group", self._then_functional()))
         self._restore += self.waits.install()
         work = torch._C._distributed_c10d.Work
-        self._restore.append(patch(work, "wait", self._watched("wait", work.wait, None, "")))
+        self._restore.append(patch(work, "wait", self._wrapped("wait", work.wait, None, "")))
 
     def _functional(self) -> None:
-        """Watch functional collectives (importing them takes 60 ms) and copies, of a program that
+        """Record functional collectives (importing them takes 60 ms) and copies, of a program that
         has a process group.
         """
         from torch.distributed import _functional_collectives as functional
@@ -342,10 +348,10 @@ class CollectiveCalls:
         for name, (op, payload) in _FUNCTIONAL.items():
             original = getattr(functional, name, None)
             if original is not None:
-                watched = self._watched(op, original, payload, "" if op == "wait" else op)
-                self._restore.append(patch(functional, name, watched))
+                wrapped = self._wrapped(op, original, payload, "" if op == "wait" else op)
+                self._restore.append(patch(functional, name, wrapped))
 
-    def _then_functional(self, dist: Any) -> Callable[..., Any]:
+    def _then_functional(self) -> Callable[..., Any]:
         original = dist.init_process_group
 
         @functools.wraps(original)
@@ -359,14 +365,14 @@ class CollectiveCalls:
         return init_process_group
 
     def remove(self) -> None:
-        """Put everything back. Safe to call twice."""
+        """Remove all wrappers. Safe to call twice."""
         self.active = False
         while self._restore:
             self._restore.pop()()
 
     def forward_done(self, module: Any) -> None:
-        """A model was called. If it is data parallel and this thread records gradients, the
-        backward pass to come exchanges every bucket once.
+        """A model was called. If it is data parallel and this thread records gradients, the next
+        backward pass exchanges every bucket once.
         """
         if type(module).__name__ != "DistributedDataParallel" or not torch.is_grad_enabled():
             return
@@ -387,13 +393,13 @@ class CollectiveCalls:
             self._records.expect(module, sizes)
 
     def backward_done(self) -> None:
-        """A backward pass is over."""
+        """A backward pass has ended."""
         computed = self.waits.backward_done()
         if self._records is not None and self._records.on:
             self._records.backward_done(computed, time.perf_counter_ns())
 
     def take(self) -> tuple[Collective, ...]:
-        """What was called since the last time, the most bytes first."""
+        """The calls since the last call of this, the most bytes first."""
         with self._lock:
             calls = {op: tuple(sums) for op, sums in self._calls.items() if sums[0]}
             for sums in self._calls.values():
@@ -408,29 +414,31 @@ class CollectiveCalls:
             found.append(Collective(DDP, buckets, Bytes(size), _IN_BACKWARD, Bytes(wire)))
         return tuple(sorted(found, key=lambda call: (-call.bytes, call.op)))
 
-    def _watched(
+    def _wrapped(
         self, op: str, original: Callable[..., Any], payload: tuple[int, str] | None, kind: str
     ) -> Callable[..., Any]:
-        """``kind``: what it does, as `wire_bytes` has it; "" where others that it calls do it."""
+        """Wrap ``original``. ``kind``: its operation by its name in `wire_bytes`; "" if the
+        functions that it calls are counted.
+        """
         nesting = self._nesting
         names = list(inspect.signature(original).parameters) if kind else []
-        group = (names.index("group"), "group") if "group" in names else None
+        group_argument = (names.index("group"), "group") if "group" in names else None
         peer = next(((names.index(name), name) for name in ("dst", "src") if name in names), None)
 
         @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if not self.active or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             size = 0 if payload is None else _size(_argument(args, kwargs, *payload))
-            among = group and _argument(args, kwargs, *group)
+            group = group_argument and _argument(args, kwargs, *group_argument)
             if nesting.depth:
                 nesting.inner += size
-                nesting.wire += _sent(kind, size, among)
+                nesting.wire += _sent(kind, size, group)
                 if nesting.counts:
                     return original(*args, **kwargs)
                 began = time.perf_counter_ns()
                 found = original(*args, **kwargs)
-                recorded(args, kwargs, size, among, began, found)
+                record(args, kwargs, size, group, began, found)
                 return found
             nesting.depth, nesting.inner, nesting.wire = 1, 0, 0
             nesting.counts = payload is not None
@@ -446,14 +454,14 @@ class CollectiveCalls:
                 if payload is None:
                     self._count(op, nesting.inner, spent, nesting.wire)
                 else:
-                    self._count(op, size, spent, _sent(kind, size, among))
-                recorded(args, kwargs, size, among, began, found)
+                    self._count(op, size, spent, _sent(kind, size, group))
+                record(args, kwargs, size, group, began, found)
 
-        def recorded(
+        def record(
             args: tuple[Any, ...],
             kwargs: dict[str, Any],
             size: int,
-            among: Any,
+            group: Any,
             began: int,
             found: Any,
         ) -> None:
@@ -463,15 +471,15 @@ class CollectiveCalls:
             to = _argument(args, kwargs, *peer) if peer and kind in ("send", "recv") else None
             records.called(
                 kind,
-                _whole(kind, size, among),
-                among,
+                _whole(kind, size, group),
+                group,
                 _argument(args, kwargs, *payload),
                 to,
                 (began, time.perf_counter_ns()),
                 found is None or (kind == "recv" and isinstance(found, int)),
             )
 
-        return watched
+        return call
 
     def _count(self, op: str, size: int, spent: int, wire: int) -> None:
         with self._lock:
@@ -482,20 +490,20 @@ class CollectiveCalls:
             sums[3] += wire
 
 
-def _sent(kind: str, handed_over: int, group: Any) -> int:
-    """What this rank sends for an operation that it hands so many bytes over to."""
-    if not kind or not handed_over:
+def _sent(kind: str, contribution: int, group: Any) -> int:
+    """The bytes that this rank sends for an operation, given the bytes that it contributes."""
+    if not kind or not contribution:
         return 0
-    return wire_bytes(kind, _whole(kind, handed_over, group), _size_of(group))
+    return wire_bytes(kind, _whole(kind, contribution, group), _size_of(group))
 
 
-def _whole(kind: str, handed_over: int, group: Any) -> int:
-    """What the operation is about: all that is gathered, of which this rank has a part."""
-    return handed_over * _size_of(group) if kind in ("all_gather", "gather") else handed_over
+def _whole(kind: str, contribution: int, group: Any) -> int:
+    """The payload of the operation: all that is gathered, of which this rank contributes a part."""
+    return contribution * _size_of(group) if kind in ("all_gather", "gather") else contribution
 
 
 def _size_of(group: Any) -> int:
-    """The number of ranks in what a caller names a group: itself, its name, a mesh, ranks."""
+    """The number of ranks in a group as a caller names it: the group, its name, a mesh, ranks."""
     if group is None:
         return dist.get_world_size() if dist.is_initialized() else 1
     if isinstance(group, str):
@@ -507,8 +515,10 @@ def _size_of(group: Any) -> int:
     return int(group.size())
 
 
-def _hooked(module: Any) -> bool:
-    """Whether a hook in Python exchanges the gradients of a DistributedDataParallel."""
+def _hooked(module: DistributedDataParallel) -> bool:
+    """Whether a communication hook in Python exchanges the gradients of a
+    DistributedDataParallel.
+    """
     return bool(getattr(module, "_comm_hooks", ()))
 
 
@@ -516,7 +526,7 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name
     return args[position] if position < len(args) else kwargs.get(name)
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """The bytes of a tensor, or of a list of them."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
@@ -525,8 +535,8 @@ def _size(value: Any) -> int:
     return 0
 
 
-def _bucket_sizes(module: Any) -> list[int]:
-    """The bytes of each bucket, as torch's own log of the module has them."""
+def _bucket_sizes(module: DistributedDataParallel) -> list[int]:
+    """The bytes of each bucket, from torch's own log of the module."""
     texts = module.logger._get_ddp_logging_data().strs_map
     text = texts.get("rebuilt_bucket_sizes") or texts.get("bucket_sizes", "")
     return [int(part) for part in text.replace(",", " ").split()]

@@ -1,4 +1,6 @@
-"""Finding the program's models without being told: the module trees that are alive."""
+"""The program's models, found among all living objects, and whether they are trained or
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,25 @@ from collections.abc import Callable
 from itertools import chain, compress, repeat
 from operator import is_, methodcaller
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.sampler.tracing.tensors import modules_of
 
+_T = TypeVar("_T")
 
-def _tracked(test: Callable[[Any, Any], bool], kind: Any) -> list[Any]:
-    """The objects the garbage collector tracks for whose type ``test(type, kind)`` is true.
 
-    A list of all objects must not live while another thread runs. A tuple that ``tuple(iterator)``
-    is still filling would be in it, and Python refuses to finish a tuple that somebody else holds:
-    the thread would get a SystemError. So the list is filled, walked and emptied inside one call
-    of C code, which keeps the interpreter to itself: no step of it is Python code (``test`` must
-    be none either), and no collection runs meanwhile.
+def _tracked(test: Callable[[Any, type[_T]], bool], kind: type[_T]) -> list[_T]:
+    """The objects that the garbage collector tracks and for whose type ``test(type, kind)`` is
+    true.
+
+    A list of all objects must not live while another thread runs. It would contain a tuple that
+    ``tuple(iterator)`` is still filling, and Python refuses to finish a tuple with other
+    references: the thread would get a SystemError. So the list is filled, walked and emptied inside
+    one call of C code, which keeps the interpreter to itself: no step of it is Python code
+    (``test`` must not be either), and no collection runs meanwhile.
     """
     everything: list[Any] = []
     fill = map(everything.extend, map(gc.get_objects, (None,)))
@@ -34,19 +39,19 @@ def _tracked(test: Callable[[Any, Any], bool], kind: Any) -> list[Any]:
     return found[1:-1]  # without what filling and emptying return
 
 
-def _instances(kind: type) -> list[Any]:
-    """Those whose type is, or derives from, ``kind``.
+def _instances(kind: type[_T]) -> list[_T]:
+    """The objects whose type is, or derives from, ``kind``.
 
-    ``type(o)`` and not ``isinstance``: a lazy proxy must not be woken up by being looked at.
+    ``type(o)`` and not ``isinstance``: that would wake up a lazy proxy.
     """
     return _tracked(issubclass, kind)
 
 
-def live_roots() -> list[Any]:
+def live_roots() -> list[torch.nn.Module]:
     """Every `torch.nn.Module` that no other live module contains, and that has parameters.
 
-    Looks through the objects the garbage collector tracks: some tens of milliseconds, once.
-    Loss functions and other modules without parameters are left out.
+    Searches the objects the garbage collector tracks: some tens of milliseconds, once. Loss
+    functions and other modules without parameters are left out.
     """
     modules = _instances(torch.nn.Module)
     contained: set[int] = set()
@@ -59,13 +64,13 @@ def live_roots() -> list[Any]:
         for module in modules
         if id(module) not in contained
         and "_parameters" in module.__dict__
-        # What torch.jit made of a module refuses hooks, and its parts are no Python.
+        # What torch.jit made of a module refuses hooks, and its parts are not Python.
         and not isinstance(module, torch.jit.ScriptModule)
         and _has_parameters(module)
     ]
 
 
-def _has_parameters(root: Any) -> bool:
+def _has_parameters(root: torch.nn.Module) -> bool:
     return any(
         parameter is not None
         for _, module in modules_of(root)
@@ -73,10 +78,10 @@ def _has_parameters(root: Any) -> bool:
     )
 
 
-def live_tensors() -> list[Any]:
+def live_tensors() -> list[torch.Tensor]:
     """Every tensor that has a Python object now.
 
-    Not those that ``torch.func`` hands to a function: they have no storage but another's.
+    Not those that ``torch.func`` passes to a function: they share the storage of another tensor.
     """
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return [tensor for tensor in _instances(torch.Tensor) if not is_wrapped(tensor)]
@@ -94,11 +99,11 @@ def is_trained(model: torch.nn.Module) -> bool:
 
 
 def compile_in_use() -> bool:
-    """Whether there is a module or a function that ``torch.compile`` was asked for before now. What
-    was compiled and is gone cannot be called again.
+    """Whether a module or function exists that ``torch.compile`` was called for. What was compiled
+    and no longer exists cannot be called again.
 
-    Dynamo marks what it wraps with ``_torchdynamo_orig_callable``; functions it was told to
-    leave alone carry ``_torchdynamo_disable`` as well.
+    Dynamo marks what it wraps with ``_torchdynamo_orig_callable``; functions that it must not
+    compile have ``_torchdynamo_disable`` as well.
     """
     if "torch._dynamo" not in sys.modules:
         return False

@@ -1,5 +1,5 @@
-"""Steps of a program that only infers: each call of a model's ``generate``, and each outermost call
-of a model in ``inference_mode``.
+"""Steps of a program that only runs inference: each call of a model's ``generate``, and each
+outermost call of a model in ``inference_mode``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType
-from typing import Any
 
 import torch
 
@@ -19,8 +18,8 @@ from gpuprobe.sampler.hooks.wrapping import in_context
 
 
 class InferenceSteps:
-    """Which calls of models end a step. Where an optimizer is alive that trains the first one, none
-    does: they belong to an evaluation before training, between its steps or after it.
+    """Decides which calls of models end a step. If an optimizer is alive that trains the first one,
+    none does: they belong to an evaluation before, between or after training steps.
 
     ``ended`` is called when a call of ``generate`` has ended that was a step.
     """
@@ -28,9 +27,11 @@ class InferenceSteps:
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
         self._open = 0  # calls of models inside one another
-        self._trains: bool | None = None  # not looked yet: it takes some ten milliseconds
+        self._trains: bool | None = (
+            None  # None: not checked yet, which takes about ten milliseconds
+        )
         self._generating = 0  # calls of generate inside one another
-        self._called = False  # a model, to infer, since the outermost of them began
+        self._called = False  # a model was called since the outermost of them began
         self._codes: set[CodeType] = set()  # of the functions that were replaced
         self._missed = False  # a call of generate began before it was replaced
         self._restore: list[Callable[[], None]] = []
@@ -46,11 +47,11 @@ class InferenceSteps:
         self._open -= 1
 
     def trains(self) -> None:
-        """An optimizer is at work: no call ends a step from here on."""
+        """An optimizer is used: no call ends a step from here on."""
         self._trains = True
 
     def infers(self) -> bool:
-        """Whether a model is called to infer: nothing of it is kept for a backward pass."""
+        """Whether models are called for inference: nothing is kept for a backward pass."""
         return not torch.is_grad_enabled()
 
     def ends_step(self, model: torch.nn.Module) -> bool:
@@ -72,8 +73,8 @@ class InferenceSteps:
 
     # -- generate
 
-    def watch(self, models: Iterable[Any]) -> None:
-        """Report each call of the ``generate`` method that a class of these models has."""
+    def watch(self, models: Iterable[torch.nn.Module]) -> None:
+        """Report each call of the ``generate`` method of these models' classes."""
         for model in models:
             for owner in type(model).__mro__:
                 found = vars(owner).get("generate")
@@ -84,14 +85,14 @@ class InferenceSteps:
                 break
 
     def _replace(self, owner: type, function: FunctionType) -> None:
-        inner: Any = function
+        inner: object = function
         while inner is not None:  # decorators, such as torch.no_grad()
             if isinstance(inner, FunctionType):
                 self._codes.add(inner.__code__)
             inner = getattr(inner, "__wrapped__", None)
-        watched = in_context(function, self._generate)
-        setattr(watched, _MARK, True)
-        self._restore.append(patch(owner, "generate", watched))
+        recorded = in_context(function, self._generate)
+        setattr(recorded, _MARK, True)
+        self._restore.append(patch(owner, "generate", recorded))
 
     @contextmanager
     def _generate(self) -> Iterator[None]:
@@ -111,7 +112,7 @@ class InferenceSteps:
                 self._ended()
 
     def _in_replaced(self) -> bool:
-        """Whether a function that was replaced is running: one that began before."""
+        """Whether a function that was replaced is running: the call began before that."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code in self._codes:
@@ -120,7 +121,7 @@ class InferenceSteps:
         return False
 
     def remove(self) -> None:
-        """Put every ``generate`` back."""
+        """Restore every ``generate``."""
         while self._restore:
             self._restore.pop()()
 

@@ -11,14 +11,18 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from gpuprobe.sampler.program import Program
 
 
 class _Call(NamedTuple):
-    """A call of ``optimizer.step``: where its frame is, counted from the bottom of its thread."""
+    """A call of ``optimizer.step``, and the depth of its frame, counted from the bottom of its
+    thread.
+    """
 
     thread: int
     depth: int
@@ -26,10 +30,10 @@ class _Call(NamedTuple):
 
 
 class OptimizerCalls:
-    """The calls of ``optimizer.step`` that are under way, one inside another.
+    """The calls of ``optimizer.step`` in progress, one inside another.
 
-    torch calls no hook where one raises (out of memory in the first step, a closure that gives
-    up), and a program may well go on. So a call counts while its frame is on the stack.
+    If one raises (out of memory in the first step, a closure that gives up), torch calls no hook,
+    and a program may well continue. So a call counts while its frame is on the stack.
     """
 
     def __init__(self) -> None:
@@ -49,13 +53,13 @@ class OptimizerCalls:
             self._calls.pop()
 
     def forget_raised(self) -> bool:
-        """Forget the calls that an exception ended. Whether that leaves none of them."""
+        """Forget the calls that an exception ended. True if that leaves none in progress."""
         if not self._calls:
             return False
         stack = _stack(sys._getframe(1))
         while self._calls:
             thread, depth, code = self._calls[-1]
-            if thread != threading.get_ident():  # the engine's thread, working for that one
+            if thread != threading.get_ident():  # a thread of the engine, which that one waits for
                 return False
             if depth <= len(stack) and stack[-depth] is code:
                 return False
@@ -64,7 +68,7 @@ class OptimizerCalls:
 
 
 def _stack(frame: FrameType | None) -> list[CodeType]:
-    """What runs in this frame and those below it."""
+    """The code of this frame and of those below it."""
     found = []
     while frame is not None:
         found.append(frame.f_code)
@@ -73,22 +77,24 @@ def _stack(frame: FrameType | None) -> list[CodeType]:
 
 
 class StepOwner:
-    """Tells whether an optimizer's step begins a new training step, or belongs to the one that
-    ended last: that of a second optimizer (a generator's after a discriminator's) does.
+    """Decides whether an optimizer's step begins a new training step or belongs to the last one, as
+    the step of a second optimizer does (a generator's after a discriminator's).
     """
 
     def __init__(self) -> None:
-        self._primary: weakref.ref[Any] | None = None
-        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._primary: weakref.ref[Optimizer] | None = None
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     @property
     def known(self) -> bool:
         return self._primary is not None
 
-    def amends(self, optimizer: Any, *, last: bool) -> bool:
-        """This optimizer stepped. ``last``: there is a step that it could belong to."""
+    def amends(self, optimizer: Optimizer, *, last: bool) -> bool:
+        """Whether the step of ``optimizer`` belongs to the last training step, if there is one
+        (``last``).
+        """
         primary = None if self._primary is None else self._primary()
-        if primary is None:  # the first one, or one that takes the place of one that is gone
+        if primary is None:  # the first one, or one that replaces one that no longer exists
             primary = optimizer
             self._primary = weakref.ref(optimizer)
         if last and optimizer is not primary and optimizer not in self._stepped:
@@ -99,14 +105,14 @@ class StepOwner:
 
 
 class Enough(BaseException):
-    """Ends a program after the steps that were asked for. Not an Exception: programs that catch
-    those must not go on.
+    """Ends a program after the requested steps. Not an Exception: programs that catch those must
+    not continue.
     """
 
 
 @contextmanager
 def limit(steps: int) -> Iterator[Callable[[], int]]:
-    """Raise `Enough` once every optimizer, or one of them once more, has made ``steps``."""
+    """Raise `Enough` once every optimizer has made ``steps``, or one of them one more."""
     most, remove = _count(steps, Enough)
     try:
         yield most
@@ -114,13 +120,13 @@ def limit(steps: int) -> Iterator[Callable[[], int]]:
         remove()
 
 
-def exit_after(steps: int, told: Callable[[], object]) -> None:
+def exit_after(steps: int, on_end: Callable[[], object]) -> None:
     """End this process, which a program started, as ``sys.exit(0)`` does, after these steps.
-    ``told`` is called before.
+    ``on_end`` is called before.
     """
 
     def end() -> BaseException:
-        told()
+        on_end()
         return SystemExit(0)
 
     _count(steps, end)
@@ -129,16 +135,16 @@ def exit_after(steps: int, told: Callable[[], object]) -> None:
 def _count(
     steps: int, end: Callable[[], BaseException]
 ) -> tuple[Callable[[], int], Callable[[], None]]:
-    """Raise ``end()`` after these steps, in this process. The most of an optimizer, and what stops
-    counting.
+    """Raise ``end()`` after these steps, in this process. Returns a function for the largest number
+    of steps of an optimizer, and one that stops counting.
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
     most = 0
     process = os.getpid()
 
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def stepped(optimizer: Optimizer, args: object, kwargs: object) -> None:
         nonlocal most
         if os.getpid() != process:
             return
@@ -151,10 +157,10 @@ def _count(
 
 
 class Limited:
-    """A program that ends well after ``steps`` optimizer steps.
+    """A program that ends normally after ``steps`` optimizer steps.
 
-    torch is imported before the program starts. The limit's hook is the last to be registered,
-    so that a recorder still sees the end of the last step.
+    torch is imported before the program starts. The limit's hook is the last to be registered, so
+    that a recorder still gets the end of the last step.
     """
 
     def __init__(self, program: Program, steps: int) -> None:

@@ -1,4 +1,6 @@
-"""What a step's record holds besides memory and time: collectives, and where things are."""
+"""What a step's record has apart from memory and time: collectives, and on which device modules,
+inputs and batches are.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from gpuprobe.analysis.time_shares import joined_calls
 from gpuprobe.model.run.communication import MOST_OPERATIONS, exchanges_of, operations
@@ -24,57 +28,60 @@ from gpuprobe.torch_support.engine_reports import assumptions
 from gpuprobe.torch_support.tensors import tensors_in
 
 STEPS = 3
-"""Steps that are looked at. What is wrong is wrong from the start, and looking costs time."""
+"""Steps in which placement is recorded. What is wrong is wrong from the start, and recording costs
+time."""
 
 
 class Placement:
-    """What was seen since the last `take`; nothing after `STEPS` of them."""
+    """The placements found since the last `take`; none after the first `STEPS` steps."""
 
     def __init__(self) -> None:
         self._steps = 0
-        self._seen: dict[tuple[str, str, str, str], int] = {}
+        self._found: dict[tuple[str, str, str, str], int] = {}
         self._before: tuple[Placed, ...] = ()
-        self._called: dict[int, weakref.ref[Any]] = {}  # by id
+        self._called: dict[int, weakref.ref[Module]] = {}  # by id
 
     @property
-    def wanted(self) -> bool:
+    def active(self) -> bool:
         return self._steps < STEPS
 
-    def inputs(self, values: tuple[Any, ...]) -> None:
-        """What a model is called with."""
-        # While torch.jit traces, asking for a size would become part of what it traces.
-        if self.wanted and not torch.jit.is_tracing():
+    def inputs(self, values: tuple[object, ...]) -> None:
+        """A model is called with these arguments."""
+        # While torch.jit traces, reading a size would become part of the trace.
+        if self.active and not torch.jit.is_tracing():
             for tensor in tensors_in(values, MOST_NESTED + 1):
-                self._see("input", tensor)
+                self._add("input", tensor)
 
-    def called(self, model: Any) -> None:
+    def called(self, model: Module) -> None:
         """A model, or a part of one, was called."""
-        if self.wanted:
+        if self.active:
             self._called[id(model)] = weakref.ref(model)
 
-    def batch(self, value: Any) -> None:
-        """What a DataLoader gave."""
-        if self.wanted:
+    def batch(self, value: object) -> None:
+        """A DataLoader returned this batch."""
+        if self.active:
             for tensor in tensors_in(value, MOST_NESTED):
-                self._see("batch", tensor)
+                self._add("batch", tensor)
 
-    def _see(self, what: str, tensor: Any) -> None:
+    def _add(self, what: str, tensor: torch.Tensor) -> None:
         for plain in plain_tensors(tensor):
             kind = ""
-            # Asking whether memory is pinned would make a CUDA context where there is none.
+            # Querying whether memory is pinned would create a CUDA context if there is none.
             if plain.device.type == "cpu" and torch.cuda.is_initialized():
                 kind = "pinned" if plain.is_pinned() else "pageable"
             key = (what, "", str(plain.device), kind)
-            self._seen[key] = self._seen.get(key, 0) + plain.numel() * plain.element_size()
+            self._found[key] = self._found.get(key, 0) + plain.numel() * plain.element_size()
 
-    def take(self, models: Iterable[Any], optimizers: Iterable[Any] = ()) -> tuple[Placed, ...]:
-        """All of it at the end of a step; empty where it is as in the step before.
+    def take(
+        self, models: Iterable[Module], optimizers: Iterable[Optimizer] = ()
+    ) -> tuple[Placed, ...]:
+        """The placements at the end of a step; empty if they are those of the step before.
 
-        A model on the CPU alone is left out unless it was called or one of ``optimizers`` trains
-        it: an average of the weights, a copy for a checkpoint and what ran before the recording
-        are rightly there.
+        A model that is only on the CPU is left out unless it was called or one of ``optimizers``
+        trains it: an average of the weights, a copy for a checkpoint and a model that ran before
+        the recording belong there.
         """
-        if not self.wanted:
+        if not self.active:
             return ()
         self._steps += 1
         trained = {
@@ -87,20 +94,20 @@ class Placement:
         found: list[Placed] = []
         for model in stages or models:
             rows = list(place(model))
-            if stages or self._ran(model, trained) or any(row.device != "cpu" for row in rows):
+            if stages or self._in_use(model, trained) or any(row.device != "cpu" for row in rows):
                 found += rows
         found += [
             Placed(what, name, device, Bytes(size), kind)
-            for (what, name, device, kind), size in sorted(self._seen.items())
+            for (what, name, device, kind), size in sorted(self._found.items())
         ]
-        self._seen.clear()
+        self._found.clear()
         placed = tuple(found)
         if placed == self._before:
             return ()
         self._before = placed
         return placed
 
-    def _ran(self, model: Any, trained: set[int]) -> bool:
+    def _in_use(self, model: Module, trained: set[int]) -> bool:
         for _, module in modules_of(model):
             ref = self._called.get(id(module))
             if ref is not None and ref() is module:
@@ -110,9 +117,9 @@ class Placement:
         return False
 
 
-def _stages() -> list[Any]:
-    """The modules of the stages of a pipeline that this process runs; empty without a pipeline.
-    What else it holds of its model then (it is often built whole, on the CPU) is the others'.
+def _stages() -> list[Module]:
+    """The modules of the pipeline stages that this process runs; empty without a pipeline. With
+    one, the rest of its model (often built whole, on the CPU) belongs to other ranks.
     """
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None:
@@ -121,12 +128,12 @@ def _stages() -> list[Any]:
     return [one.submod for one in gc.get_objects() if base in type(one).__mro__]
 
 
-def place(model: Any) -> Iterator[Placed]:
-    """The largest parts of a model that are on one device each. Shared tensors count once."""
+def place(model: Module) -> Iterator[Placed]:
+    """The largest parts of a model that are each on one device. Shared tensors count once."""
     yield from _place(model, type(model).__name__, set())
 
 
-def _place(module: Any, name: str, counted: set[int]) -> Iterator[Placed]:
+def _place(module: Module, name: str, counted: set[int]) -> Iterator[Placed]:
     whole = [part for _, part in modules_of(module)]
     by_device, new = _by_device(whole, counted)
     children = [(key, child) for key, child in module._modules.items() if child is not None]
@@ -140,8 +147,10 @@ def _place(module: Any, name: str, counted: set[int]) -> Iterator[Placed]:
         yield from _place(child, f"{name}.{key}", counted)
 
 
-def _by_device(modules: Iterable[Any], counted: set[int]) -> tuple[dict[str, int], set[int]]:
-    """The bytes that these modules hold themselves, and the tensors, without those counted."""
+def _by_device(modules: Iterable[Module], counted: set[int]) -> tuple[dict[str, int], set[int]]:
+    """The bytes that these modules hold directly, by device, and the ids of their tensors; without
+    ``counted`` ones.
+    """
     found: dict[str, int] = {}
     new: set[int] = set()
     for module in modules:
@@ -164,7 +173,9 @@ _IF = "the figures are those of a real GPU if this is so there"
 
 
 class PerStep:
-    """Both, of one recorder. A second record of a step (`Step`) has what the first had, too."""
+    """Collectives and placement of one recorder. A second record of a step (`Step`) contains what
+    the first had, too.
+    """
 
     def __init__(
         self,
@@ -173,8 +184,8 @@ class PerStep:
         traces: Traces,
         on_fault: Callable[[Exception], None],
     ) -> None:
-        """``traces`` know which steps are recorded with each operation; ``on_fault`` gets what goes
-        wrong here.
+        """``traces`` decide in which steps each operation is recorded; ``on_fault`` gets internal
+        errors.
         """
         self.records = Records(lambda: timeline.started_ns, on_fault)
         self.records.on = traces.in_detail(0)
@@ -187,9 +198,12 @@ class PerStep:
         self.placement = Placement()
         self._last: tuple[int, dict[str, Any]] = (-1, {})  # the step, and what it had
 
-    def take(self, index: int, models: Iterable[Any], optimizers: Iterable[Any]) -> dict[str, Any]:
-        """Everything since the last time, for the step ``index`` that ends now, as `assemble` takes
-        it."""
+    def take(
+        self, index: int, models: Iterable[Module], optimizers: Iterable[Optimizer]
+    ) -> dict[str, Any]:
+        """Everything since the last call, for the step ``index`` that ends now, as arguments of
+        `assemble`.
+        """
         found: dict[str, Any] = {
             "collectives": self.collectives.take(),
             "placement": self.placement.take(models, optimizers),
@@ -214,7 +228,7 @@ class PerStep:
         return NOT_COUNTED if found is None else found
 
     def end(self) -> None:
-        """Take the hooks out, and record what a virtual GPU has taken for granted."""
+        """Remove the hooks, and record what a virtual GPU has assumed."""
         self.collectives.remove()
         self._blind(tuple(BlindSpot(f"assumed: {text}", _IF) for text in assumptions()))
 

@@ -1,11 +1,10 @@
-"""The number formats that a program trains in: of its parameters, and under autocast."""
+"""The number formats that a program trains in: of its parameters, and of autocast."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -14,16 +13,16 @@ from gpuprobe.patching import patch
 
 
 class PrecisionWatch:
-    """Notes formats from `start` to `stop`. `text` says them in words; "" where nothing was seen.
+    """Records formats from `start` to `stop`. `text` describes them; "" if there were none.
 
-    Parameters are looked at once per optimizer, at its first step.
+    Parameters are read once per optimizer, at its first step.
     """
 
     def __init__(self) -> None:
         self._parameters: Counter[str] = Counter()
         self._autocast: set[str] = set()
         self._undo: list[Callable[[], None]] = []
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def start(self) -> None:
         handle = register_optimizer_step_pre_hook(self._stepping)
@@ -31,7 +30,7 @@ class PrecisionWatch:
         owner = torch.amp.autocast_mode.autocast
         enter = owner.__enter__
 
-        def entering(context: Any) -> Any:
+        def entering(context: torch.amp.autocast) -> object:
             result = enter(context)
             self._entered(context)
             return result
@@ -42,20 +41,20 @@ class PrecisionWatch:
         while self._undo:
             self._undo.pop()()
 
-    def _entered(self, context: Any) -> None:
+    def _entered(self, context: torch.amp.autocast) -> None:
         if getattr(context, "_enabled", False):
             self._autocast.add(_name(getattr(context, "fast_dtype", "?")))
 
-    def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if optimizer in self._seen:
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if optimizer in self._known:
             return
-        self._seen.add(optimizer)
+        self._known.add(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._parameters[_name(parameter.dtype)] += parameter.nbytes
 
     def devices(self) -> str:
-        """The names of the GPUs that the program could use; "" where it used none."""
+        """The names of the GPUs that the program could use; "" if it used none."""
         if not torch.cuda.is_initialized():
             return ""
         count = torch.cuda.device_count()
@@ -70,5 +69,5 @@ class PrecisionWatch:
         return ", ".join(parts)
 
 
-def _name(dtype: Any) -> str:
+def _name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")

@@ -30,9 +30,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.nn import Module
 from torch.utils import checkpoint
 
 from gpuprobe.patching import patch
@@ -41,8 +42,12 @@ from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
 from gpuprobe.sampler.tracing.tensors import named_modules
 from gpuprobe.torch_support import compile_watch, compiled_code
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
 RECOMPUTE = "recompute"
-"""The phase, inside ``backward``, in which a checkpointed forward is run again."""
+"""The phase, inside ``backward``, in which a checkpointed forward is recomputed."""
 
 
 class _Phases(Protocol):
@@ -54,29 +59,29 @@ Restore = Callable[[], None]
 
 
 def watch_checkpoints(listener: _Phases) -> list[Restore]:
-    """Report recomputation to ``listener``; returns what puts torch back as it was.
+    """Report recomputation to ``listener``; returns functions that restore torch.
 
-    A torch without these (private) names is left alone: then recomputation is part of the
-    backward phase.
+    A torch without these (private) names is not changed: then recomputation is part of the backward
+    phase.
     """
     restore: list[Restore] = []
     hook = getattr(checkpoint, "_recomputation_hook", None)
     if hook is not None:
-        restore += _watch_hook(listener, hook)
+        restore += _wrap_recomputation_hook(listener, hook)
     function = getattr(checkpoint, "CheckpointFunction", None)
     if function is not None:
-        restore.append(_watch_function(listener, function))
+        restore.append(_wrap_checkpoint_function(listener, function))
     return restore
 
 
 def in_engine() -> bool:
-    """Whether this thread is running a backward pass: the one that started it, or one of the
-    threads that the autograd engine has for each device.
+    """Whether this thread is running a backward pass: the thread that started it, or one of the
+    autograd engine's threads, one for each device.
     """
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _watch_hook(listener: _Phases, hook: Any) -> list[Restore]:
+def _wrap_recomputation_hook(listener: _Phases, hook: Any) -> list[Restore]:
     enter, leave = hook.__enter__, hook.__exit__
 
     @functools.wraps(enter)
@@ -102,7 +107,7 @@ def _watch_hook(listener: _Phases, hook: Any) -> list[Restore]:
     return [patch(hook, "__enter__", entered), patch(hook, "__exit__", left)]
 
 
-def _watch_function(listener: _Phases, function: Any) -> Restore:
+def _wrap_checkpoint_function(listener: _Phases, function: Any) -> Restore:
     original = function.backward
 
     @functools.wraps(original)
@@ -119,8 +124,8 @@ def _watch_function(listener: _Phases, function: Any) -> Restore:
 
 
 SEARCHES = 8
-"""Searches for models, at optimizers that were not seen before, that are made at once. From then on
-they take two percent of the time: a search goes through all objects of the process."""
+"""Searches at new optimizers that are made immediately. After them, searching takes two percent of
+the time: it visits all objects of the process."""
 
 
 class Listener(Protocol):
@@ -128,15 +133,15 @@ class Listener(Protocol):
 
     def begin(self, phase: str) -> None: ...
     def end(self, phase: str) -> None: ...
-    def optimizer_begins(self, optimizer: Any, caller: FrameType) -> None: ...
-    def optimizer_ends(self, optimizer: Any) -> None: ...
-    def found_models(self, models: list[Any]) -> None: ...
-    def module_begins(self, module: Any) -> None: ...
-    def module_ends(self, module: Any) -> None: ...
-    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
-    def outputs(self, result: Any) -> None: ...
-    def loaded(self, batch: Any) -> None: ...
-    def forward_done(self, module: Any) -> None: ...
+    def optimizer_begins(self, optimizer: Optimizer, caller: FrameType) -> None: ...
+    def optimizer_ends(self, optimizer: Optimizer) -> None: ...
+    def found_models(self, models: list[Module]) -> None: ...
+    def module_begins(self, module: Module) -> None: ...
+    def module_ends(self, module: Module) -> None: ...
+    def inputs(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None: ...
+    def outputs(self, result: object) -> None: ...
+    def loaded(self, batch: object) -> None: ...
+    def forward_done(self, module: Module) -> None: ...
     def compiles(self) -> None: ...
     def fault(self, error: Exception) -> None: ...
 
@@ -144,27 +149,27 @@ class Listener(Protocol):
 class Hooks:
     """All hooks of one recorder. Made active by `install`, inactive by `remove`."""
 
-    def __init__(self, listener: Listener, models: list[Any] | None = None) -> None:
+    def __init__(self, listener: Listener, models: list[Module] | None = None) -> None:
         self._listener = listener
         self._models = models
-        self._handles: list[Any] = []
-        self._module_handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
+        self._module_handles: list[RemovableHandle] = []
         self._compiles = False
-        self._away = 0  # calls of torch.export that are under way
+        self._exports = 0  # calls of torch.export in progress
         self._searches = 0
-        self._next = 0.0  # search, on the monotonic clock
+        self._next = 0.0  # time of the next search, on the monotonic clock
         self._restore: list[Callable[[], None]] = []
         self._every_module = False
-        self._first_call: Any = None
-        self._first_wanted = False
-        self._watched: dict[int, weakref.ref[Any]] = {}  # by id
-        self._unwatch: dict[type, Callable[[], None]] = {}  # by class
-        self._first: Any = None  # the module of the first call, until it returns
-        self._first_return: Any = None
-        self._handled: BaseException | None = None  # when the first call began
+        self._first_call: RemovableHandle | None = None
+        self._awaits_first_call = False
+        self._models_by_id: dict[int, weakref.ref[Module]] = {}  # by id
+        self._restore_class: dict[type, Callable[[], None]] = {}  # by class
+        self._first: Module | None = None  # the module of the first call, until it returns
+        self._first_return: RemovableHandle | None = None
+        self._handled: BaseException | None = None  # being handled when the first call began
 
     def install(self, *, every_module: bool = False) -> None:
-        """Hook into torch. ``every_module``: report each module call (level ``trace``)."""
+        """Add the hooks. ``every_module``: report each module call (level ``trace``)."""
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
@@ -175,78 +180,78 @@ class Hooks:
         self._wrap(torch.autograd, "_engine_run_backward", "backward")
         self._wrap(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", "data")
         self._restore += watch_checkpoints(self._listener)
-        self._watch_for_compile(torch)
-        self._watch_for_compile(torch.nn.Module)
+        self._wrap_compile(torch)
+        self._wrap_compile(torch.nn.Module)
         for name in ("export", "export_for_training"):
             if hasattr(torch.export, name):
-                self._stand_back_for(torch.export, name)
+                self._no_hooks_during(torch.export, name)
         self._restore.append(compile_watch.start())
         self._every_module = every_module
         if every_module:
             self._restore.append(compiled_code.search_with(self._named_modules))
         if compile_in_use():
-            self._compile_seen()
+            self._compile_called()
             return
-        self._first_wanted = self._models is None
+        self._awaits_first_call = self._models is None
         if self._models is not None:
             self.watch(self._models)
         self._install_module_hooks()
 
     def remove(self) -> None:
-        """Take every hook out again. Safe to call twice."""
+        """Remove every hook. Safe to call twice."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._forget_first_return()
         self._remove_module_hooks()
-        self._watched.clear()
+        self._models_by_id.clear()
         while self._restore:
             self._restore.pop()()
 
-    def watch(self, models: list[Any]) -> None:
+    def watch(self, models: list[Module]) -> None:
         """Report the forward pass of these modules as a phase."""
         if self._compiles:
             return
-        watched = self._watched
-        for key in [key for key, ref in watched.items() if ref() is None]:
-            del watched[key]  # another module may have been given its place
+        by_id = self._models_by_id
+        for key in [key for key, ref in by_id.items() if ref() is None]:
+            del by_id[key]  # another module may have that id now
         for model in models:
             if not isinstance(model, torch.jit.ScriptModule):
-                watched[id(model)] = weakref.ref(model)
-        if not self._away:
-            self._watch_classes()
+                by_id[id(model)] = weakref.ref(model)
+        if not self._exports:
+            self._wrap_classes()
 
-    def _watches(self, module: Any) -> bool:
-        ref = self._watched.get(id(module))
+    def _reports(self, module: Module) -> bool:
+        ref = self._models_by_id.get(id(module))
         return ref is not None and ref() is module
 
-    def _watch_classes(self) -> None:
-        """Watch the calls of the classes whose modules are watched. A class is watched with the
-        one that it derives from: a call is reported once.
+    def _wrap_classes(self) -> None:
+        """Wrap the calls of the classes of the models. A class is wrapped together with the one
+        that it derives from, so that a call is reported once.
         """
-        kinds = {type(model) for model in (ref() for ref in self._watched.values())}
+        kinds = {type(model) for model in (ref() for ref in self._models_by_id.values())}
         for kind in sorted(kinds - {type(None)}, key=lambda kind: len(kind.__mro__)):
-            if self._unwatch.keys().isdisjoint(kind.__mro__):
-                for derived in [one for one in self._unwatch if issubclass(one, kind)]:
-                    self._unwatch.pop(derived)()
-                self._unwatch[kind] = self._watch_calls(kind)
+            if self._restore_class.keys().isdisjoint(kind.__mro__):
+                for derived in [one for one in self._restore_class if issubclass(one, kind)]:
+                    self._restore_class.pop(derived)()
+                self._restore_class[kind] = self._wrap_calls(kind)
 
-    def _watch_calls(self, kind: Any) -> Callable[[], None]:
+    def _wrap_calls(self, kind: type[Module]) -> Callable[[], None]:
         own = vars(kind).get("__call__")
-        watched, listener = self._watched, self._listener
+        by_id, listener = self._models_by_id, self._listener
 
         @functools.wraps(kind.__call__)
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            # Found at each call: what replaces torch.nn.Module.__call__ meanwhile comes first.
+        def call(module: Module, *args: Any, **kwargs: Any) -> Any:
+            # Resolved at each call: what replaces torch.nn.Module.__call__ meanwhile comes first.
             original: Any = partial(own, module) if own is not None else None
             if original is None:
                 original = super(kind, module).__call__  # type: ignore[misc]
-            if id(module) not in watched or torch.compiler.is_compiling():
+            if id(module) not in by_id or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            if not self._watches(module):
+            if not self._reports(module):
                 return original(*args, **kwargs)
             if self._first is None:
-                self._forget_first_return()  # of a first call that raised
+                self._forget_first_return()  # it belongs to a first call that raised
             listener.begin("forward")
             try:
                 listener.inputs(args, kwargs)
@@ -260,21 +265,21 @@ class Hooks:
         return patch(kind, "__call__", call)
 
     def search_again(self) -> None:
-        """Search for models that were made since the last time. Of a program that makes optimizers
-        all the time, this takes a small part (`SEARCHES`).
+        """Search for models that were created since the last time. In a program that creates
+        optimizers all the time, this takes a small part of the time (`SEARCHES`).
         """
         if self._models is not None or (
             self._searches >= SEARCHES and time.monotonic() < self._next
         ):
             return
-        began = time.monotonic()
+        started = time.monotonic()
         self._searches += 1
-        self._found(live_roots())  # the first call may still tell: a root need not be called
+        self._found(live_roots())  # the first call may find more: a root is not always called
         ended = time.monotonic()
-        self._next = ended + 50 * (ended - began)
+        self._next = ended + 50 * (ended - started)
 
     def _wrap(self, owner: Any, name: str, phase: str) -> None:
-        """Put a function around ``owner.name`` that reports the phase it stands for."""
+        """Wrap ``owner.name`` in a function that reports the phase."""
         original = getattr(owner, name)
         listener = self._listener
 
@@ -293,37 +298,37 @@ class Hooks:
         reported.__wrapped__ = original  # type: ignore[attr-defined]
         self._restore.append(patch(owner, name, reported))
 
-    def _watch_for_compile(self, owner: Any) -> None:
-        """Notice ``owner.compile`` being called, before it does anything."""
+    def _wrap_compile(self, owner: Any) -> None:
+        """Detect calls of ``owner.compile``, before they do anything."""
         original = owner.compile
 
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
-            self._compile_seen()
+            self._compile_called()
             return original(*args, **kwargs)
 
         self._restore.append(patch(owner, "compile", compile))
 
-    def _compile_seen(self) -> None:
+    def _compile_called(self) -> None:
         if not self._compiles:
             self._compiles = True
             self._remove_module_hooks()
-            self._watched.clear()
+            self._models_by_id.clear()
             self._listener.compiles()
 
-    def _stand_back_for(self, owner: Any, name: str) -> None:
-        """Have no module hooks while ``owner.name`` runs."""
+    def _no_hooks_during(self, owner: Any, name: str) -> None:
+        """Remove module hooks while ``owner.name`` runs."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._away += 1
+            self._exports += 1
             self._remove_module_hooks()
             try:
                 return original(*args, **kwargs)
             finally:
-                self._away -= 1
-                if self._restore and not (self._away or self._compiles):
+                self._exports -= 1
+                if self._restore and not (self._exports or self._compiles):
                     self._install_module_hooks()
 
         self._restore.append(patch(owner, name, call))
@@ -335,8 +340,8 @@ class Hooks:
         for handle in self._module_handles:
             handle.remove()
         self._module_handles.clear()
-        while self._unwatch:
-            self._unwatch.popitem()[1]()
+        while self._restore_class:
+            self._restore_class.popitem()[1]()
 
     def _install_module_hooks(self) -> None:
         from torch.nn.modules.module import (
@@ -344,8 +349,8 @@ class Hooks:
             register_module_forward_pre_hook,
         )
 
-        self._watch_classes()
-        if self._first_wanted:
+        self._wrap_classes()
+        if self._awaits_first_call:
             self._first_call = register_module_forward_pre_hook(self._on_first_call)
         if not self._every_module:
             return
@@ -354,51 +359,51 @@ class Hooks:
             register_module_forward_hook(self._after_module, always_call=True)
         )
 
-    # Hooks proper. Each returns None: it changes neither arguments nor results.
+    # The hooks. Each returns None: it changes neither arguments nor results.
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if not torch.compiler.is_compiling():
             self._listener.optimizer_begins(optimizer, sys._getframe(1))
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if not torch.compiler.is_compiling():
             self._listener.optimizer_ends(optimizer)
 
-    def _before_module(self, module: Any, args: Any) -> None:
+    def _before_module(self, module: Module, args: tuple[object, ...]) -> None:
         if not torch.compiler.is_compiling():
             self._listener.module_begins(module)
 
-    def _after_module(self, module: Any, args: Any, output: Any) -> None:
+    def _after_module(self, module: Module, args: Any, output: object) -> None:
         if not torch.compiler.is_compiling():
             self._listener.module_ends(module)
 
-    def _on_first_call(self, module: Any, args: Any) -> None:
-        """The first module called is a whole model. Find all of them, then get out of the way.
+    def _on_first_call(self, module: Module, args: tuple[object, ...]) -> None:
+        """Handle the call of the first module, which is a whole model: find all models.
 
-        torch collects the hooks it will call before it calls the first of them, so those
-        installed here fire from the next call on; this call is reported here.
+        torch collects the hooks it will call before it calls the first of them, so those installed
+        here apply from the next call on; this call is reported here.
         """
         if torch.compiler.is_compiling():
             return
-        self._first_wanted = False
+        self._awaits_first_call = False
         self._forget_first_call()
         try:
             self._first_called(module, args)
-        except Exception as error:  # the program's own code called us
+        except Exception as error:  # the program's own code called this hook
             if from_program(error):
                 raise
             self._listener.fault(error)
 
-    def _first_called(self, module: Any, args: Any) -> None:
+    def _first_called(self, module: Module, args: tuple[object, ...]) -> None:
         from torch.nn.modules.module import register_module_forward_hook
 
-        known = self._watches(module)  # then this call is reported already
+        known = self._reports(module)  # then this call is already reported
         roots = live_roots()
         self._found(roots)
-        # A program may call a part of its model directly: then that part is what to watch.
+        # A program may call a submodule of its model directly: then that submodule is reported.
         if all(module is not root for root in roots):
             self.watch([module])
-        if self._watches(module) and not known:
+        if self._reports(module) and not known:
             self._first = module
             self._handled = sys.exc_info()[1]
             self._first_return = register_module_forward_hook(
@@ -407,12 +412,12 @@ class Hooks:
             self._listener.begin("forward")
             self._listener.inputs(args, {})
 
-    def _first_returned(self, module: Any, args: Any, output: Any) -> None:
-        """The end of the first call. A hook on the module itself would be copied with it."""
+    def _first_returned(self, module: Module, args: Any, output: object) -> None:
+        """The first call returned. A hook on the module itself would be copied with the module."""
         if module is not self._first:
             return
         self._first = None
-        # Where forward raised, torch is going through the very hooks that this one is among.
+        # If forward raised, torch is iterating over the hooks that contain this one.
         if sys.exc_info()[1] is self._handled:
             self._forget_first_return()
         self._handled = None
@@ -425,11 +430,11 @@ class Hooks:
             self._first_return.remove()
             self._first_return = None
 
-    def _named_modules(self) -> Iterator[tuple[str, Any]]:
+    def _named_modules(self) -> Iterator[tuple[str, Module]]:
         roots = live_roots() if self._models is None else self._models
         return chain.from_iterable(map(named_modules, roots))
 
-    def _found(self, roots: list[Any]) -> None:
+    def _found(self, roots: list[Module]) -> None:
         self._listener.found_models(roots)
         self.watch(roots)
 

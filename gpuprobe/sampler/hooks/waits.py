@@ -30,7 +30,7 @@ from gpuprobe.patching import patch
 from gpuprobe.torch_support.tensors import tensors_in
 
 Waited: TypeAlias = dict[str, int | Unavailable]
-"""Phase of depth one to nanoseconds. Empty where there are no other ranks."""
+"""Phase of depth one to nanoseconds. Empty if there are no other ranks."""
 
 _ON_GPU: Final = Unavailable(
     "the GPU waits for other ranks, not the program", ReadStatus.NOT_COLLECTED
@@ -40,28 +40,28 @@ BACKWARD: Final = "backward"
 
 
 class Waits:
-    """What was waited since the last `take`. Calls come from all threads."""
+    """The time waited since the last `take`, by calls in all threads."""
 
     def __init__(
         self, phase: Callable[[], str], clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
-        """``phase`` returns the path of the phase that is on, ``clock`` nanoseconds."""
+        """``phase`` returns the path of the current phase, ``clock`` nanoseconds."""
         self._phase = phase
         self._clock = clock
         self._lock = threading.Lock()
         self._waited: Waited = {}
-        self._expected = False  # a backward pass of DistributedDataParallel is to come
-        self._computed: int | Unavailable | None = None  # when its gradients were
+        self._expected = False  # whether the next backward pass is a DistributedDataParallel's
+        self._computed: int | Unavailable | None = None  # when its gradients were complete
 
     def install(self) -> list[Callable[[], None]]:
-        """Also wait for what DistributedDataParallel waits for in C++; returns what undoes it."""
+        """Measure what DistributedDataParallel waits for in C++; returns functions that undo it."""
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
         restore = []
         post_forward = DistributedDataParallel._post_forward
 
-        def _post_forward(module: Any, output: Any) -> Any:
+        def _post_forward(module: DistributedDataParallel, output: object) -> object:
             found = post_forward(module, output)
             if module.require_backward_grad_sync and torch.is_grad_enabled():
                 for tensor in tensors_in(found):
@@ -89,9 +89,9 @@ class Waits:
         self._expected = True
 
     def add(self, spent_ns: int) -> None:
-        """A call waited for so long, in the phase that is on."""
+        """A call waited this long, in the current phase."""
         phase = self._phase().partition("/")[0]
-        # Within such a backward pass after its gradients, it is counted with the rest of it.
+        # In a backward pass that exchanges gradients, what follows them is counted as one.
         if phase == BACKWARD and self._computed is not None:
             return
         self._count(phase, spent_ns)
@@ -105,8 +105,8 @@ class Waits:
         self._computed = _ON_GPU if on_gpu else self._clock()
 
     def backward_done(self) -> int | None:
-        """A backward pass is over. Returns when the gradients of one that exchanges them were
-        computed, by ``time.perf_counter_ns``; None where that is unknown.
+        """A backward pass has ended. Returns when the gradients of one that exchanges them were
+        complete, by ``time.perf_counter_ns``; None if that is unknown.
         """
         computed, self._computed = self._computed, None
         expected, self._expected = self._expected, False
@@ -124,7 +124,7 @@ class Waits:
             self._waited[phase] = _sum(self._waited.get(phase, 0), spent)
 
     def take(self) -> Waited:
-        """By phase, since the last time; empty unless there are other ranks."""
+        """The time by phase since the last call; empty unless there are other ranks."""
         import torch.distributed as dist
 
         with self._lock:
@@ -135,7 +135,7 @@ class Waits:
 
 
 def joined_waits(one: Waited, two: Waited) -> Waited:
-    """Both together."""
+    """The sums of two steps' times."""
     return {phase: _sum(one.get(phase, 0), two.get(phase, 0)) for phase in {**one, **two}}
 
 
@@ -146,11 +146,11 @@ def _sum(one: int | Unavailable, two: int | Unavailable) -> int | Unavailable:
 
 
 _DEVICES: Final = (torch.device, str, int, torch.Tensor)
-"""Types of an argument of ``Tensor.to`` that names a device: ``bool`` does not."""
+"""Types of an argument of ``Tensor.to`` that names a device; ``bool`` does not."""
 
 
 class Copies:
-    """What was spent since the last `take`, in the thread that installed it."""
+    """The time spent in copies since the last `take`, in the thread that installed this."""
 
     def __init__(self, phase: Callable[[], str]) -> None:
         self._phase = phase
@@ -159,7 +159,7 @@ class Copies:
         self._within = False
 
     def install(self) -> list[Callable[[], None]]:
-        """Measure from now on; returns what undoes it."""
+        """Measure from now on; returns functions that undo it."""
         self._thread = threading.get_ident()
         return [
             patch(torch.Tensor, name, self._measured(getattr(torch.Tensor, name), always))
@@ -189,7 +189,7 @@ class Copies:
         return measured
 
     def take(self) -> dict[str, int]:
-        """By phase of depth one, since the last time. Nanoseconds."""
+        """The nanoseconds by phase of depth one since the last call."""
         found, self._spent = self._spent, {}
         return found
 

@@ -1,4 +1,6 @@
-"""Functions that run inside a context, and are what they were to whoever asks."""
+"""Functions whose calls run inside a context, unchanged for introspection; and context managers
+that warn if they are not entered.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -14,9 +16,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def in_context(function: _F, context: Callable[[], AbstractContextManager[Any]]) -> _F:
-    """``function``, each call of it inside a ``context()``. Of a coroutine function or a generator
-    function, which it stays, that is from where its body begins to where it ends. An asynchronous
-    generator stays as it is.
+    """``function`` with each call inside a ``context()``. A coroutine or generator function stays
+    one, and the context lasts from the beginning of its body to the end. An asynchronous generator
+    function is returned unchanged.
     """
     wrapped: Callable[..., Any]
     if inspect.isasyncgenfunction(function):
@@ -46,8 +48,8 @@ def in_context(function: _F, context: Callable[[], AbstractContextManager[Any]])
 
 
 def block(function: Callable[_P, Iterator[None]]) -> Callable[_P, AbstractContextManager[None]]:
-    """As ``contextlib.contextmanager``. A context that is never entered is a warning: it does
-    nothing, where ``step()`` of torch's profiler ends a step.
+    """Like ``contextlib.contextmanager``. A context that is never entered is a warning: it does
+    nothing, while ``step()`` of torch's profiler ends a step.
     """
     made = contextmanager(function)
 
@@ -59,7 +61,7 @@ def block(function: Callable[_P, Iterator[None]]) -> Callable[_P, AbstractContex
 
 
 class _Block(AbstractContextManager[None]):
-    def __init__(self, inner: Any, name: str) -> None:
+    def __init__(self, inner: _GeneratorContextManager[None], name: str) -> None:
         self._inner, self._name, self._used = inner, name, False
 
     def __enter__(self) -> None:
@@ -70,7 +72,7 @@ class _Block(AbstractContextManager[None]):
         return self._inner.__exit__(*error)
 
     def __call__(self, wrapped: _F) -> _F:
-        """As a decorator."""
+        """Use the context as a decorator."""
         self._used = True
         return self._inner(wrapped)
 

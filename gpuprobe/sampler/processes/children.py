@@ -1,8 +1,8 @@
 """Processes that a program starts (`multiprocessing`, pools of processes, `os.fork`), followed from
-where they first use a GPU to their end.
+their first use of a GPU to their end.
 
-Those that never do, such as the workers of a DataLoader, are left alone: nothing is imported,
-hooked or written in them.
+Those that never use one, such as the workers of a DataLoader, are not changed: nothing else is
+imported, hooked or written in them.
 """
 
 from __future__ import annotations
@@ -15,41 +15,45 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuprobe.patching import patch, when_imported
 
+if TYPE_CHECKING:
+    from multiprocessing.util import Finalize
+
 
 class FollowedProcess(Protocol):
-    """What is done in such a process."""
+    """The handler of a followed process."""
 
     def so_far(self) -> None:
-        """It is about to send a message or to wait for one, where it may be ended from outside: so
-        `multiprocessing` ends daemons and the workers of pools. Or it calls ``os._exit``.
+        """Called before the process sends a message or waits for one, when it may be ended from
+        outside: so `multiprocessing` ends daemons and the workers of pools. Also before it calls
+        ``os._exit``.
         """
 
     def end(self, error: BaseException | None) -> None:
-        """It ends by itself; ``error`` is its exception."""
+        """Called at the end of the process, with the exception that ends it."""
 
 
 class StartInProcess(Protocol):
-    """Called in the process, ``since`` which it runs (`time.monotonic`). Has to be picklable, and
-    never raises.
+    """Called in the process, with the time since which it runs (`time.monotonic`). Picklable; never
+    raises.
     """
 
     def __call__(self, since: float) -> FollowedProcess | None: ...
 
 
 _start: StartInProcess | None = None
-_finalizer: Any = None  # of this process, while it is followed
-_error: BaseException | None = None  # that ends this process, where its own code was run for it
+_finalizer: Finalize | None = None  # of this process, while it is followed
+_error: BaseException | None = None  # ends this process, if a child's own program runs in it
 _registered = False
 
 
 @contextmanager
 def following(start: StartInProcess) -> Iterator[None]:
-    """In this context, processes that this one starts, and those that they start, call ``start``
-    when they first use a GPU.
+    """In this context, processes that this one starts, and those that they start, call ``start`` at
+    their first use of a GPU.
     """
     with ExitStack() as stack:
         stack.callback(_follow(start))
@@ -57,7 +61,7 @@ def following(start: StartInProcess) -> Iterator[None]:
 
 
 def not_followed() -> None:
-    """This process is recorded in another way."""
+    """Stop following this process: it is recorded by other means."""
     from gpuprobe.torch_support.process_gpus import when_first_used
 
     when_first_used(None)
@@ -72,7 +76,7 @@ def _follow(start: StartInProcess) -> Callable[[], None]:
     prepare = multiprocessing.spawn.get_preparation_data
 
     def with_arrival(name: str) -> dict[str, Any]:
-        # After a virtual GPU's: that has to be there first. Unknown keys are left alone.
+        # After a virtual GPU's key: its devices must exist first. Unknown keys are ignored.
         return {**prepare(name), "gpuprobe": _Arrival(start)}
 
     restore = patch(multiprocessing.spawn, "get_preparation_data", with_arrival)
@@ -97,12 +101,12 @@ def _follow(start: StartInProcess) -> Callable[[], None]:
 
 
 class _Arrival:
-    """Unpickled in a spawned process before it imports the program: `_arrive` is called there."""
+    """Unpickled in a spawned process before it imports the program, which calls `_arrive`."""
 
     def __init__(self, start: StartInProcess) -> None:
         self._start = start
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _arrive, (self._start, time.monotonic())
 
 
@@ -130,8 +134,8 @@ def _begin(start: StartInProcess, since: float) -> None:
     global _finalizer
     found = None if _finalizer is not None else start(since)
     if found is not None:
-        # What multiprocessing does at the end of a process, also of one that was forked off with
-        # os.fork. An exception that ends it is on its way then.
+        # multiprocessing runs this at the end of a process, also of one that was forked with
+        # os.fork. An exception that ends the process is being handled then.
         _finalizer = Finalize(None, _end, args=(found,), exitpriority=100)
         _before_messages(found.so_far)
 
@@ -144,7 +148,7 @@ def _end(followed: FollowedProcess) -> None:
 
 
 def ended(error: BaseException | None) -> None:
-    """The program that this process was started for has ended, with its own exception."""
+    """Called when the program that this process was started for has ended, with its exception."""
     global _error
     _error = error
     if _finalizer is not None:
@@ -162,10 +166,10 @@ def begin_as_rank() -> None:
 
 
 def _before_messages(action: Callable[[], None]) -> None:
-    """Call ``action`` before this process sends or awaits a message: items of queues, too."""
+    """Call ``action`` before this process sends or awaits a message, including items of queues."""
     places: dict[Any, tuple[str, ...]] = {
         multiprocessing.connection.Connection: ("_send_bytes", "_recv_bytes", "_poll"),
-        multiprocessing.queues.Queue: ("put",),  # a thread sends them
+        multiprocessing.queues.Queue: ("put",),  # its items are sent by a thread
     }
     patch(os, "_exit", _after(action, os._exit))
     for owner, names in places.items():
@@ -173,7 +177,7 @@ def _before_messages(action: Callable[[], None]) -> None:
             patch(owner, name, _after(action, getattr(owner, name)))
 
 
-def _after(action: Callable[[], None], original: Any) -> Any:
+def _after(action: Callable[[], None], original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **more: Any) -> Any:
         action()
         return original(*args, **more)

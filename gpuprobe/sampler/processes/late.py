@@ -1,4 +1,4 @@
-"""A recording that begins to exist when something is to be written to it."""
+"""A recording that is created when something is written to it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gpuprobe.sampler.base import Sink
 
 
 class JobPlace(NamedTuple):
-    """Which rank of how many a process is, in the job of its default process group."""
+    """The rank of a process and the number of ranks, in the job of its default process group."""
 
     rank: int
     ranks: int
 
 
 class LateSink:
-    """Creates its recording at the first step in which memory of a GPU was allocated, a trace or a
-    finding. By then a process that belongs to a job has joined it.
+    """Creates its recording at the first step in which GPU memory was allocated, the first trace or
+    the first finding. By then a process that belongs to a job has joined it.
     """
 
     def __init__(
         self, create: Callable[[JobPlace | None], Sink], opened: Callable[[str | None], None]
     ) -> None:
         """``create`` raises GpuprobeError or OSError if it cannot; ``opened`` gets that as text, ""
-        once the recording is there, and None if there was nothing to record.
+        once the recording exists, and None if there was nothing to record.
         """
         self._create = create
         self._opened = opened
@@ -71,7 +71,7 @@ class LateSink:
     def end(self, end: SessionEnd) -> None:
         if self._sink is not None:
             self._sink.end(end)
-        elif not self._failed:  # it has allocated nothing
+        elif not self._failed:  # the process has allocated nothing
             self._opened("; ".join(end.gpuprobe_faults) or None)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class LateSink:
     def _open(self) -> Sink | None:
         with self._lock:
             if self._sink is None and not self._failed and self._about is not None:
-                self._look()
+                self._note_job()
                 try:
                     sink = self._create(self._job)
                 except (GpuprobeError, OSError) as error:
@@ -104,17 +104,17 @@ class LateSink:
         from torch.distributed import distributed_c10d
 
         module: Any = distributed_c10d
-        self._look()
+        self._note_job()
         original = getattr(module, "_update_default_pg", None)
         if original is not None:
 
-            def update(group: Any) -> None:
+            def update(group: object) -> None:
                 original(group)
-                self._look()
+                self._note_job()
 
             patch(module, "_update_default_pg", update)
 
-    def _look(self) -> None:
+    def _note_job(self) -> None:
         import torch.distributed
 
         if self._job is None and torch.distributed.is_available():

@@ -6,7 +6,7 @@ The recording of such a process is a directory inside the program's, ``child-RAN
 next to the program's.
 
 Every process that the program spawns imports this module, data loader workers too: it must not
-import torch, nor the recorder (`late` is a module of its own for the same reason).
+import torch, nor the recorder (`late` is separate for the same reason).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _ENDED_EARLY: Final = "ended before anything was recorded"
 
 _MOST: Final = 1_000
-"""Names that are tried: a program starts so many jobs at most."""
+"""Names that are tried: the largest number of jobs that a program starts."""
 
 
 def spawned_path(output: Path, number: int) -> Path:
-    """The recording of the ``number``-th job that the program recorded into ``output`` starts."""
+    """The path of the ``number``-th job that the program recorded into ``output`` starts."""
     name = f"{output.stem}.spawned.{number}" if number > 1 else f"{output.stem}.spawned"
     return output.with_name(f"{name}.gpuprobe")
 
@@ -48,12 +48,12 @@ def next_job(output: Path) -> int:
 
 
 class Children(NamedTuple):
-    """What a process needs to know for its recording: a `StartInProcess` of `following`.
+    """What a started process needs for its recording: a `StartInProcess` of `following`.
 
-    ``writer`` creates a recording for a rank of so many; ``recorder`` makes a recorder that writes
-    to a sink. ``job`` is the number of the first job of this program; in ``notes`` each process
-    that used a GPU leaves a file with its process id as name, and the reason if it has no
-    recording.
+    ``writer`` creates a recording for a rank, given the number of ranks; ``recorder`` a recorder
+    that writes to a sink. ``job`` is the number of the first job of this program. In the folder
+    ``notes`` each process that used a GPU leaves a file named by its process id, with the reason if
+    it has no recording.
     """
 
     output: Path
@@ -70,8 +70,8 @@ class Children(NamedTuple):
         return self._begin(lambda: LateSink(self._create, self._note))
 
     def as_rank(self) -> Callable[[float], _Child | None] | None:
-        """What starts this process as a rank that a launcher has made it, in its environment; None
-        if it is none, or if the program is a rank itself.
+        """A function that starts this process as the rank that a launcher has made it in its
+        environment; None if it is not a rank, or if the program is a rank itself.
         """
         from gpuprobe.sampler.environment import ranks
         from gpuprobe.sampler.processes.late import JobPlace
@@ -92,7 +92,7 @@ class Children(NamedTuple):
             self._note(_ENDED_EARLY)
             child = _Child(self.recorder(sink()))
             child.begin()
-        except Exception as error:  # noqa: BLE001 - it is the program's process
+        except Exception as error:  # noqa: BLE001 - it must not reach the program
             self._note(f"{type(error).__name__}: {error}")
             return None
         return child
@@ -103,20 +103,20 @@ class Children(NamedTuple):
                 path = spawned_path(self.output, number)
                 try:
                     return self.writer(path, place.rank, place.ranks)
-                except UsageError:  # that of an earlier job
+                except UsageError:  # the path of an earlier job
                     if not path.exists():
                         raise
         name = f"child-{self.rank:05d}-{os.getpid()}"
         path = self.output / f"{name}.gpuprobe"
         number = 1
-        while path.exists():  # process ids come back
+        while path.exists():  # process ids are used again
             number += 1
             path = self.output / f"{name}-{number}.gpuprobe"
         return self.writer(path, 0, 1)
 
     def _note(self, text: str | None) -> None:
         file = self.notes / str(os.getpid())
-        with contextlib.suppress(OSError):  # the program has ended: no other process reads it
+        with contextlib.suppress(OSError):  # the program has ended: nothing reads the notes
             if text is None:
                 file.unlink()
             else:
@@ -124,13 +124,13 @@ class Children(NamedTuple):
 
 
 class _Child:
-    """Such a process while it is recorded."""
+    """The handler of a started process that is recorded."""
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def begin(self) -> None:
-        self._recorder.set_argv(sys.argv)  # of a program that was started by its command line
+        self._recorder.set_argv(sys.argv)  # of this process, which may run another program
         self._recorder.start_guarded()
 
     def so_far(self) -> None:
@@ -142,7 +142,7 @@ class _Child:
 
 
 def read_notes(folder: Path) -> dict[int, str]:
-    """What the processes left: their ids, and why they have no recording, "" if they have one."""
+    """The process ids in the notes, and why each has no recording; "" if it has one."""
     found = {}
     with contextlib.suppress(OSError):  # the program has removed it
         for file in folder.iterdir():
@@ -151,9 +151,9 @@ def read_notes(folder: Path) -> dict[int, str]:
 
 
 def follow_spawns(output: Path, start: Callable[[Path], Recorder]) -> Callable[[], None]:
-    """Have the processes of every ``torch.multiprocessing.spawn`` recorded as the ranks of one
-    recording each, next to ``output``. ``start`` makes the recorder of a process, in that process:
-    it is pickled. Returns what undoes that.
+    """Record the processes of every ``torch.multiprocessing.spawn`` as the ranks of one recording
+    each, next to ``output``. ``start`` creates the recorder of a process, in that process: it is
+    pickled. Returns a function that undoes this.
     """
     import torch.multiprocessing
 
@@ -178,7 +178,7 @@ def follow_spawns(output: Path, start: Callable[[Path], Recorder]) -> Callable[[
 
 
 class _Spawned:
-    """What a program spawns, recorded there as one of ``count`` ranks."""
+    """A function that a program spawns, recorded in the new process as one of ``count`` ranks."""
 
     def __init__(
         self, fn: Callable[..., Any], path: Path, count: int, start: Callable[[Path], Recorder]

@@ -3,10 +3,10 @@
 like the processes of `multiprocessing`.
 
 `[python, flags…, script, arguments…]` becomes `[python, flags…, this file, orders, script,
-arguments…]`. Run as a program this file does what the orders contain, then runs the script
-as Python would: the same ``sys.argv``, ``__main__``, exit code and traceback. Whatever fails before
-the script runs, the original command replaces it. Other programs, other interpreters and commands
-that are not a script or a module (``-c``, ``-i``) are left alone.
+arguments…]`. Run as a program, this file carries out the orders, then runs the script as Python
+would: the same ``sys.argv``, ``__main__``, exit code and traceback. If anything fails before the
+script runs, the original command replaces the process. Other programs, other interpreters and
+commands that are not a script or a module (``-c``, ``-i``) are not changed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gpuprobe.sampler.program import Program
 
 _FLAGS: Final = frozenset("bBdEOqRsSuvPx")
-"""Options of Python that may be written together, and change nothing for this file."""
+"""Options of Python that may be written together, and do not affect this file."""
 _WITH_VALUE: Final = ("-W", "-X")
 
 
 def command(args: Any, orders: Callable[[], str], environ: Mapping[str, str]) -> list[str] | None:
-    """The command that runs ``args`` with the orders; None where it is not a script or a module of
+    """The command that runs ``args`` with the orders; None if it is not a script or a module of
     this interpreter. ``environ``: that of the new process.
     """
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
@@ -60,8 +65,8 @@ def _program_at(words: Sequence[str]) -> int:
 
 
 def _same_interpreter(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether a command's first word is this interpreter: of the same environment, too, whose
-    folder decides what it imports.
+    """Whether a command's first word is this interpreter, in the same environment, too: its folder
+    decides what it imports.
     """
     path = name if os.sep in name else shutil.which(name, path=environ.get("PATH"))
     if not path or not sys.executable:
@@ -101,7 +106,7 @@ def _follow(prepare: Callable[[], object]) -> list[Callable[[], None]]:
     def changed(args: Any, environ: Any) -> Any:
         try:
             return command(args, orders, os.environ if environ is None else environ) or args
-        except Exception:  # noqa: BLE001 - the program starts what it starts
+        except Exception:  # noqa: BLE001 - then the program starts it unchanged
             return args
 
     restore = []
@@ -127,7 +132,9 @@ def _follow(prepare: Callable[[], object]) -> list[Callable[[], None]]:
     return restore
 
 
-def _replacing(original: Any, changed: Callable[[Any, Any], Any]) -> Any:
+def _replacing(
+    original: Callable[..., Any], changed: Callable[[Any, Any], Any]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(path: Any, argv: Any, *rest: Any, **kwargs: Any) -> Any:
         # The first word of argv is a name: what is run is the path.
@@ -139,8 +146,8 @@ def _replacing(original: Any, changed: Callable[[Any, Any], Any]) -> Any:
 
 
 def _orders() -> str:
-    """What a process that `multiprocessing` spawns unpickles of gpuprobe, for one that it does
-    not: the GPUs of a virtual machine, and how it is followed.
+    """The data that a process that `multiprocessing` spawns would unpickle from gpuprobe, for one
+    that it does not spawn: the GPUs of a virtual machine, and how the process is followed.
     """
     from multiprocessing import spawn
 
@@ -150,7 +157,7 @@ def _orders() -> str:
 
 
 def main() -> None:
-    """Obey the orders, and run the program: `[this file, orders, python, flags…, script…]`."""
+    """Carry out the orders, and run the program: `[this file, orders, python, flags…, script…]`."""
     own, orders, *words = sys.argv
     folder = os.path.abspath(__file__)  # noqa: PTH100
     for _ in range(4):
@@ -158,14 +165,14 @@ def main() -> None:
     at = _program_at(words)
     try:
         if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(own)):  # noqa: PTH100, PTH120
-            sys.path[0] = ""  # this file's neighbours are no modules of the program's
-        known = folder in sys.path
-        if not known:
+            sys.path[0] = ""  # this file's neighbours are not modules of the program
+        importable = folder in sys.path
+        if not importable:
             sys.path.append(folder)
         program = _prepared(orders, words[at:])
-        if not known:
+        if not importable:
             sys.path.remove(folder)
-    except Exception:  # noqa: BLE001 - it is the program's process
+    except Exception:  # noqa: BLE001 - it must not reach the program
         _unchanged(words)
     sys.orig_argv[:] = words
     from gpuprobe.sampler.processes.children import ended
@@ -176,7 +183,9 @@ def main() -> None:
     except BaseException as error:
         hook = sys.excepthook
 
-        def shown(kind: Any, raised: BaseException, trace: Any) -> None:
+        def shown(
+            kind: type[BaseException], raised: BaseException, trace: TracebackType | None
+        ) -> None:
             # What Python shows is the traceback of the exception itself.
             hook(kind, raised, raised.with_traceback(own_frames(raised)).__traceback__)
 
@@ -186,7 +195,7 @@ def main() -> None:
     ended(None)
 
 
-def _prepared(orders: str, words: Sequence[str]) -> Any:
+def _prepared(orders: str, words: Sequence[str]) -> Program:
     """Follow this process, and load the program."""
     from gpuprobe.sampler.program import load_module, load_script
 
@@ -195,7 +204,7 @@ def _prepared(orders: str, words: Sequence[str]) -> Any:
         sys.path[0] = os.getcwd()  # noqa: PTH109
     target, *arguments = words[1:] if module else words
     program = (load_module if module else load_script)(target, arguments)
-    pickle.loads(base64.b64decode(orders))  # which does it: `_Arrival` of `children`
+    pickle.loads(base64.b64decode(orders))  # this follows the process: `_Arrival` of `children`
     _follow(lambda: None)
     from gpuprobe.patching import when_imported
     from gpuprobe.sampler.processes.children import begin_as_rank
@@ -205,8 +214,8 @@ def _prepared(orders: str, words: Sequence[str]) -> Any:
 
 
 def _unchanged(words: Sequence[str]) -> NoReturn:
-    """Run the original command in this process's place."""
-    os.execv(sys.executable, list(words))  # this process has not begun to follow others, or failed
+    """Replace this process by the original command."""
+    os.execv(sys.executable, list(words))  # this process does not follow others yet
 
 
 if __name__ == "__main__":

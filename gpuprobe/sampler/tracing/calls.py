@@ -22,50 +22,55 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Final
 
 from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace
 from gpuprobe.sampler.tracing.tensors import named_modules, passed_tensors, plain_tensors
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
 _ALLOC = TraceAction.ALLOC.code
 _INPUT = Category.INPUT.code
 _STATE = Category.KV_CACHE.code
-# Kinds of marks, besides `_INPUT`; the later in this order decide.
+# Kinds of marks, in addition to `_INPUT`; the later ones of this order have priority.
 _KEPT_IF_MADE = 1_000
 _KEPT = 1_001
 
 
 class ModuleNames:
-    """The names of modules, ``Class.dotted.path``, from the models that they are part of. Modules
-    are told apart by identity: ``==`` of tensordict's compares their tensors.
+    """The names of modules, ``Class.dotted.path``, from the models that contain them. Modules are
+    distinguished by identity: ``==`` of tensordict's modules compares their tensors.
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._names: dict[int, tuple[weakref.ref[Module], str]] = {}
 
-    def add(self, roots: Iterable[Any]) -> None:
+    def add(self, roots: Iterable[Module]) -> None:
         """Name every module below these roots."""
         for root in roots:
             for name, module in named_modules(root):
                 gone = functools.partial(_forget, self._names, id(module))
                 self._names[id(module)] = weakref.ref(module, gone), name
 
-    def of(self, module: Any) -> str:
-        """The name of a module. One that no root was named for is a root itself."""
+    def of(self, module: Module) -> str:
+        """The name of a module. One that is below no named root is a root itself."""
         if id(module) not in self._names:
             self.add([module])
         return self._names[id(module)][1]
 
 
-def _forget(names: dict[int, Any], number: int, _: object) -> None:
+def _forget(names: dict[int, tuple[weakref.ref[Module], str]], number: int, _: object) -> None:
     names.pop(number, None)
 
 
 class ModuleCalls:
-    """The notes on one step, from `begin` on. Between steps that are traced, nothing is kept but
-    the modules that are running: a step may begin in the middle of one.
+    """The module calls of one step, from `begin` on. Between traced steps only the running modules
+    are kept: a step may begin inside one.
     """
 
     def __init__(self) -> None:
@@ -85,22 +90,22 @@ class ModuleCalls:
             self._module.append(self._running[-1])
 
     def end(self) -> None:
-        """Forget the notes: nothing is traced now."""
+        """Forget the calls: nothing is traced now."""
         self._on = False
         self._since = array("q")
         self._module = []
         self._inputs = []
 
-    def name_modules(self, roots: Iterable[Any]) -> None:
+    def name_modules(self, roots: Iterable[Module]) -> None:
         """Name the modules of these models."""
         self._names.add(roots)
 
     @property
     def running(self) -> str:
-        """The module that is running, "" outside all modules."""
+        """The module that is running; "" outside all modules."""
         return self._running[-1] if self._running else ""
 
-    def enter_module(self, module: Any) -> None:
+    def enter_module(self, module: Module) -> None:
         self._running.append(self._names.of(module))
         self._note()
 
@@ -114,29 +119,29 @@ class ModuleCalls:
             self._since.append(now_us())
             self._module.append(self.running)
 
-    def mark_inputs(self, values: Any, *, inference: bool = False) -> None:
-        """A model is called with these. In inference, what modules have made in earlier calls and
-        what caches hold is state that is kept.
+    def mark_inputs(self, values: object, *, inference: bool = False) -> None:
+        """A model is called with these. In inference, tensors that modules made in earlier calls
+        and those that caches hold are kept state.
         """
         for value, state in passed_tensors(values) if self._on else ():
             kind = _KEPT if inference and state else _KEPT_IF_MADE if inference else _INPUT
             self._mark(value, kind)
 
-    def mark_kept(self, values: Any) -> None:
-        """A model returned these: what caches hold is state that is kept."""
+    def mark_kept(self, values: object) -> None:
+        """A model returned these: the tensors that caches hold are kept state."""
         for value, state in passed_tensors(values) if self._on else ():
             if state:
                 self._mark(value, _KEPT)
 
-    def _mark(self, tensor: Any, kind: int) -> None:
+    def _mark(self, tensor: Tensor, kind: int) -> None:
         for plain in plain_tensors(tensor):
             if plain.is_cuda:
                 address = plain.untyped_storage().data_ptr()
                 self._inputs.append((now_us(), str(plain.device), address, kind))
 
-    def lay_over(self, trace: MemoryTrace) -> None:
-        """Give the blocks made during the trace the module that ran, and inputs their category.
-        Its columns must be filled. A history without times (torch before 2.2) stays as it is.
+    def complete(self, trace: MemoryTrace) -> None:
+        """Set the module of the blocks allocated during the trace, and the category of inputs. The
+        trace's columns must be filled. A history without times is not modified.
         """
         events = trace.events
         times = events.time_us
@@ -175,8 +180,8 @@ class ModuleCalls:
 
 
 def _name_kept(events: EventColumns) -> None:
-    """Give *kv_cache* to what modules made on lines where most of it was kept: the last of a
-    sequence was made like those before it, but no call followed that it was passed to.
+    """Set the category *kv_cache* for tensors made by modules on lines where most are kept: the
+    last one of a sequence was made like those before it, but no call followed that got it.
     """
     made = [row for row, action in enumerate(events.action) if action == _ALLOC]
     all_ = Counter(events.stack[row] for row in made)
@@ -189,7 +194,7 @@ def _name_kept(events: EventColumns) -> None:
 
 
 def now_us() -> int:
-    """The time as the allocator's history has it: microseconds since the Unix epoch."""
+    """The time on the clock of the allocator's history: microseconds since the Unix epoch."""
     return time.time_ns() // 1000
 
 
@@ -214,7 +219,7 @@ class BackwardCalls:
             self._call.append(self._running[-1])
 
     def end(self) -> None:
-        """Forget the notes: nothing is traced now."""
+        """Forget the calls: nothing is traced now."""
         self._on = False
         self._since = array("q")
         self._call = []
@@ -225,8 +230,8 @@ class BackwardCalls:
         return self._running[-1] if self._running else ()
 
     def called(self) -> None:
-        """The program calls the engine. A call within another one, in a thread of the engine, has
-        the stack of that one below its own.
+        """The program calls the engine. The stack of a nested call, in a thread of the engine,
+        continues with that of the outer call.
         """
         frames = _program_stack()
         if self._running:
@@ -235,7 +240,7 @@ class BackwardCalls:
         self._note()
 
     def returned(self) -> None:
-        """The engine is done, or has raised."""
+        """The engine returned, or raised."""
         if self._running:
             self._running.pop()
             self._note()
@@ -245,7 +250,7 @@ class BackwardCalls:
             self._since.append(now_us())
             self._call.append(self.running)
 
-    def lay_over(self, trace: MemoryTrace) -> None:
+    def complete(self, trace: MemoryTrace) -> None:
         """Complete the stacks of the events of the engine's threads."""
         events, table = trace.events, trace.stacks
         times = events.time_us
@@ -268,8 +273,8 @@ class BackwardCalls:
 
 
 def _below(frames: tuple[Frame, ...], call: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """``frames`` with those of the call below, unless they are of the thread that called, or of one
-    that the program started.
+    """``frames`` with those of the call below, unless they belong to the thread that called, or to
+    one that the program started.
     """
     if frames and (frames[-1] == call[-1] or frames[-1].filename == _THREADING):
         return frames
@@ -277,9 +282,9 @@ def _below(frames: tuple[Frame, ...], call: tuple[Frame, ...]) -> tuple[Frame, .
 
 
 def _program_stack() -> tuple[Frame, ...]:
-    """The stack of the program here, innermost first."""
+    """The program's current stack, innermost first."""
     found = []
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if not code.co_filename.startswith(PACKAGE):

@@ -1,9 +1,9 @@
-"""Every storage on the CPU, from allocation to free: level ``trace`` where there is no allocator
-history to ask.
+"""Every storage on the CPU, from allocation to free: level ``trace`` without an allocator history.
 
-Each operator's results are seen (`gpuprobe.torch_support.operator_calls`); a weak reference to each
-new storage tells when it is freed. So the account is exact at operator boundaries: what an operator
-allocates and frees within itself is not seen (`BLIND_SPOTS` says so in the recording).
+The results of each operator are recorded (`gpuprobe.torch_support.operator_calls`); a weak
+reference to each new storage reports when it is freed. So the account is exact at operator
+boundaries: what an operator allocates and frees internally is not included (`BLIND_SPOTS`, which
+are in the recording).
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from gpuprobe.analysis.trace.categories import BUCKET, UNSHARDED, data_parallel_mark
 from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
-from gpuprobe.model.trace import Frame, LiveColumns, MemoryTrace, StackTable
+from gpuprobe.model.trace import EventColumns, Frame, LiveColumns, MemoryTrace, StackTable
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.sampler.base import DeviceMark
@@ -31,7 +33,7 @@ from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
 from gpuprobe.torch_support.callers import passed_on
-from gpuprobe.torch_support.operator_calls import left_out, watch
+from gpuprobe.torch_support.operator_calls import Below, left_out, watch
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -44,8 +46,8 @@ BLIND_SPOTS = (
     ),
 )
 
-# What a `DeviceWindow` holds by default: the CPU allocator has no cache to report on, and a
-# reason repeated in every window would be most of a recording.
+# The defaults of a `DeviceWindow`: the CPU allocator has no cache to report on, and a reason
+# repeated in every window would be most of a recording.
 _NO_CACHE = Unavailable("not collected")
 _NO_RESERVED = AllocatorCounts().reserved
 _ALLOC = TraceAction.ALLOC.code
@@ -70,11 +72,11 @@ _TO_COPY = torch.ops.aten._to_copy.default
 _BY_WHOM = {BUCKET: Category.GRADIENT_BUCKET, UNSHARDED: Category.GATHERED_PARAMETER}
 
 
-class _Storage(weakref.ref[Any]):
+class _Storage(weakref.ref[torch.UntypedStorage]):
     """A live storage, as the weak reference whose callback reports that it is freed.
 
-    The callback is C code: Python drops what is raised in one, and with a callback in Python that
-    could be the KeyboardInterrupt of somebody who presses Ctrl-C at that moment.
+    The callback is C code: Python drops what is raised in one, and in a callback in Python that
+    could be a KeyboardInterrupt.
     """
 
     __slots__ = ("address", "category", "freed_in", "key", "module", "nbytes", "path", "stack")
@@ -90,7 +92,7 @@ class _Storage(weakref.ref[Any]):
 
 
 class CpuTrace:
-    """Watches CPU storages between `start` and `stop`; a `MemorySource` for device ``cpu``."""
+    """Records CPU storages between `start` and `stop`; a `MemorySource` for device ``cpu``."""
 
     def __init__(self, path: Callable[[], str], on_fault: Callable[[Exception], None]) -> None:
         self.active = False
@@ -100,18 +102,20 @@ class CpuTrace:
         self._on_fault = on_fault
         self._left_out = left_out.calls
         self._live: dict[int, _Storage] = {}
-        self._freed: deque[_Storage] = deque()  # and not accounted for yet
+        self._freed: deque[_Storage] = deque()  # not accounted for yet
         self._allocated = 0
         self._peak = 0
         self._events: list[tuple[int, _Storage, int, str]] = []
         self._baseline: list[_Storage] = []
         self._stacks = StackTable()
-        self._stack_ids: dict[tuple[Any, ...], int] = {}  # code and instruction, by turns
+        self._stack_ids: dict[
+            tuple[CodeType | int, ...], int
+        ] = {}  # code and instruction, alternating
         self._restore: Callable[[], None] = lambda: None
-        self._made_for: dict[int, Category] = {}  # by stack, where that alone tells
-        self._kept: Counter[int] = Counter()  # by stack: storages that calls of a model kept
-        self._made: Counter[int] = Counter()  # by stack: all, since the first of them was kept
-        self._here: tuple[int, int] | None = None  # stack and module of the operator at hand
+        self._category_of_stack: dict[int, Category] = {}  # for stacks that determine it
+        self._kept: Counter[int] = Counter()  # by stack: storages that calls of a model keep
+        self._made: Counter[int] = Counter()  # by stack: all, since the first was kept
+        self._here: tuple[int, int] | None = None  # stack and module of the current operator
         self._origin: dict[int, tuple[int, int]] = {}  # autograd node number -> stack, module
         self._backward_stacks: dict[tuple[int, str], int] = {}
         self._sequence = 0
@@ -120,38 +124,39 @@ class CpuTrace:
 
     # -- switching on and off
 
-    def start(self, tensors: Iterable[Any]) -> None:
-        """Begin watching; ``tensors`` are those that exist already."""
+    def start(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Begin recording; ``tensors`` are those that already exist."""
         self.active = True
         self._thread = threading.get_ident()
         for tensor in tensors:
-            self._see_tensor(tensor, no_origin=True)
-        self._events.clear()  # they were there before: baseline, not events
+            self._record_tensor(tensor, no_origin=True)
+        self._events.clear()  # they existed before: baseline, not events
         self._baseline = list(self._live.values())
         self._peak = self._allocated
         self._sequence = torch._C._autograd._get_sequence_nr()
-        # FSDP2 frees and allocates whole parameters by resizing their storages: no operator.
-        self._restore = patch(torch.UntypedStorage, "resize_", self._watched_resize())
+        # FSDP2 frees and allocates whole parameters by resizing their storages, without an
+        # operator.
+        self._restore = patch(torch.UntypedStorage, "resize_", self._wrapped_resize())
         self._end = watch(self.handle)
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop recording."""
         self.active = False
         self._restore()
         self._end()
         self._live.clear()
         self._freed.clear()
 
-    def unseen(self) -> BlindSpot | None:
-        """What could not be followed in this trace, apart from `BLIND_SPOTS`."""
-        what = left_out.since(self._left_out)
-        if not what:
+    def missed(self) -> BlindSpot | None:
+        """What this trace does not include, apart from `BLIND_SPOTS`."""
+        spot = left_out.since(self._left_out)
+        if not spot:
             return None
         return BlindSpot(
-            what, "storages that they create are counted from their first use by another operator"
+            spot, "storages that they create are counted from their first use by another operator"
         )
 
-    # -- what the recorder asks
+    # -- called by the recorder
 
     def read(self) -> tuple[DeviceMark, ...]:
         self._take_freed()
@@ -161,7 +166,7 @@ class CpuTrace:
         return (DeviceMark("cpu", counts, _NO_CACHE, _NO_CACHE, _NO_CACHE, exact_peak=peak),)
 
     def mark_known(self, known: Mapping[int, Known]) -> None:
-        """Give the storages that a walk recognised their category and their module."""
+        """Set the category and the module of the storages that a walk recognised."""
         self._take_freed()
         live = self._live
         for key, item in known.items():
@@ -171,9 +176,9 @@ class CpuTrace:
                 if item.module:
                     storage.module = self._stacks.string(item.module)
 
-    def mark_inputs(self, values: Any, *, inference: bool = False) -> None:
-        """Give what the model was called with the category *input*; in inference, what modules have
-        made in earlier calls and what caches hold, *kv_cache*.
+    def mark_inputs(self, values: object, *, inference: bool = False) -> None:
+        """Set the category *input* for tensors that the model was called with; in inference,
+        *kv_cache* for those that modules made in earlier calls and those that caches hold.
         """
         for value, state in passed_tensors(values):
             for plain in plain_tensors(value):
@@ -184,8 +189,8 @@ class CpuTrace:
                     else:
                         storage.category = Category.INPUT
 
-    def mark_kept(self, values: Any) -> None:
-        """Give the state that a model returned, for its next call, the category *kv_cache*."""
+    def mark_kept(self, values: object) -> None:
+        """Set the category *kv_cache* for state that a model returned for its next call."""
         for value, state in passed_tensors(values):
             for plain in plain_tensors(value) if state else ():
                 storage = self._live.get(plain.untyped_storage()._cdata)
@@ -197,11 +202,11 @@ class CpuTrace:
         if storage.stack:
             self._kept[storage.stack] += 1
 
-    def name_modules(self, roots: Iterable[Any]) -> None:
+    def name_modules(self, roots: Iterable[torch.nn.Module]) -> None:
         """Name every module below these roots: ``Class.dotted.path``."""
         self._names.add(roots)
 
-    def enter_module(self, module: Any) -> None:
+    def enter_module(self, module: torch.nn.Module) -> None:
         self._modules.append(self._stacks.string(self._names.of(module)))
 
     def leave_module(self) -> None:
@@ -209,7 +214,7 @@ class CpuTrace:
             self._modules.pop()
 
     def collect(self, step: int) -> MemoryTrace:
-        """All events since the last call, as one trace, and start the next."""
+        """All events since the last call, as one trace; the next trace starts."""
         self._resized_elsewhere()
         events, self._events = self._events, []
         baseline, self._baseline = self._baseline, list(self._live.values())
@@ -227,8 +232,8 @@ class CpuTrace:
         return trace
 
     def _name_kept(self, events: list[tuple[int, _Storage, int, str]]) -> None:
-        """Give *kv_cache* to what modules made on lines where most of it was kept: the last of a
-        sequence was made like those before it, but no call followed that it was passed to.
+        """Set the category *kv_cache* for tensors made by modules on lines where most are kept: the
+        last one of a sequence was made like those before it, but no call followed that got it.
         """
         made = [storage for action, storage, _, _ in events if action == _ALLOC]
         self._made.update(storage.stack for storage in made)
@@ -249,12 +254,10 @@ class CpuTrace:
         self._baseline = list(self._live.values())
         self._origin.clear()
 
-    # -- watching
+    # -- recording
 
-    def handle(
-        self, func: Any, args: Any, kwargs: Any, below: Callable[[Any, Any, Any], Any]
-    ) -> Any:
-        """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
+    def handle(self, func: OpOverload, args: Any, kwargs: Any, below: Below) -> Any:
+        """Handle an operator: see `gpuprobe.torch_support.operator_calls`."""
         try:
             result = below(func, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
@@ -262,26 +265,26 @@ class CpuTrace:
             raise passed_on(error)  # noqa: B904 - the same one
         if self.active and threading.get_ident() == self._thread:
             try:
-                if _function_modes():  # of the program's, which must not hear what is asked here
+                if _function_modes():  # the program's: what is read here must not reach them
                     with torch._C.DisableTorchFunction():
-                        self._see_call(func, args, result)
+                        self._record_call(func, args, result)
                 else:
-                    self._see_call(func, args, result)
-            except Exception as error:  # a fault of ours must not end the training
+                    self._record_call(func, args, result)
+            except Exception as error:  # it must not end the training
                 if from_program(error):
                     raise
                 self.active = False
                 self._on_fault(error)
         return result
 
-    def _see_call(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        # torch.tensor fills its memory out of sight, then passes it to lift_fresh: what comes in
-        # there is new, and made on this very line.
-        self._see(() if func is _LIFT_FRESH else args, result)
+    def _record_call(self, func: OpOverload, args: tuple[Any, ...], result: Any) -> None:
+        # torch.tensor fills its memory internally, then passes it to lift_fresh: that argument is
+        # new, and was allocated on this very line.
+        self._record(() if func is _LIFT_FRESH else args, result)
         if func is _TO_COPY and type(args[0]) is torch.nn.Parameter:
-            self._see_cast(args[0], result)
+            self._record_cast(args[0], result)
 
-    def _see(self, args: tuple[Any, ...], result: Any) -> None:
+    def _record(self, args: tuple[Any, ...], result: object) -> None:
         if self._freed:
             self._take_freed()
         live = self._live
@@ -291,9 +294,9 @@ class CpuTrace:
                 if value.is_cpu and value.layout is torch.strided:
                     storage = value.untyped_storage()
                     if storage._cdata not in live:
-                        self._add(storage, no_origin=True)
+                        self._record_alloc(storage, no_origin=True)
             elif type(value) is list or isinstance(value, torch.Tensor):
-                self._see_value(value, no_origin=True)
+                self._record_value(value, no_origin=True)
         sequence = torch._C._autograd._get_sequence_nr()
         if sequence != self._sequence:
             if sequence > self._sequence:
@@ -302,20 +305,20 @@ class CpuTrace:
                     self._origin[number] = origin
             self._sequence = sequence
         if type(result) is torch.Tensor and result.is_cpu and result.layout is torch.strided:
-            self._see_storage(result.untyped_storage(), False)  # nearly every operator
+            self._record_storage(result.untyped_storage(), False)  # nearly every operator
         elif result is not None:
-            self._see_value(result, no_origin=False)
+            self._record_value(result, no_origin=False)
 
-    def _watched_resize(self) -> Callable[..., Any]:
+    def _wrapped_resize(self) -> Callable[..., Any]:
         original = torch.UntypedStorage.resize_
 
         @functools.wraps(original)
-        def resize_(storage: Any, *args: Any) -> Any:
+        def resize_(storage: torch.UntypedStorage, *args: Any) -> Any:
             result = original(storage, *args)
             if self.active and storage.device.type == "cpu":
                 try:
                     self._here = (self._stack(), self._modules[-1])
-                    self._see_storage(storage, False)
+                    self._record_storage(storage, False)
                 except Exception as error:  # as in `handle`
                     if from_program(error):
                         raise
@@ -325,48 +328,51 @@ class CpuTrace:
 
         return resize_
 
-    def _see_cast(self, weight: Any, result: Any) -> None:
-        """A parameter was converted. That is what autocast does, and keeps until its outermost
-        context ends. Whether it was autocast cannot be asked here: it hides itself meanwhile.
+    def _record_cast(self, weight: torch.Tensor, result: torch.Tensor) -> None:
+        """Handle the conversion of a parameter. autocast does that, and keeps the result until its
+        outermost context ends. Whether it was autocast cannot be checked here: it hides itself
+        meanwhile.
         """
         if weight.is_leaf and weight.requires_grad and weight.dtype is not result.dtype:
             storage = self._live.get(result.untyped_storage()._cdata)
             if storage is not None:
                 storage.category = Category.WEIGHT_CAST
 
-    def _see_value(self, value: Any, *, no_origin: bool) -> None:
+    def _record_value(self, value: object, *, no_origin: bool) -> None:
         if isinstance(value, torch.Tensor):
-            self._see_tensor(value, no_origin=no_origin)
+            self._record_tensor(value, no_origin=no_origin)
         elif isinstance(value, (list, tuple)):
             for item in value:
-                self._see_value(item, no_origin=no_origin)
+                self._record_value(item, no_origin=no_origin)
 
-    def _see_tensor(self, tensor: Any, *, no_origin: bool) -> None:
+    def _record_tensor(self, tensor: torch.Tensor, *, no_origin: bool) -> None:
         if type(tensor) in _PLAIN and tensor.layout is torch.strided:
             if tensor.is_cpu:
-                self._see_storage(tensor.untyped_storage(), no_origin)
+                self._record_storage(tensor.untyped_storage(), no_origin)
             return
         with torch._C.DisableTorchFunctionSubclass():
             for plain in plain_tensors(tensor):
                 if plain.is_cpu:
-                    self._see_storage(plain.untyped_storage(), no_origin)
+                    self._record_storage(plain.untyped_storage(), no_origin)
 
-    def _see_storage(self, storage: Any, no_origin: bool) -> None:
+    def _record_storage(self, storage: torch.UntypedStorage, no_origin: bool) -> None:
         known = self._live.get(storage._cdata)
-        if known is None or known() is None:  # one that was freed has left it its place
+        if known is None or known() is None:  # or another storage had this place, and was freed
             self._take_freed()
-            self._add(storage, no_origin=no_origin)
-        elif known.nbytes != storage.nbytes():  # resize_: the same storage, other memory
-            self._drop(known)
-            self._add(storage, no_origin=no_origin, like=known)
+            self._record_alloc(storage, no_origin=no_origin)
+        elif known.nbytes != storage.nbytes():  # resize_: the same storage, different memory
+            self._record_free(known)
+            self._record_alloc(storage, no_origin=no_origin, like=known)
 
-    def _add(self, storage: Any, *, no_origin: bool, like: _Storage | None = None) -> None:
+    def _record_alloc(
+        self, storage: torch.UntypedStorage, *, no_origin: bool, like: _Storage | None = None
+    ) -> None:
         nbytes = storage.nbytes()
         if not nbytes:
             return
         try:
             address = storage.data_ptr()
-        except RuntimeError:  # a wrapper's (torch.func): it has no memory of its own
+        except RuntimeError:  # a wrapper (torch.func) without memory
             return
         entry = _Storage(storage, self._freed.append)
         entry.key = storage._cdata
@@ -375,12 +381,14 @@ class CpuTrace:
         entry.path = path = self._path()
         entry.freed_in = None
         entry.category = Category.UNKNOWN if like is None else like.category
-        if no_origin:  # it was made where nobody looked: no line to blame
+        if (
+            no_origin
+        ):  # it was allocated before or outside the recorded operators: its line is unknown
             entry.stack = entry.module = 0
         else:
-            entry.stack, entry.module = self._origin_now()
-            if entry.stack in self._made_for:
-                entry.category = self._made_for[entry.stack]
+            entry.stack, entry.module = self._current_origin()
+            if entry.stack in self._category_of_stack:
+                entry.category = self._category_of_stack[entry.stack]
         self._live[entry.key] = entry
         self._allocated += nbytes
         if self._allocated > self._peak:
@@ -388,15 +396,15 @@ class CpuTrace:
         self._events.append((_ALLOC, entry, time.time_ns() // 1000, path))
 
     def _take_freed(self) -> None:
-        """Account for the storages that were freed: before anything new is seen, and before each
-        change of the phase.
+        """Account for freed storages: before anything new is recorded, and before each change of
+        the phase.
         """
         freed = self._freed
         while freed:
-            self._drop(freed.popleft())
+            self._record_free(freed.popleft())
 
-    def _drop(self, entry: _Storage) -> None:
-        """A storage was freed, or changed its size."""
+    def _record_free(self, entry: _Storage) -> None:
+        """Record that a storage was freed, or changed its size."""
         if self._live.get(entry.key) is not entry:
             return
         del self._live[entry.key]
@@ -405,24 +413,24 @@ class CpuTrace:
         self._events.append((_FREE, entry, time.time_ns() // 1000, path))
 
     def _resized_elsewhere(self) -> None:
-        """Find storages resized without an operator (``untyped_storage().resize_``)."""
+        """Find storages that were resized without an operator (``untyped_storage().resize_``)."""
         self._take_freed()
         for entry in list(self._live.values()):
             storage = entry()
             if storage is not None and storage.nbytes() != entry.nbytes:
-                self._drop(entry)
-                self._add(storage, no_origin=True, like=entry)
+                self._record_free(entry)
+                self._record_alloc(storage, no_origin=True, like=entry)
 
-    # -- where in the program
+    # -- places in the program
 
-    def _origin_now(self) -> tuple[int, int]:
+    def _current_origin(self) -> tuple[int, int]:
         if self._here is not None:
             return self._here
         node = torch._C._current_autograd_node()
         if node is None:
             return self._stack(), self._modules[-1]
         stack, module = self._origin.get(node._sequence_nr(), (0, 0))
-        if not stack:  # AccumulateGrad, or a graph from before: the line that called backward
+        if not stack:  # AccumulateGrad, or an earlier graph: the line that called backward
             stack = self._stack()
         key = (stack, node.name())
         found = self._backward_stacks.get(key)
@@ -431,13 +439,13 @@ class CpuTrace:
             frame = table.frame(Frame(_BACKWARD_FILE, 0, key[1]))
             found = self._backward_stacks[key] = table.stack((frame, *table.stacks[stack]))
             if key[1] == _FSDP_REDUCES:
-                self._made_for[found] = Category.GRADIENT_BUCKET
+                self._category_of_stack[found] = Category.GRADIENT_BUCKET
         return found, module
 
     def _stack(self) -> int:
-        # Instructions and not line numbers make the key: CPython has to search for a line.
-        frame: Any = sys._getframe(1)
-        key: list[Any] = []
+        # The key consists of instructions and not line numbers: CPython has to search for a line.
+        frame: FrameType | None = sys._getframe(1)
+        key: list[CodeType | int] = []
         while frame is not None:
             key.append(frame.f_code)
             key.append(frame.f_lasti)
@@ -447,7 +455,7 @@ class CpuTrace:
             found = self._stack_ids[tuple(key)] = self._new_stack(sys._getframe(1))
         return found
 
-    def _new_stack(self, frame: Any) -> int:
+    def _new_stack(self, frame: FrameType | None) -> int:
         table = self._stacks
         frames = []
         while frame is not None:
@@ -460,12 +468,12 @@ class CpuTrace:
         made = table.stack(tuple(frames))
         maker = data_parallel_mark(table.frames_of(made))
         if maker:
-            self._made_for[made] = _BY_WHOM[maker]
+            self._category_of_stack[made] = _BY_WHOM[maker]
         return made
 
 
 class _TableCopy:
-    """Copies the strings and stacks that a chunk uses, so that each chunk stands alone."""
+    """Copies the strings and stacks that a chunk uses, so that each chunk is self-contained."""
 
     def __init__(self, source: StackTable, target: StackTable) -> None:
         self._source = source
@@ -473,7 +481,14 @@ class _TableCopy:
         self._stacks: dict[int, int] = {0: 0}
         self._modules: dict[int, int] = {0: 0}
 
-    def row(self, rows: Any, action: int, storage: _Storage, time_us: int, path: str) -> None:
+    def row(
+        self,
+        rows: LiveColumns | EventColumns,
+        action: int,
+        storage: _Storage,
+        time_us: int,
+        path: str,
+    ) -> None:
         stack = self._stacks.get(storage.stack)
         if stack is None:
             source, target = self._source, self._target
@@ -496,28 +511,29 @@ class _TableCopy:
 
 
 def _category(storage: _Storage) -> Category:
-    """What a storage is for: what a walk found it to be, else by the phases that allocated and
-    freed it.
+    """The category of a storage: from a walk, otherwise from the phases that allocated and freed
+    it.
 
-    Made in the forward pass: still alive when the backward pass began means *activation*, else
-    *temporary*; the same for what checkpointing recomputes. Otherwise made in the backward pass
-    and no gradient: *autograd_detail*. What the optimizer makes and drops is *temporary*.
+    Allocated in the forward pass: still alive when the backward pass began means *activation*,
+    otherwise *temporary*; the same for recomputation by checkpointing. Otherwise allocated in the
+    backward pass and not a gradient: *autograd_detail*. What the optimizer allocates and frees is
+    *temporary*.
     """
     if storage.category is not Category.UNKNOWN:
         return storage.category
-    made_in, freed_in = _base(storage.path), _base(storage.freed_in)
-    if made_in in ("forward", "recompute"):
-        category = Category.TEMPORARY if freed_in == made_in else Category.ACTIVATION
-    elif made_in == "backward":
+    allocated_in, freed_in = _base(storage.path), _base(storage.freed_in)
+    if allocated_in in ("forward", "recompute"):
+        category = Category.TEMPORARY if freed_in == allocated_in else Category.ACTIVATION
+    elif allocated_in == "backward":
         category = Category.AUTOGRAD_DETAIL
-    elif made_in == "data":
+    elif allocated_in == "data":
         category = Category.INPUT
     elif not storage.stack:
         return Category.UNKNOWN
     else:
-        category = Category.TEMPORARY if freed_in == made_in else Category.OTHER
+        category = Category.TEMPORARY if freed_in == allocated_in else Category.OTHER
     if storage.freed_in is None:
-        storage.category = category  # it lives on: the next chunk calls it the same
+        storage.category = category  # it stays alive: the same category in the next chunk
     return category
 
 

@@ -34,7 +34,7 @@ from gpuprobe.torch_support import compiled_code
 from gpuprobe.torch_support.version import installed
 
 MAX_ENTRIES = 1_000_000
-"""Events kept for one step. torch's ring buffer holds some 100 bytes each, plus stacks."""
+"""Events kept for one step. torch's ring buffer holds about 100 bytes each, plus stacks."""
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -69,24 +69,24 @@ class CudaTrace:
     def __init__(self, convert: Convert) -> None:
         self._convert = convert
         self._on = False
-        self._waits = False
+        self._awaits_cuda = False
         self._before = Before({}, {})
-        self.notes = ModuleCalls()
+        self.modules = ModuleCalls()
         self.backward = BackwardCalls()
         self._workspaces = Workspaces()
 
     def begin(self) -> BlindSpot | None:
-        """Start the history of a step; why that is not possible, where the program records its own
-        or has another allocator.
+        """Start the history of a step; returns the reason if that is not possible: the program
+        records its own, or uses another allocator.
 
-        Where the program has not used a GPU yet it starts when CUDA is initialised: what a program
-        allocates first, its model, is in the trace then.
+        If the program has not used a GPU yet, the history starts when CUDA is initialised: the
+        trace then contains what a program allocates first, its model.
         """
         if not _keeps_history():
             return OTHER_ALLOCATOR
         if not torch.cuda.is_initialized():
-            if not self._waits:
-                self._waits = True
+            if not self._awaits_cuda:
+                self._awaits_cuda = True
                 torch.cuda._lazy_call(self._begin_late)
             return None
         if not self._on and torch._C._cuda_isHistoryEnabled():
@@ -95,11 +95,13 @@ class CudaTrace:
         return None
 
     def _begin_late(self) -> None:
-        """CUDA is being initialised by the program: torch calls what it had queued until then."""
+        """Start the history late: the program initialises CUDA, and torch makes the calls that it
+        had queued.
+        """
         # The program may have changed the allocator meanwhile.
-        if self._waits and _keeps_history() and not torch._C._cuda_isHistoryEnabled():
+        if self._awaits_cuda and _keeps_history() and not torch._C._cuda_isHistoryEnabled():
             self._record()
-        self._waits = False
+        self._awaits_cuda = False
 
     def _record(self) -> None:
         record = torch.cuda.memory._record_memory_history
@@ -108,7 +110,7 @@ class CudaTrace:
             options["clear_history"] = True
         record("all", **options)
         self._on = True
-        self.notes.begin()
+        self.modules.begin()
         self.backward.begin()
 
     def collect(self, step: int, known: Iterable[Known]) -> list[MemoryTrace]:
@@ -127,41 +129,43 @@ class CudaTrace:
     def now(
         self, step: int, known: Iterable[Known], before: Before | None = None
     ) -> list[MemoryTrace]:
-        """Every device's layout as it is now, with the history and the notes there are."""
+        """Every device's current layout, with the history and the calls recorded so far."""
         return layout_now(self._convert, step, known, before or self._before, self._complete)
 
     def _complete(self, trace: MemoryTrace) -> None:
-        """Add what the history does not say, and the notes do."""
-        self.backward.lay_over(trace)
-        self.notes.lay_over(trace)
+        """Add what the history does not contain: calls of modules and backward passes,
+        workspaces.
+        """
+        self.backward.complete(trace)
+        self.modules.complete(trace)
         self._workspaces.name(trace)
 
     def stop(self) -> None:
-        """Switch the history off, if it is ours."""
-        self._waits = False
+        """Switch the history off, if gpuprobe has started it."""
+        self._awaits_cuda = False
         if self._on:
             torch.cuda.memory._record_memory_history(None)
             self._on = False
-            self.notes.end()
+            self.modules.end()
             self.backward.end()
 
 
 def _keeps_history() -> bool:
-    """Whether CUDA's allocator is torch's own: of others, recordHistory and snapshot raise."""
+    """Whether CUDA's allocator is torch's own: with others, recordHistory and snapshot raise."""
     backend = getattr(torch._C, "_cuda_getAllocatorBackend", None)  # none in a CPU build
     return backend is None or backend() == "native"
 
 
 class Before(NamedTuple):
-    """What is known of the blocks that live at the end of a step, for the trace of the next: a
-    snapshot says nothing of those that the next step frees, but that they are freed.
+    """What is known at the end of a step of the blocks that are alive, for the trace of the next
+    step: of those that this one frees, a snapshot has only the frees.
     """
 
     known: dict[Place, Known]
     origins: dict[Place, tuple[StackTable, int, int]]  # stack and module, as indices
 
     def kept(self, known: Iterable[Known]) -> dict[Place, tuple[StackTable, int, int]]:
-        """The origins of what is still where it was, as what it was."""
+        """The origins of the blocks that have the same place and the same role as before."""
         return {
             place: self.origins[place]
             for item in known
@@ -176,8 +180,8 @@ def layout_now(
     before: Before | None = None,
     complete: Callable[[MemoryTrace], None] | None = None,
 ) -> list[MemoryTrace]:
-    """Every device's segments as they are now, with whatever history there is. ``before``: what
-    was known when that history began; ``complete`` adds what notes say of the time since.
+    """Every device's current segments, with any history. ``before``: what was known when that
+    history began; ``complete`` adds what was noted since.
     """
     if not torch.cuda.is_initialized() or not _keeps_history():
         return []
@@ -205,7 +209,7 @@ def layout_now(
 
 
 def _drop_own_frames(table: StackTable) -> None:
-    """Leave gpuprobe's own frames out of all stacks: they are not the program's."""
+    """Remove gpuprobe's own frames from all stacks."""
     own = {i for i, frame in enumerate(table.frames) if frame.filename.startswith(PACKAGE)}
     if own:
         table.stacks[:] = [
@@ -219,7 +223,7 @@ def _place(item: Known) -> Place:
 
 
 def _origins_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTable, int, int]]]:
-    """Where the blocks that live at the end of the trace were made."""
+    """The stacks and modules that allocated the blocks that are alive at the end of the trace."""
     owners = _last_owners(trace)
     for segment in trace.segments:
         for block in segment.blocks:
@@ -230,7 +234,7 @@ def _origins_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTab
 
 
 def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:
-    """The row that made the last block at each address: columns and index."""
+    """The row that allocated the last block at each address: columns and index."""
     alloc = TraceAction.ALLOC.code
     last: dict[int, tuple[EventColumns, int]] = {
         address: (trace.baseline, i) for i, address in enumerate(trace.baseline.address)
@@ -243,7 +247,9 @@ def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:
 
 
 def _stacks_of_blocks(trace: MemoryTrace) -> None:
-    """Give the blocks of the layout the stacks of the rows that made them, which are complete."""
+    """Replace the stacks of the layout's blocks by the complete ones of the rows that allocated
+    them.
+    """
     owners = _last_owners(trace)
 
     def completed(block: Block) -> Block:
@@ -258,14 +264,16 @@ def _stacks_of_blocks(trace: MemoryTrace) -> None:
 
 
 def _name_baseline(trace: MemoryTrace, before: Before) -> None:
-    """Give the blocks that were there when the trace began what was known of them then."""
+    """Set what was known of the blocks that existed when the trace began."""
     rows, table = trace.baseline, trace.stacks
     for i, address in enumerate(rows.address):
         place = trace.device, address
         earlier, stack, module = before.origins.get(place, (table, 0, 0))
         if stack:
             frames = tuple(map(table.frame, earlier.frames_of(stack)))
-            if set(frames) > set(table.stacks[rows.stack[i]]):  # the block has what history said
+            if set(frames) > set(
+                table.stacks[rows.stack[i]]
+            ):  # the block has what an earlier history had
                 rows.stack[i] = table.stack(frames)
         name = earlier.strings[module]
         item = before.known.get(place)
@@ -276,9 +284,9 @@ def _name_baseline(trace: MemoryTrace, before: Before) -> None:
 
 
 def _categorise(trace: MemoryTrace, known: dict[Place, Known]) -> None:
-    """Give the blocks that still live at the end of the trace what a walk found them to be.
+    """Set the category of the blocks that are alive at the end of the trace, from a walk.
 
-    An address may have had several owners: the walk speaks of the last one.
+    An address may have had several owners: the walk found the last one.
     """
     last = _last_owners(trace)
     for (device, address), item in known.items():
@@ -297,7 +305,7 @@ _WORKSPACE_FRAME = Frame("??", 0, "at::cuda::CUDABlasWorkspace")
 
 @functools.cache
 def workspace_bytes(device: str) -> int:
-    """The size of a workspace on a device, as torch chooses it."""
+    """The size of a workspace on a device, as torch chooses it (bytes)."""
     if hasattr(torch._C, "_cuda_getCublasWorkspaceSize"):  # since torch 2.9
         with torch.cuda.device(device):
             return int(torch._C._cuda_getCublasWorkspaceSize())
@@ -305,14 +313,14 @@ def workspace_bytes(device: str) -> int:
 
 
 class Workspaces:
-    """The workspaces that the traces of one recording have shown."""
+    """The workspaces in the traces of one recording."""
 
     def __init__(self) -> None:
         self._places: set[tuple[str, int]] = set()
 
     def name(self, trace: MemoryTrace) -> None:
-        """Give the workspaces of a trace their category, and the name of what allocates them as the
-        innermost frame. Its columns must be filled.
+        """Set the category of the workspaces of a trace, and the name of the function that
+        allocates them as the innermost frame. The trace's columns must be filled.
         """
         size = workspace_bytes(trace.device)
         for i, address in enumerate(trace.baseline.address):
@@ -335,12 +343,12 @@ class Workspaces:
             trace.events.category[row] = _WORKSPACE
             frames = trace.stacks.stacks[stack]
             name = trace.stacks.frame(_WORKSPACE_FRAME)
-            if name not in frames:  # the virtual GPU's history has it
+            if name not in frames:  # the virtual GPU's history already has it
                 trace.events.stack[row] = trace.stacks.stack((name, *frames))
 
 
 def _kept_rows(events: EventColumns, size: int) -> Iterator[int]:
-    """The allocations of a size that live at the end of the trace."""
+    """The allocations of a size that are alive at the end of the trace."""
     live: dict[int, int] = {}
     for row, (action, nbytes) in enumerate(zip(events.action, events.size, strict=True)):
         if nbytes != size:
@@ -353,7 +361,7 @@ def _kept_rows(events: EventColumns, size: int) -> Iterator[int]:
 
 
 def _addresses_of_tensors(device: str) -> set[int]:
-    """Where the storages of all tensors on a device begin."""
+    """The addresses of the storages of all tensors on a device."""
     found = set()
     for tensor in live_tensors():
         for plain in plain_tensors(tensor):

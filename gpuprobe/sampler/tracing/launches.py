@@ -1,4 +1,4 @@
-"""What each traced step launches: kernels, with the line, the module and the phase.
+"""The kernels that each traced step launches, with their line, module and phase.
 
 `gpuprobe.torch_support.engine_reports` counts; this module numbers the places. The counter queries
 the place before each operator, so only the frames between the operator and the program's line are
@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -31,11 +32,11 @@ _node_now: Final = torch._C._current_autograd_node
 _thread_now: Final = threading.get_ident
 
 _OUTSIDE: Final = 0
-"""The place of what no operator launched."""
+"""The place of kernels that no operator launched."""
 
 
 class LaunchTrace:
-    """The launches of steps, while it is on."""
+    """The launches of steps, while this is on."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class LaunchTrace:
         self.path_changed(self._path())
 
     def stop(self) -> None:
-        """Count no more, and forget what was counted."""
+        """Stop counting, and forget the counts."""
         if self.on:
             self.on = False
             self._counter.stop()
@@ -82,7 +83,7 @@ class LaunchTrace:
             self._counter.phase(self._phases.setdefault(path, len(self._phases)))
 
     def take(self) -> StepLaunches | None:
-        """What was launched since the last time; None while it is off."""
+        """The launches since the last call; None while this is off."""
         if not self.on:
             return None
         phases = list(self._phases)
@@ -118,15 +119,15 @@ class LaunchTrace:
         place = self._line()
         sequence = _sequence_now()
         if sequence != self._sequence and _thread_now() == self._thread:
-            # The nodes of the graph that were made for this operator, before it is run.
+            # The nodes of the graph that were created for this operator, before it runs.
             for number in range(self._sequence, sequence):
                 self._of_node[number] = place
             self._sequence = sequence
         return place
 
     def _line(self) -> int:
-        """The innermost line of the user's, in the module that runs."""
-        frame: Any = sys._getframe(2)
+        """The user's innermost line, in the module that runs."""
+        frame: FrameType | None = sys._getframe(2)
         known = self._is_user
         while frame is not None:
             code = frame.f_code
@@ -150,10 +151,10 @@ class LaunchTrace:
         return number
 
     def _generated_place(self) -> int:
-        """The place of the line of generated code that runs, of which the program's is known; 0
-        without one.
+        """The place of the generated code that runs, if its line in the program is known; 0
+        otherwise.
         """
-        frame: Any = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             file, line = frame.f_code.co_filename, frame.f_lineno or 0
             origins = compiled_code.lines_of(file, line)
@@ -168,7 +169,7 @@ class LaunchTrace:
         return 0
 
     def _backward_place(self) -> int:
-        """The line that called the backward pass: of what accumulates gradients, and of graphs
+        """The line that called the backward pass: for the accumulation of gradients, and for graphs
         from before the step.
         """
         frames = self._backward.running

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import KnownTensors
@@ -33,17 +35,18 @@ from gpuprobe.torch_support.compiled_code import unwrapped
 from gpuprobe.torch_support.tensors import tensors_in
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""The classes whose tensors have a storage of their own, if their layout is strided."""
+"""The classes whose tensors have their own storage, if their layout is strided."""
 
 MOST_NESTED = 4
-"""Lists and dicts inside one another in which tensors of the program are searched."""
+"""Depth of nested lists and dicts in which tensors of the program are searched."""
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class Known(NamedTuple):
     """One storage that was recognised. ``address`` is its data pointer, ``nbytes`` its size,
-    ``module`` the dotted name of the module whose parameter or buffer it is, or belongs to.
+    ``module`` the dotted name of the module whose parameter or buffer it is, or whose gradient or
+    state.
     """
 
     device: str
@@ -54,7 +57,7 @@ class Known(NamedTuple):
 
 
 def walk(
-    models: Iterable[Any], optimizers: Iterable[Any], *, gradients: bool = True
+    models: Iterable[Module], optimizers: Iterable[Optimizer], *, gradients: bool = True
 ) -> dict[int, Known]:
     """Every storage held by these modules and optimizers, by its identity (``_cdata``).
     ``gradients=False`` leaves out those that are only gradients.
@@ -79,7 +82,7 @@ def walk(
 
 
 def _parameters(
-    modules: list[tuple[str, Any]], optimizers: list[Any]
+    modules: list[tuple[str, Module]], optimizers: list[Optimizer]
 ) -> dict[int, tuple[Tensor, str]]:
     """Each parameter and the name of its module, "" if only an optimizer holds it; by its id."""
     found: dict[int, tuple[Tensor, str]] = {}
@@ -94,7 +97,7 @@ def _parameters(
     return found
 
 
-def _buffers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Tensor, str, Category]]:
+def _buffers(modules: list[tuple[str, Module]]) -> Iterator[tuple[Tensor, str, Category]]:
     """Buffers and state that modules keep in attributes, with the name of the module."""
     for name, module in modules:
         for key, held in module._buffers.items():
@@ -106,17 +109,17 @@ def _buffers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Tensor, str, Cate
                 yield held, name, Category.KV_CACHE
 
 
-def modules_of(root: Any) -> Iterator[tuple[str, Any]]:
-    """What ``root.named_modules()`` gives, also where a class has a method of its own of that name:
-    it may do anything.
+def modules_of(root: Module) -> Iterator[tuple[str, Module]]:
+    """The result of ``root.named_modules()``, also for a class that has its own method of that
+    name: that may do anything.
     """
-    met: set[int] = set()
+    visited: set[int] = set()
     waiting = [("", root)]
     while waiting:
         path, module = waiting.pop()
-        if id(module) in met:
+        if id(module) in visited:
             continue
-        met.add(id(module))
+        visited.add(id(module))
         yield path, module
         waiting += [
             (f"{path}.{name}" if path else name, child)
@@ -125,9 +128,9 @@ def modules_of(root: Any) -> Iterator[tuple[str, Any]]:
         ]
 
 
-def named_modules(root: Any) -> Iterator[tuple[str, Any]]:
+def named_modules(root: Module) -> Iterator[tuple[str, Module]]:
     """The modules below ``root`` by the names they have in recordings, ``Class.dotted.path``. A
-    compiled module has the name of the one that it was made of.
+    compiled module has the name of the module that was compiled.
     """
     title = type(unwrapped(root)).__name__
     for path, module in modules_of(root):
@@ -139,48 +142,48 @@ STATE_NAMES = re.compile(
     r"past_key_values?|layer_past|(.*_)?(kv|k|v|key|value)_?caches?|caches?(_[kv]|_params)?|"
     r"(ssm|conv|recurrent|hidden)_states?_cache|inference_params"
 )
-"""Arguments, results and attributes in which a model keeps state from call to call, by the names
-that transformers, gpt-fast, Llama, Mamba and others give them."""
+"""Arguments, results and attributes in which a model keeps state from call to call, by their names
+in transformers, gpt-fast, Llama, Mamba and others."""
 
 _OBJECTS = re.compile(r"cache|state|params|output|batch|inputs|layer", re.IGNORECASE)
-"""In the names of the classes whose attributes are looked at; others may hold half the program."""
+"""Part of the names of classes whose attributes are searched; others may hold half the program."""
 
 _CONTAINERS = (list, tuple, set, frozenset)
 _PLAIN_VALUES = (str, bytes, int, float, complex, bool, type(None), type, torch.nn.Module)
 
 
-def passed_tensors(values: Any, depth: int = 6) -> Iterator[tuple[Any, bool]]:
-    """The tensors in what a model is called with, or returns; and of each whether it is kept state
-    by what holds it: a name of `STATE_NAMES`, or an object such as transformers' ``Cache``.
+def passed_tensors(values: object, depth: int = 6) -> Iterator[tuple[Tensor, bool]]:
+    """The tensors in a model's arguments or result; and for each whether its holder keeps it as
+    state: a name of `STATE_NAMES`, or an object such as transformers' ``Cache``.
     """
-    met: set[int] = set()
-    waiting: list[tuple[Any, bool, int]] = [(values, False, depth)]
-    while waiting and len(met) < 2_000:
+    visited: set[int] = set()
+    waiting: list[tuple[object, bool, int]] = [(values, False, depth)]
+    while waiting and len(visited) < 2_000:
         value, state, left = waiting.pop()
         if isinstance(value, torch.Tensor):
             yield value, state
-        elif isinstance(value, _PLAIN_VALUES) or not left or id(value) in met:
+        elif isinstance(value, _PLAIN_VALUES) or not left or id(value) in visited:
             continue
         elif isinstance(value, _CONTAINERS):
-            met.add(id(value))
+            visited.add(id(value))
             waiting += [(item, state, left - 1) for item in value]
         elif isinstance(value, Mapping):
-            met.add(id(value))
+            visited.add(id(value))
             waiting += [(i, state or _names_state(name), left - 1) for name, i in value.items()]
         elif (kind := _OBJECTS.search(type(value).__name__)) and hasattr(value, "__dict__"):
-            met.add(id(value))
+            visited.add(id(value))
             keeps = state or kind.group().lower() == "cache"
             waiting += [
                 (i, keeps or _names_state(name), left - 1) for name, i in vars(value).items()
             ]
 
 
-def _names_state(name: Any) -> bool:
+def _names_state(name: object) -> bool:
     return isinstance(name, str) and STATE_NAMES.fullmatch(name) is not None
 
 
 def category_sums(found: Mapping[int, Known]) -> dict[str, dict[Category, int]]:
-    """The bytes of what `walk` found, by device and category."""
+    """The bytes that `walk` found, by device and category."""
     sums: dict[str, dict[Category, int]] = {}
     for known in found.values():
         by_category = sums.setdefault(known.device, {})
@@ -191,8 +194,8 @@ def category_sums(found: Mapping[int, Known]) -> dict[str, dict[Category, int]]:
 def known_tensors(
     named_bytes: Mapping[str, Mapping[Category, int]], allocated: Mapping[str, int | Unavailable]
 ) -> tuple[KnownTensors, ...]:
-    """`category_sums` as records. ``allocated``: bytes by device, for the rest that no known
-    tensor explains.
+    """`category_sums` as records. ``allocated``: bytes by device; the rest belongs to no known
+    tensor.
     """
     sums = dict(named_bytes)
     for device, total in allocated.items():
@@ -215,7 +218,7 @@ def known_tensors(
     return tuple(result)
 
 
-def _note(found: dict[int, Known], tensor: Any, category: Category, module: str) -> None:
+def _note(found: dict[int, Known], tensor: Tensor, category: Category, module: str) -> None:
     if (
         type(tensor) in PLAIN
         and tensor.layout is torch.strided
@@ -228,7 +231,7 @@ def _note(found: dict[int, Known], tensor: Any, category: Category, module: str)
         _note_plain(found, plain, category, module)
 
 
-def _note_plain(found: dict[int, Known], tensor: Any, category: Category, module: str) -> None:
+def _note_plain(found: dict[int, Known], tensor: Tensor, category: Category, module: str) -> None:
     storage = tensor.untyped_storage()
     key = storage._cdata
     if key not in found:
@@ -237,12 +240,12 @@ def _note_plain(found: dict[int, Known], tensor: Any, category: Category, module
             found[key] = Known(str(tensor.device), storage.data_ptr(), nbytes, category, module)
 
 
-def plain_tensors(tensor: Any) -> Iterator[Any]:
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """The strided tensors with real storage that make up ``tensor``.
 
-    A sparse tensor is its indices and values; a wrapper subclass (DTensor, quantised weights)
-    is what it wraps, and so is what ``torch.func`` hands to a function, or a functional tensor,
-    which torch.compile keeps to compare views; a meta or fake tensor has no memory at all.
+    A sparse tensor is its indices and values; a wrapper subclass (DTensor, quantised weights) is
+    what it wraps, and so is what ``torch.func`` passes to a function, or a functional tensor, which
+    torch.compile keeps to compare views; a meta or fake tensor has no memory at all.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -263,7 +266,7 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
         if not tensor.is_meta:
             yield tensor
     elif tensor.layout is torch.sparse_coo:
-        # _indices/_values: the public ones refuse tensors that are not coalesced.
+        # _indices/_values: the public methods refuse tensors that are not coalesced.
         yield from plain_tensors(tensor._indices())
         yield from plain_tensors(tensor._values())
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -273,11 +276,11 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
 
 
 FIRST_STEPS = 8
-"""Steps at whose end the sums are always checked: what is allocated late is allocated here."""
+"""Steps at whose end the sums are always checked: they include late allocations."""
 
 INTERVAL = 8
-"""Steps between the first two checks after those. A check costs 2 to 3 µs a tensor: twice as many
-steps pass before the next as before one that found nothing new."""
+"""Steps between the first two checks after those. A check costs 2 to 3 µs a tensor: after one that
+found nothing new, twice as many steps pass before the next."""
 
 LONGEST = 128
 """Steps that may pass without a check."""
@@ -293,34 +296,34 @@ Sums = dict[str, dict[Category, int]]
 
 
 class TensorSums:
-    """The sums of one recorder. It holds no tensor: only addresses and sizes."""
+    """The sums of one recorder. It holds no tensor, only addresses and sizes."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._next = FIRST_STEPS  # the step that is checked whatever its signature is
+        self._next = FIRST_STEPS  # the step that is checked with any signature
         self._interval = INTERVAL
         self._signature: tuple[Any, ...] = ()
-        self._seen: tuple[Any, ...] | None = None  # the places at the last full walk
+        self._places: tuple[Any, ...] | None = None  # at the last full walk
         self._fixed: Sums = {}  # without gradients
-        self._fixed_addresses: frozenset[int] = frozenset()  # of the storages in these sums
+        self._fixed_addresses: frozenset[int] = frozenset()  # the storages in these sums
         self._sums: Sums = {}
         self._allocated: dict[str, int | Unavailable] = {}
         self._result: tuple[KnownTensors, ...] | None = None
         self.walks = 0
-        """How often every tensor was asked."""
+        """How often every tensor was visited."""
         self.checks = 0
-        """How often their places were."""
+        """How often their places were checked."""
 
     def take(
         self,
-        models: Iterable[Any],
-        optimizers: Iterable[Any],
+        models: Iterable[Module],
+        optimizers: Iterable[Optimizer],
         allocated: dict[str, int | Unavailable],
         *,
         may_skip: bool = True,
     ) -> tuple[KnownTensors, ...]:
-        """What `tensors.known_tensors` says of a walk made now. ``allocated``: bytes by device.
-        ``may_skip=False``: check, whatever the signature says.
+        """The result of `known_tensors` for a walk made now. ``allocated``: bytes by device.
+        ``may_skip=False``: check with any signature.
         """
         models, optimizers = list(models), list(optimizers)
         signature = _signature(models, optimizers, allocated)
@@ -343,21 +346,21 @@ class TensorSums:
     def of_walk(
         found: Mapping[int, Known], allocated: Mapping[str, int | Unavailable]
     ) -> tuple[KnownTensors, ...]:
-        """The same, from a walk that is made anyway."""
+        """The same, from a walk that is needed anyway."""
         return known_tensors(category_sums(found), allocated)
 
-    def _check(self, models: list[Any], optimizers: list[Any]) -> bool:
-        """Whether the sums are others than before."""
+    def _check(self, models: list[Module], optimizers: list[Optimizer]) -> bool:
+        """Compute the sums again. True if they differ from those before."""
         self.checks += 1
         sums = None
         places = _Places.of(models, optimizers)
         if places is not None:
-            if places.fixed != self._seen:
+            if places.fixed != self._places:
                 self._fix(models, optimizers)
-                self._seen = places.fixed
+                self._places = places.fixed
             try:
                 sums = self._with_gradients(places.gradients)
-            except (RuntimeError, NotImplementedError) as error:  # one of torch.func's wrappers
+            except (RuntimeError, NotImplementedError) as error:  # a wrapper of torch.func
                 if from_program(error):
                     raise
                 sums = None
@@ -369,22 +372,24 @@ class TensorSums:
         self._sums, self._result = sums, None
         return True
 
-    def _fix(self, models: list[Any], optimizers: list[Any]) -> None:
+    def _fix(self, models: list[Module], optimizers: list[Optimizer]) -> None:
         self.walks += 1
         found = walk(models, optimizers, gradients=False)
         self._fixed = category_sums(found)
         self._fixed_addresses = frozenset(known.address for known in found.values())
 
-    def _with_gradients(self, gradients: list[Any]) -> Sums | None:
-        """The fixed sums and these; None where a gradient shares a storage with something else."""
+    def _with_gradients(self, gradients: list[Tensor]) -> Sums | None:
+        """The fixed sums with gradients; None if a gradient shares a storage with another
+        tensor.
+        """
         storages = {}
         for gradient in gradients:
             storage = gradient.untyped_storage()
             storages[storage.data_ptr()] = (gradient.device, storage.nbytes())
-        storages.pop(0, None)  # no bytes
+        storages.pop(0, None)  # storages without bytes
         if not self._fixed_addresses.isdisjoint(storages):
             return None
-        by_device: dict[Any, int] = {}
+        by_device: dict[torch.device, int] = {}
         for device, nbytes in storages.values():
             by_device[device] = by_device.get(device, 0) + nbytes
         sums = {device: dict(by_category) for device, by_category in self._fixed.items()}
@@ -394,7 +399,7 @@ class TensorSums:
 
 
 def _signature(
-    models: list[Any], optimizers: list[Any], allocated: dict[str, int | Unavailable]
+    models: list[Module], optimizers: list[Optimizer], allocated: dict[str, int | Unavailable]
 ) -> tuple[Any, ...]:
     first = None
     sizes = []
@@ -405,26 +410,26 @@ def _signature(
             sizes.append(len(parameters))
             if first is None and parameters:
                 first = parameters[0]
-    # Only whether there is one: reading the gradient of what is no leaf would warn.
+    # Only whether it exists: reading the gradient of a tensor that is not a leaf would warn.
     graded = first is not None and first.is_leaf and first.grad is not None
     return (len(models), sizes, graded, dict(allocated))
 
 
 class _Places:
-    """Where every tensor is that the walk would find."""
+    """The places of all tensors that a walk would find."""
 
     __slots__ = ("fixed", "gradients")
 
-    def __init__(self, fixed: tuple[Any, ...], gradients: list[Any]) -> None:
+    def __init__(self, fixed: tuple[Any, ...], gradients: list[Tensor]) -> None:
         self.fixed = fixed
-        """Addresses and sizes of parameters, buffers and optimizer state. The devices are left
-        out: two devices share no address."""
+        """Addresses and sizes of parameters, buffers and optimizer state. Without the devices: no
+        address is on two devices."""
         self.gradients = gradients
-        """The gradients themselves: on a CPU they are somewhere else in every step."""
+        """The gradients themselves: on a CPU their addresses change in every step."""
 
     @classmethod
-    def of(cls, models: list[Any], optimizers: list[Any]) -> _Places | None:
-        """None where a tensor has no address of its own (sparse, a wrapper subclass)."""
+    def of(cls, models: list[Module], optimizers: list[Optimizer]) -> _Places | None:
+        """None if a tensor has no address (sparse, a wrapper subclass)."""
         found = _held_by(models, optimizers)
         if found is None:
             return None
@@ -451,22 +456,24 @@ class _Places:
             return None
 
 
-def _held_by(models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any], int] | None:
-    """The parameters; buffers and what the optimizers' state holds; how many of those are buffers.
-    None where something among them is for the walk to go through.
+def _held_by(
+    models: list[Module], optimizers: list[Optimizer]
+) -> tuple[list[Tensor], list[Any], int] | None:
+    """The parameters; buffers and the values in the optimizers' state; how many of those are
+    buffers. None if the walk has to visit one of them.
     """
-    parameters: list[Any] = []
+    parameters: list[Tensor] = []
     others: list[Any] = []
-    modules: list[Any] = models.copy()
-    met = set(map(id, modules))
-    for module in modules:  # grows while it is gone through
+    modules: list[Module] = models.copy()
+    visited = set(map(id, modules))
+    for module in modules:  # grows during the iteration
         if module._parameters:
             parameters += module._parameters.values()
         if module._buffers:
             others += module._buffers.values()
         for child in module._modules.values():
-            if id(child) not in met and child is not None:
-                met.add(id(child))
+            if id(child) not in visited and child is not None:
+                visited.add(id(child))
                 modules.append(child)
     buffers = len(others)
     for optimizer in optimizers:
@@ -479,13 +486,13 @@ def _held_by(models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[
     once = dict(zip(map(id, parameters), parameters, strict=True))
     once.pop(id(None), None)  # an unset parameter
     parameters = list(once.values())
-    # A state may hold numbers, and things that hold tensors in turn (LBFGS): the walk's part.
+    # A state may hold numbers, and objects that hold tensors (LBFGS): only the walk finds those.
     if set(map(type, parameters)) <= _TENSORS and set(map(type, others)) <= _KNOWN_TYPES:
         return parameters, others, buffers
     return None
 
 
-def _gradients_of(parameters: list[Any]) -> list[Any] | None:
+def _gradients_of(parameters: list[Tensor]) -> list[Tensor] | None:
     if not all(map(_is_leaf, parameters)):  # reading their .grad would warn
         return None
     gradients = [g for g in map(_grad, parameters) if g is not None]

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.tracing.cpu import CpuTrace
     from gpuprobe.sampler.tracing.cuda import CudaTrace
     from gpuprobe.sampler.tracing.launches import LaunchTrace
+    from gpuprobe.sampler.tracing.tensors import Known
 
 FIRST_STEPS = 3
-"""Steps that are always traced: that in which optimizer state is allocated, and two warm ones."""
+"""Steps that are always traced: the one in which optimizer state is allocated, and two warm
+ones."""
 
 PEAK_STEPS = 32
-"""New peaks whose trace is written at once. A program that grows sets one in every step, and
-each trace lists all that is alive: after these, only a peak one percent higher is.
-"""
+"""New peaks whose trace is written immediately. A program that grows sets one in every step, and
+each trace lists all live memory: after these, only a peak one percent higher is written."""
 
 _GROWTH = 1.01
 
@@ -41,8 +42,9 @@ Write = Callable[[Callable[[], object]], None]
 
 
 def chosen_steps(text: str) -> Callable[[int], bool]:
-    """``"3,100-102"`` or ``"all"``: which steps, counted from 0, are meant. Raises UsageError, also
-    for a range without a step in it."""
+    """A function for the steps, counted from 0, that ``"3,100-102"`` or ``"all"`` selects. Raises
+    UsageError, also for a range without a step in it.
+    """
     if text.strip() == "all":
         return lambda index: True
     ranges = []
@@ -63,7 +65,7 @@ def chosen_steps(text: str) -> Callable[[int], bool]:
 
 
 def exact_peak(spans: list[PhaseSpan]) -> int:
-    """The largest peak of any device that is known exactly; -1 where none is. Bytes."""
+    """The largest peak of any device that is known exactly, in bytes; -1 if there is none."""
     return max(
         (m.exact_peak for s in spans for m in s.end.devices if m.exact_peak is not None),
         default=-1,
@@ -71,30 +73,30 @@ def exact_peak(spans: list[PhaseSpan]) -> int:
 
 
 class Traces:
-    """The traces of one recording. On the CPU every event is seen and the steps that matter are
-    kept: the first few and those with a new peak. On CUDA the first few steps are traced, and
-    the one after a step in which something unusual happened: a new peak after the warm-up, or a
-    retry of the allocator. ``chosen`` replaces all of that by steps of the user's choice.
+    """The traces of one recording. On the CPU every event is recorded and the steps that matter are
+    kept: the first few and those with a new peak. On CUDA the first few steps are traced, and the
+    one after a step in which something unusual happened: a new peak after the warm-up, or a retry
+    of the allocator. ``chosen`` replaces all of that by steps of the user's choice.
 
-    The trace of the highest peak is never lost to `PEAK_STEPS`: it waits in memory, and is
-    written when the session ends.
+    The trace of the highest peak is never lost to `PEAK_STEPS`: it waits in memory, and is written
+    when the session ends.
     """
 
     def __init__(
         self,
         sink: Sink,
         write: Write,
-        convert: Callable[[dict[str, Any], int], Any] | None,
+        convert: Callable[[dict[str, Any], int], MemoryTrace] | None,
         chosen: Callable[[int], bool] | None = None,
     ) -> None:
         self._sink = sink
         self._write = write
         self._convert = convert
         self._chosen = chosen
-        self._after_anomaly = -1  # a step that is traced because of what happened in the one before
+        self._after_anomaly = -1  # the step that is traced because the one before was unusual
         self._anomalies = 0
-        self._seen_peak = 0
-        self._seen_retries = 0
+        self._highest_peak = 0
+        self._most_retries = 0
         self.cpu: CpuTrace | None = None
         self.cuda: CudaTrace | None = None
         self.launches: LaunchTrace | None = None
@@ -116,12 +118,12 @@ class Traces:
 
     @property
     def modules(self) -> CpuTrace | ModuleCalls | None:
-        """Who wants to know of module calls and of models' inputs."""
-        return self.cpu if self.cuda is None else self.cuda.notes
+        """The receiver of module calls and of models' inputs."""
+        return self.cpu if self.cuda is None else self.cuda.modules
 
     @property
     def backward(self) -> BackwardCalls | None:
-        """Who wants to know of calls of the backward pass."""
+        """The receiver of backward calls."""
         return None if self.cuda is None else self.cuda.backward
 
     def start_cpu(self, timeline: PhaseTimeline, on_fault: Callable[[Exception], None]) -> CpuTrace:
@@ -135,8 +137,8 @@ class Traces:
         return self.cpu
 
     def start_cuda(self, timeline: PhaseTimeline, on_fault: Callable[[Exception], None]) -> None:
-        """Record the allocator's history of the first steps, and their launches where these can be
-        counted. Raises UsageError where nobody said how to read a snapshot.
+        """Record the allocator's history of the first steps, and their launches if these can be
+        counted. Raises UsageError without a converter of snapshots.
         """
         from gpuprobe.sampler.tracing.cuda import BLIND_SPOTS, CudaTrace
 
@@ -149,21 +151,21 @@ class Traces:
             from gpuprobe.sampler.tracing.launches import LaunchTrace
 
             self.launches = LaunchTrace(
-                counter, self.cuda.notes, self.cuda.backward, lambda: timeline.path, on_fault
+                counter, self.cuda.modules, self.cuda.backward, lambda: timeline.path, on_fault
             )
             timeline.path_changed = self.launches.path_changed
         self.begin_step(0)
 
     def begin_step(self, index: int) -> None:
-        """Step ``index`` begins: switch the CUDA history on again, if it is to be traced."""
+        """Step ``index`` begins: switch the CUDA history on, if the step is traced."""
         if self.cuda is None:
             return
         if self.launches is not None:
-            if self._wanted(index):
+            if self._is_traced(index):
                 self.launches.begin()
             else:
                 self.launches.stop()
-        if not self._wanted(index):
+        if not self._is_traced(index):
             self.cuda.stop()
         else:
             refused = self.cuda.begin()
@@ -171,13 +173,13 @@ class Traces:
                 self._blind(refused)
                 self._stop_cuda()
 
-    def _wanted(self, index: int) -> bool:
+    def _is_traced(self, index: int) -> bool:
         if self._chosen is not None:
             return self._chosen(index)
         return index < FIRST_STEPS or index == self._after_anomaly
 
     def _check_for_anomalies(self, index: int, spans: list[PhaseSpan]) -> None:
-        """Have the next step traced, if this one set a new peak or made the allocator retry."""
+        """Trace the next step if this one set a new peak or made the allocator retry."""
         marks = [mark for span in spans for mark in span.end.devices]
         peak = max(
             (m.peak_allocated for m in marks if isinstance(m.peak_allocated, int)), default=0
@@ -186,28 +188,28 @@ class Traces:
             (m.activity.alloc_retries for m in marks if not isinstance(m.activity, Unavailable)),
             default=0,
         )
-        unusual = peak > self._seen_peak * _GROWTH or retries > self._seen_retries
-        self._seen_peak = max(peak, self._seen_peak)
-        self._seen_retries = max(retries, self._seen_retries)
+        unusual = peak > self._highest_peak * _GROWTH or retries > self._most_retries
+        self._highest_peak = max(peak, self._highest_peak)
+        self._most_retries = max(retries, self._most_retries)
         if unusual and index + 1 >= FIRST_STEPS and self._anomalies < PEAK_STEPS:
             self._after_anomaly = index + 1
             self._anomalies += 1
 
     def pause(self) -> None:
-        """See nothing more; what is installed stays until `stop`. Never raises."""
+        """Record nothing more; what is installed stays until `stop`. Never raises."""
         if self.cpu is not None:
             self.cpu.active = False
         with contextlib.suppress(RuntimeError):  # CUDA in error
             self._stop_cuda()
 
     def stop(self) -> None:
-        """Stop everything."""
+        """Stop all traces."""
         self._stop_cuda()
         if self.cpu is not None:
             self.cpu.stop()
-            unseen = self.cpu.unseen()
-            if unseen is not None:
-                self._blind(unseen)
+            missed = self.cpu.missed()
+            if missed is not None:
+                self._blind(missed)
 
     def _stop_cuda(self) -> None:
         if self.launches is not None:
@@ -223,7 +225,7 @@ class Traces:
         self,
         index: int,
         spans: list[PhaseSpan],
-        known: Mapping[int, Any],
+        known: Mapping[int, Known],
         *,
         out_of_memory: bool = False,
     ) -> tuple[str, ...]:
@@ -247,7 +249,7 @@ class Traces:
         cpu: CpuTrace,
         index: int,
         spans: list[PhaseSpan],
-        known: Mapping[int, Any],
+        known: Mapping[int, Known],
         out_of_memory: bool,
     ) -> tuple[str, ...]:
         cpu.mark_known(known)
@@ -255,7 +257,7 @@ class Traces:
         highest = peak > self.peak
         self.peak = max(self.peak, peak)
         kept = highest if self._chosen is None else False
-        if not self._wanted(index) and not kept and not out_of_memory:
+        if not self._is_traced(index) and not kept and not out_of_memory:
             cpu.discard()
             return ()
         trace = cpu.collect(index)
@@ -280,11 +282,11 @@ class Traces:
             self._waiting = (step, *self._waiting[1:])
 
     def write_waiting(self) -> None:
-        """Write the trace that waits, and the record of its step once more, naming it."""
+        """Write the trace that waits, and the record of its step again, naming the trace."""
         if self._waiting is None:
             return
         step, _, traces = self._waiting
-        if step is None:  # its record could not be made
+        if step is None:  # its record could not be written
             return
         self._waiting = None
         complete = dataclasses.replace(step, traces=(*step.traces, *self._save(traces)))

@@ -1,1 +1,1 @@
-"""Which way a program goes at a condition that depends on values which are not computed."""
+"""Which side a program takes at a condition that depends on values which are not computed."""

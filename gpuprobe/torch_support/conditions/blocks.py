@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from gpuprobe.torch_support.conditions.source import SourceTree
 
@@ -27,7 +27,7 @@ _LEAVE: Final = (ast.Return, ast.Break, ast.Continue)
 
 
 class BlockOutcome(Enum):
-    """What running a block comes to."""
+    """The outcome of running a block."""
 
     RAISES = "an error"
     WARNS = "a warning"
@@ -35,19 +35,19 @@ class BlockOutcome(Enum):
 
 
 def kind_of(statements: Sequence[ast.stmt], branch: ast.AST, source: SourceTree) -> BlockOutcome:
-    """What a block of ``branch`` (an ``if``) comes to: `BlockOutcome.RAISES` where every way
-    through ends in an exception that nothing here catches, or in the end of the process;
-    `BlockOutcome.WARNS` where it only makes up text and prints it.
+    """The outcome of a block of ``branch`` (an ``if``): `BlockOutcome.RAISES` if every path through
+    it ends in an exception that nothing here catches, or in the end of the process;
+    `BlockOutcome.WARNS` if it only builds text and prints it.
     """
     if raises(statements):
         return BlockOutcome.RAISES
-    if statements and _only_reports(statements, branch, source) and _says_something(statements):
+    if statements and _only_reports(statements, branch, source) and _has_report(statements):
         return BlockOutcome.WARNS
     return BlockOutcome.WORKS
 
 
 def leaves(statements: Sequence[ast.stmt]) -> bool:
-    """Whether a block never goes on with what follows it."""
+    """Whether a block never continues with the statements after it."""
     return bool(statements) and isinstance(statements[-1], _LEAVE)
 
 
@@ -62,7 +62,7 @@ def reports(call: ast.expr) -> bool:
 
 
 def dotted(node: ast.expr) -> str:
-    """``a.b.c`` of an expression of that form; what is no name is left out."""
+    """``a.b.c`` of an expression of that form; parts that are not names are left out."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -74,7 +74,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def raises(statements: Sequence[ast.stmt]) -> bool:
-    """Whether every way through statements ends in an exception."""
+    """Whether every path through statements ends in an exception."""
     for statement in statements:
         if isinstance(statement, ast.Raise):
             return True
@@ -93,14 +93,14 @@ def raises(statements: Sequence[ast.stmt]) -> bool:
     return False
 
 
-def goes_elsewhere(statement: ast.stmt) -> bool:
+def may_leave(statement: ast.stmt) -> bool:
     """Whether a statement may leave its block, by an exception or otherwise, or yield."""
     away = (*_LEAVE, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
     return any(isinstance(node, away) for node in _inside(statement))
 
 
 def caught(branch: ast.AST, source: SourceTree) -> bool:
-    """Whether a handler in the same function may catch an exception of the branch, and go on."""
+    """Whether a handler in the same function may catch an exception of the branch, and continue."""
     child = branch
     while not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
         parent = source.parents[child]
@@ -115,12 +115,12 @@ def caught(branch: ast.AST, source: SourceTree) -> bool:
 
 
 def suppresses(statement: ast.With | ast.AsyncWith) -> bool:
-    """Whether a ``with`` may keep an exception from going further."""
+    """Whether a ``with`` may suppress an exception."""
     return any(re.search(r"suppress|raises", ast.unparse(item)) for item in statement.items)
 
 
 def _inside(statement: ast.stmt) -> list[ast.AST]:
-    """A statement and what is in it, functions that it defines left out."""
+    """A statement and the nodes in it, without functions that it defines."""
     found: list[ast.AST] = []
     waiting: list[ast.AST] = [statement]
     while waiting:
@@ -147,8 +147,8 @@ def _false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and not node.value
 
 
-def _says_something(statements: Sequence[ast.stmt]) -> bool:
-    """Whether a block has a report in it, or nothing at all: with assignments alone it works."""
+def _has_report(statements: Sequence[ast.stmt]) -> bool:
+    """Whether a block contains a report, or nothing at all: with assignments alone it does work."""
     nodes = [node for statement in statements for node in ast.walk(statement)]
     assigns = any(isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) for node in nodes)
     return not assigns or any(isinstance(node, ast.Call) and reports(node) for node in nodes)
@@ -176,8 +176,8 @@ def _is_report(statement: ast.stmt, branch: ast.AST, source: SourceTree) -> bool
 
 
 def _of_the_message(target: ast.expr, branch: ast.AST, source: SourceTree) -> bool:
-    """Whether what is assigned is of use to the message only: a name that is used nowhere
-    else, or a flag that keeps it from being printed twice.
+    """Whether an assignment serves only the message: to a name that is used nowhere else, or to a
+    flag that prevents a second message.
     """
     if isinstance(target, ast.Attribute):
         return bool(_FLAGS.search(target.attr))
@@ -188,7 +188,7 @@ def _of_the_message(target: ast.expr, branch: ast.AST, source: SourceTree) -> bo
     statements = (*getattr(branch, "body", ()), *getattr(branch, "orelse", ()))
     inside = {node for statement in statements for node in ast.walk(statement)}
     if not any(_reads(node, target.id) for node in inside):
-        return False  # kept for its own sake: memory that lives on
+        return False  # kept for another purpose: memory that stays alive
     if isinstance(branch, ast.If):
         inside.update(ast.walk(branch.test))
     return not any(
@@ -205,13 +205,13 @@ _UNDECIDED: Final = object()
 
 
 def flagged(branch: ast.If, source: SourceTree) -> tuple[BlockOutcome, BlockOutcome] | None:
-    """What a branch that only gives constants to names comes to, and what comes of leaving it
-    out: an error or a warning further down in its function, or work. None where the names, which
-    are read after it, are read by more than that.
+    """The outcome of a branch that only assigns constants to names, and the outcome of skipping it:
+    an error or a warning further down in its function, or work. None if the names, read after it,
+    are also read elsewhere.
     """
     if branch.orelse:
         return None
-    constants: dict[str, Any] = {}
+    constants: dict[str, object] = {}
     for statement in branch.body:
         if not (
             isinstance(statement, ast.Assign)
@@ -250,8 +250,8 @@ def _worse(one: BlockOutcome, other: BlockOutcome) -> BlockOutcome:
 def _readers(
     name: str, branch: ast.If, scope: ast.AST, source: SourceTree
 ) -> Iterator[ast.If | None]:
-    """The later branches that read a name in their test; None for all that read it elsewhere
-    than there and in those branches.
+    """The later branches that read a name in their test; None for each read outside of those tests
+    and branches.
     """
     last = branch.end_lineno or branch.lineno
     for node in ast.walk(scope):
@@ -274,8 +274,8 @@ def _reader(node: ast.AST, name: str, scope: ast.AST, source: SourceTree) -> ast
     return None
 
 
-def _values_before(name: str, branch: ast.If, scope: ast.AST) -> list[Any]:
-    """The constants that a name is given before a branch; none where it is given anything else."""
+def _values_before(name: str, branch: ast.If, scope: ast.AST) -> list[object]:
+    """The constants that a name gets before a branch; empty if it gets anything else."""
     found = []
     for node in ast.walk(scope):
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.lineno >= branch.lineno:
@@ -289,13 +289,13 @@ def _values_before(name: str, branch: ast.If, scope: ast.AST) -> list[Any]:
     return found
 
 
-def _holds(test: ast.expr, name: str, value: Any) -> bool | None:
-    """Whether a test of a name holds that has a value; None where more decides."""
+def _holds(test: ast.expr, name: str, value: object) -> bool | None:
+    """Whether a test of a name is true for a value; None if more decides."""
     found = _evaluated(test, name, value)
     return None if found is _UNDECIDED else bool(found)
 
 
-def _evaluated(node: ast.expr, name: str, value: Any) -> Any:
+def _evaluated(node: ast.expr, name: str, value: object) -> object:
     if isinstance(node, ast.Name):
         return value if node.id == name else _UNDECIDED
     if isinstance(node, ast.Constant):

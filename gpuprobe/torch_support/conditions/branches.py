@@ -17,9 +17,9 @@ from gpuprobe.torch_support.conditions.blocks import (
     caught,
     dotted,
     flagged,
-    goes_elsewhere,
     kind_of,
     leaves,
+    may_leave,
     raises,
     reports,
 )
@@ -33,8 +33,8 @@ from gpuprobe.torch_support.conditions.source import (
     source_of,
 )
 
-_FRAMES: Final = 6  # calls that a condition is followed through, out of the functions it is in
-_SHOWN: Final = 60  # characters of a condition in a sentence
+_FRAMES: Final = 6  # callers through which a condition is followed
+_SHOWN: Final = 60  # characters of a condition in a message
 
 _TRUTH: Final = frozenset(
     {
@@ -49,15 +49,14 @@ _TRUTH: Final = frozenset(
         "_is_any_true",
     }
 )
-"""Calls that return the truth that they read, or that of the first that decides."""
+"""Calls that return the truth of their argument, or that of the first one that decides."""
 
 _DEMANDS: Final = frozenset({"_assert", "_check", "check", "assertTrue", "assert_true"})
 
 
 class Verdict(NamedTuple):
-    """``value`` is what the value that was read is to be; ``file`` and ``line`` are where that
-    decides, ``why`` is what is taken for granted by it. ``bound``: both sides work, and this one
-    does more.
+    """The assumed value of a condition. ``file`` and ``line`` are the place of the condition,
+    ``why`` is the assumption. ``bound``: both sides do work, and this one does more.
     """
 
     value: bool
@@ -68,7 +67,7 @@ class Verdict(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What an expression should come to, and why; ``node`` is the condition."""
+    """The assumed value of an expression, and why; ``node`` is the condition."""
 
     value: bool
     why: str
@@ -77,16 +76,16 @@ class _Found(NamedTuple):
 
 
 class _Returned(NamedTuple):
-    """The expression is what a function returns, negated or not."""
+    """The expression is returned by its function, negated or not."""
 
     negated: bool
 
 
 def decide(frame: FrameType | None, ours: Callable[[FrameType], bool]) -> Verdict | None:
-    """What the truth that ``frame`` reads at its current instruction is to be; None where both
-    sides of what depends on it do work, or where that cannot be told. Frames that are ``ours``
-    are passed by on the way out. An ``if`` without ``else`` whose statements work is a verdict
-    that is a ``bound``: with them the program does all that it does without, and more.
+    """The value to assume for the truth that ``frame`` reads at its current instruction; None if
+    both sides of the condition do work, or if it cannot be decided. Frames that are ``ours`` are
+    skipped on the way out. An ``if`` without ``else`` whose statements do work is a verdict that is
+    a ``bound``: with them the program does everything that it does without, and more.
     """
     negated = False
     call: str | None = None
@@ -98,30 +97,29 @@ def decide(frame: FrameType | None, ours: Callable[[FrameType], bool]) -> Verdic
             return None
         reading = reading_of(frame) if call is None else TruthSource(frame, call)
         nodes = evaluated(reading, source)
-        if reading.call is WITHIN:  # it returns what it reads, or nothing is known
+        if reading.call is WITHIN:  # only calls that return what they read are known
             nodes = [node for node in nodes if _returns_truth(node)]
-        answers = [_follow(node, source) for node in nodes]
-        if not answers or any(answer != answers[0] for answer in answers[1:]):
-            answers = _agreeing(answers)
-        answer = answers[0] if answers else None
-        if isinstance(answer, _Found):
-            value = answer.value != negated
-            line, why = answer.node.lineno, f"{answer.why} (`{_shown(answer.node)}`)"
-            return Verdict(value, frame.f_code.co_filename, line, why, answer.bound)
-        if answer is None:
+        found = _agreeing([_follow(node, source) for node in nodes])
+        if isinstance(found, _Found):
+            value = found.value != negated
+            line, why = found.node.lineno, f"{found.why} (`{_shown(found.node)}`)"
+            return Verdict(value, frame.f_code.co_filename, line, why, found.bound)
+        if found is None:
             return None
-        negated = negated != answer.negated
+        negated = negated != found.negated
         call = frame.f_code.co_name
         frame = frame.f_back
     return None
 
 
-def _agreeing(answers: Sequence[Any]) -> list[Any]:
-    """One answer of several that all want the same value; none where they do not."""
-    wanted = {answer.value for answer in answers if isinstance(answer, _Found)}
-    if len(wanted) == 1 and all(isinstance(answer, _Found) for answer in answers):
-        return [answers[0]]
-    return []
+def _agreeing(results: Sequence[_Found | _Returned | None]) -> _Found | _Returned | None:
+    """The common result, or one of several that all assume the same value; None if they differ."""
+    if not results:
+        return None
+    if all(result == results[0] for result in results[1:]):
+        return results[0]
+    values = {result.value if isinstance(result, _Found) else None for result in results}
+    return results[0] if len(values) == 1 and None not in values else None
 
 
 def _shown(condition: ast.expr) -> str:
@@ -153,7 +151,7 @@ def _climb(start: ast.expr, source: SourceTree) -> _Found | _Returned | None:
 
 
 def _passed_on(parent: ast.AST, child: ast.AST, source: SourceTree) -> bool | None:
-    """Whether an expression has the truth of its part negated; None if its truth is another one."""
+    """Whether an expression negates the truth of its part; None if its own truth is another one."""
     if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
         return True
     if isinstance(parent, ast.Compare):
@@ -196,8 +194,8 @@ def _returns_truth(node: ast.expr) -> bool:
 
 
 def _compared(node: ast.Compare, child: ast.AST) -> bool | None:
-    """Whether a truth that is compared with True or False comes out as it is, or the other way
-    round; None for all other comparisons.
+    """Whether a truth keeps its value in a comparison with True or False, or is negated; None for
+    all other comparisons.
     """
     if len(node.ops) != 1:
         return None
@@ -212,7 +210,9 @@ def _compared(node: ast.Compare, child: ast.AST) -> bool | None:
 
 
 def _only_printed(node: ast.BoolOp, child: ast.AST, source: SourceTree) -> bool:
-    """``broken.any() and print(...)``, as a statement."""
+    """Whether a part is followed by output alone: ``broken.any() and print(...)``, as a
+    statement.
+    """
     after = node.values[node.values.index(child) + 1 :]  # type: ignore[arg-type]
     return bool(after) and all(map(reports, after)) and isinstance(source.parents[node], ast.Expr)
 
@@ -220,7 +220,7 @@ def _only_printed(node: ast.BoolOp, child: ast.AST, source: SourceTree) -> bool:
 def _assigned(
     statement: ast.Assign | ast.AnnAssign, negated: bool, source: SourceTree
 ) -> _Found | None:
-    """What the uses of a name agree on that is given the value, within its function."""
+    """What the uses of a name that gets the value agree on, within its function."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     if len(targets) != 1 or not isinstance(targets[0], ast.Name):
         return None
@@ -254,14 +254,14 @@ def _after(use: ast.Name, statement: ast.stmt) -> bool:
 def _decided(
     branch: ast.If | ast.While | ast.Assert, negated: bool, source: SourceTree
 ) -> _Found | None:
-    """Which way to go at a statement, and what is taken for granted by it."""
+    """The side to take at a statement, and the assumption."""
     if isinstance(branch, ast.While):
         return None
     if isinstance(branch, ast.Assert):
         return _Found(not negated, "the assertion holds", branch.test)
     value = _side(branch, source)
     if value is None:
-        if branch.orelse or any(map(goes_elsewhere, branch.body)):
+        if branch.orelse or any(map(may_leave, branch.body)):
             return None
         return _Found(not negated, "what is done only then is done", branch.test, bound=True)
     side, kind = value
@@ -270,7 +270,7 @@ def _decided(
 
 
 def _side(branch: ast.If, source: SourceTree) -> tuple[bool, BlockOutcome] | None:
-    """What the test of a branch should come to, and what the other side does."""
+    """The value to assume for the test of a branch, and the outcome of the other side."""
     body = kind_of(branch.body, branch, source)
     other = kind_of(branch.orelse, branch, source) if branch.orelse else BlockOutcome.WORKS
     found = flagged(branch, source) if body is BlockOutcome.WORKS else None
@@ -304,9 +304,9 @@ _SAME: Final = frozenset(
     {"any", "all", "item", "bool", "cpu", "float", "int", "sum", "max", "detach", "to", "long",
      "logical_or", "logical_and", "is_nonzero", "count_nonzero"}
 )  # fmt: skip
-"""Calls that are true where their operands are, and false (or 0) where these are."""
+"""Calls that are true if their operands are, and false (or 0) if these are."""
 
-_COMPARED: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
+_COMPARED: Final[dict[type[ast.cmpop], Callable[[object, object], object]]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Gt: operator.gt,
@@ -317,7 +317,7 @@ _COMPARED: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 
 
 def finite(node: ast.expr, source: SourceTree, depth: int = 0) -> bool | None:
-    """What a condition comes to if all numbers are finite; None where it asks anything else."""
+    """The value of a condition if all numbers are finite; None if it tests anything else."""
     if depth > 8:
         return None
     if isinstance(node, ast.Call):
@@ -371,12 +371,12 @@ def _compare(node: ast.Compare, source: SourceTree, depth: int) -> bool | None:
     if known is None or compare is None or not isinstance(right, ast.Constant):
         return None
     if known and not isinstance(right.value, bool):
-        return None  # a count of what is finite
+        return None  # a count of finite numbers
     return bool(compare(known, right.value))
 
 
 def _assigned_once(node: ast.Name, source: SourceTree) -> ast.expr | None:
-    """The only value that the function gives to a name."""
+    """The only value that the function assigns to a name."""
     found: list[ast.expr] = []
     for other in ast.walk(source.function_of(node)):
         if isinstance(other, ast.Name) and other.id == node.id:

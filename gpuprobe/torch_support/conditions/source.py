@@ -1,4 +1,4 @@
-"""The expression of a program's source that an instruction of it evaluates."""
+"""The expression of a program's source that an instruction evaluates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TESTS: Final = frozenset({"UNARY_NOT", "TO_BOOL", "CONTAINS_OP", "COMPARE_OP"})
 
 
 class SourceTree(NamedTuple):
-    """The syntax tree of one file, and what contains each of its nodes."""
+    """The syntax tree of one file, and the parent of each of its nodes."""
 
     tree: ast.Module
     parents: dict[ast.AST, ast.AST]
@@ -35,7 +35,7 @@ _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 
 
 def source_of(frame: FrameType) -> SourceTree | None:
-    """The source of the file whose code a frame runs, None where it cannot be had."""
+    """The source of the file whose code a frame runs; None if it is not available."""
     file = frame.f_code.co_filename
     lines = linecache.getlines(file, frame.f_globals)
     return _parsed(file, "".join(lines)) if lines else None
@@ -45,7 +45,7 @@ def source_of(frame: FrameType) -> SourceTree | None:
 def _parsed(file: str, text: str) -> SourceTree | None:
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # what runs is not what is on disk
+    except (SyntaxError, ValueError):  # the running code is not the file on disk
         return None
     parents: dict[ast.AST, ast.AST] = {}
     by_position: dict[tuple[int, int, int, int], ast.expr] = {}
@@ -59,15 +59,15 @@ def _parsed(file: str, text: str) -> SourceTree | None:
                 node.col_offset,
                 node.end_col_offset or 0,
             )
-            # pytest rewrites assertions: what its code tests is the statement's.
+            # pytest rewrites assertions: its code tests the expression of the statement.
             by_position.setdefault(key, node.test if isinstance(node, ast.Assert) else node)
     return SourceTree(tree, parents, by_position)
 
 
 class TruthSource(NamedTuple):
-    """How a frame comes by a truth. ``call``: the function whose result it is, ``""`` where the
-    instruction at work tests it, `WITHIN` where that hands a value to C code (a call, an
-    operator), of which nothing is known but its name.
+    """The origin of a truth in a frame. ``call``: the function whose result it is, ``""`` if the
+    current instruction tests it, `WITHIN` if that passes a value to C code (a call, an operator),
+    of which only the name is known.
     """
 
     frame: FrameType
@@ -78,14 +78,14 @@ WITHIN: Final = "(within)"
 
 
 def reading_of(frame: FrameType) -> TruthSource:
-    """How the frame that reads a value does it."""
+    """The origin of the truth that a frame reads."""
     name = _instructions(frame.f_code).get(frame.f_lasti, "")
     return TruthSource(frame, "" if "JUMP" in name or name in _TESTS else WITHIN)
 
 
 def evaluated(reading: TruthSource, source: SourceTree) -> list[ast.expr]:
-    """The expression whose value a frame tests or has just been given. Where the interpreter
-    keeps only lines (Python 3.10), all that it may be; none where it cannot be told.
+    """The expression whose value a frame tests or has just received. If the interpreter keeps only
+    lines (Python 3.10), all candidates; empty if it is unknown.
     """
     frame = reading.frame
     positions = _position(frame.f_code, frame.f_lasti)
@@ -100,7 +100,9 @@ def evaluated(reading: TruthSource, source: SourceTree) -> list[ast.expr]:
 
 
 def _position(code: CodeType, at: int) -> tuple[int, int, int, int] | None:
-    """Lines and columns of what the instruction at ``at`` evaluates: for a jump, what it tests."""
+    """Lines and columns of the expression that the instruction at ``at`` evaluates; for a jump, of
+    the expression that it tests.
+    """
     if not hasattr(code, "co_positions"):
         return None
     instructions = _instructions(code)
@@ -122,7 +124,7 @@ def _instructions(code: CodeType) -> dict[int, str]:
 
 
 def _on_line(source: SourceTree, line: int, call: str) -> Iterator[ast.expr]:
-    """What a line tests, or its calls."""
+    """The conditions of a line, or its calls."""
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.expr) or not (
             node.lineno <= line <= (node.end_lineno or node.lineno)
@@ -160,7 +162,7 @@ def _operands(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _is_plain(node: ast.expr) -> bool:
-    """Whether an operand is surely no tensor's value."""
+    """Whether an operand is certainly not a tensor's value."""
     if isinstance(node, ast.Call):
         return name_of(node.func) in _PLAIN
     if isinstance(node, ast.Compare):
