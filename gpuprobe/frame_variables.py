@@ -90,7 +90,7 @@ def variables(frame: FrameType) -> dict[str, Any]:
     return found
 
 
-def _of_dict(namespace: object) -> dict[str, Any]:
+def _of_dict(namespace: Any) -> dict[str, Any]:
     """The names of a module or of the body of a class, without running code of a class: a namespace
     may have any type (``__prepare__``).
     """

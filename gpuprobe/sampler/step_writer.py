@@ -53,7 +53,7 @@ class Background:
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         """``on_error`` gets what a task raises, in the thread."""
         self._on_error = on_error
-        self._reset()
+        self._forget()
         self.refused = 0
         """Tasks that were refused, because `LIMIT` were waiting."""
         _follow_process(self)
@@ -166,7 +166,7 @@ def _follow_process(background: Background) -> None:
     def reset() -> None:
         living = ref()
         if living is not None:
-            living._reset()
+            living._forget()
 
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(before=end, after_in_child=reset)

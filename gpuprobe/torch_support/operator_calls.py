@@ -142,7 +142,7 @@ def _is_subclass(kind: type) -> bool:
     return handler is not torch._C._disabled_torch_dispatch_impl
 
 
-def _has_subclasses(args: Iterable[object]) -> bool:
+def _has_subclasses(args: Iterable[Any]) -> bool:
     for value in args:
         kind = type(value)
         if kind is list or kind is tuple:
@@ -174,7 +174,7 @@ class _Named:
         self.composite = _is_composite(self.op)
 
 
-def _operator(op: OpOverload | _Named, *args: Any, **kwargs: Any) -> Any:
+def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         if type(op) is _Named:
             if op.op is None:
@@ -523,7 +523,7 @@ class EngineSums(threading.local):
         self._made: set[int] = set()  # addresses of the tensors that the node has made
         self._measuring = False
 
-    def note_result(self, op: OpOverload, result: object) -> None:
+    def note_result(self, op: OpOverload, result: Any) -> None:
         """An operator has run for a node of the backward pass."""
         if not _makes_new(op) or type(result) is not torch.Tensor:
             return

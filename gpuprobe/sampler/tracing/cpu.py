@@ -284,7 +284,7 @@ class CpuTrace:
         if func is _TO_COPY and type(args[0]) is torch.nn.Parameter:
             self._record_cast(args[0], result)
 
-    def _record(self, args: tuple[Any, ...], result: object) -> None:
+    def _record(self, args: tuple[Any, ...], result: Any) -> None:
         if self._freed:
             self._take_freed()
         live = self._live

@@ -276,7 +276,7 @@ def _reader(node: ast.AST, name: str, scope: ast.AST, source: SourceTree) -> ast
 
 def _values_before(name: str, branch: ast.If, scope: ast.AST) -> list[object]:
     """The constants that a name gets before a branch; empty if it gets anything else."""
-    found = []
+    found: list[object] = []
     for node in ast.walk(scope):
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.lineno >= branch.lineno:
             continue

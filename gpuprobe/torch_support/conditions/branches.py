@@ -306,7 +306,7 @@ _SAME: Final = frozenset(
 )  # fmt: skip
 """Calls that are true if their operands are, and false (or 0) if these are."""
 
-_COMPARED: Final[dict[type[ast.cmpop], Callable[[object, object], object]]] = {
+_COMPARED: Final[dict[type[ast.cmpop], Callable[[Any, Any], object]]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Gt: operator.gt,
