@@ -543,8 +543,7 @@ class CudaSource(EventSource):
     def _stream_recorded(self, _: None, tensor: Tensor, stream: torch.Stream) -> None:
         found = self._touch(tensor)
         if found is not None:
-            address, _ = found
-            self.active.apply(RecordStream(address, self.active.stream(*self._where(stream))))
+            self.active.apply(RecordStream(found[0], self.active.stream(*self._where(stream))))
 
     def _storage_resized(self, _: object, storage: UntypedStorage, *__: object) -> None:
         tag = self.machine.tags.get(storage._cdata)

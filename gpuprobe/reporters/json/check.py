@@ -23,15 +23,15 @@ History:
 * 1.1: ``settings``; ``accepted``, ``source``, ``cause``, ``place`` and ``rows`` of each metric.
 * 2.0: with all documents; nothing changed in this one. ``schemas/check-2.json``.
 * 2.1: ``causes`` of each metric.
-* 2.2: ``run`` of each metric, row and setting, where there are several runs.
-* 2.3: ``trials``; ``saved`` of each cause, ``unexplained`` of each metric: what runs without parts
-  of the change took.
+* 2.2: ``run`` of each metric, row and setting, if there are several runs.
+* 2.3: ``trials``; ``saved`` of each cause, ``unexplained`` of each metric, from runs without parts
+  of the change.
 """
 
 
 def document(*results: CheckResult) -> dict[str, Any]:
-    """The check as plain data. Sizes are bytes. Of several runs, what each has stands one after the
-    other, with its ``run``."""
+    """The check as plain data. Sizes are bytes. The entries of several runs are listed one run after
+    the other, each with its ``run``."""
     rows = None
     if any(result.rows is not None for result in results):
         rows = {
@@ -81,9 +81,9 @@ _ROW: Final = "key before after delta status moved_from"
 
 
 def findings(*results: CheckResult) -> list[Finding]:
-    """Each regression as a finding at the first line to inspect, and each way in which the
-    baseline is of another environment: for SARIF, JUnit and annotations. A phase that grew for a
-    reason already given is left out.
+    """Findings for SARIF, JUnit and annotations: each regression, at the first line to inspect, and
+    each difference from the baseline's environment. A phase that grew for a reason already reported
+    is left out.
     """
     return [finding for result in results for finding in _findings(result)]
 

@@ -1,7 +1,7 @@
 """A diff as JSON.
 
-Sizes are integers in bytes. A peak is ``{"at_least", "at_most", "exact"}``; a value that is not
-known is ``{"unavailable": reason, "status": …}``. In each of ``rows.category``, ``rows.module``
+Sizes are integers in bytes. A peak is ``{"at_least", "at_most", "exact"}``; an unknown value is
+``{"unavailable": reason, "status": …}``. In each of ``rows.category``, ``rows.module``
 and ``rows.line`` the deltas sum to the peak's ``delta`` or, where ``compared`` is not null, to
 the difference of its two ``allocated``.
 """

@@ -24,8 +24,8 @@ History:
 
 
 def document(result: ReplayResult) -> dict[str, Any]:
-    """The replay as plain data. Sizes are bytes; ``verified`` says whether a what-if rests on
-    an exact replay of the recording."""
+    """The replay as plain data. Sizes are bytes; ``verified``: whether the what-if is based on an
+    exact replay of the recording."""
     return {
         **header(SCHEMA, VERSION),
         "path": result.path,

@@ -1,8 +1,8 @@
 """The report as JSON: the document ``gpuprobe.report``.
 
 An object has its dataclass's fields, all of them, under their names; `_SHAPES` lists the few
-that differ. A row that is of a line of code has ``key`` (its text) and ``file``, ``line`` and
-``function``, which are null where no line is known. A value that is not known is
+that differ. A row for a line of code has ``key`` (its text) and ``file``, ``line`` and
+``function``, which are null if the line is unknown. An unknown value is
 ``{"unavailable": reason, "status": …}``.
 """
 
@@ -39,7 +39,7 @@ History:
 * 1.0: first version.
 * 1.1: ``peak.nearest_trace``, for a peak in a step without a trace; ``fragmentation.step``.
 * 1.2: ``beside_tensors.devices`` are those of all ranks, with their ``rank``; before, of the
-  first. ``out_of_memory`` is of all ranks and devices, with the ``rank``; before, of the peak's.
+  first. ``out_of_memory`` covers all ranks and devices, with the ``rank``; before, the peak's only.
 * 1.3: ``session.virtual``; ``rank_comparison.memory.lowest`` and ``.alike``; no ``time`` in it on
   virtual GPUs.
 * 2.0: ``beside_tensors`` is ``non_tensor_memory``; every row of a line of code has ``file``,
