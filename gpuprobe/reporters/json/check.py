@@ -30,8 +30,8 @@ History:
 
 
 def document(*results: CheckResult) -> dict[str, Any]:
-    """The check as plain data. Sizes are bytes. Entries of several runs are listed one run after the
-    the other, each with its ``run``."""
+    """The check as plain data. Sizes are bytes. Entries of several runs are listed run by run, each
+    with its ``run``."""
     rows = None
     if any(result.rows is not None for result in results):
         rows = {
