@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def test_the_constants_of_other_gpus_hold_their_context() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+@pytest.mark.skipif(not list(distributions(name="vllm")), reason="vllm is not installed")
 def test_a_real_vllm(tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
