@@ -378,7 +378,7 @@ def test_a_recording_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     good = record(tmp_path / "good.gpuprobe")
     bad = tmp_path / "bad.gpuprobe"
     bad.mkdir()
-    (bad / "rank-00000.jsonl").write_text('{"format":"gpuprobe.recording","version":[9,0]}\n')
+    (bad / "rank-00000.jsonl").write_text('{"schema":"gpuprobe.recording","version":[9,0]}\n')
     found = RunWatch([tmp_path]).read()
     assert [one.path for one in found.readings] == [str(good)]
     assert set(found.problems) == {str(bad)}
