@@ -6,14 +6,14 @@
 The corpus (``benchmarks/foreign/corpus.txt``) was frozen before anything was fitted to it: a tiny
 model of every architecture of transformers that trains on the CPU when its configuration is
 shrunk by one rule, models of timm, a short training loop for each library, and scripts of other
-projects. Each program runs in a separate process, on the CPU for its losses, and on the virtual
+projects. Each program runs in a process of its own, on the CPU for its losses, and on the virtual
 GPU with values and in shapes, as `gpuprobe estimate` runs it. Compared are the losses (CPU
 and virtual GPU with values) and the peaks, allocated and reserved (both ways of computing).
 
 Needed are torch for the CPU and the libraries of the programs that are to run; without a library
-its programs count as unavailable. Results are appended to ``--results``, and programs with results
-are not run again, unless with ``--again``. ``--table`` only prints; ``--publish`` writes the
-results that the page "What runs on the virtual GPU" is generated from.
+its programs count as unavailable. Results are appended to ``--results``, and what lies there is not
+run again, unless with ``--again``. ``--table`` only prints; ``--publish`` writes the results that
+the page "What runs on the virtual GPU" is generated from.
 
 ``--unchanged`` runs some thirty small programs under ``gpuprobe run`` and without it: same output,
 same exit code.
@@ -32,10 +32,12 @@ from foreign import programs, table
 
 HERE = Path(__file__).resolve().parent
 MODES = ("cpu", "real", "shapes")
+OF_CUDA = ("native-real", "native-shapes", "cuda")
+"""With torch's build with CUDA; modes of one engine at a time."""
 SECONDS = 240
 GIGABYTES = 16
 AT_ONCE = 25
-"""Programs for one worker: one that a program has damaged is replaced."""
+"""Programs for one worker: one that a program has damaged is not used for ever."""
 
 QUIET = {
     "OMP_NUM_THREADS": "1",
@@ -51,11 +53,11 @@ QUIET = {
 }
 
 
-def run(requested: list[str], modes: list[str], results: Path, logs: Path, again: bool) -> None:
-    """Run the requested programs that have no results yet."""
+def run(wanted: list[str], modes: list[str], results: Path, logs: Path, again: bool) -> None:
+    """Run what is wanted and is not among the results yet."""
     done = table.read(results)
     logs.mkdir(parents=True, exist_ok=True)
-    for family, names in programs.families(requested):
+    for family, names in programs.families(wanted):
         jobs = [
             f"{name}={','.join(missing)}"
             for name in names
@@ -97,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="programs or families"
     )
-    parser.add_argument("--mode", default=",".join(MODES), help=f"of {', '.join(MODES)}")
+    parser.add_argument("--mode", default=",".join(MODES), help=f"of {', '.join(MODES + OF_CUDA)}")
     parser.add_argument("--results", type=Path, default=Path("foreign-results.jsonl"))
     parser.add_argument("--logs", type=Path, default=Path("foreign-logs"))
     parser.add_argument("--again", action="store_true", help="also what has a result")
@@ -110,8 +112,8 @@ def main(argv: list[str] | None = None) -> int:
 
         return run_unchanged.main(args.unchanged)
     modes = args.mode.split(",")
-    if not set(modes) <= set(MODES):
-        parser.error(f"--mode: of {', '.join(MODES)}")
+    if not set(modes) <= {*MODES, *OF_CUDA}:
+        parser.error(f"--mode: of {', '.join(MODES + OF_CUDA)}")
     if not args.table and not args.publish:
         run(args.only, modes, args.results.resolve(), args.logs.resolve(), args.again)
     found = table.read(args.results)

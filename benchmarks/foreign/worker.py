@@ -41,7 +41,7 @@ OURS = (
     "gpuprobe.recording.reader",
     "gpuprobe.recording.writer",
     "gpuprobe.sampler.environment",
-    "gpuprobe.sampler.hooks.optimizer_steps",
+    "gpuprobe.sampler.hooks.step_limit",
     "gpuprobe.sampler.hooks.torch_hooks",
     "gpuprobe.sampler.recorder",
     "gpuprobe.sampler.tracing.cuda",
@@ -73,7 +73,7 @@ class Call:
 
 
 def seed() -> None:
-    """Seed all generators of random numbers: some programs seed none of them, or only torch's."""
+    """Seed what programs draw random numbers with: some seed none of it, or torch alone."""
     import random
 
     import numpy
@@ -122,6 +122,8 @@ def outcome(program: Program, mode: str) -> dict[str, Any]:
         "drawn": call.drawn,
         "allocated": int(found.peak_allocated),
         "reserved": int(found.peak_reserved),
+        "allocated_range": [int(found.allocated_low), int(found.allocated_high)],
+        "reserved_range": [int(found.reserved_low), int(found.reserved_high)],
         "assumed": list(found.assumed),
     }
 
@@ -177,7 +179,7 @@ def child(
 def forked(
     program: Program, mode: str, folder: Path, seconds: int, gigabytes: int
 ) -> dict[str, Any]:
-    """Run a program in a separate process, and wait for its result."""
+    """Run a program in a process of its own, and wait for its answer."""
     log = folder / f"{program.name.replace('/', '.')}.{mode}.txt"
     begin = time.monotonic()
     reads, writes = os.pipe()
@@ -197,19 +199,19 @@ def forked(
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)  # what it left behind
-    elapsed = round(time.monotonic() - begin, 1)
+    took = round(time.monotonic() - begin, 1)
     if answer:
-        return {**json.loads(answer), "seconds": elapsed}
+        return {**json.loads(answer), "seconds": took}
     number = os.waitstatus_to_exitcode(status)
     if number == -signal.SIGALRM:
-        return {"status": "timeout", "error": f"not done after {seconds} s", "seconds": elapsed}
+        return {"status": "timeout", "error": f"not done after {seconds} s", "seconds": took}
     name = signal.Signals(-number).name if number < 0 else f"exit code {number}"
-    return {"status": "died", "error": f"the process ended: {name}", "seconds": elapsed}
+    return {"status": "died", "error": f"the process ended: {name}", "seconds": took}
 
 
 def _load_engine(real: bool) -> None:
-    """With torch's build with CUDA: load the native engine, unless the program uses the machine's
-    GPU (``real``), and keep imports from initialising CUDA, since its processes cannot fork.
+    """With torch's build with CUDA: load the native engine, unless the machine's GPU is to be used
+    (``real``), and keep imports from initialising CUDA, since its processes cannot fork.
     """
     from gpuprobe.native.libraries import torch_build
 

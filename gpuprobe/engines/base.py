@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gpuprobe.allocator.recorder import Request
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.plans.estimate import Margin
@@ -109,8 +108,7 @@ class EngineSession(Protocol):
 @dataclass
 class DeviceRun:
     """The result of a whole run on one GPU. ``number``: its number in the machine; ``index``: its
-    index in the program. ``requests``: workspaces that libraries may have requested in addition.
-    ``margin``: the error bounds of a model.
+    index in the program. ``margin``: the error bounds of a model.
     """
 
     index: int
@@ -119,7 +117,6 @@ class DeviceRun:
     peak_allocated: int
     peak_reserved: int
     trace: MemoryTrace
-    requests: Sequence[Request] = ()
     margin: Margin = field(default_factory=Margin)
 
 

@@ -69,7 +69,6 @@ class VirtualMeasurement:
         for device in machine.devices:
             self._taps[device] = tap = TraceRecorder(device.sim, listen=False)
             device.listeners.append(tap.on_event)
-            device.possible = tap.on_request
         self._session = VirtualSession(machine)
 
     @property
@@ -114,7 +113,6 @@ class VirtualMeasurement:
                     device.sim.peak_allocated,
                     device.sim.peak_reserved,
                     self._taps[device].trace(),
-                    self._taps[device].requests,
                     machine.called.margin(device.sim.peak_allocated),
                 )
                 for device in machine.devices

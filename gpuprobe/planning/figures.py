@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from gpuprobe.allocator.recorder import with_requests
 from gpuprobe.allocator.replay import replay_trace
 from gpuprobe.allocator.whatif import WhatIfOutcome, what_if
 from gpuprobe.analysis.communication import transfers
@@ -55,16 +54,14 @@ _GROWTH_THRESHOLD = 0.01
 
 class DeviceFit(NamedTuple):
     """Whether a run fits on one device. ``low`` to ``high`` is the range of reserved memory,
-    ``allocated_low`` to ``allocated_high`` that of the peak of allocated memory, with cuDNN's
-    workspaces at their largest; the largest of them has at most ``workspace`` bytes. ``others``:
-    the processes that the program starts there.
+    ``allocated_low`` to ``allocated_high`` that of the peak of allocated memory. ``others``: the
+    processes that the program starts there.
     """
 
     low: int
     high: int
     allocated_low: int
     allocated_high: int
-    workspace: int
     nccl_low: Bytes
     nccl_high: Bytes
     others: OtherProcesses
@@ -84,13 +81,6 @@ def device_fit(
         low = min(free.peak_reserved.least, low)
         high = max(free.peak_reserved.most, high)
     margin = device.margin
-    widest = (
-        with_requests(trace, recorded, device.requests) if device.requests else (trace, recorded)
-    )
-    if device.requests:
-        most = what_if(*widest, run.settings)
-        high = max(high, most.peak_reserved.most)
-        peak = max(peak, most.peak_allocated.most)
     lowest = max(0, device.peak_allocated - margin.below)
     peak = max(peak, device.peak_allocated + margin.above)
     low, high = max(lowest, low - margin.below), high + margin.above
@@ -108,13 +98,9 @@ def device_fit(
     )
     verdict, why = verdict_of(
         need,
-        lambda capacity: what_if(*widest, run.settings, capacity=capacity),
         lambda capacity: what_if(trace, recorded, run.settings, capacity=capacity),
     )
-    workspace = max((request.size for request in device.requests), default=0)
-    return DeviceFit(
-        low, high, lowest, peak, workspace, run.nccl_low, run.nccl_high, others, verdict, why
-    )
+    return DeviceFit(low, high, lowest, peak, run.nccl_low, run.nccl_high, others, verdict, why)
 
 
 def fullest(run: EngineRun, fits: Mapping[int, DeviceFit]) -> DeviceRun:
@@ -169,9 +155,7 @@ def estimate_of(
     between the ranks, ``per_node`` on each node.
     """
     model = device.model
-    low, high, lowest, peak, workspace, nccl_low, nccl_high, others, verdict, verdict_why = fit
-    if workspace:
-        run.assume(_workspaces(workspace))
+    low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why = fit
     if device.margin.why:
         run.assume(
             f"that what the model allocates for {device.margin.why} differs from torch's CUDA code "
@@ -239,14 +223,6 @@ def estimate_of(
     )
 
 
-def _workspaces(largest: int) -> str:
-    return (
-        f"cuDNN's workspaces of convolutions: from none to {human_bytes(largest)} in one call, as "
-        "cuDNN does not document which kernel it picks: the upper end is what its kernels for "
-        "tensor cores can need"
-    )
-
-
 class Need(NamedTuple):
     """The memory that a run needs on a GPU with ``capacity`` bytes. ``low`` to ``high`` is the
     printed range of reserved memory, as simulated without a limit, ``simulated`` its upper end
@@ -263,23 +239,18 @@ class Need(NamedTuple):
     outside_high: int
 
 
-def verdict_of(
-    need: Need,
-    within: Callable[[int], WhatIfOutcome],
-    without: Callable[[int], WhatIfOutcome] | None = None,
-) -> tuple[str, str]:
+def verdict_of(need: Need, within: Callable[[int], WhatIfOutcome]) -> tuple[str, str]:
     """The verdict, and a sentence that explains it ("" for `FITS`).
 
     ``within`` simulates the run with a limit in bytes for the allocator, which releases cached
-    memory before it fails, as torch does; ``without`` the same without workspaces whose size is a
-    range, if there are any. The verdict is `FITS` only if the whole printed range is within the
-    capacity.
+    memory before it fails, as torch does. The verdict is `FITS` only if the whole printed range is
+    within the capacity.
     """
     capacity = human_bytes(need.capacity)
     reserved = max(need.high, round(need.simulated * (1 + MARGIN)))
     if reserved + need.outside_high <= need.capacity:
         return FITS, ""
-    best = (without or within)(need.capacity - need.outside_low)
+    best = within(need.capacity - need.outside_low)
     if best.would_oom == best.orders:
         return NOT, (
             f"with {capacity} an allocation fails in all {best.orders} simulations, also after all "

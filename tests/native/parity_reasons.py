@@ -21,10 +21,6 @@ RECURRENT: Final = Reason(
     "cuDNN does not document the reserve and workspace of a recurrent network: both are models",
     (*_PEAK, *_SEGMENTS, "advice"),
 )
-CONVOLUTIONS: Final = Reason(
-    "the workspaces of cuDNN's convolutions are modelled natively only",
-    (*_PEAK, *_SEGMENTS, "advice"),
-)
 FUSED_CELL: Final = Reason(
     "CUDA tensors take torch's fused cell, which keeps five gates; the virtual GPU runs the "
     "operators that the CPU does",
@@ -74,8 +70,6 @@ REASONS: Final[dict[str, tuple[Reason, ...]]] = {
         ),
         (ONE_SEGMENT,),
     ),
-    "unet": (CONVOLUTIONS,),
-    "convolutions_of_one_and_three_dimensions": (CONVOLUTIONS,),
     "rounded_sizes": (CHANGED_SETTINGS,),
     "graphed_callables": (EMPTIED_EARLY,),
     "gru_cell": (FUSED_CELL,),

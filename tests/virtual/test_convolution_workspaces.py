@@ -1,116 +1,85 @@
-"""cuDNN's workspaces: a range, which estimates include and nothing allocates."""
+"""cuDNN's workspaces of convolutions: as much as the native engine's model of them allocates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 import torch
+from oracle import measured
+from oracle_sizes import calls
 from torch import nn
 
 import gpuprobe
-from gpuprobe.allocator.driver import SimulatedDriver
-from gpuprobe.allocator.recorder import TraceRecorder, with_requests
-from gpuprobe.allocator.replay import replay_trace
-from gpuprobe.allocator.simulator import Simulator
-from gpuprobe.allocator.whatif import what_if
-from gpuprobe.model.trace import AllocatorSettings
 
-MIB = 1 << 20
-TILES = 132 * 256 * 128 * 4  # of an H100's multiprocessors
+BLOCK: Final = 512
 
-
-@pytest.fixture(name="possible")
-def with_possible() -> Iterator[list[int]]:
-    """What a library may have taken, in bytes, in order."""
-    with gpuprobe.virtual_gpu("h100-80gb", "shapes") as session:
-        found: list[int] = []
-        session.machine.devices[0].possible = lambda size, stream: found.append(size)
-        yield found
-
-
-def convolve(layout: Any, channels: int, dtype: Any = torch.bfloat16) -> None:
-    layer = nn.Conv2d(channels, 16, 3, padding=1, bias=False).to("cuda", dtype)
-    x = torch.randn(2, channels, 32, 32, device="cuda", dtype=dtype)
-    x.requires_grad_()
-    layer.to(memory_format=layout)(x.to(memory_format=layout)).sum().backward()
+NATIVE: Final = {
+    "conv 0: conv2d bfloat16 n32 c3 k192 62x62 r5 s4 p2 d1 g1": 12538368,
+    "conv 1: conv2d tf32 n1 c256 k64 100x100 r1 s1 p0 d1 g1": 15491072,
+    "conv 2: conv1d bfloat16 n1 c320 k64 485 r4 s1 p0 d1 g1": 1134592,
+    "conv 6: conv2d tf32 channels-last n3 c32 k192 13x13 r7 s1 p3 d1 g1 bias no-grad": 1658880,
+    "conv 11: conv3d tf32 channels-last n64 c4 k320 7x7x7 r7 s2 p0 d1 g1": 2704896,
+    "conv 18: conv2d float32 n3 c4 k4 141x141 r3 s4 p0 d1 g4": 1072640,
+    "conv 19: conv2d bfloat16 channels-last n1 c96 k128 170x170 r3 s1 p0 d1 g1": 20220928,
+    "conv 21: conv2d float16 channels-last n1 c4 k32 166x166 r4 s1 p2 d1 g1": 4244992,
+    "conv 25: conv2d float16 n4 c1024 k192 116x116 r1 s1 p0 d1 g1 no-grad": 20668416,
+    "conv 36: conv_transpose2d tf32 channels-last n4 c64 k128 77x77 r3 s1 p1 d1 g1": 32716800,
+    "conv 48: conv3d float16 n8 c96 k32 14x14x14 r3 s1 p0 d1 g1 no-grad": 6150656,
+    "conv 61: conv2d float32 channels-last n2 c64 k192 159x159 r4 s4 p2 d1 g4 bias": 33457664,
+    "conv 68: conv_transpose2d bfloat16 n64 c4 k256 3x3 r3 s2 p1 d1 g1 bias": 2527232,
+    "conv 72: conv_transpose1d float32 n8 c96 k64 2220 r7 s1 p3 d1 g1": 16084992,
+    "conv 430: conv_transpose3d bfloat16 n64 c4 k192 6x6x6 r1 s1 p0 d2 g1 bias": 10925568,
+}
+"""Calls of `oracle_sizes`, and their highest memory on the native engine, torch 2.13.0+cu130, in
+bytes of blocks: ``oracle.py collect FILE --engine native --sizes --only ^conv``."""
 
 
-def test_copies_with_channels_last_and_a_tile_for_each_multiprocessor(possible: list[int]) -> None:
-    convolve(torch.contiguous_format, 4)
-    pixels, weights = 2 * 32 * 32, 16 * 9
-    # Of the 4 channels of the input and of the weights, copies have 8: 16 bytes.
-    x, y, w = pixels * 8 * 2, pixels * 16 * 2, weights * 8 * 2
-    assert possible[0] == x + w + y + TILES
-    assert sorted(possible[1:]) == [x + w + y + TILES, x + w + y + 4 * 4 * weights + TILES]
+def highest(call: Callable[[], Any]) -> int:
+    call()  # ``benchmark = True`` compares plans in the first one
+    live = most = 0
+    for size, *_ in measured(call)["events"]:
+        blocks = -(-abs(size) // BLOCK) * BLOCK
+        live += blocks if size > 0 else -blocks
+        most = max(most, live)
+    return most
 
 
-def test_tensors_with_channels_last_are_not_copied(possible: list[int]) -> None:
-    convolve(torch.channels_last, 16)
-    assert possible[0] == TILES
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_convolution_takes_as_much_as_natively(name: str) -> None:
+    make = calls()[name]
+    flags = torch.backends.cudnn.flags(enabled=True, allow_tf32=True)  # the call sets its own
+    with gpuprobe.virtual_gpu("h100-80gb", "shapes", engine="virtual"), flags:
+        assert highest(make()) == NATIVE[name]
 
 
-def test_without_cudnn_there_is_nothing_of_it(possible: list[int]) -> None:
-    with torch.backends.cudnn.flags(enabled=False):
-        convolve(torch.contiguous_format, 4, torch.float32)
-    assert possible == []
-
-
-@pytest.mark.parametrize(
-    ("length", "published"),
-    [(128, 3.4736328125), (256, 12.19287109375), (512, 45.47412109375), (1024, 178.97412109375)],
-)
-def test_published_peaks_are_in_the_range(length: int, published: float) -> None:
-    """Multi-token attention on an RTX 3090, from liger-kernel 0.8.5's table of benchmarks."""
-    with gpuprobe.virtual_gpu("rtx3090", "shapes") as session:
-        device = session.machine.devices[0]
-        peaks = []
-        device.possible = lambda size, stream: peaks.append(device.sim.allocated + size)
-        layer = nn.Conv2d(4, 4, 3, padding=1).to("cuda", torch.bfloat16)
-        scores = torch.randn(2, 4, length, length, device="cuda", dtype=torch.bfloat16)
-        gradient = torch.randn_like(scores)
-        scores.requires_grad_()
-        for _ in range(2):
-            peaks.clear()
-            torch.cuda.reset_peak_memory_stats()
-            mask = torch.ones(length, length, dtype=torch.bool, device="cuda").tril()
-            known = scores.masked_fill(~mask, -1e9).softmax(-1)
-            out = layer(known).masked_fill(~mask, 0.0)
-            out.backward(gradient, retain_graph=True)
-        low = torch.cuda.max_memory_allocated()
-    assert low <= published * MIB <= max(peaks)
-
-
-def test_requests_are_served_where_they_were_made() -> None:
-    settings = AllocatorSettings()
-    sim = Simulator(settings, SimulatedDriver(None), device_memory=None)
-    tap = TraceRecorder(sim)
-    first = sim.malloc(30 * MIB, 0)
-    second = sim.malloc(20 * MIB, 0)
-    assert first is not None
-    assert second is not None
-    sim.free(first)
-    tap.on_request(4 * MIB, 0)  # of the 50 MiB there were, 20 are in use
-    sim.free(second)
-    sim.empty_cache()
-    tap.on_request(60 * MIB, 0)
-    third = sim.malloc(8 * MIB, 0)
-    assert third is not None
-    trace = tap.trace()
-    recorded = replay_trace(trace)
-    assert recorded.exact
-    for requests, allocated in (
-        (tap.requests[:1], 50 * MIB),
-        (tap.requests, 60 * MIB),
-        ([tap.requests[1]._replace(at=len(trace.events))], 68 * MIB),
+def extra(benchmark: bool, enabled: bool = True) -> int:
+    """Bytes that a second forward pass takes beyond its result."""
+    with (
+        gpuprobe.virtual_gpu("h100-80gb", "shapes", engine="virtual"),
+        torch.backends.cudnn.flags(enabled=enabled, benchmark=benchmark),
+        torch.no_grad(),
     ):
-        found = what_if(*with_requests(trace, recorded, requests), settings)
-        assert found.peak_allocated.most == allocated
-    assert len(trace.events) == len(tap.events)  # the trace itself is as it was
+        layer = nn.Conv2d(64, 64, 3, padding=1, bias=False).to("cuda", torch.bfloat16)
+        x = torch.randn(8, 64, 32, 32, device="cuda", dtype=torch.bfloat16)
+        layer(x)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out = layer(x)
+        return torch.cuda.max_memory_allocated() - before - out.numel() * out.element_size()
 
 
-def test_an_estimate_gives_ranges_and_the_reason() -> None:
+def test_without_cudnn_there_is_no_workspace() -> None:
+    assert extra(benchmark=False) > 0
+    assert extra(benchmark=False, enabled=False) == 0
+
+
+def test_plans_are_compared_once() -> None:
+    assert extra(benchmark=True) == extra(benchmark=False)
+
+
+def test_an_estimate_names_the_model() -> None:
     model: list[Any] = []
 
     def step() -> None:
@@ -118,9 +87,17 @@ def test_an_estimate_gives_ranges_and_the_reason() -> None:
             model.append(nn.Conv2d(3, 8, 3).cuda())
         model[0](torch.randn(8, 3, 64, 64, device="cuda")).sum().backward()
 
-    found = gpuprobe.estimate(step, gpu="h100-80gb")
-    assert found.allocated_high >= found.peak_allocated + TILES
-    assert found.reserved_high >= found.allocated_high
-    (reason,) = [text for text in found.assumed if "cuDNN's workspaces" in text]
-    assert "from none to 17" in reason
-    assert found.torch == torch.__version__
+    found = gpuprobe.estimate(step, gpu="h100-80gb", engine="virtual")
+    assert found.allocated_low == found.peak_allocated == found.allocated_high
+    assert [text for text in found.assumed if "cuDNN's workspaces" in text]
+
+
+def test_large_output_padding_counts_as_another_operator() -> None:
+    def step() -> None:
+        x = torch.randn(2, 4, 16, 16, 16, device="cuda", requires_grad=True)
+        weight = torch.randn(4, 4, 3, 3, 3, device="cuda")
+        out = nn.functional.conv_transpose3d(x, weight, stride=1, output_padding=1, dilation=2)
+        out.sum().backward()
+
+    found = gpuprobe.estimate(step, gpu="h100-80gb", engine="virtual")
+    assert [text for text in found.assumed if "slow_conv_transpose3d" in text]

@@ -76,11 +76,10 @@ class Estimate(Displayed):
     """The memory of a training run on a GPU that is not here. Unit: bytes.
 
     ``peak_allocated`` and ``peak_reserved`` are the caching allocator's, over the whole run;
-    ``allocated_low`` to ``allocated_high`` is the range of the former if a virtual GPU's model
-    is not exact, and includes workspaces of cuDNN that are known as a range only. The reserved
-    memory of a real run depends on the addresses that the driver returns: ``reserved_low`` to
-    ``reserved_high`` is the range over several address orders; of one of several ranks it is 2%
-    wider on both sides. ``context_low`` to ``context_high`` is the additional memory of the CUDA
+    ``allocated_low`` to ``allocated_high`` is the range of the former if a virtual GPU's model is
+    not exact. The reserved memory of a real run depends on the addresses that the driver returns:
+    ``reserved_low`` to ``reserved_high`` is the range over several address orders; for one of
+    several ranks it is 2% wider on both sides. ``context_low`` to ``context_high`` is the additional memory of the CUDA
     context and its libraries, from the catalogue. ``nccl_low`` to ``nccl_high`` is what NCCL needs
     for its communicators, from the default sizes of its buffers: nothing if they are in host
     memory. ``processes_low`` to ``processes_high`` is what the ``processes`` need, with their

@@ -65,7 +65,6 @@ class VirtualDevice:
         # Bytes that may be allocated whatever the device has, and the error for more.
         self.bound: int | None = None
         # Told of memory that a library may take for one kernel: bytes, stream.
-        self.possible: Callable[[int, int], None] | None = None
         self.beyond: Callable[[int], BaseException] | None = None
 
     def number(self, index: int) -> None:
@@ -166,13 +165,6 @@ class VirtualDevice:
                 self.workspaces[key] = self.malloc(nbytes, stream)
             finally:
                 self.history.library = ""
-
-    def may_need(self, nbytes: int, stream: int) -> None:
-        """A library may allocate up to ``nbytes`` here and give them back: nothing is allocated,
-        an estimate's ranges include it.
-        """
-        if self.possible is not None:
-            self.possible(nbytes, stream)
 
     def clear_workspaces(self) -> None:
         """``torch._C._cuda_clearCublasWorkspaces``."""

@@ -1,84 +1,184 @@
-"""Convolutions: the memory that cuDNN's kernels work in.
+"""Convolutions: copies in cuDNN's layout, and the workspaces of its plans.
 
-Which kernel cuDNN picks is decided in its closed heuristics, and torch allocates whatever that
-kernel asks for (``run_conv_plan`` in ``aten/src/ATen/native/cudnn/Conv_v8.cpp``), so that the size
-is known as a range: nothing at least; at most what kernels on tensor cores can need.
-
-* Copies of the tensors with channels last, in multiples of 16 bytes, where they are laid out
-  otherwise: "Tensor Core Operations" in NVIDIA's cuDNN developer guide, and "Channels In And Out"
-  and "Tensor Layouts In Memory" in its "Convolutional Layers User's Guide".
-* One tile of float32 sums for each multiprocessor, where a sum is divided among several: CUTLASS's
-  largest tile of 256 x 128, ``get_workspace_size`` in
-  ``include/cutlass/gemm/threadblock/threadblock_swizzle_streamk.h``.
-* The gradient of 16-bit weights in float32, before it is rounded.
-
-Other kernels, such as those by Fourier transforms, can need more.
+torch passes cuDNN contiguous tensors, with channels last if the input or the weight is so, and
+allocates what the plan of cuDNN's heuristics requests (``run_conv_plan`` in
+``aten/src/ATen/native/cudnn/Conv_v8.cpp``) for the time of its call. The sizes are those of the
+native engine's model, which was fitted to measurements (`cudnn_convolutions`, next to this file).
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
+from gpuprobe.virtual.lowering.cudnn_convolutions import (
+    BACKWARD_DATA,
+    BACKWARD_FILTER,
+    FORWARD,
+    Plan,
+    searched_workspace,
+    workspace,
+)
+from gpuprobe.virtual.lowering.reduce import split
+from gpuprobe.virtual.lowering.reduce_config import Reduction
 
-_ALIGNMENT: Final = 16
-"""Bytes."""
-_TILE: Final = 256 * 128 * 4
-_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 _SOURCE: Final = "aten/src/ATen/native/cudnn/Conv_v8.cpp: run_conv_plan; the module's docstring"
+_ASSUMED: Final = (
+    "that cuDNN's workspaces of convolutions are those of a model fitted to an H200: NVIDIA does "
+    "not document which kernel it picks"
+)
+_searched: Final[WeakKeyDictionary[Any, set[Any]]] = WeakKeyDictionary()
+"""The convolutions of each device for which ``benchmark = True`` has compared plans."""
+
+_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def copy_bytes(tensor: Any) -> int:
-    """A copy with channels last, its channels a multiple of 16 bytes; 0 for one that is so."""
-    if tensor is None or tensor.element_size() > 4:
-        return 0
-    channels, item = tensor.size(1), tensor.element_size()
-    each = _ALIGNMENT // item
-    padded = -(-channels // each) * each
-    layout = _LAST.get(tensor.dim())
-    if padded == channels and layout and tensor.is_contiguous(memory_format=layout):
-        return 0
-    return tensor.numel() // max(1, channels) * padded * item
+def _layout(image: Any, weight: Any) -> torch.memory_format:
+    """``cudnn_conv_suggest_memory_format`` in ``aten/src/ATen/native/ConvUtils.h``."""
+    last = _LAST.get(image.dim())
+    if last is not None and last in (suggest_memory_format(image), suggest_memory_format(weight)):
+        return last
+    return torch.contiguous_format
 
 
-def _tiles(call: Call) -> int:
-    return call.device.model.multi_processor_count * _TILE
+def _uses_cudnn(call: Call, image: Any, weight: Any) -> bool:
+    """``ConvParams::use_cudnn`` in ``aten/src/ATen/native/Convolution.cpp``. Depthwise convolutions
+    in float32 have kernels of torch's own, too, but cuDNN's need no workspace either. Transposed
+    ones with an output padding as large as the stride run in ``slow_conv_transpose2d`` and ``3d``,
+    whose buffers are not modelled: they count as an operator of that name.
+    """
+    if not (torch.backends.cudnn.enabled and image.numel() and weight.numel()):
+        return False
+    padded, stride = call.argument("output_padding"), call.argument("stride")
+    if not any(extra >= step for extra, step in zip(padded, stride, strict=False)):
+        return True
+    tensors = (image, weight, call.argument("grad_output"))
+    size = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+    name = f"aten.slow_conv_transpose{max(image.dim() - 2, 2)}d.default"
+    call.machine.called.note(name, size)
+    return False
 
 
-def _forward(call: Call) -> None:
-    tensors = (call.argument("input"), call.argument("weight"), call.result)
-    if torch.backends.cudnn.enabled:
-        call.device.may_need(sum(map(copy_bytes, tensors)) + _tiles(call), call.stream)
+def _copy(call: Call, tensor: Any, layout: torch.memory_format) -> None:
+    if not tensor.is_contiguous(memory_format=layout):
+        call.scratch(tensor.numel() * tensor.element_size())
 
 
-def _backward(call: Call) -> None:
-    if not torch.backends.cudnn.enabled:
+def _bytes(call: Call, operation: str, x: Any, w: Any, y: Any, layout: torch.memory_format) -> int:
+    model = call.device.model
+    spatial = x.dim() - 2
+
+    def numbers(name: str) -> tuple[int, ...]:
+        given = call.argument(name)
+        return tuple(given) if len(given) == spatial else tuple(given) * spatial
+
+    plan = Plan(
+        operation,
+        x,
+        w,
+        y,
+        numbers("padding"),
+        numbers("stride"),
+        numbers("dilation"),
+        model.multi_processor_count,
+        model.capability[0],
+        torch.backends.cudnn.allow_tf32,
+        layout is not torch.contiguous_format,
+    )
+    call.machine.assume(_ASSUMED)
+    if torch.backends.cudnn.benchmark and _is_new(call, plan):
+        return searched_workspace(plan)
+    return workspace(plan)
+
+
+def _is_new(call: Call, plan: Plan) -> bool:
+    """Whether plans for such a convolution have not been compared yet (``BenchmarkCache``)."""
+    tensors = [(tuple(t.shape), t.dtype) for t in (plan.x, plan.w, plan.y)]
+    key = (plan.operation, *tensors, plan.padding, plan.stride, plan.dilation, plan.channels_last)
+    known = _searched.setdefault(call.device, set())
+    new = key not in known
+    known.add(key)
+    return new
+
+
+def _before_forward(call: Call) -> None:
+    image, weight = call.argument("input"), call.argument("weight")
+    if _uses_cudnn(call, image, weight):
+        layout = _layout(image, weight)
+        _copy(call, image, layout)
+        _copy(call, weight, layout)
+
+
+def _after_forward(call: Call) -> None:
+    image, weight = call.argument("input"), call.argument("weight")
+    if not _uses_cudnn(call, image, weight):
         return
-    dy, x, weight = (call.argument(name) for name in ("grad_output", "input", "weight"))
-    dx, dw, *_ = call.result
-    if dx is not None:
-        copies = sum(map(copy_bytes, (dy, weight, dx)))
-        call.device.may_need(copies + _tiles(call), call.stream)
-    if dw is not None:
-        wide = 4 * math.prod(dw.shape) if dw.element_size() < 4 else 0
-        copies = sum(map(copy_bytes, (dy, x, dw)))
-        call.device.may_need(copies + wide + _tiles(call), call.stream)
+    layout = _layout(image, weight)
+    if call.argument("transposed"):
+        call.passing(_bytes(call, BACKWARD_DATA, call.result, weight, image, layout))
+    else:
+        call.passing(_bytes(call, FORWARD, image, weight, call.result, layout))
+
+
+def _before_backward(call: Call) -> None:
+    """The gradients of input and weight are computed one after the other, each with its workspace,
+    before the bias's has memory.
+    """
+    grad, image, weight = (call.argument(name) for name in ("grad_output", "input", "weight"))
+    if not _uses_cudnn(call, image, weight):
+        return
+    layout = _layout(image, weight)
+    of_image, of_weight, _ = call.argument("output_mask")
+    transposed = call.argument("transposed")
+    if of_weight:
+        _copy(call, image, layout)
+    _copy(call, grad, layout)
+    results = []
+    if of_image:
+        _copy(call, weight, layout)
+        results.append(call.device.malloc(image.numel() * image.element_size(), call.stream))
+        if transposed:
+            call.passing(_bytes(call, FORWARD, grad, weight, image, layout))
+        else:
+            call.passing(_bytes(call, BACKWARD_DATA, image, weight, grad, layout))
+    if of_weight:
+        results.append(call.device.malloc(weight.numel() * weight.element_size(), call.stream))
+        x, y = (grad, image) if transposed else (image, grad)
+        call.passing(_bytes(call, BACKWARD_FILTER, x, weight, y, layout))
+    for block in reversed(results):
+        call.device.free(block)
+
+
+def _after_backward(call: Call) -> None:
+    grad, image, weight = (call.argument(name) for name in ("grad_output", "input", "weight"))
+    if _uses_cudnn(call, image, weight) and call.argument("output_mask")[2]:
+        split(call, _over_all_but_channels(grad))
+
+
+def _over_all_but_channels(grad: Any) -> Reduction:
+    """The gradient of the bias: the sum of the result's gradient for each channel."""
+    item = grad.element_size()
+    dims = (0, *range(2, grad.dim()))
+    return Reduction(tuple(grad.shape), grad.stride(), dims, item, max(item, 4), 4)
 
 
 ROWS: Final = (
     OperatorRow(
         "convolution",
-        "cuDNN's workspace: only a range is known, and estimates give ranges",
+        "contiguous copies, and cuDNN's workspace for the time of the call",
         _SOURCE,
-        after=_forward,
+        before=_before_forward,
+        after=_after_forward,
     ),
     OperatorRow(
         "convolution_backward",
-        "cuDNN's workspaces of both gradients: only a range is known, and estimates give ranges",
+        "contiguous copies, and cuDNN's workspaces, one gradient after the other",
         _SOURCE,
-        after=_backward,
+        before=_before_backward,
+        after=_after_backward,
     ),
 )

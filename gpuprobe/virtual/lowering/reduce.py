@@ -43,10 +43,11 @@ def _take(call: Call, tensor: torch.Tensor, item: int, accumulator: int, vector:
         accumulator,
         vector,
     )
-    _split(call, reduction)
+    split(call, reduction)
 
 
-def _split(call: Call, reduction: Reduction) -> None:
+def split(call: Call, reduction: Reduction) -> None:
+    """Buffers of a reduction that is split over several blocks."""
     model = call.device.model
     *before, last = launches(
         reduction, model.multi_processor_count, model.max_threads_per_multi_processor
@@ -61,7 +62,7 @@ def _split(call: Call, reduction: Reduction) -> None:
 
 def whole(call: Call, count: int, item: int) -> None:
     """Buffers for the sum of so many numbers of ``item`` bytes that lie side by side."""
-    _split(call, Reduction((count,), (1,), (0,), item, max(item, 4), 4))
+    split(call, Reduction((count,), (1,), (0,), item, max(item, 4), 4))
 
 
 def _summed(call: Call) -> None:
@@ -166,7 +167,7 @@ def _norm_backward(call: Call) -> None:
         call.scratch(down * length * item)
     for item, accumulator in summed:
         call.scratch(length * item)
-        _split(call, Reduction((down, length), (length, 1), (0,), item, accumulator, 4))
+        split(call, Reduction((down, length), (length, 1), (0,), item, accumulator, 4))
 
 
 _WARP: Final = 32
