@@ -79,10 +79,10 @@ class Estimate(Displayed):
     ``allocated_low`` to ``allocated_high`` is the range of the former if a virtual GPU's model is
     not exact. The reserved memory of a real run depends on the addresses that the driver returns:
     ``reserved_low`` to ``reserved_high`` is the range over several address orders; for one of
-    several ranks it is 2% wider on both sides. ``context_low`` to ``context_high`` is the additional memory of the CUDA
-    context and its libraries, from the catalogue. ``nccl_low`` to ``nccl_high`` is what NCCL needs
-    for its communicators, from the default sizes of its buffers: nothing if they are in host
-    memory. ``processes_low`` to ``processes_high`` is what the ``processes`` need, with their
+    several ranks it is 2% wider on both sides. ``context_low`` to ``context_high`` is the
+    additional memory of the CUDA context and its libraries, from the catalogue. ``nccl_low`` to
+    ``nccl_high`` is what NCCL needs for its communicators, from the default sizes of its buffers:
+    nothing if they are in host memory. ``processes_low`` to ``processes_high`` is what the ``processes`` need, with their
     contexts, that the program started and that use the GPU at one time: when they need the most.
     ``capacity`` is the GPU's total memory.
 
