@@ -41,7 +41,7 @@ OURS = (
     "gpuprobe.recording.reader",
     "gpuprobe.recording.writer",
     "gpuprobe.sampler.environment",
-    "gpuprobe.sampler.hooks.step_limit",
+    "gpuprobe.sampler.hooks.optimizer_steps",
     "gpuprobe.sampler.hooks.torch_hooks",
     "gpuprobe.sampler.recorder",
     "gpuprobe.sampler.tracing.cuda",

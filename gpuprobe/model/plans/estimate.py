@@ -82,8 +82,9 @@ class Estimate(Displayed):
     several ranks it is 2% wider on both sides. ``context_low`` to ``context_high`` is the
     additional memory of the CUDA context and its libraries, from the catalogue. ``nccl_low`` to
     ``nccl_high`` is what NCCL needs for its communicators, from the default sizes of its buffers:
-    nothing if they are in host memory. ``processes_low`` to ``processes_high`` is what the ``processes`` need, with their
-    contexts, that the program started and that use the GPU at one time: when they need the most.
+    nothing if they are in host memory. ``processes_low`` to ``processes_high`` is the memory, with
+    contexts, of the ``processes`` that the program started and that use the GPU at one time, when
+    they need the most.
     ``capacity`` is the GPU's total memory.
 
     ``verdict`` is `FITS` if the whole range is within the capacity, `NOT`, `WITHIN_MARGIN` if the
