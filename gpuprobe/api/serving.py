@@ -23,38 +23,32 @@ _PROGRESS: Final = {
 }
 
 
-def starts_vllm(words: Sequence[str], *, module: bool = False) -> bool:
-    """Whether a command starts vLLM. Raises UsageError for vLLM commands without an engine."""
-    from gpuprobe.planning.serving.command import serving_command
-
-    return serving_command(words, module=module) is not None
-
-
 def estimate_serving(
     words: Sequence[str],
     gpu: str = "h100-80gb",
     *,
     module: bool = False,
     notify: Callable[[str], None] = lambda text: None,
-) -> ServingEstimate:
+) -> ServingEstimate | None:
     """Estimate a vLLM server: start it on the native engine with dummy weights, and stop it when
-    its engine is up. ``words``: a command as for `starts_vllm`, such as ``["vllm", "serve",
-    "MODEL"]``.
+    its engine is up. ``words``: a command such as ``["vllm", "serve", "MODEL"]``; ``module``: its
+    first word is the name of a module. None if the command does not start vLLM.
 
-    Raises UsageError for a command that does not start vLLM or needs several GPUs; ConfigError for
-    an unknown GPU; EnvironmentUnavailable without vLLM, without a torch for CUDA, and if vLLM has
-    to compile kernels without nvcc.
+    Raises UsageError for a command of vLLM that starts no engine or needs several GPUs; ConfigError
+    for an unknown GPU; EnvironmentUnavailable without vLLM, without a torch for CUDA, and if vLLM
+    has to compile kernels without nvcc.
     """
+    from gpuprobe.planning.serving.command import serving_command
+
+    command = serving_command(words, module=module)
+    if command is None:
+        return None
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.libraries import libraries_for, torch_build
     from gpuprobe.native.process import add_to_environment, settings_text
     from gpuprobe.planning.serving import launch
-    from gpuprobe.planning.serving.command import serving_command
     from gpuprobe.planning.serving.figures import needs_compiler, overheads, serving_estimate
 
-    command = serving_command(words, module=module)
-    if command is None:
-        raise UsageError("this command does not start vLLM", hint="vllm serve MODEL")
     gpus = parse_spec(gpu)
     if command.gpus > 1 or len(gpus) > 1:
         raise UsageError(

@@ -309,9 +309,8 @@ def efficient_attention_backward(
 
 def convolution(image: Any, weight: Any, *args: Any) -> Any:
     """``convolution``, whose meta kernel makes contiguous memory (of early versions the image's
-    format): channels last where the image or the weight is. Source:
-    ``cudnn_conv_suggest_memory_format`` in ``aten/src/ATen/native/ConvUtils.h``; for one
-    dimension ``_convolution`` in ``Convolution.cpp``.
+    format), in the format that cuDNN's has. Source for one dimension: ``_convolution`` in
+    ``Convolution.cpp``.
     """
     made = torch.ops.aten.convolution.default(*without_values((image, weight, *args)))
     if image.dtype is torch.float64 or weight.dtype is torch.float64:
@@ -324,11 +323,23 @@ def convolution(image: Any, weight: Any, *args: Any) -> Any:
             else image.new_empty(image.shape, device="meta")
         )
         image, weight, made = image.unsqueeze(2), shape_of(weight).unsqueeze(2), made.unsqueeze(2)
-    formats = [suggest_memory_format(image), suggest_memory_format(weight)]
-    for last, dimensions in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-        if last in formats and made.dim() == dimensions:
-            made = torch.empty(made.shape, dtype=made.dtype, device="meta", memory_format=last)
+    layout = convolution_format(image, weight)
+    if layout is not torch.contiguous_format:
+        made = torch.empty(made.shape, dtype=made.dtype, device="meta", memory_format=layout)
     return made.squeeze(2) if rows else made
+
+
+_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def convolution_format(image: Any, weight: Any) -> torch.memory_format:
+    """Channels last if the image or the weight has them last: ``cudnn_conv_suggest_memory_format``
+    in ``aten/src/ATen/native/ConvUtils.h``.
+    """
+    last = _LAST.get(image.dim())
+    if last is not None and last in (suggest_memory_format(image), suggest_memory_format(weight)):
+        return last
+    return torch.contiguous_format
 
 
 def awaitable(tensor: Any) -> Any:

@@ -175,6 +175,7 @@ def test_a_real_vllm(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = estimate_serving(["vllm", "serve", str(tmp_path), "--enforce-eager"], "l4")
+    assert found is not None
     assert found.started, found.error
     assert found.weights
     assert found.tokens

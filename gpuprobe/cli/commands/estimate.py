@@ -66,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.virtual import estimate_program, prepare_engine
 
     target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT")
-    from gpuprobe.api.serving import estimate_serving, starts_vllm
+    from gpuprobe.api.serving import estimate_serving
 
     words = [target.target, *target.arguments]
-    if starts_vllm(words, module=target.module):
-        server = estimate_serving(words, args.gpu, module=target.module, notify=stderr.note)
+    server = estimate_serving(words, args.gpu, module=target.module, notify=stderr.note)
+    if server is not None:
         render(server, format_of(args), sys.stdout, cwd=str(Path.cwd()))
         return exit_codes.OK if server.started else exit_codes.FINDINGS
     if target.module:

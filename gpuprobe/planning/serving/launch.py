@@ -66,12 +66,13 @@ def run(
     engines: int = 1,
     observed: Callable[[Event], None] = lambda event: None,
     stalled: float = STALLED_S,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Event]:
     """Run a vLLM until all its ``engines`` are up, and return its events. Its processes have always
     ended when this returns or raises.
 
-    Raises `ServerFailed` if vLLM ends before that, or makes no progress for ``stalled`` seconds;
-    its log is in ``folder``.
+    Raises `ServerFailed` if vLLM ends before that, or makes no progress for ``stalled`` seconds of
+    the ``clock``; its log is in ``folder``.
     """
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
@@ -85,7 +86,7 @@ def run(
         )
     try:
         with _signals_end_this():
-            return _follow(process, folder, engines, observed, stalled)
+            return _follow(process, folder, engines, observed, stalled, clock)
     finally:
         end(process)
 
@@ -96,10 +97,11 @@ def _follow(
     engines: int,
     observed: Callable[[Event], None],
     stalled: float,
+    clock: Callable[[], float],
 ) -> list[Event]:
     reader = EventReader(folder)
     log = folder / LOG
-    size, since = -1, time.monotonic()
+    size, since = -1, clock()
     while True:
         code = process.poll()
         new = reader.new()
@@ -110,8 +112,8 @@ def _follow(
         if code is not None:
             raise ServerFailed(code)
         if new or log.stat().st_size != size:
-            size, since = log.stat().st_size, time.monotonic()
-        elif time.monotonic() - since > stalled:
+            size, since = log.stat().st_size, clock()
+        elif clock() - since > stalled:
             raise ServerFailed(None)
         time.sleep(_POLL_S)
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.lowering.cudnn_convolutions import (
@@ -20,11 +19,11 @@ from gpuprobe.virtual.lowering.cudnn_convolutions import (
     BACKWARD_FILTER,
     FORWARD,
     Plan,
-    searched_workspace,
     workspace,
 )
 from gpuprobe.virtual.lowering.reduce import split
 from gpuprobe.virtual.lowering.reduce_config import Reduction
+from gpuprobe.virtual.values import convolution_format
 
 _SOURCE: Final = "aten/src/ATen/native/cudnn/Conv_v8.cpp: run_conv_plan; the module's docstring"
 _ASSUMED: Final = (
@@ -34,33 +33,29 @@ _ASSUMED: Final = (
 _searched: Final[WeakKeyDictionary[Any, set[Any]]] = WeakKeyDictionary()
 """The convolutions of each device for which ``benchmark = True`` has compared plans."""
 
-_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def _layout(image: Any, weight: Any) -> torch.memory_format:
-    """``cudnn_conv_suggest_memory_format`` in ``aten/src/ATen/native/ConvUtils.h``."""
-    last = _LAST.get(image.dim())
-    if last is not None and last in (suggest_memory_format(image), suggest_memory_format(weight)):
-        return last
-    return torch.contiguous_format
-
 
 def _uses_cudnn(call: Call, image: Any, weight: Any) -> bool:
     """``ConvParams::use_cudnn`` in ``aten/src/ATen/native/Convolution.cpp``. Depthwise convolutions
-    in float32 have kernels of torch's own, too, but cuDNN's need no workspace either. Transposed
-    ones with an output padding as large as the stride run in ``slow_conv_transpose2d`` and ``3d``,
-    whose buffers are not modelled: they count as an operator of that name.
+    in float32 have kernels of torch's own, too, but cuDNN's need no workspace either.
     """
-    if not (torch.backends.cudnn.enabled and image.numel() and weight.numel()):
-        return False
+    enabled = torch.backends.cudnn.enabled and image.numel() and weight.numel()
+    return bool(enabled) and not _is_output_padding_big(call)
+
+
+def _is_output_padding_big(call: Call) -> bool:
     padded, stride = call.argument("output_padding"), call.argument("stride")
-    if not any(extra >= step for extra, step in zip(padded, stride, strict=False)):
-        return True
-    tensors = (image, weight, call.argument("grad_output"))
-    size = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
-    name = f"aten.slow_conv_transpose{max(image.dim() - 2, 2)}d.default"
-    call.machine.called.note(name, size)
-    return False
+    return any(extra >= step for extra, step in zip(padded, stride, strict=False))
+
+
+def _note_slow(call: Call, *tensors: Any) -> None:
+    """A transposed convolution with an output padding as large as the stride runs in
+    ``slow_conv_transpose2d`` or ``3d``, whose buffers are not modelled: it counts as an operator of
+    that name.
+    """
+    if torch.backends.cudnn.enabled and _is_output_padding_big(call):
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        name = f"aten.slow_conv_transpose{max(tensors[0].dim() - 2, 2)}d.default"
+        call.machine.called.note(name, size)
 
 
 def _copy(call: Call, tensor: Any, layout: torch.memory_format) -> None:
@@ -90,9 +85,7 @@ def _bytes(call: Call, operation: str, x: Any, w: Any, y: Any, layout: torch.mem
         layout is not torch.contiguous_format,
     )
     call.machine.assume(_ASSUMED)
-    if torch.backends.cudnn.benchmark and _is_new(call, plan):
-        return searched_workspace(plan)
-    return workspace(plan)
+    return workspace(plan, searched=torch.backends.cudnn.benchmark and _is_new(call, plan))
 
 
 def _is_new(call: Call, plan: Plan) -> bool:
@@ -107,8 +100,9 @@ def _is_new(call: Call, plan: Plan) -> bool:
 
 def _before_forward(call: Call) -> None:
     image, weight = call.argument("input"), call.argument("weight")
+    _note_slow(call, image, weight)
     if _uses_cudnn(call, image, weight):
-        layout = _layout(image, weight)
+        layout = convolution_format(image, weight)
         _copy(call, image, layout)
         _copy(call, weight, layout)
 
@@ -117,7 +111,7 @@ def _after_forward(call: Call) -> None:
     image, weight = call.argument("input"), call.argument("weight")
     if not _uses_cudnn(call, image, weight):
         return
-    layout = _layout(image, weight)
+    layout = convolution_format(image, weight)
     if call.argument("transposed"):
         call.passing(_bytes(call, BACKWARD_DATA, call.result, weight, image, layout))
     else:
@@ -129,9 +123,10 @@ def _before_backward(call: Call) -> None:
     before the bias's has memory.
     """
     grad, image, weight = (call.argument(name) for name in ("grad_output", "input", "weight"))
+    _note_slow(call, image, weight, grad)
     if not _uses_cudnn(call, image, weight):
         return
-    layout = _layout(image, weight)
+    layout = convolution_format(image, weight)
     of_image, of_weight, _ = call.argument("output_mask")
     transposed = call.argument("transposed")
     if of_weight:

@@ -200,27 +200,23 @@ def _without_tensor_cores(s: _Shape) -> int:
     return s.converted if s.deep or strided else 0
 
 
-def workspace(plan: Plan) -> int:
-    """Bytes of the workspace of a convolution's plan."""
+def workspace(plan: Plan, *, searched: bool = False) -> int:
+    """Bytes of the workspace of a convolution's plan; ``searched``: what ``benchmark = True``
+    allocates for all plans together, before it tries them.
+    """
     if plan.x.dtype not in _TYPES or not plan.x.numel() or not plan.y.numel():
         return 0
     s = _Shape(plan)
     if not s.c or not s.k:
         return 0
     if s.groups > 1:
-        if s.groups == s.c:
-            return 0
-        return s.x + s.y + (s.w if s.tensor_cores and not s.half else 0) + 64
-    if not s.tensor_cores:
-        return _without_tensor_cores(s)
-    return _CHANNELS_LAST[s.operation](s) if s.last else _channels_first(s)
-
-
-def searched_workspace(plan: Plan) -> int:
-    """Bytes that ``benchmark = True`` allocates for all plans together, before it tries them."""
-    if plan.x.dtype not in _TYPES or not plan.x.numel() or not plan.y.numel():
-        return 0
-    s = _Shape(plan)
+        depthwise = s.groups == s.c
+        size = 0 if depthwise else s.x + s.y + (s.w if s.tensor_cores and not s.half else 0) + 64
+    elif not s.tensor_cores:
+        size = _without_tensor_cores(s)
+    else:
+        size = _CHANNELS_LAST[s.operation](s) if s.last else _channels_first(s)
+    if not searched:
+        return size
     sums = s.operation == BACKWARD_FILTER and s.half and not s.last and s.groups == 1
-    largest = s.x + s.y + s.w + (s.processors * 256 * 128 * 4 if sums else 0)
-    return max(workspace(plan), largest)
+    return max(size, s.x + s.y + s.w + (s.processors * 256 * 128 * 4 if sums else 0))
