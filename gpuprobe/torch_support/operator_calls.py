@@ -416,8 +416,8 @@ def _without_handlers(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _exclude_subclasses() -> Iterator[Callable[[], None]]:
     """Exclude the key in functions of torch that work on tensors which must not have an ordinary
-    Object: those that make an instance of a subclass of a new tensor, and fake tensors. Modes do
-    not receive what these call, either.
+    Python object: those that make an instance of a subclass of a new tensor, and fake tensors.
+    Modes do not receive what these call, either.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
