@@ -216,7 +216,6 @@ def work(
 
         limits = session.machine.limits
         limits.floating = max(limits.floating, ROUTED.get(kernel, 0))
-        most = _most(session.machine.devices[0])
 
         _import_package(package)
         absent_compilers.install()
@@ -225,7 +224,7 @@ def work(
         try:
             import utils
 
-            utils.run_benchmarks = _Measuring(utils, rows, wanted, most)
+            utils.run_benchmarks = _Measuring(utils, rows, wanted)
             utils.update_benchmark_data_csv = lambda **given: rows.extend(_written(**given))
             torch.multiprocessing.spawn = _spawned
             if kernel in UNPROBED:
@@ -260,24 +259,6 @@ def _import_package(folder: Path) -> None:
         sys.modules["liger_kernel.utils"] = made.utils = types.ModuleType("liger_kernel.utils")
     if not hasattr(made.utils, "infer_device"):
         made.utils.infer_device = lambda: "cuda"
-
-
-def _most(device: Any) -> list[int]:
-    """Bytes that are allocated with the most that workspaces can be which are known as a range,
-    since the peak was reset.
-    """
-    import torch
-
-    found: list[int] = []
-    device.possible = lambda size, stream: found.append(device.sim.allocated + size)
-    reset = torch.cuda.memory.reset_peak_memory_stats
-
-    def reset_peak_memory_stats(*args: Any) -> None:
-        found.clear()
-        reset(*args)
-
-    torch.cuda.memory.reset_peak_memory_stats = reset_peak_memory_stats
-    return found
 
 
 def _called(fn: Any, *args: Any, grad_to_none: Any = None, quantiles: Any = None, **kw: Any) -> Any:
@@ -319,8 +300,8 @@ class _Measuring:
     costs its own row.
     """
 
-    def __init__(self, utils: Any, rows: list[Row], wanted: list[Row], most: list[int]) -> None:
-        self.utils, self.rows, self.wanted, self.most = utils, rows, wanted, most
+    def __init__(self, utils: Any, rows: list[Row], wanted: list[Row]) -> None:
+        self.utils, self.rows, self.wanted = utils, rows, wanted
         self.speed: Any = None
         """What measures times, where those of each size come just before its memory."""
 
@@ -384,8 +365,6 @@ class _Measuring:
         }
         try:
             row["ours"] = measure(given).y_50
-            if self.most and max(self.most) > row["ours"] * 2**20:
-                row["most"] = max(self.most) / 2**20
         except Exception as error:  # noqa: BLE001 - its row has the reason
             line = str(error).strip().partition("\n")[0]
             line = re.sub(r"(?<!\S)/\S*/", "", line)  # folders of this machine

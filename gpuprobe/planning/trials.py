@@ -160,8 +160,6 @@ def parse_response(output: str, code: int, errors: Sequence[str] = ()) -> Docume
     try:
         found: Document = json.loads(output.strip().rpartition("\n")[2])
     except ValueError:
-        import signal
-
         how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
         last = next((line for line in reversed(errors) if line.strip()), "")
         return {"error": last.strip() or f"the estimate ended {how}"}

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.model.machine.devices import Container, GpuProcess, HostInfo
+from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
 if TYPE_CHECKING:
@@ -175,22 +174,18 @@ class ProcTree:
                     self._users.setdefault(int(fields[2]), fields[0])
         return self._users.get(uid, str(uid))
 
-    def started_at(self, stat: str) -> float | Unavailable:
-        """A process's start in seconds since the Unix epoch, from its ``stat`` line."""
+    def started_at(self, stat: Stat) -> float | Unavailable:
+        """A process's start in seconds since the Unix epoch."""
         if self._boot is None:
             text = self.read("stat")
             match = None if isinstance(text, Unavailable) else re.search(r"^btime (\d+)", text, 8)
             self._boot = float(match.group(1)) if match else Unavailable("boot time unknown")
         if isinstance(self._boot, Unavailable):
             return self._boot
-        # Counted from the end of the name, which may contain spaces and brackets: field 22.
-        fields = stat.rpartition(")")[2].split()
-        if len(fields) < 20 or not fields[19].isdecimal():
-            return Unavailable("the stat line has no start time")
-        return self._boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return self._boot + stat.start / os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Stat:
     """Fields of a ``/proc/PID/stat`` line (Linux, proc_pid_stat(5)).
 
@@ -274,7 +269,7 @@ def process_facts(tree: ProcTree, pid: int, full: bool = True) -> ProcessFacts:
         "command": Reading(name if command == "" else command, "host"),
     }
     if full:
-        stat = tree.read(str(pid), "stat")
+        stat = tree.stat(pid)
         started = stat if isinstance(stat, Unavailable) else tree.started_at(stat)
         cgroup = tree.read(str(pid), "cgroup")
         container = cgroup if isinstance(cgroup, Unavailable) else _container(cgroup)
@@ -469,8 +464,9 @@ def _folder(tree: ProcTree, pid: int) -> str | Unavailable:
         return Unavailable(f"cwd: {error.strerror}")
 
 
-def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
-    """Send a signal to the process that has this PID *and* started at ``ticks``.
+def end_process(pid: int, ticks: int, number: int | None = None) -> None:
+    """Send a signal, SIGTERM by default, to the process that has this PID *and* started at
+    ``ticks``.
 
     ``ticks``: clock ticks since boot, field 22 of ``/proc/PID/stat``. The process is opened as a
     descriptor (``pidfd_open``, Linux 5.3) before its start is compared, so that the signal cannot
@@ -481,6 +477,8 @@ def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
     """
     if pid <= 1 or ticks <= 0:
         raise EnvironmentUnavailable(f"process {pid} is not visible from here")
+    import signal  # 1 ms, which ``info`` does not need
+
     opened = getattr(os, "pidfd_open", None)
     send = getattr(signal, "pidfd_send_signal", None)
     if opened is None or send is None:
@@ -497,7 +495,7 @@ def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
                 f"process {pid} has ended; its PID now belongs to another process"
             )
         try:
-            send(descriptor, number)
+            send(descriptor, signal.SIGTERM if number is None else number)
         except ProcessLookupError as error:
             raise EnvironmentUnavailable(f"process {pid} has ended") from error
     finally:

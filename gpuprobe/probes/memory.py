@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from gpuprobe.model.machine.devices import (
     Device,
@@ -11,8 +12,10 @@ from gpuprobe.model.machine.devices import (
     MemoryWaterfall,
     WaterfallPart,
 )
-from gpuprobe.model.machine.process import Neighbours
 from gpuprobe.model.values import Bytes, Unavailable
+
+if TYPE_CHECKING:
+    from gpuprobe.model.machine.process import Neighbours
 
 
 def waterfall(

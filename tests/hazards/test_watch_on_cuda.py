@@ -23,7 +23,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)
-def idle() -> Iterator[None]:
+def idle(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is queued; graphs are captured on a new stream. torch hands out 32 streams in turn:
+    a test's own stream may be the one that all captures use, where nothing can race.
+    """
+    monkeypatch.setattr(torch.cuda.graphs.graph, "default_capture_stream", None)
     torch.cuda.synchronize()
     yield
     torch.cuda.synchronize()

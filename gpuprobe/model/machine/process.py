@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Unavailable
 
@@ -21,7 +19,7 @@ class ProcessDetails:
     threads: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Neighbours:
     """The memory of the GPU that a running process uses, as the driver reports it now. Bytes.
 

@@ -64,7 +64,6 @@ class VirtualDevice:
         self.workspaces: dict[tuple[Any, ...], PoolBlock] = {}
         # Bytes that may be allocated whatever the device has, and the error for more.
         self.bound: int | None = None
-        # Told of memory that a library may take for one kernel: bytes, stream.
         self.beyond: Callable[[int], BaseException] | None = None
 
     def number(self, index: int) -> None:

@@ -207,8 +207,6 @@ def workspace(plan: Plan, *, searched: bool = False) -> int:
     if plan.x.dtype not in _TYPES or not plan.x.numel() or not plan.y.numel():
         return 0
     s = _Shape(plan)
-    if not s.c or not s.k:
-        return 0
     if s.groups > 1:
         depthwise = s.groups == s.c
         size = 0 if depthwise else s.x + s.y + (s.w if s.tensor_cores and not s.half else 0) + 64
