@@ -33,6 +33,20 @@ class AtMost:
     items: int
 
 
+@record(frozen=True, slots=True)
+class OneOf:
+    """In ``Annotated[str, OneOf(("step", "run"))]``: the values that there are."""
+
+    values: tuple[str | None, ...]
+
+
+@record(frozen=True, slots=True)
+class Matches:
+    """In ``Annotated[str, Matches("^[a-z]+$")]``: a regular expression that the text matches."""
+
+    pattern: str
+
+
 MOST_DEVICES = 1024
 """Devices of a process. torch numbers 128 of each of its twenty types (``DeviceIndex``,
 c10/core/Device.h); a process uses two types."""

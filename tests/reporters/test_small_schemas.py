@@ -1,4 +1,4 @@
-"""Documents of estimate, fit and check against the schemas that are shipped."""
+"""Documents against the schemas that are shipped, and these against the types."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import schemas
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.model.plans.estimate import FITS, Estimate, EstimateShare
@@ -18,6 +19,7 @@ from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.reporters.json import fit as fit_json
 from gpuprobe.reporters.json import scale as scale_json
+from gpuprobe.reporters.json import schema
 
 SCHEMAS = Path(check_json.__file__).parent / "schemas"
 
@@ -31,6 +33,13 @@ def valid(name: str, document: dict[str, Any], version: int = 2) -> None:
     for key in schema["required"]:
         with pytest.raises(jsonschema.ValidationError):
             validator.validate({name: value for name, value in document.items() if name != key})
+
+
+@pytest.mark.parametrize("name", schemas.FILES)
+def test_a_shipped_schema_is_the_one_of_the_types(name: str) -> None:
+    made = json.loads(schemas.text(name))
+    jsonschema.Draft202012Validator.check_schema(made)
+    assert schema(name) == made, "run python docs/schemas.py"
 
 
 def test_estimate() -> None:
@@ -66,4 +75,4 @@ def test_scale() -> None:
     row = ScaleRow("r", 4, 9, 10, 7, 2, 1, 1.0, 2.7, 0.675, 0.325, 0.1, 0.2, 0.025)
     unsplit = ScaleRow("r", 4, 9, 10, None, None, None, 1.0, 2.7, 0.675, 0.325, None, None, None)
     valid("scale", scale_json.document(Scaling("run", (row, unsplit))), 1)
-    assert scale_json.schema()["title"] == "gpuprobe scale, version 1"
+    assert schema("scale-1")["title"] == "gpuprobe scale, version 1"

@@ -27,7 +27,16 @@ from typing import Any, TypeVar
 from gpuprobe.errors import DataError, GpuprobeError
 from gpuprobe.model.findings import Finding, to_document
 from gpuprobe.model.record import record
-from gpuprobe.model.values import MOST_BYTES, AtMost, Bounds, Bytes, ReadStatus, Unavailable
+from gpuprobe.model.values import (
+    MOST_BYTES,
+    AtMost,
+    Bounds,
+    Bytes,
+    Matches,
+    OneOf,
+    ReadStatus,
+    Unavailable,
+)
 
 T = TypeVar("T")
 
@@ -253,10 +262,15 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
     return _class_decoder(hint) if simple is None else simple
 
 
+_OF_DOCUMENTS = (str, OneOf, Matches)
+"""Notes that only the schemas of JSON documents use: descriptions, and what a text may be."""
+
+
 def _generic_decoder(hint: Any, origin: Any, args: tuple[Any, ...]) -> Callable[[Any], Any]:
     """The decoder of a type with arguments, such as ``tuple[int, ...]``."""
     if origin is typing.Annotated:
-        return _annotated_decoder(args[0], args[1])
+        notes = [note for note in args[1:] if not isinstance(note, _OF_DOCUMENTS)]
+        return _annotated_decoder(args[0], notes[0]) if notes else _decoder(args[0])
     if origin in (typing.Union, types.UnionType):
         return _union_decoder(args)
     if origin is tuple:
@@ -485,7 +499,7 @@ def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
             for name, _ in _fields(cls):
                 field_hint = hints[name]
                 if parameters:
-                    field_hint = _substitute(field_hint, bound)
+                    field_hint = substituted(field_hint, bound)
                 decoders[name] = _decoder(field_hint)
         values = {}
         key = ""
@@ -534,15 +548,17 @@ def _finding_decoder() -> Callable[[Any], Any]:
     return as_pairs
 
 
-def _substitute(hint: Any, bound: dict[Any, Any]) -> Any:
+def substituted(hint: Any, bound: Mapping[Any, Any]) -> Any:
     """Replace type variables in ``hint`` by what they are bound to."""
     if isinstance(hint, TypeVar):
         return bound.get(hint, hint)
     args = typing.get_args(hint)
     if not args:
         return hint
-    new = tuple(_substitute(a, bound) for a in args)
+    new = tuple(substituted(a, bound) for a in args)
     origin = typing.get_origin(hint)
+    if new == args:
+        return hint
     if origin in (typing.Union, types.UnionType):
         return functools.reduce(operator.or_, new)
     return origin[new] if origin is not None else hint

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Transfer
-from gpuprobe.model.values import Count, Displayed
+from gpuprobe.model.values import Count, Displayed, OneOf
 
 STEP, RUN = "step", "run"
 
@@ -25,14 +27,14 @@ class ScaleRow:
     name: str
     ranks: int
     steps: int
-    total_ns: int
+    total_ns: Annotated[int, "device time for one unit of work"]
     own_ns: int | None
     communication_ns: int | None
     waiting_ns: int | None
-    throughput: float
+    throughput: Annotated[float, "units of work per second, on all ranks"]
     speedup: float
     efficiency: float
-    lost: float
+    lost: Annotated[float, "1 - efficiency"]
     lost_own: float | None
     lost_communication: float | None
     lost_waiting: float | None
@@ -46,7 +48,7 @@ class Scaling(Displayed):
     has a batch of the same size) or ``run`` (a whole run is one: the same data, divided).
     """
 
-    work: str
+    work: Annotated[str, OneOf((STEP, RUN)), "what is one unit of work"]
     rows: tuple[ScaleRow, ...]
 
     def __repr__(self) -> str:
@@ -67,7 +69,7 @@ class HangSide:
     """
 
     ranks: tuple[int, ...]
-    op: str
+    op: Annotated[str, "the collective with its shapes; empty if none was called"]
     sequence: int | None
     place: SourceLine
     state: str
@@ -83,11 +85,13 @@ class Hang:
     ``no_dump`` are ranks of the group without a dump.
     """
 
-    kind: str
+    kind: Annotated[str, OneOf((MISSING, MISMATCH, STUCK))]
     group: str
-    sequence: int
+    sequence: Annotated[int, "number of the collective in its group"]
     sides: tuple[HangSide, ...]
-    absent: tuple[HangSide, ...]
+    absent: Annotated[
+        tuple[HangSide, ...], "ranks that have not called it, with the last that they called"
+    ]
     no_dump: tuple[int, ...]
 
 

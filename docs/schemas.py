@@ -1,0 +1,32 @@
+"""Write the JSON Schemas that are shipped, from the types that encode the documents.
+
+    python docs/schemas.py
+
+A test checks that they are current.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from gpuprobe.reporters.json import scale
+from gpuprobe.reporters.json.documents import Document
+from gpuprobe.reporters.json.json_schema import schema_of
+
+FOLDER: Final = Path(scale.__file__).parent / "schemas"
+
+FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
+    "scale-1": (scale.DOCUMENT,),
+}
+
+
+def text(name: str) -> str:
+    """The content of a schema's file."""
+    return json.dumps(schema_of(*FILES[name]), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    for name in FILES:
+        (FOLDER / f"{name}.json").write_text(text(name), encoding="utf-8")

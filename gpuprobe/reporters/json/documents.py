@@ -1,0 +1,213 @@
+"""JSON documents: how values are encoded and the schemas of documents, from one declaration.
+
+A `Document` names the type that it is made from. An object has all fields of its dataclass, under
+their names. Where a document differs from that, a *shape* of the type declares its keys, each with
+what its value comes from:
+
+* text: an attribute, or a path of attributes (``"host.rss_peak"``);
+* a mapping: an object with keys of the same value, a shape again;
+* a function of the value; the annotation of its result is the key's type;
+* `Each`: an attribute whose items have a shape of their own.
+
+The keys of ``"*"`` are those of an object, merged into this one; a key that ends with ``?`` is left
+out where its value is None. The shape of a type may also be a function that returns what stands for
+a value of this type.
+
+`Document.plain` and `Document.schema` follow the same shapes and the same types, so that they
+cannot differ. ``Annotated[int, "text"]`` gives a key a description, `Bounds` a least value, `OneOf`
+and `Matches` limit a text. ``python docs/schemas.py`` writes the schemas that are shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from operator import attrgetter
+from typing import IO, TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from gpuprobe.model.findings import Finding, Fix
+from gpuprobe.model.io.document import header
+from gpuprobe.model.io.document import write as write_document
+from gpuprobe.model.record import record
+from gpuprobe.model.values import Unavailable
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Source: TypeAlias = "str | Shape | Callable[[Any], object] | Each"
+    Shape: TypeAlias = Mapping[str, Source]
+    Shapes: TypeAlias = Mapping[type, Shape | Callable[[Any], object]]
+
+T = TypeVar("T")
+
+SPREAD = "*"
+
+
+@record(frozen=True)
+class Each:
+    """In a shape: the items of the attribute ``path`` have this shape."""
+
+    path: str
+    shape: Shape
+
+
+@record(frozen=True)
+class Evidence:
+    """What was observed."""
+
+    name: str
+    value: str
+
+
+def _evidence(finding: Finding) -> tuple[Evidence, ...]:
+    return tuple(Evidence(name, value) for name, value in finding.evidence)
+
+
+def _diff(fix: Fix) -> str | None:
+    return fix.diff or None
+
+
+def keys(names: str, **others: Source) -> dict[str, Source]:
+    """A shape whose keys are the attributes that ``names`` lists, apart by spaces; ``others`` come
+    after them.
+    """
+    return {**{name: name for name in names.split()}, **others}
+
+
+FINDING: Final[Shape] = {
+    "rule": "rule",
+    "kind": "kind",
+    "level": "level",
+    "message": "message",
+    "subject": "subject",
+    "location": "location",
+    "related": "related",
+    "evidence": _evidence,
+    "fix": "fix",
+    "count": "count",
+    "fingerprint": "fingerprint",
+}
+"""A finding, as in every document."""
+
+_COMMON: Final[Shapes] = {
+    Finding: FINDING,
+    Fix: {"text": "text", "code": "code", "diff?": _diff},
+    Unavailable: {"unavailable": "reason", "status": "status"},
+}
+
+
+class Document(Generic[T]):
+    """A kind of JSON document, made from values of the type ``kind``.
+
+    ``added`` lists, by minor version, the keys that this version added and that documents of an
+    earlier one do not have: of the document, or of an object in it (``RankEstimate.alike``).
+    ``closed`` are the types whose objects will get no further keys.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: tuple[int, int],
+        kind: type[T],
+        description: str,
+        *,
+        title: str = "",
+        shapes: Shapes | None = None,
+        closed: Collection[type] = (),
+        added: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.kind = kind
+        self.title = title or name.replace(".", " ")
+        self.description = description
+        self.shapes: Shapes = {**_COMMON, **(shapes or {})}
+        self.closed = frozenset(closed)
+        self.added = {
+            key: version for version, keys in (added or {}).items() for key in keys.split()
+        }
+        self._as_it_is = frozenset({bool, int, float, str, type(None)} - set(self.shapes))
+        self._encoders: dict[type, Callable[[Any], Any]] = {}
+
+    def plain(self, value: T) -> dict[str, Any]:
+        """The document as what ``json.dumps`` takes."""
+        return {**header(self.name, self.version), **self._plain(value)}
+
+    def write(self, value: T, stream: IO[str]) -> None:
+        """Write one JSON document, ASCII only."""
+        write_document(self.plain(value), stream)
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema (draft 2020-12)."""
+        from gpuprobe.reporters.json.json_schema import schema_of  # not needed to write a document
+
+        return schema_of(self)
+
+    def shape_of(self, kind: type) -> Shape | Callable[[Any], object]:
+        """The keys of a type's objects, or the function whose result stands for a value."""
+        shape = self.shapes.get(kind)
+        return {f.name: f.name for f in fields(kind)} if shape is None else shape
+
+    def _plain(self, value: Any) -> Any:
+        kind = value.__class__
+        if kind in self._as_it_is:
+            return value
+        encode = self._encoders.get(kind)
+        if encode is None:
+            encode = self._encoders[kind] = self._encoder(kind)
+        return encode(value)
+
+    def _encoder(self, kind: type) -> Callable[[Any], Any]:
+        if kind in self.shapes or is_dataclass(kind):
+            shape = self.shape_of(kind)
+            return self._replacing(kind, shape) if callable(shape) else self._object(shape)
+        if issubclass(kind, Enum):
+            return lambda value: value.value
+        if issubclass(kind, (tuple, list, Iterator)):
+            return lambda value: [self._plain(item) for item in value]
+        if issubclass(kind, dict):
+            return lambda value: {str(self._plain(k)): self._plain(v) for k, v in value.items()}
+        raise TypeError(f"not a value of a document: {kind.__qualname__}")
+
+    def _replacing(self, kind: type, make: Callable[[Any], object]) -> Callable[[Any], Any]:
+        def encode(value: Any) -> Any:
+            made = make(value)
+            return made if made.__class__ is kind else self._plain(made)
+
+        return encode
+
+    def _object(self, shape: Shape) -> Callable[[Any], dict[str, Any]]:
+        parts = [(key.removesuffix("?"), *self._part(source)) for key, source in shape.items()]
+        optional = {key[:-1] for key in shape if key.endswith("?")} | {SPREAD}
+        as_it_is, special = self._as_it_is, any(key in optional for key, _, _ in parts)
+
+        def encode(value: Any) -> dict[str, Any]:
+            plain: dict[str, Any] = {}
+            for key, get, encode_part in parts:
+                item = get(value)
+                plain[key] = item if item.__class__ in as_it_is else encode_part(item)
+            return plain
+
+        def encode_special(value: Any) -> dict[str, Any]:
+            plain: dict[str, Any] = {}
+            for key, get, encode_part in parts:
+                item = encode_part(get(value))
+                if key == SPREAD:
+                    plain.update(item)
+                elif item is not None or key not in optional:
+                    plain[key] = item
+            return plain
+
+        return encode_special if special else encode
+
+    def _part(self, source: Source) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+        """How the value of a key is read, and how it is encoded then."""
+        if isinstance(source, str):
+            return attrgetter(source), self._plain
+        if isinstance(source, Each):
+            encode = self._object(source.shape)
+            return attrgetter(source.path), lambda items: [encode(item) for item in items]
+        if isinstance(source, Mapping):
+            return lambda value: value, self._object(source)
+        return source, self._plain
