@@ -11,14 +11,17 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from gpuprobe.reporters.json import scale
+from gpuprobe.reporters.json import fit, hang, scale, serving
 from gpuprobe.reporters.json.documents import Document
 from gpuprobe.reporters.json.json_schema import schema_of
 
 FOLDER: Final = Path(scale.__file__).parent / "schemas"
 
 FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
+    "fit-2": (fit.DOCUMENT,),
+    "hang-1": (hang.DOCUMENT,),
     "scale-1": (scale.DOCUMENT,),
+    "serving-1": (serving.DOCUMENT,),
 }
 
 

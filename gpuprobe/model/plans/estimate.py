@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes, Displayed
+from gpuprobe.model.values import Bytes, Displayed, OneOf
 
 FITS = "fits"
 NOT = "does not fit"
 WITHIN_MARGIN = "within the margin"
 RELEASING = "does not fit without releasing cached memory"
+VERDICTS = (FITS, NOT, WITHIN_MARGIN, RELEASING)
+MODES = ("shapes", "real")
+"""Of computing."""
 SEVERITY = {FITS: 0, NOT: 2}
 """Of verdicts; 1 for the others."""
 
@@ -118,7 +122,7 @@ class Estimate(Displayed):
     context_low: Bytes
     context_high: Bytes
     capacity: Bytes
-    verdict: str
+    verdict: Annotated[str, OneOf(VERDICTS)]
     attributed: Bytes
     by_category: tuple[EstimateShare, ...]
     by_module: tuple[EstimateShare, ...]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from gpuprobe.model.values import Bytes, Displayed
+from gpuprobe.model.plans.estimate import MODES
+from gpuprobe.model.values import Bounds, Bytes, Count, Displayed, OneOf, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class FitSuggestion:
     largest: int | None
 
     @property
-    def saved(self) -> int:
+    def saved(self) -> Annotated[int, "negative: it costs memory"]:
         """Bytes; negative where it costs memory."""
         return self.before - self.after
 
@@ -58,14 +60,14 @@ class FitChoice:
     """
 
     gpu: str
-    ranks: int
-    largest: int | None
+    ranks: World
+    largest: Annotated[int, Bounds(1)] | None
     needed: Bytes
     capacity: Bytes
     failed: str = ""
 
     @property
-    def total(self) -> int:
+    def total(self) -> Count:
         """The values of all ranks."""
         return (self.largest or 0) * self.ranks
 
@@ -89,20 +91,20 @@ class Fit(Displayed):
     gpu: str
     capacity: Bytes
     argument: str
-    applied: str
-    compute: str
-    least: int
-    most: int
-    largest: int | None
+    applied: Annotated[str, "how the value was given to the script"]
+    compute: Annotated[str, OneOf(MODES)]
+    least: Annotated[int, Bounds(1)]
+    most: Annotated[int, Bounds(1)]
+    largest: Annotated[int | None, "null: not even the smallest fits"]
     proof: Trial | None
     beyond: Trial | None
     trials: tuple[Trial, ...]
     suggestions: tuple[FitSuggestion, ...]
     not_tried: tuple[str, ...]
-    unusual: tuple[int, ...]
-    interrupted: bool = False
-    ranks: int = 1
-    choices: tuple[FitChoice, ...] = ()
+    unusual: Annotated[tuple[int, ...], "values at which the need falls though the value rises"]
+    interrupted: Annotated[bool, "Ctrl-C ended the search, so a larger value may fit"] = False
+    ranks: Annotated[World, "processes, of which one is estimated"] = 1
+    choices: Annotated[tuple[FitChoice, ...], "of several GPUs or numbers of ranks, each"] = ()
 
     def __repr__(self) -> str:
         found = f"not even {self.least}" if self.largest is None else str(self.largest)

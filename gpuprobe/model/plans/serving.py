@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuprobe.model.values import Bytes
+from gpuprobe.model.values import Bytes, Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,22 @@ class ServingEstimate:
     quantization: str = ""
     kv_cache_dtype: str = ""
     compile_cache: str = ""
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    max_model_len: Count | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
     utilization: float | None = None
     requested: Bytes | None = None
     weights: Bytes | None = None
     activation: Bytes | None = None
     graphs: Bytes | None = None
-    graphs_captured: int | None = None
+    graphs_captured: Count | None = None
     non_torch: Bytes | None = None
     non_torch_low: Bytes | None = None
     non_torch_high: Bytes | None = None
     kv_cache: Bytes | None = None
-    blocks: int | None = None
-    block_size: int | None = None
-    tokens: int | None = None
+    blocks: Count | None = None
+    block_size: Count | None = None
+    tokens: Count | None = None
     concurrency: float | None = None
     left: Bytes | None = None
     peak: tuple[PeakLine, ...] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Annotated, Final
 
 from gpuprobe.errors import DataError
 from gpuprobe.model.place import NoPlace, SourceLine, parse_place
@@ -215,7 +215,7 @@ class Transfer:
     """The operations of one kind, called at one place, in one step: a row of a table."""
 
     op: str
-    axis: str
+    axis: Annotated[str, 'of the device mesh, "" without one']
     ranks: Count
     dtype: str
     count: Count

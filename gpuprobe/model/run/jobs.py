@@ -103,9 +103,12 @@ class Arrivals:
     """
 
     rank: int
-    collectives: Count
-    last: Count
-    late_ns: int
+    collectives: Annotated[Count, "that all ranks of its groups have dumped, with times"]
+    last: Annotated[Count, "how often the rank was the last to call one"]
+    late_ns: Annotated[
+        int,
+        "by how much, in total, after the rank before it; by the clocks of the machines",
+    ]
 
 
 @record(frozen=True)
@@ -120,8 +123,11 @@ class HangReport(Displayed):
     groups: int
     hangs: tuple[Hang, ...]
     skipped: tuple[str, ...]
-    communication: tuple[Transfer, ...] = ()
-    arrivals: tuple[Arrivals, ...] = ()
+    communication: Annotated[
+        tuple[Transfer, ...],
+        "what the first rank has called, as far as its dump goes back; bytes",
+    ] = ()
+    arrivals: Annotated[tuple[Arrivals, ...], "ranks that were the last to call a collective"] = ()
 
     def __repr__(self) -> str:
         found = ", ".join(f"{hang.kind} in {hang.group}" for hang in self.hangs) or "no hang"

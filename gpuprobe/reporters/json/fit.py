@@ -2,63 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TextIO
+from typing import Annotated, Final
 
-from gpuprobe.model.io.document import header
-from gpuprobe.model.io.document import write as write_document
-from gpuprobe.model.plans.fit import Fit, Trial
-from gpuprobe.reporters.json import fields_of
+from gpuprobe.model.plans.estimate import VERDICTS
+from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion
+from gpuprobe.model.record import record
+from gpuprobe.model.values import Bytes, OneOf
+from gpuprobe.reporters.json.documents import Document, keys
 
-SCHEMA: Final = "gpuprobe.fit"
-VERSION: Final = (2, 2)
-"""(major, minor); a minor version only adds keys.
 
-History:
+@record(frozen=True)
+class Estimated:
+    """A value that was tried, and what it needs."""
+
+    value: int
+    verdict: Annotated[str, OneOf(VERDICTS)]
+    peak_allocated: Bytes
+    needed: Annotated[Bytes, "at most, with the context"]
+
+
+@record(frozen=True)
+class Failed:
+    """A value for which there is no estimate, and why."""
+
+    value: int
+    failed: str
+
+
+def _trials(fit: Fit) -> tuple[Estimated | Failed, ...]:
+    return tuple(
+        Failed(trial.value, trial.failed)
+        if trial.failed
+        else Estimated(trial.value, trial.verdict, trial.peak_allocated, trial.needed)
+        for trial in fit.trials
+    )
+
+
+def _failed(choice: FitChoice) -> str | None:
+    return choice.failed or None
+
+
+DOCUMENT: Final = Document(
+    "gpuprobe.fit",
+    (2, 2),
+    Fit,
+    "The largest value of a setting with which a training script fits on a GPU. Sizes are bytes. A "
+    "minor version adds keys.",
+    shapes={
+        Fit: keys(
+            "gpu capacity ranks argument applied compute",
+            searched={"from": "least", "to": "most"},
+            largest="largest",
+            trials=_trials,
+            **keys("suggestions not_tried unusual interrupted choices"),
+        ),
+        FitSuggestion: keys(
+            "name how",
+            needed_before="before",
+            needed_after="after",
+            **keys("saved largest"),
+        ),
+        FitChoice: keys("gpu ranks largest total needed capacity", failed=_failed),
+    },
+    added={"2.1": "interrupted"},
+)
+"""History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one. ``schemas/fit-2.json``.
 * 2.1: ``interrupted``.
 * 2.2: ``ranks`` and ``choices``.
 """
 
-
-def document(fit: Fit) -> dict[str, Any]:
-    """The answer as plain data. Sizes are bytes."""
-    return {
-        **header(SCHEMA, VERSION),
-        **fields_of(fit, "gpu capacity ranks argument applied compute"),
-        "searched": {"from": fit.least, "to": fit.most},
-        "largest": fit.largest,
-        "trials": [_trial(trial) for trial in fit.trials],
-        "suggestions": [
-            {
-                "name": row.name,
-                "how": row.how,
-                "needed_before": row.before,
-                "needed_after": row.after,
-                "saved": row.saved,
-                "largest": row.largest,
-            }
-            for row in fit.suggestions
-        ],
-        "not_tried": list(fit.not_tried),
-        "unusual": list(fit.unusual),
-        "interrupted": fit.interrupted,
-        "choices": [
-            {
-                **fields_of(row, "gpu ranks largest total needed capacity"),
-                "failed": row.failed or None,
-            }
-            for row in fit.choices
-        ],
-    }
-
-
-def _trial(trial: Trial) -> dict[str, Any]:
-    if trial.failed:
-        return {"value": trial.value, "failed": trial.failed}
-    return fields_of(trial, "value verdict peak_allocated needed")
-
-
-def write(fit: Fit, stream: TextIO) -> None:
-    """Write one JSON document, ASCII only."""
-    write_document(document(fit), stream)
+document = DOCUMENT.plain
+write = DOCUMENT.write

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any, Final, TextIO
+from typing import Final
 
-from gpuprobe.model.io.document import header
-from gpuprobe.model.io.document import write as write_document
-from gpuprobe.model.plans.serving import ServingEstimate
+from gpuprobe.model.plans.serving import PeakLine, ServingEstimate
+from gpuprobe.reporters.json.documents import Document
 
-SCHEMA: Final = "gpuprobe.serving"
-VERSION: Final = (1, 0)
-"""(major, minor); a minor version only adds keys.
-
-History:
+DOCUMENT: Final = Document(
+    "gpuprobe.serving",
+    (1, 0),
+    ServingEstimate,
+    "A vLLM that was started without a GPU. Sizes are bytes; null: vLLM failed before.",
+    title="gpuprobe estimate of a vLLM server",
+    closed={PeakLine},
+)
+"""History:
 * 1.0: first version. ``schemas/serving-1.json``.
 """
 
-
-def document(estimate: ServingEstimate) -> dict[str, Any]:
-    """The estimate as plain data. Sizes are bytes; null: vLLM failed before."""
-    return {
-        **header(SCHEMA, VERSION),
-        **asdict(estimate),
-        "advice": list(estimate.advice),
-        "assumed": list(estimate.assumed),
-        "peak": [asdict(row) for row in estimate.peak],
-    }
-
-
-def write(estimate: ServingEstimate, stream: TextIO) -> None:
-    """Write one JSON document, ASCII only."""
-    write_document(document(estimate), stream)
+document = DOCUMENT.plain
+write = DOCUMENT.write
