@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from gpuprobe.reporters.json import fit, hang, scale, serving
+from gpuprobe.reporters.json import fit, hang, replay, scale, serving
 from gpuprobe.reporters.json.documents import Document
 from gpuprobe.reporters.json.json_schema import schema_of
 
@@ -20,6 +20,7 @@ FOLDER: Final = Path(scale.__file__).parent / "schemas"
 FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
     "fit-2": (fit.DOCUMENT,),
     "hang-1": (hang.DOCUMENT,),
+    "replay-2": (replay.DOCUMENT,),
     "scale-1": (scale.DOCUMENT,),
     "serving-1": (serving.DOCUMENT,),
 }

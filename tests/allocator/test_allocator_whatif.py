@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from allocator_programs import MIB, POOLS, Program, cut
 from shared_files import shared_snapshots
@@ -28,6 +29,7 @@ from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json import replay as replay_json
+from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.replay import replay_sections
 from gpuprobe.reporters.text import draw
 
@@ -355,6 +357,7 @@ def test_json_is_versioned_and_complete() -> None:
     stream = io.StringIO()
     replay_json.write(result, stream)
     document = json.loads(stream.getvalue())
+    jsonschema.validate(document, schema("replay-2"))
     assert (document["schema"], document["version"]) == ("gpuprobe.replay", [2, 1])
     (trace,) = document["traces"]
     assert trace["exact"] is True

@@ -9,9 +9,9 @@ what its value comes from:
 * a function of the value; the annotation of its result is the key's type;
 * `Each`: an attribute whose items have a shape of their own.
 
-The keys of ``"*"`` are those of an object, merged into this one; a key that ends with ``?`` is left
-out where its value is None. The shape of a type may also be a function that returns what stands for
-a value of this type.
+A key that begins with ``*`` stands for the keys of its value, merged into this object: none if the
+value is None; a key that ends with ``?`` is left out where its value is None. The shape of a type
+may also be a function that returns what stands for a value of this type.
 
 `Document.plain` and `Document.schema` follow the same shapes and the same types, so that they
 cannot differ. ``Annotated[int, "text"]`` gives a key a description, `Bounds` a least value, `OneOf`
@@ -179,8 +179,9 @@ class Document(Generic[T]):
 
     def _object(self, shape: Shape) -> Callable[[Any], dict[str, Any]]:
         parts = [(key.removesuffix("?"), *self._part(source)) for key, source in shape.items()]
-        optional = {key[:-1] for key in shape if key.endswith("?")} | {SPREAD}
-        as_it_is, special = self._as_it_is, any(key in optional for key, _, _ in parts)
+        optional = {key[:-1] for key in shape if key.endswith("?")}
+        merged = {key for key in shape if key.startswith(SPREAD)}
+        as_it_is, special = self._as_it_is, bool(optional | merged)
 
         def encode(value: Any) -> dict[str, Any]:
             plain: dict[str, Any] = {}
@@ -193,8 +194,8 @@ class Document(Generic[T]):
             plain: dict[str, Any] = {}
             for key, get, encode_part in parts:
                 item = encode_part(get(value))
-                if key == SPREAD:
-                    plain.update(item)
+                if key in merged:
+                    plain.update(item or {})
                 elif item is not None or key not in optional:
                     plain[key] = item
             return plain

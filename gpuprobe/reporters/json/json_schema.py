@@ -25,6 +25,7 @@ _BASIC = {
     bool: "boolean",
     type(None): "null",
 }
+_NULL: Schema = {"type": "null"}
 
 
 def schema_of(*documents: Document[Any]) -> Schema:
@@ -46,7 +47,12 @@ def schema_of(*documents: Document[Any]) -> Schema:
         "description": first.description,
         **body,
     }
-    return schema | ({"$defs": dict(sorted(defs.items()))} if defs else {})
+    needed, known = set(_references(body)), set[str]()
+    while needed - known:
+        name = min(needed - known)
+        known.add(name)
+        needed |= set(_references(defs[name]))
+    return schema | ({"$defs": {name: defs[name] for name in sorted(needed)}} if needed else {})
 
 
 @dataclass
@@ -95,10 +101,11 @@ class _Types:
         for key, source in shape.items():
             name = key.removesuffix("?")
             rule = self.source(cls, source, bound)
-            if key == SPREAD:
-                rule = self.resolved(rule)
-                properties |= rule["properties"]
-                required += rule["required"]
+            if key.startswith(SPREAD):
+                arms = rule.get("oneOf", [rule])  # an object, or null
+                merged = self.resolved(next(arm for arm in arms if arm != _NULL))
+                properties |= merged["properties"]
+                required += merged["required"] if _NULL not in arms else []
                 continue
             version = self.document.added.get(owner + name)
             if version is not None:
@@ -106,7 +113,7 @@ class _Types:
                 rule = {**rule, "description": f"{about}since {version}"}
             elif not key.endswith("?"):
                 required.append(name)
-            properties[name] = rule
+            properties[name] = _without_null(rule) if key.endswith("?") else rule
         return {"type": "object", "properties": properties, "required": required}
 
     def resolved(self, rule: Schema) -> Schema:
@@ -196,11 +203,10 @@ class _Types:
 def _union(arms: Sequence[Schema]) -> Schema:
     """One of several; of simple types, a list of their names. Numbers are both of two types."""
     distinct = [arm for at, arm in enumerate(arms) if arm not in arms[:at]]
-    nothing = {"type": "null"}
-    others = [arm for arm in distinct if arm != nothing]
+    others = [arm for arm in distinct if arm != _NULL]
     if len(distinct) == 1:
         return distinct[0]
-    if len(others) == 1 and nothing in distinct:
+    if len(others) == 1 and _NULL in distinct:
         (only,) = others
         if "enum" in only:
             return {**only, "enum": [*only["enum"], None]}
@@ -210,6 +216,30 @@ def _union(arms: Sequence[Schema]) -> Schema:
         return {"type": [arm["type"] for arm in distinct]}
     names = [arm.get("type") for arm in distinct]
     return {"anyOf" if {"integer", "number"} <= set(map(str, names)) else "oneOf": distinct}
+
+
+def _without_null(rule: Schema) -> Schema:
+    """The schema of a value that is left out where it is null."""
+    if isinstance(rule.get("type"), list):
+        (only,) = (name for name in rule["type"] if name != "null")
+        return {**rule, "type": only}
+    if "oneOf" in rule:
+        arms = [arm for arm in rule["oneOf"] if arm != _NULL]
+        rest = {key: value for key, value in rule.items() if key != "oneOf"}
+        return {**rest, **(arms[0] if len(arms) == 1 else {"oneOf": arms})}
+    return rule
+
+
+def _references(rule: object) -> Iterator[str]:
+    """The names of the definitions that a schema refers to."""
+    if isinstance(rule, dict):
+        if "$ref" in rule:
+            yield rule["$ref"].rpartition("/")[2]
+        for inner in rule.values():
+            yield from _references(inner)
+    elif isinstance(rule, list):
+        for inner in rule:
+            yield from _references(inner)
 
 
 def _result(function: Callable[..., object]) -> Any:
