@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final
 
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import ConfigError
-from gpuprobe.model.io.codec import Parsed, closed, from_plain
+from gpuprobe.model.io.codec import closed, from_plain
 from gpuprobe.model.io.files import read_text
 from gpuprobe.model.text import visible
-from gpuprobe.model.values import Bounds
+from gpuprobe.model.values import Bounds, Parsed
 
 PRESENT: Final = "present"
 """The name of the GPU that this machine really has: no entry may take it."""

@@ -41,9 +41,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from gpuprobe.errors import ConfigError
-from gpuprobe.model.io.codec import Malformed, Parsed, closed, from_plain, unknown_key
+from gpuprobe.model.io.codec import Malformed, closed, from_plain, unknown_key
 from gpuprobe.model.io.files import read_text
-from gpuprobe.model.values import Bounds
+from gpuprobe.model.values import Bounds, Parsed
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Tolerance

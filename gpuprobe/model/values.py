@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Generic, NewType, NoReturn, TypeVar
+from typing import Annotated, Any, Generic, NewType, NoReturn, TypeVar
 
 from gpuprobe.model.record import record
 
@@ -45,6 +45,16 @@ class Matches:
     """In ``Annotated[str, Matches("^[a-z]+$")]``: a regular expression that the text matches."""
 
     pattern: str
+
+
+@record(frozen=True, slots=True)
+class Parsed:
+    """In ``Annotated[T, Parsed(hint, make)]``: data of the type ``hint``, made into a T by
+    ``make``, which raises ValueError with what is wrong.
+    """
+
+    hint: Any
+    make: Callable[[Any], Any]
 
 
 MOST_DEVICES = 1024

@@ -14,13 +14,13 @@ from model_strategies import UNDECODABLE, model_classes, values_of
 
 from gpuprobe.errors import ConfigError, DataError
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.io.codec import Parsed, closed, from_plain, to_plain
+from gpuprobe.model.io.codec import closed, from_plain, to_plain
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import ProcessWork
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import Environment, HostWindow, KnownTensors, Session, Step
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.model.values import Bounds, Bytes, Peak, ReadStatus, Unavailable
+from gpuprobe.model.values import Bounds, Bytes, Parsed, Peak, ReadStatus, Unavailable
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

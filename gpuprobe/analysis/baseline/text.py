@@ -27,10 +27,10 @@ from gpuprobe.analysis.blame.source import decode, digest
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.errors import DataError
-from gpuprobe.model.io.codec import Malformed, Parsed, from_plain, unknown_key
+from gpuprobe.model.io.codec import Malformed, from_plain, unknown_key
 from gpuprobe.model.io.document import check_version, header
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bounds
+from gpuprobe.model.values import Bounds, Parsed
 
 SCHEMA: Final = "gpuprobe.baseline"
 VERSION: Final = (2, 2)

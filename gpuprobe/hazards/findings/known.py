@@ -17,9 +17,9 @@ from typing import Annotated, Final
 
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.io.codec import Parsed, from_plain
+from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import check_version, header
-from gpuprobe.model.values import Bounds
+from gpuprobe.model.values import Bounds, Parsed
 
 SCHEMA: Final = "gpuprobe.hazards-baseline"
 VERSION: Final = (2, 0)

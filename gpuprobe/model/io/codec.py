@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 from gpuprobe.errors import DataError, GpuprobeError
 from gpuprobe.model.findings import Finding, to_document
-from gpuprobe.model.record import record
 from gpuprobe.model.values import (
     MOST_BYTES,
     AtMost,
@@ -34,6 +33,7 @@ from gpuprobe.model.values import (
     Bytes,
     Matches,
     OneOf,
+    Parsed,
     ReadStatus,
     Unavailable,
 )
@@ -139,16 +139,6 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
 
 
 # -- and back
-
-
-@record(frozen=True, slots=True)
-class Parsed:
-    """In ``Annotated[T, Parsed(hint, make)]``: data of the type ``hint``, made into a T by
-    ``make``, which raises ValueError with what is wrong.
-    """
-
-    hint: Any
-    make: Callable[[Any], Any]
 
 
 class Malformed(ValueError):

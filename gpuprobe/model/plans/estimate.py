@@ -8,13 +8,14 @@ from typing import Annotated
 from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes, Displayed, OneOf
+from gpuprobe.model.values import Bounds, Bytes, Count, Displayed, Matches, OneOf, Rank, Size, World
 
 FITS = "fits"
 NOT = "does not fit"
 WITHIN_MARGIN = "within the margin"
 RELEASING = "does not fit without releasing cached memory"
 VERDICTS = (FITS, NOT, WITHIN_MARGIN, RELEASING)
+Verdict = Annotated[str, OneOf(VERDICTS)]
 MODES = ("shapes", "real")
 """Of computing."""
 SEVERITY = {FITS: 0, NOT: 2}
@@ -39,11 +40,11 @@ class DeviceEstimate:
 
     device: str
     gpu: str
-    verdict: str
+    verdict: Verdict
     peak_allocated: Bytes
     peak_reserved: Bytes
-    total_low: int
-    total_high: int
+    total_low: Size
+    total_high: Size
     capacity: Bytes
     by_category: tuple[EstimateShare, ...] = ()
 
@@ -54,13 +55,13 @@ class RankEstimate:
     and itself, as in ``"0-7,64"``; "" if that was not determined.
     """
 
-    rank: int
-    verdict: str
+    rank: Rank
+    verdict: Verdict
     peak_allocated: Bytes
     peak_reserved: Bytes
-    total_low: int
-    total_high: int
-    alike: str = ""
+    total_low: Size
+    total_high: Size
+    alike: Annotated[str, Matches("^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,45 +114,59 @@ class Estimate(Displayed):
     """
 
     gpu: str
-    devices: int
-    steps: int
-    peak_allocated: Bytes
-    peak_reserved: Bytes
+    devices: Annotated[int, Bounds(1)]
+    steps: Count
+    peak_allocated: Annotated[Bytes, "by tensors, with rounding"]
+    peak_reserved: Annotated[Bytes, "held by the caching allocator"]
     reserved_low: Bytes
     reserved_high: Bytes
     context_low: Bytes
     context_high: Bytes
-    capacity: Bytes
-    verdict: Annotated[str, OneOf(VERDICTS)]
-    attributed: Bytes
+    capacity: Annotated[Bytes, "the GPU's whole memory"]
+    verdict: Verdict
+    attributed: Annotated[Bytes, "what each of the three tables sums to"]
     by_category: tuple[EstimateShare, ...]
     by_module: tuple[EstimateShare, ...]
     by_line: tuple[EstimateShare, ...]
     assumed: tuple[str, ...]
     not_modelled: tuple[str, ...]
-    settings: str = ""
-    ranks: int = 1
-    compute: str = "shapes"
-    compute_why: str = ""
+    settings: Annotated[str, "of the caching allocator"] = ""
+    ranks: World = 1
+    compute: Annotated[str, OneOf(MODES), "real: all values were computed"] = "shapes"
+    compute_why: Annotated[str, "the reason for it"] = ""
     compiled: tuple[str, ...] = ()
     communication: tuple[Transfer, ...] = ()
-    rank: int = 0
+    rank: Rank = 0
     by_rank: tuple[RankEstimate, ...] = ()
     nccl_low: Bytes = _NOTHING
     nccl_high: Bytes = _NOTHING
-    link: str = ""
-    per_node: int = 0
-    communication_time: tuple[LinkTime, ...] = ()
-    verdict_why: str = ""
-    by_device: tuple[DeviceEstimate, ...] = ()
-    torch: str = ""
+    link: Annotated[str, "the links that times are modelled over; empty if none were given"] = ""
+    per_node: Annotated[Count, "ranks on each node; 0 without links"] = 0
+    communication_time: Annotated[tuple[LinkTime, ...], "of one step, by a model; nanoseconds"] = ()
+    verdict_why: Annotated[str, 'the reason if it is not "fits"'] = ""
+    by_device: Annotated[
+        tuple[DeviceEstimate, ...],
+        "each GPU of the process that is used, if there are several",
+    ] = ()
+    torch: Annotated[
+        str,
+        "the installed version of torch, which the estimate is for unless simulated_torch names "
+        "another",
+    ] = ""
     allocated_low: Bytes = _NOTHING
     allocated_high: Bytes = _NOTHING
-    simulated_torch: str = ""
-    processes: int = 0
+    simulated_torch: Annotated[
+        str,
+        "the version whose CUDA kernels were simulated, such as 2.6; empty for the installed one",
+    ] = ""
+    processes: Count = 0
     processes_low: Bytes = _NOTHING
     processes_high: Bytes = _NOTHING
-    engine: str = "virtual"
+    engine: Annotated[
+        str,
+        OneOf(("native", "virtual")),
+        "native: torch's own CUDA code ran without a GPU; virtual: a model of it",
+    ] = "virtual"
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""
@@ -170,9 +185,9 @@ class Estimate(Displayed):
         return self.context_high
 
     @property
-    def total_low(self) -> int:
+    def total_low(self) -> Size:
         return self.reserved_low + self.context_low + self.nccl_low + self.processes_low
 
     @property
-    def total_high(self) -> int:
+    def total_high(self) -> Size:
         return self.reserved_high + self.context_high + self.nccl_high + self.processes_high

@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.run.communication import wire_bytes
+from gpuprobe.model.values import Count, Nanoseconds, World
 
 _REDUCED_BY_SWITCH: Final = {"h100": 480.0, "h200": 480.0}
 """Bus bandwidth of an all-reduce that NVSwitch adds up, GB/s: issues 212 (H100) and 272 (H200, 475)
@@ -59,12 +60,12 @@ class LinkTime:
 
     op: str
     axis: str
-    ranks: int
-    nodes: int
-    count: int
-    overlaps: bool
-    low_ns: int
-    high_ns: int
+    ranks: World
+    nodes: World
+    count: Count
+    overlaps: Annotated[bool, "computation can hide it"]
+    low_ns: Nanoseconds
+    high_ns: Nanoseconds
 
 
 def parse_links(text: str) -> Links:

@@ -12,10 +12,10 @@ from itertools import islice
 from typing import Annotated, Final
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.place import NoPlace, SourceLine, parse_place
+from gpuprobe.model.place import NoPlace, Place, SourceLine, parse_place
 from gpuprobe.model.record import record
 from gpuprobe.model.text import ranges
-from gpuprobe.model.values import Bytes, Count, Nanoseconds, Rank, Unavailable
+from gpuprobe.model.values import Bytes, Count, Nanoseconds, Parsed, Rank, Unavailable, World
 
 _NOT_COLLECTED = Unavailable("not collected")
 
@@ -210,18 +210,23 @@ def group_ranks(text: str, most: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _place(plain: str | Place) -> SourceLine:
+    """A place from the data of one, which may be its text."""
+    return parse_place(plain) if isinstance(plain, str) else plain
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """The operations of one kind, called at one place, in one step: a row of a table."""
 
     op: str
     axis: Annotated[str, 'of the device mesh, "" without one']
-    ranks: Count
+    ranks: World
     dtype: str
     count: Count
     payload: Bytes
     wire: Bytes
-    place: SourceLine
+    place: Annotated[SourceLine, Parsed(str | Place, _place)]
     module: str
 
 

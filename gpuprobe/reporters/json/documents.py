@@ -5,7 +5,7 @@ their names. Where a document differs from that, a *shape* of the type declares 
 what its value comes from:
 
 * text: an attribute, or a path of attributes (``"host.rss_peak"``);
-* a mapping: an object with keys of the same value, a shape again;
+* `Part`: an object whose keys come from the same value;
 * a function of the value; the annotation of its result is the key's type;
 * `Each`: an attribute whose items have a shape of their own.
 
@@ -27,6 +27,7 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from gpuprobe.model.findings import Finding, Fix
+from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.record import record
@@ -35,13 +36,21 @@ from gpuprobe.model.values import Unavailable
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    Source: TypeAlias = "str | Shape | Callable[[Any], object] | Each"
+    Source: TypeAlias = "str | Part | Each | Callable[[Any], object]"
     Shape: TypeAlias = Mapping[str, Source]
     Shapes: TypeAlias = Mapping[type, Shape | Callable[[Any], object]]
 
 T = TypeVar("T")
 
 SPREAD = "*"
+
+
+@record(frozen=True)
+class Part:
+    """In a shape: an object with keys of the same value; ``about`` describes it."""
+
+    shape: Shape
+    about: str = ""
 
 
 @record(frozen=True)
@@ -97,6 +106,19 @@ _COMMON: Final[Shapes] = {
 }
 
 
+def _attributes(shape: Shape, plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of a document's keys, by the attributes that they come from."""
+    found: dict[str, Any] = {}
+    for key, source in shape.items():
+        if key not in plain:
+            continue
+        if isinstance(source, Part):
+            found |= _attributes(source.shape, plain[key])
+        else:
+            found[source if isinstance(source, str) else key] = plain[key]
+    return found
+
+
 class Document(Generic[T]):
     """A kind of JSON document, made from values of the type ``kind``.
 
@@ -137,6 +159,16 @@ class Document(Generic[T]):
     def write(self, value: T, stream: IO[str]) -> None:
         """Write one JSON document, ASCII only."""
         write_document(self.plain(value), stream)
+
+    def read(self, plain: Mapping[str, Any], where: str = "") -> T:
+        """The value that a document was made from: keys that come from its fields are read by the
+        codec, and other keys follow from these.
+
+        Raises DataError for data of another shape; ``where`` begins the message.
+        """
+        shape = self.shape_of(self.kind)
+        assert not callable(shape)
+        return from_plain(self.kind, _attributes(shape, plain), where)
 
     def schema(self) -> dict[str, Any]:
         """The JSON Schema (draft 2020-12)."""
@@ -209,6 +241,6 @@ class Document(Generic[T]):
         if isinstance(source, Each):
             encode = self._object(source.shape)
             return attrgetter(source.path), lambda items: [encode(item) for item in items]
-        if isinstance(source, Mapping):
-            return lambda value: value, self._object(source)
+        if isinstance(source, Part):
+            return lambda value: value, self._object(source.shape)
         return source, self._plain

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from gpuprobe.model.plans.estimate import VERDICTS
+from gpuprobe.model.plans.estimate import Verdict
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion
 from gpuprobe.model.record import record
-from gpuprobe.model.values import Bytes, OneOf
-from gpuprobe.reporters.json.documents import Document, keys
+from gpuprobe.model.values import Bytes
+from gpuprobe.reporters.json.documents import Document, Part, keys
 
 
 @record(frozen=True)
@@ -16,7 +16,7 @@ class Estimated:
     """A value that was tried, and what it needs."""
 
     value: int
-    verdict: Annotated[str, OneOf(VERDICTS)]
+    verdict: Verdict
     peak_allocated: Bytes
     needed: Annotated[Bytes, "at most, with the context"]
 
@@ -51,7 +51,7 @@ DOCUMENT: Final = Document(
     shapes={
         Fit: keys(
             "gpu capacity ranks argument applied compute",
-            searched={"from": "least", "to": "most"},
+            searched=Part({"from": "least", "to": "most"}),
             largest="largest",
             trials=_trials,
             **keys("suggestions not_tried unusual interrupted choices"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuprobe.model.io.codec import substituted
 from gpuprobe.model.values import Bounds, Bytes, Matches, OneOf
-from gpuprobe.reporters.json.documents import SPREAD, Document, Each
+from gpuprobe.reporters.json.documents import SPREAD, Document, Each, Part
 
 if typing.TYPE_CHECKING:
     from gpuprobe.reporters.json.documents import Shape, Source
@@ -127,8 +127,9 @@ class _Types:
         if isinstance(source, Each):
             items = _item(_hint_at(cls, source.path))
             return {"type": "array", "items": self.keys(items, source.shape, {}, "")}
-        if isinstance(source, Mapping):
-            return self.keys(cls, source, bound, "")
+        if isinstance(source, Part):
+            about = {"description": source.about} if source.about else {}
+            return about | self.keys(cls, source.shape, bound, "")
         return self.of(substituted(_result(source), bound))
 
     def of(self, hint: Any) -> Schema:
