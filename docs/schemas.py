@@ -11,13 +11,15 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from gpuprobe.reporters.json import estimate, fit, hang, replay, scale, serving
+from gpuprobe.reporters.json import check, diff, estimate, fit, hang, replay, scale, serving
 from gpuprobe.reporters.json.documents import Document
 from gpuprobe.reporters.json.json_schema import schema_of
 
 FOLDER: Final = Path(scale.__file__).parent / "schemas"
 
 FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
+    "check-2": (check.DOCUMENT,),
+    "diff-2": (diff.DOCUMENT,),
     "estimate-2": (estimate.DOCUMENT,),
     "fit-2": (fit.DOCUMENT,),
     "hang-1": (hang.DOCUMENT,),

@@ -280,8 +280,8 @@ def test_a_device_in_one_recording_only_hides_no_other() -> None:
     draw.write(diff_sections(found), text)
     assert "change unknown" in text.getvalue()
     document = json.loads(json.dumps(diff_json.document(found)))
-    jsonschema.Draft202012Validator.check_schema(diff_json.schema())
-    jsonschema.validate(document, diff_json.schema())
+    jsonschema.Draft202012Validator.check_schema(diff_json.DOCUMENT.schema())
+    jsonschema.validate(document, diff_json.DOCUMENT.schema())
     assert "unavailable" in document["peaks"][1]["rows"]["line"]
     assert document["peaks"][0]["delta"] == 0
 
@@ -312,7 +312,7 @@ def test_the_command_on_two_real_snapshots(
     assert main(["diff", before, after, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["version"]) == ("gpuprobe.diff", [2, 1])
-    jsonschema.validate(document, diff_json.schema())
+    jsonschema.validate(document, diff_json.DOCUMENT.schema())
     (peak,) = document["peaks"]
     assert peak["delta"] == peak["after"]["at_least"] - peak["before"]["at_least"]
     for by in BY:

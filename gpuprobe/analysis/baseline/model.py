@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 from gpuprobe.analysis.blame.source import Source
 from gpuprobe.analysis.compare.accounts import Account
@@ -227,7 +227,7 @@ class Setting:
 
     name: str
     value: str
-    source: str
+    source: Annotated[str, "command line, baseline, pyproject.toml or default"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,14 +246,19 @@ class MetricResult:
     before: int
     after: int
     limit: int
-    accepted: str = ""
-    source: str = "default"
-    cause: str = ""
-    place: str = ""
-    causes: tuple[Cause, ...] = ()
-    unexplained: int | None = None
+    accepted: Annotated[str, "the tolerance in words"] = ""
+    source: Annotated[str, "where the tolerance was set"] = "default"
+    cause: Annotated[str, "of a regression: what to inspect first, in words"] = ""
+    place: Annotated[str, "its line, file:line in function; empty if unknown"] = ""
+    causes: Annotated[tuple[Cause, ...], "what to inspect, in order"] = ()
+    unexplained: Annotated[
+        int | None, "the growth that no cause explains; null if none was tested"
+    ] = None
     ignored: bool = False
-    rows: tuple[DiffRow, ...] | None = None
+    rows: Annotated[
+        tuple[DiffRow, ...] | None,
+        "of a regression: what changed by line; sums to the change of its account",
+    ] = None
 
     @property
     def regressed(self) -> bool:

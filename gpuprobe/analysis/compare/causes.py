@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from gpuprobe.analysis.blame.blame import Blame, GrowthPath, Suspect
 from gpuprobe.analysis.blame.source import GAP, INDENTED
@@ -49,7 +50,7 @@ class Cause:
     """
 
     text: str
-    place: str = ""
+    place: Annotated[str, "file:line in function; empty if no line is known"] = ""
     saved: int | None = None
 
 

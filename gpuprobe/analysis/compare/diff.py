@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
 from gpuprobe.analysis.peak.high_water import (
@@ -25,7 +26,7 @@ from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_fra
 from gpuprobe.model.place import program_name
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_delta
-from gpuprobe.model.values import Displayed, Peak, Unavailable
+from gpuprobe.model.values import Count, Displayed, OneOf, Peak, Rank, Size, Unavailable
 
 BY = ("category", "module", "line")
 """The breakdowns, in the order they are shown."""
@@ -42,10 +43,10 @@ class DiffRow:
     key: str
     before: int
     after: int
-    blocks_before: int
-    blocks_after: int
-    status: str
-    moved_from: str = ""
+    blocks_before: Count
+    blocks_after: Count
+    status: Annotated[str, OneOf(("same", "changed", "added", "removed", "moved"))]
+    moved_from: Annotated[str, "the name at the first peak, if it differs; else empty"] = ""
 
     @property
     def delta(self) -> int:
@@ -59,8 +60,8 @@ class Compared:
     """
 
     step: int | None
-    allocated: int
-    below_peak: int
+    allocated: Size
+    below_peak: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,13 @@ class PeakDiff:
     `Unavailable` if a run has no trace at all.
     """
 
-    rank: int
+    rank: Rank
     device: str  # of the later run; "a -> b" if the runs differ
     before: Peak | Unavailable
     after: Peak | Unavailable
     phase_before: str
     phase_after: str
-    rows: dict[str, tuple[DiffRow, ...] | Unavailable]
+    rows: dict[Annotated[str, OneOf(BY)], tuple[DiffRow, ...] | Unavailable]
     compared: tuple[Compared, Compared] | None = None
 
     @property

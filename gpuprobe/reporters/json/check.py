@@ -2,23 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Generic, TextIO, TypeVar
 
-from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.baseline import CheckResult, MetricResult, Setting
 from gpuprobe.analysis.baseline.check import ENVIRONMENT, regression
+from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.findings import Finding, Fix
-from gpuprobe.model.io.document import header
-from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.place import Place, parse_place
+from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, human_delta
-from gpuprobe.reporters.json import fields_of
+from gpuprobe.reporters.json.documents import Document, keys
 
-SCHEMA: Final = "gpuprobe.check"
-VERSION: Final = (2, 3)
-"""(major, minor); a minor version only adds keys.
+T = TypeVar("T")
 
-History:
+
+@dataclass(frozen=True)
+class OfRun(Generic[T]):
+    """A row, with the name of its run if there are several."""
+
+    run: Annotated[str | None, "the run, if there are several"]
+    row: T
+
+
+@record(frozen=True)
+class Tables:
+    """What changed, in three tables; each sums to the change of the peak."""
+
+    category: tuple[OfRun[DiffRow], ...]
+    module: tuple[OfRun[DiffRow], ...]
+    line: tuple[OfRun[DiffRow], ...]
+
+
+@record(frozen=True)
+class Check:
+    """A check of one or several runs."""
+
+    ok: bool
+    cause: Annotated[str, "of the largest growth, in words"]
+    metrics: tuple[OfRun[MetricResult], ...]
+    phases: tuple[OfRun[MetricResult], ...]
+    rows: Tables | None
+    trials: Annotated[tuple[str, ...], "how the causes were found: by which runs, or why by none"]
+    mismatches: Annotated[tuple[str, ...], "why the two cannot be compared"]
+    cautions: tuple[str, ...]
+    settings: Annotated[tuple[OfRun[Setting], ...], "the settings of the check, with their sources"]
+
+
+DOCUMENT: Final = Document(
+    "gpuprobe.check",
+    (2, 3),
+    Check,
+    "A run compared with a baseline. Sizes are bytes. A minor version adds keys.",
+    shapes={
+        OfRun: {"run?": "run", "*row": "row"},
+        MetricResult: keys(
+            "name unit before after limit delta regressed accepted source cause place unexplained "
+            "causes rows"
+        ),
+        DiffRow: keys("key before after delta status moved_from"),
+    },
+    added={"2.1": "MetricResult.causes", "2.2": "OfRun.run"}
+    | {"2.3": "trials Cause.saved MetricResult.unexplained"},
+)
+"""History:
 * 1.0: first version.
 * 1.1: ``settings``; ``accepted``, ``source``, ``cause``, ``place`` and ``rows`` of each metric.
 * 2.0: with all documents; nothing changed in this one. ``schemas/check-2.json``.
@@ -29,55 +77,42 @@ History:
 """
 
 
+def check_of(results: Sequence[CheckResult]) -> Check:
+    """What the document is made from: the entries of all runs, run by run."""
+
+    def rows(by: str) -> tuple[OfRun[DiffRow], ...]:
+        return _of_runs((result, (result.rows or {}).get(by, ())) for result in results)
+
+    compared = any(result.rows is not None for result in results)
+    return Check(
+        ok=all(result.ok for result in results),
+        cause=next((_named(r, r.cause) for r in results if r.cause), ""),
+        metrics=_of_runs((result, result.metrics) for result in results),
+        phases=_of_runs((result, result.phases) for result in results),
+        rows=Tables(*map(rows, ("category", "module", "line"))) if compared else None,
+        trials=tuple(_named(result, result.trials) for result in results if result.trials),
+        mismatches=tuple(_named(r, text) for r in results for text in r.mismatches),
+        cautions=tuple(_named(r, text) for r in results for text in r.cautions),
+        settings=_of_runs((result, result.settings) for result in results),
+    )
+
+
 def document(*results: CheckResult) -> dict[str, Any]:
-    """The check as plain data. Sizes are bytes. Entries of several runs are listed run by run, each
-    with its ``run``."""
-    rows = None
-    if any(result.rows is not None for result in results):
-        rows = {
-            by: [
-                _of(result, fields_of(row, _ROW))
-                for result in results
-                for row in (result.rows or {}).get(by, ())
-            ]
-            for by in ("category", "module", "line")
-        }
-    return {
-        **header(SCHEMA, VERSION),
-        "ok": all(result.ok for result in results),
-        "cause": next((_named(r, r.cause) for r in results if r.cause), ""),
-        "metrics": [_metric(result, metric) for result in results for metric in result.metrics],
-        "phases": [_metric(result, metric) for result in results for metric in result.phases],
-        "rows": rows,
-        "trials": [_named(result, result.trials) for result in results if result.trials],
-        "mismatches": [_named(result, text) for result in results for text in result.mismatches],
-        "cautions": [_named(result, text) for result in results for text in result.cautions],
-        "settings": [
-            _of(result, fields_of(setting, "name value source"))
-            for result in results
-            for setting in result.settings
-        ],
-    }
+    """The check as plain data."""
+    return DOCUMENT.plain(check_of(results))
+
+
+def write(*results: CheckResult, stream: TextIO) -> None:
+    """Write one JSON document, ASCII only."""
+    DOCUMENT.write(check_of(results), stream)
 
 
 def _named(result: CheckResult, text: str) -> str:
     return f"{result.run}: {text}" if result.run else text
 
 
-def _of(result: CheckResult, plain: dict[str, Any]) -> dict[str, Any]:
-    return {"run": result.run, **plain} if result.run else plain
-
-
-def _metric(result: CheckResult, metric: MetricResult) -> dict[str, Any]:
-    found = _of(result, fields_of(metric, _METRIC))
-    found["unexplained"] = metric.unexplained
-    found["causes"] = [fields_of(cause, "text place saved") for cause in metric.causes]
-    found["rows"] = None if metric.rows is None else [fields_of(row, _ROW) for row in metric.rows]
-    return found
-
-
-_METRIC: Final = "name unit before after limit delta regressed accepted source cause place"
-_ROW: Final = "key before after delta status moved_from"
+def _of_runs(rows: Iterable[tuple[CheckResult, Iterable[T]]]) -> tuple[OfRun[T], ...]:
+    return tuple(OfRun(result.run or None, row) for result, some in rows for row in some)
 
 
 def findings(*results: CheckResult) -> list[Finding]:
@@ -130,8 +165,3 @@ def _findings(result: CheckResult) -> Iterator[Finding]:
 def _location(text: str) -> Place | None:
     place = parse_place(text)
     return place if isinstance(place, Place) and place.file else None
-
-
-def write(*results: CheckResult, stream: TextIO) -> None:
-    """Write one JSON document, ASCII only."""
-    write_document(document(*results), stream)

@@ -8,21 +8,109 @@ the difference of its two ``allocated``.
 
 from __future__ import annotations
 
-from typing import Any, TextIO
+from dataclasses import replace
+from typing import IO, Annotated, Any, Final
 
-from gpuprobe.analysis.compare.diff import BY, Diff, DiffRow, PeakDiff
-from gpuprobe.model.io.codec import to_plain
-from gpuprobe.model.io.document import header
-from gpuprobe.model.io.document import write as write_document
-from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.reporters.json import fields_of
-from gpuprobe.reporters.json import schema as load_schema
+from gpuprobe.analysis.compare.diff import BY, Compared, Diff, DiffRow, PeakDiff
+from gpuprobe.model.record import record
+from gpuprobe.model.values import Bytes, Peak, ReadStatus, Size, Unavailable
+from gpuprobe.reporters.json.documents import Document, keys
 
-SCHEMA = "gpuprobe.diff"
-VERSION = (2, 1)
-"""(major, minor); a minor version only adds keys.
 
-History:
+@record(frozen=True)
+class KnownPeak:
+    """The peak of one run in bytes, exact or between two bounds, and the phase that it was in."""
+
+    at_least: Bytes
+    at_most: Bytes
+    exact: bool
+    phase: str
+
+
+@record(frozen=True)
+class UnknownPeak:
+    """The reason why the peak of one run is unknown."""
+
+    unavailable: str
+    status: ReadStatus
+    phase: str
+
+
+@record(frozen=True)
+class Moments:
+    """The moments that the rows compare."""
+
+    before: Compared
+    after: Compared
+
+
+@record(frozen=True)
+class Compiled:
+    """Results of torch.compile: graphs, graph breaks and recompilations, with lines and reasons."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+def _compiled(diff: Diff) -> Compiled:
+    return Compiled(*diff.compiled)
+
+
+def _side(peak: Peak | Unavailable, phase: str) -> KnownPeak | UnknownPeak:
+    if isinstance(peak, Unavailable):
+        return UnknownPeak(peak.reason, peak.status, phase)
+    return KnownPeak(Bytes(peak.at_least), Bytes(peak.at_most), peak.exact, phase)
+
+
+def _before(peak: PeakDiff) -> KnownPeak | UnknownPeak:
+    return _side(peak.before, peak.phase_before)
+
+
+def _after(peak: PeakDiff) -> KnownPeak | UnknownPeak:
+    return _side(peak.after, peak.phase_after)
+
+
+def _size_before(row: DiffRow) -> Size:
+    return row.before
+
+
+def _size_after(row: DiffRow) -> Size:
+    return row.after
+
+
+def _moments(
+    peak: PeakDiff,
+) -> Annotated[Moments | None, "which moments the rows compare if a peak has no trace"]:
+    return None if peak.compared is None else Moments(*peak.compared)
+
+
+DOCUMENT: Final = Document(
+    "gpuprobe.diff",
+    (2, 1),
+    Diff,
+    "What changed between the peaks of two runs. Sizes are bytes. In each table the deltas of the "
+    "rows sum to the delta of the peak or, where compared is not null, to the difference of its "
+    "two moments. A minor version adds keys.",
+    shapes={
+        Diff: keys("before after cautions peaks", compiled=_compiled),
+        DiffRow: {
+            "key": "key",
+            "before": _size_before,
+            "after": _size_after,
+            **keys("delta blocks_before blocks_after status moved_from"),
+        },
+        PeakDiff: {
+            **keys("rank device"),
+            "before": _before,
+            "after": _after,
+            "delta": "delta",
+            "compared": _moments,
+            "rows": "rows",
+        },
+    },
+    added={"2.1": "compiled"},
+)
+"""History:
 * 1.0: first version.
 * 1.1: ``peaks[].compared``: what the rows compare where a peak has no trace.
 * 2.0: ``gpuprobe``, the version that wrote it. ``schemas/diff-2.json``.
@@ -30,58 +118,17 @@ History:
 """
 
 
-def write(diff: Diff, stream: TextIO, by: tuple[str, ...] = BY) -> None:
+def write(diff: Diff, stream: IO[str], by: tuple[str, ...] = BY) -> None:
     """Write ``diff`` as one JSON document, ASCII only."""
-    write_document(document(diff, by), stream)
+    DOCUMENT.write(_with_tables(diff, by), stream)
 
 
 def document(diff: Diff, by: tuple[str, ...] = BY) -> dict[str, Any]:
     """The diff as plain data, with the breakdowns in ``by``."""
-    return {
-        **header(SCHEMA, VERSION),
-        "before": diff.before,
-        "after": diff.after,
-        "cautions": list(diff.cautions),
-        "peaks": [_peak(peak, by) for peak in diff.peaks],
-        "compiled": {
-            side: list(texts)
-            for side, texts in zip(("before", "after"), diff.compiled, strict=True)
-        },
-    }
+    return DOCUMENT.plain(_with_tables(diff, by))
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of the diff, as shipped in the package."""
-    return load_schema("diff-2")
-
-
-def _peak(peak: PeakDiff, by: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        **fields_of(peak, "rank device"),
-        "before": _bounds(peak.before) | {"phase": peak.phase_before},
-        "after": _bounds(peak.after) | {"phase": peak.phase_after},
-        "delta": to_plain(peak.delta),
-        "compared": None
-        if peak.compared is None
-        else {
-            side: fields_of(one, "step allocated below_peak")
-            for side, one in zip(("before", "after"), peak.compared, strict=True)
-        },
-        "rows": {name: _rows(peak.rows[name]) for name in by},
-    }
-
-
-def _bounds(peak: Peak | Unavailable) -> dict[str, Any]:
-    if isinstance(peak, Unavailable):
-        plain: dict[str, Any] = to_plain(peak)
-        return plain
-    return {"at_least": peak.at_least, "at_most": peak.at_most, "exact": peak.exact}
-
-
-_ROW = "key before after delta blocks_before blocks_after status moved_from"
-
-
-def _rows(rows: tuple[DiffRow, ...] | Unavailable) -> Any:
-    if isinstance(rows, Unavailable):
-        return to_plain(rows)
-    return [fields_of(row, _ROW) for row in rows]
+def _with_tables(diff: Diff, by: tuple[str, ...]) -> Diff:
+    """The diff with the breakdowns in ``by`` alone, in this order."""
+    peaks = [replace(peak, rows={name: peak.rows[name] for name in by}) for peak in diff.peaks]
+    return replace(diff, peaks=tuple(peaks))

@@ -24,14 +24,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import IO, TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.record import record
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import OneOf, ReadStatus, Unavailable
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -77,6 +77,14 @@ def _diff(fix: Fix) -> str | None:
     return fix.diff or None
 
 
+_REASONS = OneOf(tuple(status.value for status in ReadStatus if status is not ReadStatus.OK))
+
+
+def status(value: Unavailable) -> Annotated[str, _REASONS]:
+    """How the attempt to read a value ended."""
+    return value.status.value
+
+
 def keys(names: str, **others: Source) -> dict[str, Source]:
     """A shape whose keys are the attributes that ``names`` lists, apart by spaces; ``others`` come
     after them.
@@ -102,7 +110,7 @@ FINDING: Final[Shape] = {
 _COMMON: Final[Shapes] = {
     Finding: FINDING,
     Fix: {"text": "text", "code": "code", "diff?": _diff},
-    Unavailable: {"unavailable": "reason", "status": "status"},
+    Unavailable: {"unavailable": "reason", "status": status},
 }
 
 

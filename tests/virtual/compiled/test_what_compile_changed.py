@@ -95,7 +95,7 @@ def test_text_json_and_page_have_what_was_compiled(
 ) -> None:
     found = diff(*sides)
     document = json.loads(json.dumps(diff_json.document(found)))
-    jsonschema.validate(document, diff_json.schema())
+    jsonschema.validate(document, diff_json.DOCUMENT.schema())
     assert document["compiled"] == {"before": [], "after": list(found.compiled[1])}
     text = io.StringIO()
     draw.write(diff_sections(found), text)
