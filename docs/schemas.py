@@ -11,7 +11,18 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from gpuprobe.reporters.json import check, diff, estimate, fit, hang, replay, scale, serving
+from gpuprobe.reporters.json import (
+    check,
+    diff,
+    doctor,
+    estimate,
+    fit,
+    hang,
+    hazards,
+    replay,
+    scale,
+    serving,
+)
 from gpuprobe.reporters.json.documents import Document
 from gpuprobe.reporters.json.json_schema import schema_of
 
@@ -20,9 +31,11 @@ FOLDER: Final = Path(scale.__file__).parent / "schemas"
 FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
     "check-2": (check.DOCUMENT,),
     "diff-2": (diff.DOCUMENT,),
+    "doctor-2": (doctor.MACHINE, doctor.RANKS),
     "estimate-2": (estimate.DOCUMENT,),
     "fit-2": (fit.DOCUMENT,),
     "hang-1": (hang.DOCUMENT,),
+    "hazards-2": (hazards.DOCUMENT,),
     "replay-2": (replay.DOCUMENT,),
     "scale-1": (scale.DOCUMENT,),
     "serving-1": (serving.DOCUMENT,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
@@ -88,7 +88,9 @@ class Finding(Displayed):
     related: tuple[Place, ...] = ()
     fix: Fix | None = None
     count: Count = 1
-    subject: str = ""  # what it is about: a device UUID, a tensor name, a variable
+    subject: Annotated[
+        str, "what it is about: a device UUID, a tensor name, a variable, operators, a rank"
+    ] = ""
     fingerprint: str = field(default="")
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from gpuprobe.probes.distributed.rules import (
     missing_ranks,
     read_job,
 )
-from gpuprobe.reporters.json import doctor as doctor_json
+from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.doctor import rank_doctor_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
@@ -245,7 +245,7 @@ def _rank(rank: int, world_size: int, port: int, timeout: str, *more: str) -> su
 
 def _document(text: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(text)
-    jsonschema.Draft202012Validator(doctor_json.schema()).validate(document)
+    jsonschema.Draft202012Validator(schema("doctor-2")).validate(document)
     return document
 
 

@@ -29,7 +29,7 @@ from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.health.base import KernelMessage
 from gpuprobe.reporters import support_bundle as doctor_bundle
-from gpuprobe.reporters.json import doctor as doctor_json
+from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.doctor import doctor_sections
 from gpuprobe.reporters.support_bundle import Redactor
 from gpuprobe.reporters.terminal import Style
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def valid(document: dict[str, Any]) -> None:
-    jsonschema.Draft202012Validator(doctor_json.schema()).validate(document)
+    jsonschema.Draft202012Validator(schema("doctor-2")).validate(document)
 
 
 # -- the command

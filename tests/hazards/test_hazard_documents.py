@@ -113,7 +113,7 @@ def test_a_failure_is_reported_in_every_format(launches: int) -> None:
     assert "RuntimeError: no such column" in text.getvalue()
     assert "No stream hazards" not in text.getvalue()
     document = hazards_json.document(found)
-    jsonschema.Draft202012Validator(hazards_json.schema()).validate(document)
+    jsonschema.Draft202012Validator(hazards_json.DOCUMENT.schema()).validate(document)
     assert document["failed"] == found.failed
     again = hazard_sections(hazards_json.from_document(document, "x"), full=True)
     assert "RuntimeError: no such column" in "".join(
@@ -188,12 +188,12 @@ def test_the_schema_by_hand_refuses_what_the_standard_does() -> None:
 
 
 def test_json_of_a_run(found: Hazards) -> None:
-    validator = jsonschema.Draft202012Validator(hazards_json.schema())
+    validator = jsonschema.Draft202012Validator(hazards_json.DOCUMENT.schema())
     stream = io.StringIO()
     hazards_json.write(found, stream)
     document = json.loads(stream.getvalue())
     validator.validate(document)
-    assert document["version"] == list(hazards_json.VERSION)
+    assert document["version"] == list(hazards_json.DOCUMENT.version)
     assert [row["fingerprint"] for row in document["findings"]] == [
         finding.fingerprint for finding in found.findings
     ]

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
-from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
+from gpuprobe.model.values import Bytes, Count, Nanoseconds, ReadStatus, Unavailable
 
 SCHEMA_VERSION = (2, 0)
 """(major, minor) of the JSON document. A newer minor only adds keys.
@@ -48,14 +49,14 @@ class Diagnosis:
     in ``not_checked``, and its findings are reported.
     """
 
-    taken_at: float
+    taken_at: Annotated[float, "seconds since the Unix epoch"]
     driver: str | Unavailable = _NOT_COLLECTED
     torch: str | Unavailable = _NOT_COLLECTED
-    devices: int | Unavailable = _NOT_COLLECTED
+    devices: Count | Unavailable = _NOT_COLLECTED
     findings: tuple[Finding, ...] = ()
     passed: tuple[Rule, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
-    demo: str = ""  # the fake fleet's name, empty for real hardware
+    demo: Annotated[str, "the fake fleet's name, empty for real hardware"] = ""
 
     @property
     def healthy(self) -> bool:
@@ -71,7 +72,7 @@ class RankPlace:
     local_rank: int
     host: str
     pid: int
-    device: str
+    device: Annotated[str, "a GPU's UUID, or cpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ class TransferSpeed:
 
     size: Bytes
     rounds: int
-    latency_ns: int
-    bus_bandwidth: float
+    latency_ns: Annotated[int, "of one all-reduce, on the slowest rank"]
+    bus_bandwidth: Annotated[float, "bytes per second, by nccl-tests' definition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class LinkSpeed:
     source: int
     target: int
     size: Bytes
-    latency_ns: int
+    latency_ns: Annotated[int, "the fastest of some transfers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ class ClockSkew:
     """
 
     rank: int
-    ahead_ns: int
-    error_ns: int
+    ahead_ns: Annotated[int, "of rank 0's clock"]
+    error_ns: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,8 @@ class RankDiagnosis:
     the report; a rank that could not reach rank 0 speaks for itself.
     """
 
-    rank: int
-    world_size: int | Unavailable = _NOT_COLLECTED
+    rank: Annotated[int, "the rank that made the report"]
+    world_size: Count | Unavailable = _NOT_COLLECTED
     backend: str | Unavailable = _NOT_COLLECTED
     joined: tuple[RankPlace, ...] = ()
     missing: tuple[int, ...] = ()

@@ -1,60 +1,75 @@
-"""A diagnosis as one JSON document."""
+"""A diagnosis as one JSON document: of a machine, or of the ranks of a job."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Final
 
-from gpuprobe.model.findings import to_document
-from gpuprobe.model.io.codec import to_plain
-from gpuprobe.model.io.document import header
-from gpuprobe.model.machine.diagnosis import SCHEMA_VERSION, Diagnosis, NotChecked, RankDiagnosis
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.machine.diagnosis import (
+    SCHEMA_VERSION,
+    Diagnosis,
+    LinkSpeed,
+    NotChecked,
+    RankDiagnosis,
+)
 from gpuprobe.model.rules import Rule
-from gpuprobe.reporters.json import schema as load_schema
+from gpuprobe.model.values import Matches, Unavailable
+from gpuprobe.reporters.json.documents import FINDING, Document, NotEmpty, keys
+
+if TYPE_CHECKING:
+    from gpuprobe.reporters.json.documents import Shapes
+
+_DESCRIPTION: Final = (
+    "What was found wrong with a machine, or with the ranks of a distributed job. A minor version "
+    "adds keys."
+)
+
+RuleId = Annotated[str, Matches("^GP1[0-9]{2}$")]
 
 
-def document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """``gpuprobe doctor --json`` as plain data, valid by `schema`."""
-    return {
-        **header("gpuprobe.doctor", SCHEMA_VERSION),
-        "taken_at": diagnosis.taken_at,
-        "demo": diagnosis.demo,
-        "healthy": diagnosis.healthy,
-        "driver": to_plain(diagnosis.driver),
-        "torch": to_plain(diagnosis.torch),
-        "devices": to_plain(diagnosis.devices),
-        "findings": [to_document(finding) for finding in diagnosis.findings],
-        "passed": [_rule(rule) for rule in diagnosis.passed],
-        "not_checked": [_not_checked(entry) for entry in diagnosis.not_checked],
-    }
+def _id(rule: Rule) -> RuleId:
+    return rule.id
 
 
-def ranks_document(diagnosis: RankDiagnosis) -> dict[str, Any]:
-    """``gpuprobe doctor --distributed --json`` as plain data, valid by `schema`."""
-    return {
-        **header("gpuprobe.doctor-ranks", SCHEMA_VERSION),
-        "healthy": diagnosis.healthy,
-        "rank": diagnosis.rank,
-        "world_size": to_plain(diagnosis.world_size),
-        "backend": to_plain(diagnosis.backend),
-        "joined": [to_plain(place) for place in diagnosis.joined],
-        "missing": list(diagnosis.missing),
-        "findings": [to_document(finding) for finding in diagnosis.findings],
-        "steps": list(diagnosis.steps),
-        "not_checked": [_not_checked(entry) for entry in diagnosis.not_checked],
-        "speeds": [to_plain(speed) for speed in diagnosis.speeds],
-        "links": [to_plain(link) for link in diagnosis.links],
-        "skews": [to_plain(skew) for skew in diagnosis.skews],
-    }
+def _rule(finding: Finding) -> RuleId:
+    return finding.rule
 
 
-def _rule(rule: Rule) -> dict[str, str]:
-    return {"id": rule.id, "kind": rule.kind, "title": rule.title}
+def _reason(entry: NotChecked) -> NotEmpty:
+    return entry.reason
 
 
-def _not_checked(entry: NotChecked) -> dict[str, Any]:
-    return {**_rule(entry.rule), "reason": entry.reason}
+_SHAPES: Final[Shapes] = {
+    Diagnosis: keys("taken_at demo healthy driver torch devices findings passed not_checked"),
+    Finding: {**FINDING, "rule": _rule},
+    NotChecked: {"*rule": "rule", "reason": _reason},
+    RankDiagnosis: keys(
+        "healthy rank world_size backend joined missing findings steps not_checked speeds links "
+        "skews"
+    ),
+    Rule: {"id": _id, **keys("kind title")},
+}
+_CLOSED: Final = (LinkSpeed, Unavailable)
 
+MACHINE: Final = Document(
+    "gpuprobe.doctor",
+    SCHEMA_VERSION,
+    Diagnosis,
+    _DESCRIPTION,
+    shapes=_SHAPES,
+    closed=_CLOSED,
+)
+"""``gpuprobe doctor --json``."""
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of both documents, as shipped in the package."""
-    return load_schema("doctor-2")
+RANKS: Final = Document(
+    "gpuprobe.doctor-ranks",
+    SCHEMA_VERSION,
+    RankDiagnosis,
+    _DESCRIPTION,
+    shapes=_SHAPES,
+    closed=_CLOSED,
+)
+"""``gpuprobe doctor --distributed --json``."""
+
+document = MACHINE.plain
+ranks_document = RANKS.plain

@@ -30,8 +30,9 @@ from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
+from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
-from gpuprobe.model.values import OneOf, ReadStatus, Unavailable
+from gpuprobe.model.values import Bounds, Matches, OneOf, ReadStatus, Unavailable
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -77,6 +78,8 @@ def _diff(fix: Fix) -> str | None:
     return fix.diff or None
 
 
+NotEmpty = Annotated[str, Matches(".")]
+Fingerprint = Annotated[str, Matches("^[0-9a-f]{16}$")]
 _REASONS = OneOf(tuple(status.value for status in ReadStatus if status is not ReadStatus.OK))
 
 
@@ -92,18 +95,31 @@ def keys(names: str, **others: Source) -> dict[str, Source]:
     return {**{name: name for name in names.split()}, **others}
 
 
+def _rule(finding: Finding) -> Annotated[str, Matches("^GP[0-9]{3}$")]:
+    return finding.rule
+
+
+def _kind(finding: Finding) -> NotEmpty:
+    return finding.kind
+
+
+def _message(finding: Finding) -> NotEmpty:
+    return finding.message
+
+
+def _count(finding: Finding) -> Annotated[int, Bounds(1)]:
+    return finding.count
+
+
+def _fingerprint(finding: Finding) -> Annotated[Fingerprint, "survives shifted lines"]:
+    return finding.fingerprint
+
+
 FINDING: Final[Shape] = {
-    "rule": "rule",
-    "kind": "kind",
-    "level": "level",
-    "message": "message",
-    "subject": "subject",
-    "location": "location",
-    "related": "related",
-    "evidence": _evidence,
-    "fix": "fix",
-    "count": "count",
-    "fingerprint": "fingerprint",
+    "rule": _rule,
+    "kind": _kind,
+    **keys("level", message=_message, **keys("subject location related"), evidence=_evidence),
+    **keys("fix", count=_count, fingerprint=_fingerprint),
 }
 """A finding, as in every document."""
 
@@ -153,7 +169,7 @@ class Document(Generic[T]):
         self.title = title or name.replace(".", " ")
         self.description = description
         self.shapes: Shapes = {**_COMMON, **(shapes or {})}
-        self.closed = frozenset(closed)
+        self.closed = frozenset({Finding, Place, *closed})
         self.added = {
             key: version for version, keys in (added or {}).items() for key in keys.split()
         }

@@ -2,23 +2,93 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, TextIO
+from typing import IO, Annotated, Any, Final
 
 from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.hazards.findings.results import Hazards, SyncRow
-from gpuprobe.model.findings import Finding, place_document, to_document
+from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
-from gpuprobe.model.io.document import check_version, header
-from gpuprobe.model.io.document import write as write_document
+from gpuprobe.model.io.document import check_version
 from gpuprobe.model.place import Place
-from gpuprobe.reporters.json import schema as load_schema
+from gpuprobe.model.record import record
+from gpuprobe.model.values import Bounds, Count, OneOf, Rank
+from gpuprobe.reporters.json.documents import FINDING, Document, Fingerprint, keys
 
-SCHEMA: Final = "gpuprobe.hazards"
-VERSION: Final = (2, 2)
-"""(major, minor); a minor version only adds keys.
+KINDS: Final = (
+    "read-after-write",
+    "write-after-read",
+    "write-after-write",
+    "use-after-free",
+    "host-race",
+    "implicit-sync",
+)
 
-History:
+
+@record(frozen=True)
+class Waits:
+    """How often a wait was redundant."""
+
+    location: Place | None
+    count: Annotated[int, Bounds(1)]
+
+
+@record(frozen=True)
+class Baseline:
+    """The fingerprints of findings: new ones, those in the baseline, and those only there."""
+
+    new: tuple[Fingerprint, ...]
+    known: tuple[Fingerprint, ...]
+    gone: tuple[Fingerprint, ...] = ()
+
+
+@record(frozen=True)
+class Watch:
+    """The document."""
+
+    operations: Annotated[Count, "launches that were checked"]
+    findings: tuple[Finding, ...]
+    syncs: Annotated[
+        tuple[SyncRow, ...],
+        "every line where the host waits for the GPU, including the intended ones",
+    ]
+    redundant_waits: Annotated[
+        tuple[Waits, ...], "waits without which everything would still be in order"
+    ]
+    coverage: Annotated[tuple[str, ...], "blind spots"]
+    self_waits: Annotated[
+        tuple[Place | None, ...],
+        "lines where a stream waits for itself, which orders nothing (GP210); since 1.1",
+    ] = ()
+    failed: Annotated[
+        str | None, "how the program failed, if it did; the rest of it was not checked"
+    ] = None
+    ranks: Annotated[
+        tuple[Rank, ...] | None, "the ranks whose results these are, if several were merged"
+    ] = None
+    baseline: Annotated[
+        Baseline | None, "comparison with a baseline; null without one; since 1.1"
+    ] = None
+
+
+def _kind(finding: Finding) -> Annotated[str, OneOf(KINDS)]:
+    return finding.kind
+
+
+DOCUMENT: Final = Document(
+    "gpuprobe.hazards",
+    (2, 2),
+    Watch,
+    "What a watch for stream hazards and implicit synchronisations found. A minor version adds "
+    "keys.",
+    shapes={
+        Finding: {**FINDING, "kind": _kind},
+        Watch: keys(
+            "operations findings syncs redundant_waits self_waits coverage failed ranks baseline"
+        ),
+    },
+    added={"2.1": "failed ranks"},
+)
+"""History:
 * 1.0: first version.
 * 1.1: ``self_waits`` and ``baseline``.
 * 2.0: a finding has ``subject``, as in every document. ``schemas/hazards-2.json``.
@@ -27,41 +97,36 @@ History:
 """
 
 
+def _watch(hazards: Hazards) -> Watch:
+    return Watch(
+        operations=hazards.operations,
+        findings=tuple(hazards.findings),
+        syncs=tuple(hazards.syncs),
+        redundant_waits=tuple(Waits(place, count) for place, count in hazards.redundant),
+        coverage=tuple(hazards.coverage),
+        self_waits=tuple(hazards.self_waits),
+        failed=hazards.failed or None,
+        ranks=hazards.ranks or None,
+        baseline=None if hazards.comparison is None else _baseline(hazards.comparison),
+    )
+
+
+def _baseline(comparison: Comparison) -> Baseline:
+    return Baseline(
+        tuple(finding.fingerprint for finding in comparison.new),
+        tuple(finding.fingerprint for finding in comparison.known),
+        tuple(row.fingerprint for row in comparison.gone),
+    )
+
+
 def document(hazards: Hazards) -> dict[str, Any]:
     """Everything that was found, as plain data."""
-    return {
-        **header(SCHEMA, VERSION),
-        "operations": hazards.operations,
-        "findings": [to_document(finding) for finding in hazards.findings],
-        "syncs": [
-            {
-                "reason": row.reason,
-                "location": place_document(row.location),
-                "count": row.count,
-                "seconds": row.seconds,
-                "allowed": row.allowed,
-                "replacement": row.replacement,
-            }
-            for row in hazards.syncs
-        ],
-        "redundant_waits": [
-            {"location": place_document(place), "count": count}
-            for place, count in hazards.redundant
-        ],
-        "self_waits": [place_document(place) for place in hazards.self_waits],
-        "coverage": list(hazards.coverage),
-        "failed": hazards.failed or None,
-        "ranks": list(hazards.ranks) or None,
-        "baseline": None if hazards.comparison is None else _comparison(hazards.comparison),
-    }
+    return DOCUMENT.plain(_watch(hazards))
 
 
-def _comparison(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "new": [finding.fingerprint for finding in comparison.new],
-        "known": [finding.fingerprint for finding in comparison.known],
-        "gone": [row.fingerprint for row in comparison.gone],
-    }
+def write(hazards: Hazards, stream: IO[str]) -> None:
+    """Write one JSON document, ASCII only."""
+    DOCUMENT.write(_watch(hazards), stream)
 
 
 def from_document(document: dict[str, Any], where: str) -> Hazards:
@@ -70,57 +135,22 @@ def from_document(document: dict[str, Any], where: str) -> Hazards:
     ``where`` begins the messages. Raises UnsupportedSchema for a newer major version, DataError
     for data of another shape.
     """
-    check_version(document, VERSION, where)
-    rows = from_plain(_Rows, document, where)
-    baseline = document.get("baseline")
+    check_version(document, DOCUMENT.version, where)
+    watch = from_plain(Watch, document, where)
     comparison = None
-    if baseline is not None:
-        marks = from_plain(_Marks, baseline, where)
-        new = [finding for finding in rows.findings if finding.fingerprint in marks.new]
-        known = [finding for finding in rows.findings if finding.fingerprint in marks.known]
+    if watch.baseline is not None:
+        marks = watch.baseline
+        new = [finding for finding in watch.findings if finding.fingerprint in marks.new]
+        known = [finding for finding in watch.findings if finding.fingerprint in marks.known]
         comparison = Comparison(tuple(new), tuple(known), ())
     return Hazards(
-        findings=list(rows.findings),
-        syncs=list(rows.syncs),
-        redundant=[(row.location, row.count) for row in rows.redundant_waits],
-        coverage=list(rows.coverage),
-        operations=rows.operations,
-        self_waits=list(rows.self_waits),
+        findings=list(watch.findings),
+        syncs=list(watch.syncs),
+        redundant=[(row.location, row.count) for row in watch.redundant_waits],
+        coverage=list(watch.coverage),
+        operations=watch.operations,
+        self_waits=list(watch.self_waits),
         comparison=comparison,
-        failed=rows.failed or "",
-        ranks=rows.ranks or (),
+        failed=watch.failed or "",
+        ranks=watch.ranks or (),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Waits:
-    location: Place | None
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    operations: int
-    findings: tuple[Finding, ...]
-    syncs: tuple[SyncRow, ...]
-    redundant_waits: tuple[_Waits, ...]
-    coverage: tuple[str, ...]
-    self_waits: tuple[Place | None, ...] = ()  # since 1.1
-    failed: str | None = None  # since 2.1
-    ranks: tuple[int, ...] | None = None  # since 2.1
-
-
-@dataclass(frozen=True, slots=True)
-class _Marks:
-    new: tuple[str, ...]
-    known: tuple[str, ...]
-
-
-def write(hazards: Hazards, stream: TextIO) -> None:
-    """Write one JSON document, ASCII only."""
-    write_document(document(hazards), stream)
-
-
-def schema() -> dict[str, Any]:
-    """The JSON Schema of the document."""
-    return load_schema("hazards-2")
