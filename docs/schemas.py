@@ -20,6 +20,7 @@ from gpuprobe.reporters.json import (
     hang,
     hazards,
     replay,
+    report,
     scale,
     serving,
 )
@@ -37,6 +38,7 @@ FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
     "hang-1": (hang.DOCUMENT,),
     "hazards-2": (hazards.DOCUMENT,),
     "replay-2": (replay.DOCUMENT,),
+    "report-2": (report.DOCUMENT,),
     "scale-1": (scale.DOCUMENT,),
     "serving-1": (serving.DOCUMENT,),
 }

@@ -8,7 +8,7 @@ sum to the total. Its JSON form: `gpuprobe.reporters.json.report.to_document`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
@@ -16,10 +16,10 @@ from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Communication
 from gpuprobe.model.run.launches import LaunchReport
-from gpuprobe.model.run.recording import ChildRow, StepRows
+from gpuprobe.model.run.recording import ChildRow, Status, StepRows
 from gpuprobe.model.run.session import Collective, Environment, Placed, Session
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes, Displayed, Peak, Unavailable
+from gpuprobe.model.values import Bytes, Displayed, OneOf, Peak, Unavailable
 
 Key: TypeAlias = str | Place | NoPlace
 """The row's key: a line of code, or the name of a category, a module or a phase."""
@@ -27,6 +27,7 @@ Key: TypeAlias = str | Place | NoPlace
 AT_PEAK = "peak"
 AT_NEAREST_TRACE = "nearest_trace"
 AT_STEP_END = "step_end"
+Moment = Annotated[str, OneOf((AT_PEAK, AT_NEAREST_TRACE, AT_STEP_END))]
 
 
 # -- the recording
@@ -48,9 +49,9 @@ class RecordingInfo:
 
     name: str
     path: str
-    kind: str  # "recording" or "snapshot"
+    kind: Annotated[str, OneOf(("recording", "snapshot"))]
     format_version: tuple[int, int]
-    status: str  # "complete", "failed", "running", "killed" or "unfinished"
+    status: Status
     error: RankError | None
 
 
@@ -62,7 +63,7 @@ class RankRow:
     local_rank: int
     pid: int
     hostname: str
-    status: str
+    status: Status
     error: RankError | None
     steps: int
     duration_ns: int | Unavailable
@@ -107,12 +108,17 @@ class PeakFigures:
     alive before it.
     """
 
-    measure: str | None
+    measure: Annotated[
+        str | None,
+        OneOf(("allocated", "host_rss", None)),
+        "what the peak is of: allocated memory of a device, or the resident memory of the process "
+        "if that was not measured",
+    ]
     rank: int | None
     device: str | None
     step: int | None
     phase: str | None
-    certain: bool
+    certain: Annotated[bool, "false if another step or phase may have been higher"]
     allocated: Peak | Unavailable
     reserved: Peak | Unavailable
     host_rss: Peak | Unavailable
@@ -162,7 +168,7 @@ class CategoryTable(ShareTable):
     nearest step that has a trace, or (for tensors with a name only) the end of step ``step``.
     """
 
-    at: str  # AT_PEAK, AT_NEAREST_TRACE or AT_STEP_END
+    at: Moment
     step: int | None
 
 
@@ -402,7 +408,7 @@ class RankMemory:
     typical: RankPeak
     lowest: RankPeak
     alike: int
-    at: str | None
+    at: Annotated[str | None, OneOf((AT_PEAK, AT_STEP_END, None))]
     categories: tuple[MemoryDifference, ...] = ()
     lines: tuple[MemoryDifference, ...] = ()
     more_lines_bytes: int = 0
@@ -569,11 +575,11 @@ class Report(Displayed):
     """
 
     recording: RecordingInfo
-    environment: Environment
-    session: Session
+    environment: Annotated[Environment, "of the first rank"]
+    session: Annotated[Session, "of the first rank"]
     ranks: tuple[RankRow, ...]
     children: tuple[ChildRow, ...]
-    devices: tuple[DevicePeak, ...]
+    devices: Annotated[tuple[DevicePeak, ...], "the peak of each rank and device"]
     peak: PeakFigures
     categories: CategoryTable | Unavailable
     top_lines: ShareTable | Unavailable
@@ -581,19 +587,30 @@ class Report(Displayed):
     growth: GrowthReport | None
     fragmentation: FragmentationReport | Unavailable
     leaks: LeakReport | Unavailable
-    out_of_memory: tuple[OutOfMemory, ...]
-    earlier_failures: int
+    out_of_memory: Annotated[
+        tuple[OutOfMemory, ...], "one entry per allocation that failed, the last 20 of each trace"
+    ]
+    earlier_failures: Annotated[int, "allocations that failed before those of out_of_memory"]
     time: TimeShares | None
     communication: Communication | None
     launches: LaunchReport | Unavailable | None
-    compiled: tuple[str, ...]
+    compiled: Annotated[
+        tuple[str, ...],
+        "what torch.compile did in the first rank: its graphs, graph breaks and recompilations, "
+        "with lines and reasons",
+    ]
     non_tensor_memory: NonTensorMemory
-    placement: tuple[Placed, ...]
-    rank_comparison: RankComparison | None
+    placement: Annotated[
+        tuple[Placed, ...],
+        "which parts of the models, inputs and batches of the first rank are on which device",
+    ]
+    rank_comparison: Annotated[
+        RankComparison | None, "all ranks merged by step; null for a single rank"
+    ]
     steps: Steps
     findings: tuple[FindingRow, ...]
     blind_spots: tuple[BlindSpotRow, ...]
-    advice: tuple[Suggestion, ...]
+    advice: Annotated[tuple[Suggestion, ...], "things to try, the most memory first"]
 
     def __repr__(self) -> str:
         peak = self.peak.allocated

@@ -52,7 +52,7 @@ def joined(*ranks: RankRecording) -> Recording:
 
 def rendered(recording: Recording) -> str:
     document = gpuprobe.report(recording)
-    jsonschema.validate(json.loads(json.dumps(document)), report_json.schema())
+    jsonschema.validate(json.loads(json.dumps(document)), report_json.DOCUMENT.schema())
     return " ".join(
         " ".join(draw.lines(report_sections(summary(recording)), Style(width=200))).split()
     )

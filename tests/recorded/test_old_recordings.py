@@ -52,7 +52,7 @@ def test_the_figures_are_those_of_then(name: str, monkeypatch: pytest.MonkeyPatc
     old = json.loads(Path(f"{name}.report.json").read_text("utf-8"))
     recording = gpuprobe.load(f"{name}.gpuprobe")
     new = json.loads(json.dumps(gpuprobe.report(recording)))
-    jsonschema.validate(new, report_json.schema())
+    jsonschema.validate(new, report_json.DOCUMENT.schema())
     assert differences(old, new) == []
     assert list(draw.lines(report_sections(summary(recording)), Style()))
 

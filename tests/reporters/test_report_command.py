@@ -67,7 +67,7 @@ def test_json(tmp_path: Path) -> None:
     done = report(write(tmp_path / "a.gpuprobe"), "--json", "--top", "1")
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    jsonschema.Draft202012Validator(report_json.schema()).validate(document)
+    jsonschema.Draft202012Validator(report_json.DOCUMENT.schema()).validate(document)
     assert document["peak"]["allocated"]["at_least"] == 4096
     assert document["top_lines"]["rows"][0]["line"] == 7
 

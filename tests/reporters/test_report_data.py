@@ -74,7 +74,7 @@ def closed(schema: Any) -> Any:
     return [closed(item) for item in schema] if isinstance(schema, list) else schema
 
 
-VALIDATOR = jsonschema.Draft202012Validator(closed(report_json.schema()))
+VALIDATOR = jsonschema.Draft202012Validator(closed(report_json.DOCUMENT.schema()))
 
 
 class Checked(dict[str, Any]):
@@ -197,7 +197,7 @@ def test_the_document_says_what_it_is() -> None:
     report = checked(recording([step(0, {"forward": 5})]))
     assert (
         (report["schema"], report["version"])
-        == (report_json.SCHEMA, list(report_json.VERSION))
+        == (report_json.DOCUMENT.name, list(report_json.DOCUMENT.version))
         == (
             "gpuprobe.report",
             [2, 7],

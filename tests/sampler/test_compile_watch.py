@@ -79,7 +79,7 @@ def test_graph_breaks_and_recompilations_of_a_run_on_the_cpu_are_in_its_report(
     assert any(f"{name}:{BREAK}: " in text for text in breaks)
     assert any("compiled again: " in text and name in text for text in report.compiled)
     document = json.loads(json.dumps(report_json.to_document(report)))
-    jsonschema.validate(document, report_json.schema())
+    jsonschema.validate(document, report_json.DOCUMENT.schema())
     assert document["compiled"] == list(report.compiled)
     text = io.StringIO()
     draw.write(report_sections(report), text)

@@ -21,7 +21,16 @@ from gpuprobe.model.run.session import (
     Step,
 )
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.model.values import MOST_DEVICES, AtMost, Count, Displayed, Peak, Rank, Unavailable
+from gpuprobe.model.values import (
+    MOST_DEVICES,
+    AtMost,
+    Count,
+    Displayed,
+    OneOf,
+    Peak,
+    Rank,
+    Unavailable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,11 @@ class ChildProcess:
     end: SessionEnd | None
 
 
+Status = Annotated[str, OneOf(("complete", "failed", "running", "killed", "unfinished"))]
+"""How a program ended. ``running`` and ``killed`` are known only where the recording was made on
+this machine; ``unfinished``: it has no end, and which of the two is unknown."""
+
+
 @record(frozen=True)
 class ChildRow:
     """A process that the program started and that used a GPU; not one of the ranks. ``name`` is its
@@ -127,7 +141,7 @@ class ChildRow:
     name: str
     rank: int
     pid: int
-    status: str
+    status: Status
     error: ProgramError | None
     steps: int
     duration_ns: int | Unavailable

@@ -13,7 +13,7 @@ from gpuprobe.model.machine.diagnosis import (
     RankDiagnosis,
 )
 from gpuprobe.model.rules import Rule
-from gpuprobe.model.values import Matches, Unavailable
+from gpuprobe.model.values import Matches, OneOf, ReadStatus, Unavailable
 from gpuprobe.reporters.json.documents import FINDING, Document, NotEmpty, keys
 
 if TYPE_CHECKING:
@@ -39,6 +39,14 @@ def _reason(entry: NotChecked) -> NotEmpty:
     return entry.reason
 
 
+_REASONS = OneOf(tuple(status.value for status in ReadStatus if status is not ReadStatus.OK))
+
+
+def _status(value: Unavailable) -> Annotated[str, _REASONS]:
+    """How the attempt to read a value ended."""
+    return value.status.value
+
+
 _SHAPES: Final[Shapes] = {
     Diagnosis: keys("taken_at demo healthy driver torch devices findings passed not_checked"),
     Finding: {**FINDING, "rule": _rule},
@@ -47,6 +55,7 @@ _SHAPES: Final[Shapes] = {
         "healthy rank world_size backend joined missing findings steps not_checked speeds links "
         "skews"
     ),
+    Unavailable: {"unavailable": "reason", "status": _status},
     Rule: {"id": _id, **keys("kind title")},
 }
 _CLOSED: Final = (LinkSpeed, Unavailable)

@@ -32,7 +32,7 @@ from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
-from gpuprobe.model.values import Bounds, Matches, OneOf, ReadStatus, Unavailable
+from gpuprobe.model.values import Bounds, Matches, Unavailable
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -80,12 +80,6 @@ def _diff(fix: Fix) -> str | None:
 
 NotEmpty = Annotated[str, Matches(".")]
 Fingerprint = Annotated[str, Matches("^[0-9a-f]{16}$")]
-_REASONS = OneOf(tuple(status.value for status in ReadStatus if status is not ReadStatus.OK))
-
-
-def status(value: Unavailable) -> Annotated[str, _REASONS]:
-    """How the attempt to read a value ended."""
-    return value.status.value
 
 
 def keys(names: str, **others: Source) -> dict[str, Source]:
@@ -126,7 +120,7 @@ FINDING: Final[Shape] = {
 _COMMON: Final[Shapes] = {
     Finding: FINDING,
     Fix: {"text": "text", "code": "code", "diff?": _diff},
-    Unavailable: {"unavailable": "reason", "status": status},
+    Unavailable: {"unavailable": "reason", "status": "status"},
 }
 
 

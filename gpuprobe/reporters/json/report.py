@@ -1,41 +1,238 @@
 """The report as JSON: the document ``gpuprobe.report``.
 
-An object has its dataclass's fields, all of them, under their names; `_SHAPES` lists the few
-that differ. A row for a line of code has ``key`` (its text) and ``file``, ``line`` and
+An object has its dataclass's fields, all of them, under their names; the shapes below are of the
+few that differ. A row for a line of code has ``key`` (its text) and ``file``, ``line`` and
 ``function``, which are null if the line is unknown. An unknown value is
 ``{"unavailable": reason, "status": …}``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from operator import attrgetter
-from typing import Any, TextIO
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Final
 
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.io.codec import to_plain
-from gpuprobe.model.io.document import header
-from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.record import record
 from gpuprobe.model.report import (
+    CategoryTable,
     FindingRow,
+    GrowthReport,
+    Key,
+    LeakRow,
+    Moment,
+    OutOfMemory,
+    PinRow,
+    RankMemory,
     RankTime,
+    Remainder,
     Report,
+    ShareRow,
+    ShareTable,
     TimeShares,
 )
+from gpuprobe.model.run.communication import Transfer
+from gpuprobe.model.run.launches import LaunchRow
 from gpuprobe.model.run.recording import StepRow, StepRows
 from gpuprobe.model.run.session import DeviceWindow, Phase, Step
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.reporters.json import schema as load_schema
+from gpuprobe.reporters.json.documents import FINDING, Document, Each, keys
 
-SCHEMA = "gpuprobe.report"
 
-VERSION = (2, 7)
-"""(major, minor). A minor version adds keys; a major one may change them.
+@record(frozen=True)
+class Line:
+    """A line of code: its text, and what is known of it."""
 
-History:
+    key: str
+    file: str | None
+    line: int | None
+    function: str | None
+
+
+@record(frozen=True)
+class LineShare:
+    """A line's part of an amount of memory. blocks is null where only bytes were counted."""
+
+    key: Line
+    bytes: int
+    blocks: int | None
+
+
+@record(frozen=True)
+class NamedShare:
+    """A part of an amount of memory. blocks is null where only bytes were counted."""
+
+    key: str
+    bytes: int
+    blocks: int | None
+
+
+@record(frozen=True)
+class LineTable:
+    """Lines, most bytes first; rows and remainder sum to the total."""
+
+    total: int | Unavailable
+    rows: tuple[LineShare, ...]
+    remainder: Remainder
+
+
+@record(frozen=True)
+class NamedTable:
+    """Rows, most bytes first; rows and remainder sum to the total."""
+
+    total: int | Unavailable
+    rows: tuple[NamedShare, ...]
+    remainder: Remainder
+
+
+@record(frozen=True)
+class Categories(NamedTable):
+    """Shares by category at one moment: the peak, the high water mark of the nearest step that has
+    a trace, or (for tensors with a name only) the end of a step.
+    """
+
+    at: Moment
+    step: int | None
+
+
+@record(frozen=True)
+class LineDifference:
+    """What one rank has more of than another, negative where it has less."""
+
+    key: Line
+    bytes: int
+
+
+@record(frozen=True)
+class NamedDifference:
+    """What one rank has more of than another, negative where it has less."""
+
+    key: str
+    bytes: int
+
+
+def _line(key: Key) -> Line:
+    if isinstance(key, Place):
+        known = bool(key.file)
+        return Line(str(key), key.file or None, key.line if known else None, key.function or None)
+    return Line(key.value if isinstance(key, NoPlace) else key, None, None, None)
+
+
+def _line_of_key(row: LeakRow) -> Line:
+    return _line(row.key)
+
+
+def _line_of_place(row: Transfer | LaunchRow | OutOfMemory) -> Line:
+    return _line(row.place)
+
+
+def _line_shares(rows: tuple[ShareRow, ...]) -> tuple[LineShare, ...]:
+    return tuple(LineShare(_line(row.key), row.bytes, row.blocks) for row in rows)
+
+
+def _named_shares(table: ShareTable) -> tuple[NamedShare, ...]:
+    return tuple(NamedShare(str(row.key), row.bytes, row.blocks) for row in table.rows)
+
+
+def _line_table(table: ShareTable) -> LineTable:
+    return LineTable(table.total, _line_shares(table.rows), table.remainder)
+
+
+def _top_lines(report: Report) -> LineTable | Unavailable:
+    table = report.top_lines
+    return table if isinstance(table, Unavailable) else _line_table(table)
+
+
+def _top_modules(report: Report) -> NamedTable | Unavailable:
+    table = report.top_modules
+    if isinstance(table, Unavailable):
+        return table
+    return NamedTable(table.total, _named_shares(table), table.remainder)
+
+
+def _categories(table: CategoryTable) -> Categories:
+    return Categories(table.total, _named_shares(table), table.remainder, table.at, table.step)
+
+
+def _growth_lines(growth: GrowthReport) -> LineTable | None:
+    return None if growth.lines is None else _line_table(growth.lines)
+
+
+def _pin_lines(row: PinRow) -> tuple[LineShare, ...]:
+    return _line_shares(row.lines)
+
+
+def _line_differences(memory: RankMemory) -> tuple[LineDifference, ...]:
+    return tuple(LineDifference(_line(row.key), row.bytes) for row in memory.lines)
+
+
+def _named_differences(memory: RankMemory) -> tuple[NamedDifference, ...]:
+    return tuple(NamedDifference(str(row.key), row.bytes) for row in memory.categories)
+
+
+def _step_rows(rows: StepRows) -> Iterator[StepRow]:
+    return iter(rows)
+
+
+def _fields(kind: type, *without: str) -> str:
+    return " ".join(field.name for field in fields(kind) if field.name not in without)
+
+
+DOCUMENT: Final = Document(
+    "gpuprobe.report",
+    (2, 7),
+    Report,
+    "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
+    "adds keys.",
+    shapes={
+        AllocatorCounts: keys("allocated pending cached reserved requested"),
+        CategoryTable: _categories,
+        DeviceWindow: keys("device peak_allocated peak_reserved end"),
+        # A recording may hold findings of other versions, with any rule.
+        Finding: {**FINDING, **keys("rule kind message count fingerprint")},
+        FindingRow: {"*finding": "finding", "rank": "rank"},
+        GrowthReport: keys("first_step last_step bytes bytes_per_step", lines=_growth_lines),
+        LaunchRow: {"*place": _line_of_place, **keys(_fields(LaunchRow, "place"))},
+        LeakRow: {"*key": _line_of_key, **keys(_fields(LeakRow, "key"))},
+        LineDifference: {"*key": "key", "bytes": "bytes"},
+        LineShare: {"*key": "key", **keys("bytes blocks")},
+        OutOfMemory: {"*place": _line_of_place, **keys(_fields(OutOfMemory, "place"))},
+        Peak: keys("at_least at_most exact"),
+        Phase: {
+            **keys("path duration_ns entries"),
+            "host_rss_peak": "host.rss_peak",
+            # There are many of them, so they are short.
+            "devices": Each("windows", keys("device peak_allocated")),
+        },
+        PinRow: keys("segment_bytes free held blocks", lines=_pin_lines),
+        RankMemory: {
+            **keys(_fields(RankMemory)),
+            "categories": _named_differences,
+            "lines": _line_differences,
+        },
+        RankTime: keys(_fields(RankTime) + " stands_out stable cause"),
+        Report: {**keys(_fields(Report)), "top_lines": _top_lines, "top_modules": _top_modules},
+        Step: {
+            **keys("index start_ns duration_ns ended_by"),
+            "host_rss_peak": "host.rss_peak",
+            "devices": "windows",
+            "phases": "phases",
+        },
+        StepRow: {"*step": "step", **keys("rank outside_phases_ns")},
+        StepRows: _step_rows,
+        TimeShares: keys(_fields(TimeShares) + " collectives_ns"),
+        Transfer: {"*place": _line_of_place, **keys(_fields(Transfer, "place"))},
+    },
+    added={
+        "2.1": "Collective.wire",
+        "2.5": "communication",
+        "2.6": "compiled children",
+        "2.7": "launches",
+    },
+)
+"""History:
 * 1.0: first version.
 * 1.1: ``peak.nearest_trace``, for a peak in a step without a trace; ``fragmentation.step``.
 * 1.2: ``beside_tensors.devices`` are those of all ranks, with their ``rank``; before, of the
@@ -54,128 +251,5 @@ History:
 * 2.7: ``launches``.
 """
 
-
-def to_document(report: Report) -> dict[str, Any]:
-    """The report as what ``json.dumps`` takes."""
-    return {**header(SCHEMA, VERSION), **_encode(report)}
-
-
-def write(report: Report, stream: TextIO) -> None:
-    """Write ``report`` as one JSON document, ASCII only."""
-    write_document(to_document(report), stream)
-
-
-def schema() -> dict[str, Any]:
-    """The JSON Schema of the report."""
-    return load_schema("report-2")
-
-
-_SPREAD = "*"
-"""In a shape: the value is an object whose keys stand among those of its owner."""
-
-_SHAPES: dict[type, dict[str, str]] = {
-    AllocatorCounts: {
-        name: name for name in ("allocated", "pending", "cached", "reserved", "requested")
-    },
-    DeviceWindow: {
-        "device": "device",
-        "peak_allocated": "peak_allocated",
-        "peak_reserved": "peak_reserved",
-        "end": "end",
-    },
-    FindingRow: {"rank": "rank", _SPREAD: "finding"},
-    Step: {
-        "index": "index",
-        "start_ns": "start_ns",
-        "duration_ns": "duration_ns",
-        "ended_by": "ended_by",
-        "host_rss_peak": "host.rss_peak",
-        "devices": "windows",
-        "phases": "phases",
-    },
-    StepRow: {"rank": "rank", _SPREAD: "step", "outside_phases_ns": "outside_phases_ns"},
-}
-"""Keys, and the attributes they come from."""
-
-_DERIVED: dict[type, tuple[str, ...]] = {
-    RankTime: ("stands_out", "stable", "cause"),
-    TimeShares: ("collectives_ns",),
-}
-"""Properties that are keys too."""
-
-
-def _encode(value: Any) -> Any:
-    kind = value.__class__
-    if kind in _AS_IT_IS:
-        return value
-    encode = _ENCODERS.get(kind)
-    if encode is None:
-        encode = _ENCODERS[kind] = _encoder(kind)
-    return encode(value)
-
-
-def _encoder(kind: type) -> Callable[[Any], Any]:
-    if not is_dataclass(kind):
-        return to_plain
-    shape = _SHAPES.get(kind)
-    if shape is None:
-        shape = {field.name: field.name for field in fields(kind)}
-        shape |= {name: name for name in _DERIVED.get(kind, ())}
-    # One key of a shape may be an object to spread: a part of the value, or a line of code.
-    spread = next((key for key in shape if key in (_SPREAD, "key", "place")), None)
-    part = attrgetter(shape[spread]) if spread else None
-    encode_part = _encode if spread == _SPREAD else _key
-    keys = [key for key in shape if key != spread]
-    get = [attrgetter(shape[key]) for key in keys]
-
-    def encode(value: Any) -> dict[str, Any]:
-        plain: dict[str, Any] = {} if part is None else encode_part(part(value))
-        for key, attribute in zip(keys, get, strict=True):
-            item = attribute(value)
-            plain[key] = item if item.__class__ in _AS_IT_IS else _encode(item)
-        return plain
-
-    return encode
-
-
-def _key(key: str | Place | NoPlace) -> dict[str, Any]:
-    if isinstance(key, Place):
-        return {
-            "key": str(key),
-            "file": key.file or None,
-            "line": key.line if key.file else None,
-            "function": key.function or None,
-        }
-    if isinstance(key, NoPlace):
-        return {"key": key.value, "file": None, "line": None, "function": None}
-    return {"key": key}
-
-
-def _phase(phase: Phase) -> dict[str, Any]:
-    """Its windows are short: there are many of them."""
-    return {
-        "path": phase.path,
-        "duration_ns": phase.duration_ns,
-        "entries": phase.entries,
-        "host_rss_peak": _encode(phase.host.rss_peak),
-        "devices": [
-            {"device": window.device, "peak_allocated": _encode(window.peak_allocated)}
-            for window in phase.windows
-        ],
-    }
-
-
-def _peak(peak: Peak) -> dict[str, Any]:
-    return {"at_least": peak.at_least, "at_most": peak.at_most, "exact": peak.exact}
-
-
-_AS_IT_IS = frozenset((bool, int, str, type(None)))
-
-_ENCODERS: dict[type, Callable[[Any], Any]] = {
-    tuple: lambda value: [_encode(item) for item in value],
-    StepRows: lambda value: [_encode(item) for item in value],
-    Finding: to_plain,
-    Peak: _peak,
-    Phase: _phase,
-    Unavailable: to_plain,
-}
+to_document = DOCUMENT.plain
+write = DOCUMENT.write
