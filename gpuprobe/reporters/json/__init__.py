@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["fields_of", "schema"]
+__all__ = ["schema"]
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -15,8 +15,3 @@ def schema(name: str) -> dict[str, Any]:
     file = resources.files("gpuprobe.reporters.json") / "schemas" / f"{name}.json"
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded
-
-
-def fields_of(value: object, names: str) -> dict[str, Any]:
-    """The attributes of ``value`` that ``names`` lists, apart by spaces, under their own names."""
-    return {name: getattr(value, name) for name in names.split()}

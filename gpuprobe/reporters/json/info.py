@@ -7,60 +7,47 @@ Every reading is ``{"value": …, "source": …, "status": "ok"}``, or, where it
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from typing import IO, Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Final, Generic, Literal
 
-from gpuprobe.model.io.document import header
-from gpuprobe.model.io.document import write as write_document
-from gpuprobe.model.machine.devices import Inventory
-from gpuprobe.model.values import Reading, Unavailable
+from gpuprobe.model.machine.devices import Device, Inventory
+from gpuprobe.model.record import record
+from gpuprobe.model.values import OneOf, Reading, ReadStatus, T, Unavailable
+from gpuprobe.reporters.json.documents import Document, keys
 
-INFO_SCHEMA_VERSION = (2, 0)
-"""(major, minor).
-
-History:
-* 1.0: first version.
-* 2.0: with all documents; nothing changed in this one.
-"""
+_Failed = Annotated[
+    str, OneOf(tuple(status.value for status in ReadStatus if status is not ReadStatus.OK))
+]
 
 
-def document(inventory: Inventory) -> dict[str, Any]:
-    """The inventory as plain data: objects, arrays, text, numbers."""
-    return {
-        **header("gpuprobe.info", INFO_SCHEMA_VERSION),
-        **_plain(inventory),
-        "devices": [{"key": device.key, **_plain(device)} for device in inventory.devices],
-    }
+@dataclass(frozen=True)
+class Known(Generic[T]):
+    """A value that was read, and its source."""
+
+    value: T
+    source: str
+    status: Literal["ok"] = "ok"
 
 
-def write(inventory: Inventory, stream: IO[str]) -> None:
-    """Write one JSON document, ASCII only."""
-    write_document(document(inventory), stream)
+@record(frozen=True)
+class Missing:
+    """A value that could not be read, and why."""
+
+    value: None
+    source: str | None
+    status: _Failed
+    reason: str
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, str):
-        return _text(value)
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
+def _reading(reading: Reading[T]) -> Known[T] | Missing:
+    value = reading.value
     if isinstance(value, Unavailable):
-        return {"value": None, "status": value.status.value, "reason": _text(value.reason)}
-    if isinstance(value, Reading):
-        known = value.value
-        if isinstance(known, Unavailable):
-            missing = _plain(known)
-            return {"value": None, "source": value.source, **missing}
-        return {"value": _plain(known), "source": value.source, "status": "ok"}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(_plain(key)): _plain(item) for key, item in value.items()}
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    raise TypeError(f"not a model value: {type(value).__qualname__}")
+        return Missing(None, reading.source, value.status.value, value.reason)
+    return Known(value, reading.source)
+
+
+def _missing(value: Unavailable) -> Missing:
+    return Missing(None, None, value.status.value, value.reason)
 
 
 def _text(text: str) -> str:
@@ -73,3 +60,26 @@ def _text(text: str) -> str:
 def _escaped(char: str) -> str:
     code = ord(char)
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+
+DOCUMENT: Final = Document(
+    "gpuprobe.info",
+    (2, 0),
+    Inventory,
+    "Devices, processes and the sources that describe them. Bytes, percent, degrees Celsius, "
+    "milliwatts, megahertz. A minor version adds keys.",
+    shapes={
+        Device: keys("key " + " ".join(field.name for field in fields(Device))),
+        Missing: {"value": "value", "source?": "source", **keys("status reason")},
+        Reading: _reading,
+        Unavailable: _missing,
+        str: _text,
+    },
+)
+"""History:
+* 1.0: first version.
+* 2.0: with all documents; nothing changed in this one.
+"""
+
+document = DOCUMENT.plain
+write = DOCUMENT.write
