@@ -25,6 +25,7 @@ from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.json import diff as diff_json
+from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
 
@@ -280,8 +281,8 @@ def test_a_device_in_one_recording_only_hides_no_other() -> None:
     draw.write(diff_sections(found), text)
     assert "change unknown" in text.getvalue()
     document = json.loads(json.dumps(diff_json.document(found)))
-    jsonschema.Draft202012Validator.check_schema(diff_json.DOCUMENT.schema())
-    jsonschema.validate(document, diff_json.DOCUMENT.schema())
+    jsonschema.Draft202012Validator.check_schema(schema("diff-2"))
+    jsonschema.validate(document, schema("diff-2"))
     assert "unavailable" in document["peaks"][1]["rows"]["line"]
     assert document["peaks"][0]["delta"] == 0
 
@@ -312,7 +313,7 @@ def test_the_command_on_two_real_snapshots(
     assert main(["diff", before, after, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["version"]) == ("gpuprobe.diff", [2, 1])
-    jsonschema.validate(document, diff_json.DOCUMENT.schema())
+    jsonschema.validate(document, schema("diff-2"))
     (peak,) = document["peaks"]
     assert peak["delta"] == peak["after"]["at_least"] - peak["before"]["at_least"]
     for by in BY:

@@ -19,7 +19,7 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import Collective, KnownTensors, Phase, Step
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.reporters.json import report as report_json
+from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
@@ -52,7 +52,7 @@ def joined(*ranks: RankRecording) -> Recording:
 
 def rendered(recording: Recording) -> str:
     document = gpuprobe.report(recording)
-    jsonschema.validate(json.loads(json.dumps(document)), report_json.DOCUMENT.schema())
+    jsonschema.validate(json.loads(json.dumps(document)), schema("report-2"))
     return " ".join(
         " ".join(draw.lines(report_sections(summary(recording)), Style(width=200))).split()
     )

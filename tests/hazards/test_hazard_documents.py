@@ -25,6 +25,7 @@ from gpuprobe.model.place import Place
 from gpuprobe.reporters.ci import annotations, junit, sarif
 from gpuprobe.reporters.html import draw as html
 from gpuprobe.reporters.json import hazards as hazards_json
+from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.text import draw
 
@@ -113,7 +114,7 @@ def test_a_failure_is_reported_in_every_format(launches: int) -> None:
     assert "RuntimeError: no such column" in text.getvalue()
     assert "No stream hazards" not in text.getvalue()
     document = hazards_json.document(found)
-    jsonschema.Draft202012Validator(hazards_json.DOCUMENT.schema()).validate(document)
+    jsonschema.Draft202012Validator(schema("hazards-2")).validate(document)
     assert document["failed"] == found.failed
     again = hazard_sections(hazards_json.from_document(document, "x"), full=True)
     assert "RuntimeError: no such column" in "".join(
@@ -188,7 +189,7 @@ def test_the_schema_by_hand_refuses_what_the_standard_does() -> None:
 
 
 def test_json_of_a_run(found: Hazards) -> None:
-    validator = jsonschema.Draft202012Validator(hazards_json.DOCUMENT.schema())
+    validator = jsonschema.Draft202012Validator(schema("hazards-2"))
     stream = io.StringIO()
     hazards_json.write(found, stream)
     document = json.loads(stream.getvalue())

@@ -17,7 +17,7 @@ from gpuprobe.gate import files
 from gpuprobe.hazards.findings.results import Hazards, SyncRow, merge
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
-from gpuprobe.reporters.json import hazards as hazards_json
+from gpuprobe.reporters.json import schema
 
 _PROGRAM = """\
 import os, sys
@@ -52,7 +52,7 @@ def test_no_rank_overwrites_another(tmp_path: Path) -> None:
     ranks = [_start(tmp_path, rank) for rank in (0, 1)]
     assert [rank.wait(120) for rank in ranks] == [1, 3]
     document = json.loads((tmp_path / "h.json").read_text())
-    jsonschema.Draft202012Validator(hazards_json.DOCUMENT.schema()).validate(document)
+    jsonschema.Draft202012Validator(schema("hazards-2")).validate(document)
     assert document["ranks"] == [0, 1]
     assert document["failed"] == "rank 1: exit code 3"
     found = {

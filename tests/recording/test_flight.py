@@ -21,7 +21,7 @@ from gpuprobe.model.run.communication import CollectiveRecord, records_of
 from gpuprobe.model.run.jobs import Hang
 from gpuprobe.recording.load import load
 from gpuprobe.recording.many.flight import read_dumps
-from gpuprobe.reporters.json import hang as hang_json
+from gpuprobe.reporters.json import schema
 
 pytestmark = pytest.mark.xdist_group("flight")  # so that one process shares the fixtures
 
@@ -165,8 +165,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "ranks 2-3 left no dump" in out
     assert main(["hang", path, "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
-    jsonschema.Draft202012Validator(hang_json.DOCUMENT.schema()).validate(document)
-    assert set(document) == set(hang_json.DOCUMENT.schema()["properties"])
+    jsonschema.Draft202012Validator(schema("hang-1")).validate(document)
+    assert set(document) == set(schema("hang-1")["properties"])
     dumped(tmp_path, dict.fromkeys(range(4), waits[:1]))
     assert main(["hang", path]) == 0
 
@@ -208,7 +208,7 @@ def test_what_ranks_send_and_who_comes_last(
     assert "2 3 3 15.0 ms" in out
     assert main(["hang", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    jsonschema.Draft202012Validator(hang_json.DOCUMENT.schema()).validate(document)
+    jsonschema.Draft202012Validator(schema("hang-1")).validate(document)
     assert document["arrivals"] == [{"rank": 2, "collectives": 3, "last": 3, "late_ns": 14_991_000}]
 
 

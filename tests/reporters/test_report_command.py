@@ -18,7 +18,7 @@ from gpuprobe.errors import DataError, NotARecording, UsageError
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.reporters.json import report as report_json
+from gpuprobe.reporters.json import schema
 
 
 def write(path: Path, *, ended: bool = True) -> Path:
@@ -67,7 +67,7 @@ def test_json(tmp_path: Path) -> None:
     done = report(write(tmp_path / "a.gpuprobe"), "--json", "--top", "1")
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    jsonschema.Draft202012Validator(report_json.DOCUMENT.schema()).validate(document)
+    jsonschema.Draft202012Validator(schema("report-2")).validate(document)
     assert document["peak"]["allocated"]["at_least"] == 4096
     assert document["top_lines"]["rows"][0]["line"] == 7
 

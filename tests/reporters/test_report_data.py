@@ -56,6 +56,7 @@ from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.json import report as report_json
+from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.report import facts, headline, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
 from gpuprobe.reporters.terminal import Style
@@ -74,7 +75,7 @@ def closed(schema: Any) -> Any:
     return [closed(item) for item in schema] if isinstance(schema, list) else schema
 
 
-VALIDATOR = jsonschema.Draft202012Validator(closed(report_json.DOCUMENT.schema()))
+VALIDATOR = jsonschema.Draft202012Validator(closed(schema("report-2")))
 
 
 class Checked(dict[str, Any]):

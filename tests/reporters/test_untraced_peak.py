@@ -20,6 +20,7 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.reporters.html import report as html_compare
 from gpuprobe.reporters.json import diff as diff_json
+from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.sections.report import report_sections
@@ -48,7 +49,7 @@ def test_the_rows_of_a_diff_say_which_moments_they_compare() -> None:
     assert "step 1 (100 B, 2 B below its peak) with step 1 (170 B, its peak)" in words
     assert "add up to +70 B" in words
     document = json.loads(json.dumps(diff_json.document(found)))
-    jsonschema.validate(document, diff_json.DOCUMENT.schema())
+    jsonschema.validate(document, schema("diff-2"))
     (compared,) = [one["compared"] for one in document["peaks"]]
     assert compared["before"] == {"step": 1, "allocated": 100, "below_peak": 2}
     assert compared["after"] == {"step": 1, "allocated": 170, "below_peak": 0}
@@ -61,7 +62,7 @@ def test_a_diff_of_traced_peaks_needs_no_such_words() -> None:
     found = diff_recordings(run((60, 100), 1), run((70, 170), 1))
     assert found.peaks[0].compared is None
     document = json.loads(json.dumps(diff_json.document(found)))
-    jsonschema.validate(document, diff_json.DOCUMENT.schema())
+    jsonschema.validate(document, schema("diff-2"))
     assert document["peaks"][0]["compared"] is None
 
 

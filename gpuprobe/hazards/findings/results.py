@@ -29,9 +29,7 @@ class SyncRow:
     reason: str
     location: Place | None
     count: Annotated[int, Bounds(1)]
-    seconds: Annotated[
-        Annotated[float, Bounds(0)] | None, "time lost; null if it was not measured"
-    ]
+    seconds: Annotated[Annotated[float, Bounds(0)] | None, "time lost; null if it was not measured"]
     allowed: bool
     replacement: str
 

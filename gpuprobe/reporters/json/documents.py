@@ -5,17 +5,18 @@ their names. Where a document differs from that, a *shape* of the type declares 
 what its value comes from:
 
 * text: an attribute, or a path of attributes (``"host.rss_peak"``);
-* `Part`: an object whose keys come from the same value;
+* `InnerObject`: an object whose keys come from the same value;
 * a function of the value; the annotation of its result is the key's type;
-* `Each`: an attribute whose items have a shape of their own.
+* `Each`: an attribute, and the shape of its items.
 
-A key that begins with ``*`` stands for the keys of its value, merged into this object: none if the
-value is None; a key that ends with ``?`` is left out where its value is None. The shape of a type
-may also be a function that returns what stands for a value of this type.
+The keys of a value whose own key begins with ``*`` are merged into this object; there are none if
+the value is None. A key that ends with ``?`` is left out if its value is None. The shape of a type
+may also be a function that returns the value to encode instead.
 
-`Document.plain` and `Document.schema` follow the same shapes and the same types, so that they
-cannot differ. ``Annotated[int, "text"]`` gives a key a description, `Bounds` a least value, `OneOf`
-and `Matches` limit a text. ``python docs/schemas.py`` writes the schemas that are shipped.
+`Document.plain` and `gpuprobe.reporters.json.json_schema.schema_of` follow the same shapes and the
+same types, so that they cannot differ. ``Annotated[int, "text"]`` gives a key a description,
+`Bounds` a least value, `OneOf` and `Matches` limit a text. ``python docs/schemas.py`` writes the
+schemas that are shipped.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gpuprobe.model.values import Bounds, Matches, Unavailable
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    Source: TypeAlias = "str | Part | Each | Callable[[Any], object]"
+    Source: TypeAlias = "str | InnerObject | Each | Callable[[Any], object]"
     Shape: TypeAlias = Mapping[str, Source]
     Shapes: TypeAlias = Mapping[type, Shape | Callable[[Any], object]]
 
@@ -47,7 +48,7 @@ SPREAD = "*"
 
 
 @record(frozen=True)
-class Part:
+class InnerObject:
     """In a shape: an object with keys of the same value; ``about`` describes it."""
 
     shape: Shape
@@ -63,15 +64,15 @@ class Each:
 
 
 @record(frozen=True)
-class Evidence:
+class EvidenceRow:
     """What was observed."""
 
     name: str
     value: str
 
 
-def _evidence(finding: Finding) -> tuple[Evidence, ...]:
-    return tuple(Evidence(name, value) for name, value in finding.evidence)
+def _evidence(finding: Finding) -> tuple[EvidenceRow, ...]:
+    return tuple(EvidenceRow(name, value) for name, value in finding.evidence)
 
 
 def _diff(fix: Fix) -> str | None:
@@ -130,7 +131,7 @@ def _attributes(shape: Shape, plain: Mapping[str, Any]) -> dict[str, Any]:
     for key, source in shape.items():
         if key not in plain:
             continue
-        if isinstance(source, Part):
+        if isinstance(source, InnerObject):
             found |= _attributes(source.shape, plain[key])
         else:
             found[source if isinstance(source, str) else key] = plain[key]
@@ -188,14 +189,8 @@ class Document(Generic[T]):
         assert not callable(shape)
         return from_plain(self.kind, _attributes(shape, plain), where)
 
-    def schema(self) -> dict[str, Any]:
-        """The JSON Schema (draft 2020-12)."""
-        from gpuprobe.reporters.json.json_schema import schema_of  # not needed to write a document
-
-        return schema_of(self)
-
     def shape_of(self, kind: type) -> Shape | Callable[[Any], object]:
-        """The keys of a type's objects, or the function whose result stands for a value."""
+        """The keys of a type's objects, or the function that returns what to encode instead."""
         shape = self.shapes.get(kind)
         return {f.name: f.name for f in fields(kind)} if shape is None else shape
 
@@ -259,6 +254,6 @@ class Document(Generic[T]):
         if isinstance(source, Each):
             encode = self._object(source.shape)
             return attrgetter(source.path), lambda items: [encode(item) for item in items]
-        if isinstance(source, Part):
+        if isinstance(source, InnerObject):
             return lambda value: value, self._object(source.shape)
         return source, self._plain

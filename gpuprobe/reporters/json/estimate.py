@@ -6,15 +6,15 @@ from typing import Final
 
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.run.communication import Transfer
-from gpuprobe.reporters.json.documents import Document, Part, keys
+from gpuprobe.reporters.json.documents import Document, InnerObject, keys
 
 
 def _place(row: Transfer) -> str:
     return str(row.place)
 
 
-def _range(name: str, about: str = "") -> Part:
-    return Part({"at_least": f"{name}_low", "at_most": f"{name}_high"}, about)
+def _range(name: str, about: str = "") -> InnerObject:
+    return InnerObject({"at_least": f"{name}_low", "at_most": f"{name}_high"}, about)
 
 
 DOCUMENT: Final = Document(
@@ -33,7 +33,7 @@ DOCUMENT: Final = Document(
             "reserved": _range("reserved", "over several orders of addresses"),
             "context": _range("context", "of the CUDA context and its libraries"),
             "nccl": _range("nccl", "of NCCL's buffers, included in total"),
-            "processes": Part(
+            "processes": InnerObject(
                 {
                     "count": "processes",
                     "at_least": "processes_low",

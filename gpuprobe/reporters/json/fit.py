@@ -8,11 +8,11 @@ from gpuprobe.model.plans.estimate import Verdict
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes
-from gpuprobe.reporters.json.documents import Document, Part, keys
+from gpuprobe.reporters.json.documents import Document, InnerObject, keys
 
 
 @record(frozen=True)
-class Estimated:
+class EstimatedTrial:
     """A value that was tried, and what it needs."""
 
     value: int
@@ -22,18 +22,18 @@ class Estimated:
 
 
 @record(frozen=True)
-class Failed:
+class FailedTrial:
     """A value for which there is no estimate, and why."""
 
     value: int
     failed: str
 
 
-def _trials(fit: Fit) -> tuple[Estimated | Failed, ...]:
+def _trials(fit: Fit) -> tuple[EstimatedTrial | FailedTrial, ...]:
     return tuple(
-        Failed(trial.value, trial.failed)
+        FailedTrial(trial.value, trial.failed)
         if trial.failed
-        else Estimated(trial.value, trial.verdict, trial.peak_allocated, trial.needed)
+        else EstimatedTrial(trial.value, trial.verdict, trial.peak_allocated, trial.needed)
         for trial in fit.trials
     )
 
@@ -51,7 +51,7 @@ DOCUMENT: Final = Document(
     shapes={
         Fit: keys(
             "gpu capacity ranks argument applied compute",
-            searched=Part({"from": "least", "to": "most"}),
+            searched=InnerObject({"from": "least", "to": "most"}),
             largest="largest",
             trials=_trials,
             **keys("suggestions not_tried unusual interrupted choices"),

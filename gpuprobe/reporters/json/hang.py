@@ -12,7 +12,7 @@ from gpuprobe.reporters.json.documents import SPREAD, Document, keys
 
 
 @record(frozen=True)
-class Line:
+class ProgramLine:
     """A line of the program; null if it is unknown."""
 
     file: str | None
@@ -20,11 +20,11 @@ class Line:
     function: str | None
 
 
-def _line(row: HangSide | Transfer) -> Line:
+def _line(row: HangSide | Transfer) -> ProgramLine:
     place = row.place
     if isinstance(place, Place):
-        return Line(place.file, place.line, place.function)
-    return Line(None, None, None)
+        return ProgramLine(place.file, place.line, place.function)
+    return ProgramLine(None, None, None)
 
 
 DOCUMENT: Final = Document(

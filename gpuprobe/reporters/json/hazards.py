@@ -25,7 +25,7 @@ KINDS: Final = (
 
 
 @record(frozen=True)
-class Waits:
+class RedundantWaits:
     """How often a wait was redundant."""
 
     location: Place | None
@@ -33,7 +33,7 @@ class Waits:
 
 
 @record(frozen=True)
-class Baseline:
+class ComparedFingerprints:
     """The fingerprints of findings: new ones, those in the baseline, and those only there."""
 
     new: tuple[Fingerprint, ...]
@@ -52,7 +52,7 @@ class Watch:
         "every line where the host waits for the GPU, including the intended ones",
     ]
     redundant_waits: Annotated[
-        tuple[Waits, ...], "waits without which everything would still be in order"
+        tuple[RedundantWaits, ...], "waits without which everything would still be in order"
     ]
     coverage: Annotated[tuple[str, ...], "blind spots"]
     self_waits: Annotated[
@@ -66,7 +66,7 @@ class Watch:
         tuple[Rank, ...] | None, "the ranks whose results these are, if several were merged"
     ] = None
     baseline: Annotated[
-        Baseline | None, "comparison with a baseline; null without one; since 1.1"
+        ComparedFingerprints | None, "comparison with a baseline; null without one; since 1.1"
     ] = None
 
 
@@ -102,7 +102,7 @@ def _watch(hazards: Hazards) -> Watch:
         operations=hazards.operations,
         findings=tuple(hazards.findings),
         syncs=tuple(hazards.syncs),
-        redundant_waits=tuple(Waits(place, count) for place, count in hazards.redundant),
+        redundant_waits=tuple(RedundantWaits(place, count) for place, count in hazards.redundant),
         coverage=tuple(hazards.coverage),
         self_waits=tuple(hazards.self_waits),
         failed=hazards.failed or None,
@@ -111,8 +111,8 @@ def _watch(hazards: Hazards) -> Watch:
     )
 
 
-def _baseline(comparison: Comparison) -> Baseline:
-    return Baseline(
+def _baseline(comparison: Comparison) -> ComparedFingerprints:
+    return ComparedFingerprints(
         tuple(finding.fingerprint for finding in comparison.new),
         tuple(finding.fingerprint for finding in comparison.known),
         tuple(row.fingerprint for row in comparison.gone),

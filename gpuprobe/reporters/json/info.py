@@ -21,7 +21,7 @@ _Failed = Annotated[
 
 
 @dataclass(frozen=True)
-class Known(Generic[T]):
+class KnownReading(Generic[T]):
     """A value that was read, and its source."""
 
     value: T
@@ -30,7 +30,7 @@ class Known(Generic[T]):
 
 
 @record(frozen=True)
-class Missing:
+class MissingReading:
     """A value that could not be read, and why."""
 
     value: None
@@ -39,15 +39,15 @@ class Missing:
     reason: str
 
 
-def _reading(reading: Reading[T]) -> Known[T] | Missing:
+def _reading(reading: Reading[T]) -> KnownReading[T] | MissingReading:
     value = reading.value
     if isinstance(value, Unavailable):
-        return Missing(None, reading.source, value.status.value, value.reason)
-    return Known(value, reading.source)
+        return MissingReading(None, reading.source, value.status.value, value.reason)
+    return KnownReading(value, reading.source)
 
 
-def _missing(value: Unavailable) -> Missing:
-    return Missing(None, None, value.status.value, value.reason)
+def _missing(value: Unavailable) -> MissingReading:
+    return MissingReading(None, None, value.status.value, value.reason)
 
 
 def _text(text: str) -> str:
@@ -70,7 +70,7 @@ DOCUMENT: Final = Document(
     "milliwatts, megahertz. A minor version adds keys.",
     shapes={
         Device: keys("key " + " ".join(field.name for field in fields(Device))),
-        Missing: {"value": "value", "source?": "source", **keys("status reason")},
+        MissingReading: {"value": "value", "source?": "source", **keys("status reason")},
         Reading: _reading,
         Unavailable: _missing,
         str: _text,

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuprobe.model.io.codec import substituted
 from gpuprobe.model.values import Bounds, Bytes, Matches, OneOf
-from gpuprobe.reporters.json.documents import SPREAD, Document, Each, Part
+from gpuprobe.reporters.json.documents import SPREAD, Document, Each, InnerObject
 
 if typing.TYPE_CHECKING:
     from gpuprobe.reporters.json.documents import Shape, Source
@@ -127,7 +127,7 @@ class _Types:
         if isinstance(source, Each):
             items = _item(_hint_at(cls, source.path))
             return {"type": "array", "items": self.keys(items, source.shape, {}, "")}
-        if isinstance(source, Part):
+        if isinstance(source, InnerObject):
             about = {"description": source.about} if source.about else {}
             return about | self.keys(cls, source.shape, bound, "")
         return self.of(substituted(_result(source), bound))
@@ -166,7 +166,7 @@ class _Types:
         if callable(shape):
             found = substituted(_result(shape), bound)
             arms = typing.get_args(found) or (found,)
-            if cls in arms:  # some values stand for themselves
+            if cls in arms:  # some values are encoded unchanged
                 others = [self.of(arm) for arm in arms if arm is not cls]
                 own = {"type": _BASIC[cls]}
                 return _union([own, *others]) if others else own

@@ -1,7 +1,7 @@
 """The report as JSON: the document ``gpuprobe.report``.
 
-An object has its dataclass's fields, all of them, under their names; the shapes below are of the
-few that differ. A row for a line of code has ``key`` (its text) and ``file``, ``line`` and
+An object has its dataclass's fields, all of them, under their names; the shapes below list
+the few that differ. A row for a line of code has ``key`` (its text) and ``file``, ``line`` and
 ``function``, which are null if the line is unknown. An unknown value is
 ``{"unavailable": reason, "status": …}``.
 """
@@ -42,8 +42,8 @@ from gpuprobe.reporters.json.documents import FINDING, Document, Each, keys
 
 
 @record(frozen=True)
-class Line:
-    """A line of code: its text, and what is known of it."""
+class CodeLine:
+    """A line of code: its text, and its file, number and function, null if unknown."""
 
     key: str
     file: str | None
@@ -52,10 +52,10 @@ class Line:
 
 
 @record(frozen=True)
-class LineShare:
+class CodeLineShare:
     """A line's part of an amount of memory. blocks is null where only bytes were counted."""
 
-    key: Line
+    key: CodeLine
     bytes: int
     blocks: int | None
 
@@ -74,7 +74,7 @@ class LineTable:
     """Lines, most bytes first; rows and remainder sum to the total."""
 
     total: int | Unavailable
-    rows: tuple[LineShare, ...]
+    rows: tuple[CodeLineShare, ...]
     remainder: Remainder
 
 
@@ -101,7 +101,7 @@ class Categories(NamedTable):
 class LineDifference:
     """What one rank has more of than another, negative where it has less."""
 
-    key: Line
+    key: CodeLine
     bytes: int
 
 
@@ -113,23 +113,25 @@ class NamedDifference:
     bytes: int
 
 
-def _line(key: Key) -> Line:
+def _line(key: Key) -> CodeLine:
     if isinstance(key, Place):
         known = bool(key.file)
-        return Line(str(key), key.file or None, key.line if known else None, key.function or None)
-    return Line(key.value if isinstance(key, NoPlace) else key, None, None, None)
+        return CodeLine(
+            str(key), key.file or None, key.line if known else None, key.function or None
+        )
+    return CodeLine(key.value if isinstance(key, NoPlace) else key, None, None, None)
 
 
-def _line_of_key(row: LeakRow) -> Line:
+def _line_of_key(row: LeakRow) -> CodeLine:
     return _line(row.key)
 
 
-def _line_of_place(row: Transfer | LaunchRow | OutOfMemory) -> Line:
+def _line_of_place(row: Transfer | LaunchRow | OutOfMemory) -> CodeLine:
     return _line(row.place)
 
 
-def _line_shares(rows: tuple[ShareRow, ...]) -> tuple[LineShare, ...]:
-    return tuple(LineShare(_line(row.key), row.bytes, row.blocks) for row in rows)
+def _line_shares(rows: tuple[ShareRow, ...]) -> tuple[CodeLineShare, ...]:
+    return tuple(CodeLineShare(_line(row.key), row.bytes, row.blocks) for row in rows)
 
 
 def _named_shares(table: ShareTable) -> tuple[NamedShare, ...]:
@@ -160,7 +162,7 @@ def _growth_lines(growth: GrowthReport) -> LineTable | None:
     return None if growth.lines is None else _line_table(growth.lines)
 
 
-def _pin_lines(row: PinRow) -> tuple[LineShare, ...]:
+def _pin_lines(row: PinRow) -> tuple[CodeLineShare, ...]:
     return _line_shares(row.lines)
 
 
@@ -197,7 +199,7 @@ DOCUMENT: Final = Document(
         LaunchRow: {"*place": _line_of_place, **keys(_fields(LaunchRow, "place"))},
         LeakRow: {"*key": _line_of_key, **keys(_fields(LeakRow, "key"))},
         LineDifference: {"*key": "key", "bytes": "bytes"},
-        LineShare: {"*key": "key", **keys("bytes blocks")},
+        CodeLineShare: {"*key": "key", **keys("bytes blocks")},
         OutOfMemory: {"*place": _line_of_place, **keys(_fields(OutOfMemory, "place"))},
         Peak: keys("at_least at_most exact"),
         Phase: {

@@ -20,6 +20,7 @@ from gpuprobe.api.views import write_diff
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.report import ShareTable
 from gpuprobe.reporters.json import diff as diff_json
+from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
 
@@ -95,7 +96,7 @@ def test_text_json_and_page_have_what_was_compiled(
 ) -> None:
     found = diff(*sides)
     document = json.loads(json.dumps(diff_json.document(found)))
-    jsonschema.validate(document, diff_json.DOCUMENT.schema())
+    jsonschema.validate(document, schema("diff-2"))
     assert document["compiled"] == {"before": [], "after": list(found.compiled[1])}
     text = io.StringIO()
     draw.write(diff_sections(found), text)
