@@ -277,8 +277,8 @@ def fields(cls: type) -> str:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             name = statement.target.id
             default = "" if statement.value is None else _default(statement.value)
-            kind = ast.unparse(statement.annotation)
-            meaning = comments.get(name, "")
+            kind, text = _annotation(statement.annotation)
+            meaning = text or comments.get(name, "")
             enum = names.get(kind)
             if isinstance(enum, EnumMeta):
                 members: list[Any] = list(enum)
@@ -286,6 +286,25 @@ def fields(cls: type) -> str:
                 meaning = f"{meaning}; {values}" if meaning else values
             rows.append((f"`{name}`", f"`{kind}`", default, meaning))
     return table(("field", "type", "default", "meaning"), rows)
+
+
+def _annotation(node: ast.expr) -> tuple[str, str]:
+    """The type of a field and its description, which is a text in ``Annotated``."""
+    if not (isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated"):
+        return ast.unparse(node), ""
+    assert isinstance(node.slice, ast.Tuple)
+    kind, *notes = node.slice.elts
+    texts = [note.value for note in notes if isinstance(note, ast.Constant)]
+    limits = [
+        text
+        for note in notes
+        if not isinstance(note, ast.Constant)
+        and not (text := ast.unparse(note)).startswith(("OneOf(", "Matches("))
+    ]
+    inner = ast.unparse(kind)
+    return f"Annotated[{', '.join([inner, *limits])}]" if limits else inner, " ".join(
+        map(str, texts)
+    )
 
 
 def _default(value: ast.expr) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
 from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.hazards.rules import LATENT
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
-from gpuprobe.model.values import Bounds, Displayed
+from gpuprobe.model.values import Displayed
 
 
 def ending(error: BaseException | None, code: int = 1) -> str:
@@ -28,8 +27,8 @@ class SyncRow:
 
     reason: str
     location: Place | None
-    count: Annotated[int, Bounds(1)]
-    seconds: Annotated[Annotated[float, Bounds(0)] | None, "time lost; null if it was not measured"]
+    count: int
+    seconds: float | None
     allowed: bool
     replacement: str
 

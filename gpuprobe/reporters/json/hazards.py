@@ -29,7 +29,7 @@ class RedundantWaits:
     """How often a wait was redundant."""
 
     location: Place | None
-    count: Annotated[int, Bounds(1)]
+    count: int
 
 
 @record(frozen=True)
@@ -45,7 +45,7 @@ class ComparedFingerprints:
 class Watch:
     """The document."""
 
-    operations: Annotated[Count, "launches that were checked"]
+    operations: int
     findings: tuple[Finding, ...]
     syncs: Annotated[
         tuple[SyncRow, ...],
@@ -62,12 +62,32 @@ class Watch:
     failed: Annotated[
         str | None, "how the program failed, if it did; the rest of it was not checked"
     ] = None
-    ranks: Annotated[
-        tuple[Rank, ...] | None, "the ranks whose results these are, if several were merged"
-    ] = None
+    ranks: tuple[int, ...] | None = None
     baseline: Annotated[
         ComparedFingerprints | None, "comparison with a baseline; null without one; since 1.1"
     ] = None
+
+
+def _operations(watch: Watch) -> Annotated[Count, "launches that were checked"]:
+    return watch.operations
+
+
+def _count(row: SyncRow | RedundantWaits) -> Annotated[int, Bounds(1)]:
+    return row.count
+
+
+def _seconds(
+    row: SyncRow,
+) -> Annotated[Annotated[float, Bounds(0)] | None, "time lost; null if it was not measured"]:
+    return row.seconds
+
+
+def _ranks(
+    watch: Watch,
+) -> Annotated[
+    tuple[Rank, ...] | None, "the ranks whose results these are, if several were merged"
+]:
+    return watch.ranks
 
 
 def _kind(finding: Finding) -> Annotated[str, OneOf(KINDS)]:
@@ -82,9 +102,16 @@ DOCUMENT: Final = Document(
     "keys.",
     shapes={
         Finding: {**FINDING, "kind": _kind},
-        Watch: keys(
-            "operations findings syncs redundant_waits self_waits coverage failed ranks baseline"
+        RedundantWaits: keys("location", count=_count),
+        SyncRow: keys(
+            "reason location", count=_count, seconds=_seconds, **keys("allowed replacement")
         ),
+        Watch: {
+            "operations": _operations,
+            **keys("findings syncs redundant_waits self_waits coverage failed"),
+            "ranks": _ranks,
+            "baseline": "baseline",
+        },
     },
     added={"2.1": "failed ranks"},
 )
