@@ -28,7 +28,6 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 from gpuprobe.model.findings import Finding, Fix
-from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.place import Place
@@ -185,6 +184,8 @@ class Document(Generic[T]):
 
         Raises DataError for data of another shape; ``where`` begins the message.
         """
+        from gpuprobe.model.io.codec import from_plain  # 5 ms, and few documents are read
+
         shape = self.shape_of(self.kind)
         assert not callable(shape)
         return from_plain(self.kind, _attributes(shape, plain), where)
