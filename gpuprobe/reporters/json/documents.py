@@ -142,7 +142,8 @@ class Document(Generic[T]):
 
     ``added`` lists, by minor version, the keys that this version added and that documents of an
     earlier one do not have: of the document, or of an object in it (``RankEstimate.alike``).
-    ``closed`` are the types whose objects will get no further keys.
+    ``closed`` are the types whose objects will get no further keys. ``bounded``: the schema has the
+    least values of numbers.
     """
 
     def __init__(
@@ -156,12 +157,14 @@ class Document(Generic[T]):
         shapes: Shapes | None = None,
         closed: Collection[type] = (),
         added: Mapping[str, str] | None = None,
+        bounded: bool = True,
     ) -> None:
         self.name = name
         self.version = version
         self.kind = kind
         self.title = title or name.replace(".", " ")
         self.description = description
+        self.bounded = bounded
         self.shapes: Shapes = {**_COMMON, **(shapes or {})}
         self.closed = frozenset({Finding, Place, *closed})
         self.added = {
@@ -228,6 +231,8 @@ class Document(Generic[T]):
         optional = {key[:-1] for key in shape if key.endswith("?")}
         merged = {key for key in shape if key.startswith(SPREAD)}
         as_it_is, special = self._as_it_is, bool(optional | merged)
+        if not special and all(isinstance(source, str) for source in shape.values()):
+            return self._attributes_encoder(shape)
 
         def encode(value: Any) -> dict[str, Any]:
             plain: dict[str, Any] = {}
@@ -247,6 +252,24 @@ class Document(Generic[T]):
             return plain
 
         return encode_special if special else encode
+
+    def _attributes_encoder(self, shape: Mapping[str, Any]) -> Callable[[Any], dict[str, Any]]:
+        """The encoder of an object whose keys are attributes: a report has millions of them."""
+        parts = [(key, attrgetter(path)) for key, path in shape.items()]
+        as_it_is, encoders, encode_any = self._as_it_is, self._encoders, self._plain
+
+        def encode(value: Any) -> dict[str, Any]:
+            plain: dict[str, Any] = {}
+            for key, get in parts:
+                item = get(value)
+                kind = item.__class__
+                if kind not in as_it_is:
+                    known = encoders.get(kind)
+                    item = encode_any(item) if known is None else known(item)
+                plain[key] = item
+            return plain
+
+        return encode
 
     def _part(self, source: Source) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         """How the value of a key is read, and how it is encoded then."""

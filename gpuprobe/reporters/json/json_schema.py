@@ -135,7 +135,7 @@ class _Types:
     def of(self, hint: Any) -> Schema:
         """The schema of a type."""
         if hint is Bytes:
-            return {"type": "integer", "minimum": 0}
+            return {"type": "integer"} | ({"minimum": 0} if self.document.bounded else {})
         while isinstance(hint, typing.NewType):
             hint = hint.__supertype__
         origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -196,7 +196,7 @@ class _Types:
                 rule = {"enum": list(note.values)} | {k: v for k, v in rule.items() if k != "type"}
             elif isinstance(note, Matches):
                 rule = {**rule, "pattern": note.pattern}
-            elif isinstance(note, Bounds) and note.least >= 0:
+            elif isinstance(note, Bounds) and note.least >= 0 and self.document.bounded:
                 rule = {**rule, "minimum": note.least}
         return rule
 

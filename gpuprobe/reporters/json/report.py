@@ -233,6 +233,8 @@ DOCUMENT: Final = Document(
         "2.6": "compiled children",
         "2.7": "launches",
     },
+    # A damaged recording, or another clock, can make differences negative.
+    bounded=False,
 )
 """History:
 * 1.0: first version.
