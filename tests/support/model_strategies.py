@@ -41,9 +41,9 @@ INTEGERS = st.integers(-(2**63), 2**64 - 1)
 
 
 _NOT_DECODED = (
-    "Bounds", "MemoryTrace", "Recording", "RankRecording", "Reading", "Report", "Steps"
+    "Bounds", "MemoryTrace", "Parsed", "Recording", "RankRecording", "Reading", "Report", "Steps"
 )  # fmt: skip
-"""Written in another way, or (reports) never read again, or (bounds) no value."""
+"""Written in another way, or (reports) never read again, or (bounds, parsed) part of a type."""
 
 
 def model_classes() -> list[type]:
