@@ -12,7 +12,7 @@ from gpuprobe.model.machine.devices import (
     MemoryWaterfall,
     WaterfallPart,
 )
-from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.model.values import AnyBytes, Bytes, Unavailable
 
 if TYPE_CHECKING:
     from gpuprobe.model.machine.process import Neighbours
@@ -43,7 +43,7 @@ def waterfall(
     if unknown:
         notes.append(f"the owner of {_processes(unknown)} is not visible: counted as other users'")
 
-    parts: dict[WaterfallPart, Bytes | Unavailable] = {
+    parts: dict[WaterfallPart, AnyBytes | Unavailable] = {
         WaterfallPart.DRIVER: device.memory.reserved.value,
         WaterfallPart.OTHER_USERS: _sum(others, "other users' processes", notes),
         WaterfallPart.OWN_PROCESSES: _sum(mine, "your other processes", notes),
@@ -59,7 +59,7 @@ def waterfall(
         if isinstance(value, Unavailable) and part in (WaterfallPart.DRIVER, WaterfallPart.FREE):
             notes.append(f"{part.value.replace('_', ' ')}: {value.reason}")
     known = sum(value for value in parts.values() if not isinstance(value, Unavailable))
-    unexplained = Bytes(total - known)
+    unexplained = total - known
     parts[WaterfallPart.UNEXPLAINED] = unexplained
     if unexplained < 0:
         notes.append("the parts exceed the total: they overlap, or changed while being read")

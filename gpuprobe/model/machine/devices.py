@@ -13,7 +13,15 @@ from typing import Any
 
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes, Displayed, Reading, ReadStatus, Timestamp, Unavailable
+from gpuprobe.model.values import (
+    AnyBytes,
+    Bytes,
+    Displayed,
+    Reading,
+    ReadStatus,
+    Timestamp,
+    Unavailable,
+)
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 
@@ -419,7 +427,7 @@ class MemoryWaterfall:
 
     device: str
     total: Bytes | Unavailable
-    parts: dict[WaterfallPart, Bytes | Unavailable] = field(default_factory=dict)
+    parts: dict[WaterfallPart, AnyBytes | Unavailable] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

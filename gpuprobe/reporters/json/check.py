@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Generic, TextIO, TypeVar
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult, Setting
 from gpuprobe.analysis.baseline.check import ENVIRONMENT, regression
-from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.analysis.compare.diff import BY, DiffRow
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.record import record
@@ -27,15 +27,6 @@ class OfRun(Generic[T]):
 
 
 @record(frozen=True)
-class Tables:
-    """What changed, in three tables; each sums to the change of the peak."""
-
-    category: tuple[OfRun[DiffRow], ...]
-    module: tuple[OfRun[DiffRow], ...]
-    line: tuple[OfRun[DiffRow], ...]
-
-
-@record(frozen=True)
 class Check:
     """A check of one or several runs."""
 
@@ -43,7 +34,10 @@ class Check:
     cause: Annotated[str, "of the largest growth, in words"]
     metrics: tuple[OfRun[MetricResult], ...]
     phases: tuple[OfRun[MetricResult], ...]
-    rows: Tables | None
+    rows: Annotated[
+        dict[str, tuple[OfRun[DiffRow], ...]] | None,
+        "what changed by category, module and line; each table sums to the change of the peak",
+    ]
     trials: Annotated[tuple[str, ...], "how the causes were found: by which runs, or why by none"]
     mismatches: Annotated[tuple[str, ...], "why the two cannot be compared"]
     cautions: tuple[str, ...]
@@ -89,7 +83,7 @@ def check_of(results: Sequence[CheckResult]) -> Check:
         cause=next((_named(r, r.cause) for r in results if r.cause), ""),
         metrics=_of_runs((result, result.metrics) for result in results),
         phases=_of_runs((result, result.phases) for result in results),
-        rows=Tables(*map(rows, ("category", "module", "line"))) if compared else None,
+        rows={by: rows(by) for by in BY} if compared else None,
         trials=tuple(_named(result, result.trials) for result in results if result.trials),
         mismatches=tuple(_named(r, text) for r in results for text in r.mismatches),
         cautions=tuple(_named(r, text) for r in results for text in r.cautions),

@@ -12,6 +12,7 @@ from gpuprobe.model.machine.diagnosis import (
     NotChecked,
     RankDiagnosis,
 )
+from gpuprobe.model.place import Place
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Matches, OneOf, ReadStatus, Unavailable
 from gpuprobe.reporters.json.documents import FINDING, Document, NotEmpty, keys
@@ -58,7 +59,7 @@ _SHAPES: Final[Shapes] = {
     Unavailable: {"unavailable": "reason", "status": _status},
     Rule: {"id": _id, **keys("kind title")},
 }
-_CLOSED: Final = (LinkSpeed, Unavailable)
+_CLOSED: Final = (Finding, Place, LinkSpeed, Unavailable)
 
 MACHINE: Final = Document(
     "gpuprobe.doctor",

@@ -155,7 +155,7 @@ class Document(Generic[T]):
         *,
         title: str = "",
         shapes: Shapes | None = None,
-        closed: Collection[type] = (),
+        closed: Collection[type] = (Finding, Place),
         added: Mapping[str, str] | None = None,
         bounded: bool = True,
     ) -> None:
@@ -166,7 +166,7 @@ class Document(Generic[T]):
         self.description = description
         self.bounded = bounded
         self.shapes: Shapes = {**_COMMON, **(shapes or {})}
-        self.closed = frozenset({Finding, Place, *closed})
+        self.closed = frozenset(closed)
         self.added = {
             key: version for version, keys in (added or {}).items() for key in keys.split()
         }
