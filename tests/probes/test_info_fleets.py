@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 
 from gpuprobe.api.devices import demo_fleets, inventory
-from gpuprobe.model.machine.devices import Inventory
-from gpuprobe.model.values import Reading, ReadStatus, Unavailable
+from gpuprobe.model.machine.devices import Inventory, MemoryWaterfall, WaterfallPart
+from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.reporters.json import info as info_json
 from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.text import info as info_text
@@ -138,6 +138,14 @@ def test_json_is_valid_by_the_schema(fleet: str) -> None:
     jsonschema.Draft202012Validator(rules).validate(document)
     known = set(rules["properties"])
     assert set(document) == known  # a key that the schema does not have would go unchecked
+
+
+def test_parts_that_overlap_are_valid_by_the_schema() -> None:
+    found = seen("8xh100")
+    parts = {WaterfallPart.ALLOCATED: 12, WaterfallPart.UNEXPLAINED: -2}
+    overlapping = MemoryWaterfall(found.devices[0].key, Bytes(10), parts)
+    document = info_json.document(replace(found, waterfalls=(overlapping,)))
+    jsonschema.Draft202012Validator(schema("info-2")).validate(json.loads(json.dumps(document)))
 
 
 def test_every_fleet_tells_what_it_is_for() -> None:

@@ -11,11 +11,13 @@ import pytest
 import schemas
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.compare.diff import BY, Diff, DiffRow, PeakDiff
 from gpuprobe.model.plans.estimate import FITS, Estimate, EstimateShare
 from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
 from gpuprobe.model.run.jobs import ScaleRow, Scaling
-from gpuprobe.model.values import Bytes
+from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.reporters.json import check as check_json
+from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.reporters.json import fit as fit_json
 from gpuprobe.reporters.json import scale as scale_json
@@ -66,9 +68,28 @@ def test_fit() -> None:
 
 def test_check() -> None:
     metric = MetricResult("peak_allocated", "bytes", 10, 20, 11)
-    for rows in (None, {"line": (), "category": ()}):
+    row = DiffRow("train.py:3", 1, 2, 1, 1, "changed")
+    for rows in (None, {"line": (row,), "category": ()}):
         found = CheckResult((metric,), (metric,), rows, "cause", (), ())
         valid("check", check_json.document(found))
+
+
+@pytest.mark.parametrize(("kind", "path"), [("check", ("rows",)), ("diff", ("peaks", 0, "rows"))])
+def test_minor_versions_may_add_tables_of_rows(kind: str, path: tuple[str | int, ...]) -> None:
+    metric = MetricResult("peak_allocated", "bytes", 10, 20, 11)
+    peak = PeakDiff(0, "cuda:0", Peak(1, 1), Peak(2, 2), "", "", dict.fromkeys(BY, ()))
+    document = {
+        "check": check_json.document(CheckResult((metric,), (), {}, "cause", (), ())),
+        "diff": diff_json.document(Diff("a", "b", (peak,), ())),
+    }[kind]
+    tables: Any = document
+    for key in path:
+        tables = tables[key]
+    validator = jsonschema.Draft202012Validator(schema(f"{kind}-2"))
+    tables["dtype"] = []
+    validator.validate(json.loads(json.dumps(document)))
+    tables["dtype"] = 1
+    assert not validator.is_valid(json.loads(json.dumps(document)))
 
 
 def test_scale() -> None:

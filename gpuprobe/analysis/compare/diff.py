@@ -77,7 +77,7 @@ class PeakDiff:
     after: Peak | Unavailable
     phase_before: str
     phase_after: str
-    rows: dict[Annotated[str, OneOf(BY)], tuple[DiffRow, ...] | Unavailable]
+    rows: Annotated[dict[str, tuple[DiffRow, ...] | Unavailable], "by category, module and line"]
     compared: tuple[Compared, Compared] | None = None
 
     @property

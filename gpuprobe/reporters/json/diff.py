@@ -8,7 +8,6 @@ the difference of its two ``allocated``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO, Annotated, Any, Final
 
@@ -85,11 +84,6 @@ def _moments(
     return None if peak.compared is None else Moments(*peak.compared)
 
 
-def _tables(peak: PeakDiff) -> Mapping[str, tuple[DiffRow, ...] | Unavailable]:
-    """The type has no fixed names, so that a minor version may add a breakdown."""
-    return peak.rows
-
-
 DOCUMENT: Final = Document(
     "gpuprobe.diff",
     (2, 1),
@@ -111,7 +105,7 @@ DOCUMENT: Final = Document(
             "after": _after,
             "delta": "delta",
             "compared": _moments,
-            "rows": _tables,
+            "rows": "rows",
         },
     },
     added={"2.1": "compiled"},
