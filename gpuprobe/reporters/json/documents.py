@@ -212,7 +212,7 @@ class Document(Generic[T]):
             shape = self.shape_of(kind)
             return self._replacing(kind, shape) if callable(shape) else self._object(shape)
         if issubclass(kind, Enum):
-            return lambda value: value.value
+            return attrgetter("_value_")  # value.value is a property in Python
         if issubclass(kind, (tuple, list, Iterator)):
             return lambda value: [self._plain(item) for item in value]
         if issubclass(kind, dict):
