@@ -72,7 +72,7 @@ def load_user_catalogue(path: str | Path) -> tuple[GpuModel, ...]:
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((_HERE / "gpus.json").read_text(encoding="utf-8"))
+    document: dict[str, object] = json.loads((_HERE / "gpus.json").read_text(encoding="utf-8"))
     return document
 
 
@@ -156,7 +156,7 @@ _NEEDED: Final = ("title", "capability", "multi_processor_count", "total_memory"
 
 
 def _models(
-    document: Any, where: str, source: str, known: Sequence[GpuModel]
+    document: object, where: str, source: str, known: Sequence[GpuModel]
 ) -> tuple[GpuModel, ...]:
     models: list[GpuModel] = []
     file = from_plain(_CatalogueFile, document, where, ConfigError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated
 
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
@@ -108,7 +108,7 @@ class Finding(Displayed):
         return f"<{self.level.value} {self.rule} {self.kind}{where}: {self.message}>"
 
 
-def to_document(finding: Finding) -> dict[str, Any]:
+def to_document(finding: Finding) -> dict[str, object]:
     """A finding as every JSON document and recording has it. Every key is always there, but a fix
     has ``diff`` only where it changes known lines of the program.
     """
@@ -128,14 +128,14 @@ def to_document(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _fix_document(fix: Fix) -> dict[str, Any]:
-    found: dict[str, Any] = {"text": fix.text, "code": fix.code}
+def _fix_document(fix: Fix) -> dict[str, object]:
+    found: dict[str, object] = {"text": fix.text, "code": fix.code}
     if fix.diff:
         found["diff"] = fix.diff
     return found
 
 
-def place_document(place: Place | None) -> dict[str, Any] | None:
+def place_document(place: Place | None) -> dict[str, object] | None:
     """A place in the user's code as JSON has it; null for None."""
     if place is None:
         return None

@@ -54,7 +54,7 @@ else:
         return made
 
 
-def __init__(self: Any, *args: Any, **values: Any) -> None:
+def __init__(self: Any, *args: object, **values: object) -> None:
     names = self._record_names
     if len(args) > len(names):
         raise TypeError(f"{type(self).__name__} takes {len(names)} values, not {len(args)}")
@@ -77,7 +77,7 @@ def __repr__(self: Any) -> str:
     return f"{type(self).__qualname__}({inside})"
 
 
-def __eq__(self: Any, other: object) -> Any:
+def __eq__(self: object, other: object) -> object:
     if other.__class__ is not self.__class__:
         return NotImplemented
     return self is other or self.__dict__ == other.__dict__
@@ -87,9 +87,9 @@ def __hash__(self: Any) -> int:
     return hash(tuple(getattr(self, name) for name in self._record_names))
 
 
-def __setattr__(self: Any, name: str, value: object) -> None:
+def __setattr__(self: object, name: str, value: object) -> None:
     raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
-def __delattr__(self: Any, name: str) -> None:
+def __delattr__(self: object, name: str) -> None:
     raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")

@@ -110,7 +110,7 @@ def encode_chunk(trace: MemoryTrace, *, level: int = _LEVEL) -> bytes:
     return b"".join((prefix, header, *blobs))
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 

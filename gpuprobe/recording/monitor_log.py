@@ -29,7 +29,7 @@ _MAX_LINE = 16 << 20
 """Bytes. A whole reading of eight GPUs takes 90 KB."""
 
 
-def changes(old: Any, new: Any) -> dict[str, Any]:
+def changes(old: Any, new: Any) -> dict[str, object]:
     """The changes that turn ``old`` into ``new``, both plain JSON values. Empty if they are equal.
 
     ``{"=": value}`` replaces; ``{"+": {key: changes}, "-": [keys]}`` changes and removes keys
@@ -41,8 +41,8 @@ def changes(old: Any, new: Any) -> dict[str, Any]:
         if len(old) != len(new):
             return {"=": new}
         pairs = {str(at): (a, b) for at, (a, b) in enumerate(zip(old, new, strict=True))}
-        found: dict[str, Any] = {}
-        added: dict[str, Any] = {}
+        found: dict[str, object] = {}
+        added: dict[str, object] = {}
     else:
         pairs = {key: (old[key], value) for key, value in new.items() if key in old}
         removed = [key for key in old if key not in new]
@@ -54,7 +54,7 @@ def changes(old: Any, new: Any) -> dict[str, Any]:
     return found
 
 
-def applied(old: Any, made: Any) -> Any:
+def applied(old: object, made: object) -> object:
     """``old`` with `changes` made to it, in place where it can be: with a copy, a change of a few
     bytes would take as long as the reading is large.
 
@@ -99,7 +99,7 @@ class MomentLog:
             raise UsageError(
                 f"cannot write {os.fspath(path)}: {error.strerror or error}"
             ) from error
-        self._before: Any = None
+        self._before: object = None
         self._written = 0
         self._write(header(SCHEMA, SCHEMA_VERSION))
 
@@ -149,7 +149,7 @@ class ReplayedLog:
         self._whole: list[int] = []  # which of them are whole, in order
         self._next = 0
         self._at = -1  # the reading that ``_plain`` is
-        self._plain: Any = None
+        self._plain: object = None
 
     def __enter__(self) -> ReplayedLog:
         return self
@@ -232,7 +232,7 @@ def _check_head(line: bytes, name: str) -> None:
     check_version(head, SCHEMA_VERSION, name)
 
 
-def _object(line: bytes, name: str, number: int) -> dict[str, Any]:
+def _object(line: bytes, name: str, number: int) -> dict[str, object]:
     try:
         plain = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.findings import Finding
@@ -72,7 +71,7 @@ class StreamParser:
         self._damaged = 0
         self._pending: list[bytes] = []  # pieces of the line that has no end yet
         self._pending_bytes = 0
-        self._take: dict[str, Callable[[dict[str, Any]], None]] = {
+        self._take: dict[str, Callable[[dict[str, object]], None]] = {
             "environment": self._take_environment,
             "session": self._take_session,
             "step": self._take_step,
@@ -182,17 +181,17 @@ class StreamParser:
                     f"{self.name}: more than {MAX_DAMAGED} of its lines are damaged"
                 ) from None
 
-    def _take_environment(self, plain: dict[str, Any]) -> None:
+    def _take_environment(self, plain: dict[str, object]) -> None:
         self._environment = from_plain(Environment, plain)
 
-    def _take_session(self, plain: dict[str, Any]) -> None:
+    def _take_session(self, plain: dict[str, object]) -> None:
         self.session = from_plain(Session, plain)
 
-    def _take_step(self, plain: dict[str, Any]) -> None:
+    def _take_step(self, plain: dict[str, object]) -> None:
         step = self._checked_step(plain)
         self._steps[step.index] = step
 
-    def _checked_step(self, plain: dict[str, Any]) -> Step:
+    def _checked_step(self, plain: dict[str, object]) -> Step:
         step = from_plain(Step, plain)
         check_operations(step.exchanges)
         check_launches(step.launches)
@@ -214,7 +213,7 @@ class StreamParser:
             steps[row] = replace(steps[row], traces=names)
         return tuple(steps), repeated
 
-    def _take_finding(self, plain: dict[str, Any]) -> None:
+    def _take_finding(self, plain: dict[str, object]) -> None:
         full = len(self._findings) >= MAX_FINDINGS
         if full and plain.get("fingerprint") not in self._fingerprints:
             self._excess += 1
@@ -227,5 +226,5 @@ class StreamParser:
         self._findings[key] = finding
         self._fingerprints.add(finding.fingerprint)
 
-    def _take_end(self, plain: dict[str, Any]) -> None:
+    def _take_end(self, plain: dict[str, object]) -> None:
         self._end = from_plain(SessionEnd, plain)

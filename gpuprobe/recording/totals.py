@@ -198,7 +198,7 @@ class _SumParser(StreamParser):
         self._take["finding"] = lambda plain: self.sum.finding(from_plain(Finding, plain))
         self._take["blind_spot"] = lambda plain: None
 
-    def _take_step(self, plain: dict[str, Any]) -> None:
+    def _take_step(self, plain: dict[str, object]) -> None:
         self.sum.step(from_plain(Step, plain))
 
     def totals(self) -> RankTotals | None:

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.findings import Finding
@@ -174,7 +173,7 @@ def _above_standard(descriptor: int) -> int:
     return descriptor
 
 
-def _line(kind: str, record: Any) -> bytes:
+def _line(kind: str, record: object) -> bytes:
     plain = {"type": kind}
     plain.update(to_plain(record))
     return _encode_json(plain).encode() + b"\n"

@@ -41,7 +41,7 @@ from gpuprobe.model.values import (
 T = TypeVar("T")
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> Any:
     """Turn a model value into what ``json.dumps`` takes.
 
     Raises TypeError for a value that is not part of the model.
@@ -53,17 +53,17 @@ def to_plain(value: Any) -> Any:
     return encode(value)
 
 
-_REQUIRED: Any = object()
+_REQUIRED: object = object()
 
 
-def _encode_float(value: float) -> Any:
+def _encode_float(value: float) -> object:
     """A float as JSON, which has no notation for infinity and NaN: ``{"float": "inf"}``."""
     return value if math.isfinite(value) else {"float": repr(value)}
 
 
 # type -> how it is encoded. Filled on first use; a step has some fifty objects of ten classes
 # and is written while the program waits.
-_ENCODERS: dict[type, Callable[[Any], Any]] = {
+_ENCODERS: dict[type, Callable[[Any], object]] = {
     bool: lambda value: value,
     int: lambda value: value,
     str: lambda value: value,
@@ -78,7 +78,7 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _encoder(kind: type) -> Callable[[Any], Any]:
+def _encoder(kind: type) -> Callable[[Any], object]:
     if issubclass(kind, Enum):
         return lambda value: value.value
     if dataclasses.is_dataclass(kind):
@@ -89,20 +89,20 @@ def _encoder(kind: type) -> Callable[[Any], Any]:
     raise TypeError(f"not a model value: {kind.__qualname__}")
 
 
-def _dataclass_encoder(cls: type) -> Callable[[Any], Any]:
+def _dataclass_encoder(cls: type) -> Callable[[object], object]:
     fields = _fields(cls)
     names = [name for name, _ in fields]
     defaults = [default for _, default in fields]
     if len(names) < 2:  # attrgetter of one name returns no tuple
-        get: Callable[[Any], tuple[Any, ...]] = lambda value: tuple(  # noqa: E731
+        get: Callable[[object], tuple[object, ...]] = lambda value: tuple(  # noqa: E731
             getattr(value, name) for name in names
         )
     else:
         get = operator.attrgetter(*names)
     encoders = _ENCODERS
 
-    def encode(value: Any) -> dict[str, Any]:
-        plain: dict[str, Any] = {}
+    def encode(value: object) -> dict[str, object]:
+        plain: dict[str, object] = {}
         for name, default, item in zip(names, defaults, get(value), strict=True):
             if item is default:
                 continue
@@ -122,7 +122,7 @@ def _dataclass_encoder(cls: type) -> Callable[[Any], Any]:
 
 
 @functools.cache
-def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
+def _fields(cls: type) -> tuple[tuple[str, object], ...]:
     """(name, default) of every init field; `_REQUIRED` for a field without a default."""
     found = []
     for f in dataclasses.fields(cls):
@@ -209,7 +209,7 @@ def _inside(problem: Exception, *keys: str | int) -> Malformed:
     return problem
 
 
-_NAMES: dict[Any, str] = {
+_NAMES: dict[object, str] = {
     int: "an integer",
     float: "a number",
     str: "text",
@@ -220,21 +220,21 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def _unexpected(expected: str, plain: Any) -> Malformed:
+def _unexpected(expected: str, plain: object) -> Malformed:
     found = _NAMES.get(type(plain), type(plain).__name__)
     if isinstance(plain, (int, float, str)):
         found = f"{plain!r:.40}"
     return Malformed(f"expected {expected}, found {found}")
 
 
-def _expect(plain: Any, kind: Any) -> Any:
+def _expect(plain: object, kind: Any) -> Any:
     if not isinstance(plain, kind) or (kind is int and isinstance(plain, bool)):
         raise _unexpected(_NAMES[kind], plain)
     return plain
 
 
 @functools.cache
-def _decoder(hint: Any) -> Callable[[Any], Any]:
+def _decoder(hint: object) -> Callable[[object], Any]:
     """A function that turns plain data into a value of the type ``hint``."""
     if hint is Bytes:
         return _annotated_decoder(int, _BYTES)
@@ -256,7 +256,9 @@ _OF_DOCUMENTS = (str, OneOf, Matches)
 """Notes that only the schemas of JSON documents use: descriptions, and what a text may be."""
 
 
-def _generic_decoder(hint: Any, origin: Any, args: tuple[Any, ...]) -> Callable[[Any], Any]:
+def _generic_decoder(
+    hint: object, origin: object, args: tuple[object, ...]
+) -> Callable[[object], object]:
     """The decoder of a type with arguments, such as ``tuple[int, ...]``."""
     if origin is typing.Annotated:
         notes = [note for note in args[1:] if not isinstance(note, _OF_DOCUMENTS)]
@@ -277,7 +279,7 @@ def _generic_decoder(hint: Any, origin: Any, args: tuple[Any, ...]) -> Callable[
     raise TypeError(f"the codec does not know {hint!r}")
 
 
-def _class_decoder(hint: Any) -> Callable[[Any], Any]:
+def _class_decoder(hint: object) -> Callable[[object], object]:
     if dataclasses.is_dataclass(hint):
         return _dataclass_decoder(hint, hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -291,14 +293,14 @@ _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 """The range of whole numbers: 64 bits, signed or unsigned (an address uses all of them)."""
 
 
-def _decode_int(plain: Any) -> int:
+def _decode_int(plain: object) -> int:
     number: int = plain if plain.__class__ is int else _expect(plain, int)
     if not _LEAST <= number <= _MOST:
         raise Malformed("expected a number of at most 64 bits: it is too large")
     return number
 
 
-def _decode_float(plain: Any) -> float:
+def _decode_float(plain: object) -> float:
     if isinstance(plain, dict):
         text = _expect(plain["float"], str)
         if text not in ("inf", "-inf", "nan"):
@@ -316,7 +318,7 @@ def _decode_unavailable(plain: Any) -> Unavailable:
     return Unavailable(_expect(plain["unavailable"], str), ReadStatus(plain["status"]))
 
 
-def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
+def _annotated_decoder(hint: object, note: object) -> Callable[[object], object]:
     if isinstance(note, Parsed):
         decode = _decoder(note.hint)
         return lambda plain: note.make(decode(plain))
@@ -332,7 +334,7 @@ def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
 
     least, most = note.least, note.most
 
-    def decode_bounded(plain: Any) -> Any:
+    def decode_bounded(plain: object) -> object:
         if whole and plain.__class__ is int and least <= plain <= most:
             return plain
         try:
@@ -346,10 +348,10 @@ def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
     return decode_bounded
 
 
-def _limited_decoder(hint: Any, most: int) -> Callable[[Any], Any]:
+def _limited_decoder(hint: object, most: int) -> Callable[[object], object]:
     decode = _decoder(hint)
 
-    def decode_limited(plain: Any) -> Any:
+    def decode_limited(plain: object) -> object:
         if isinstance(plain, list) and len(plain) > most:
             raise Malformed(f"expected at most {most} items, found {len(plain)}")
         return decode(plain)
@@ -357,8 +359,8 @@ def _limited_decoder(hint: Any, most: int) -> Callable[[Any], Any]:
     return decode_limited
 
 
-def _enum_decoder(kind: type[Enum]) -> Callable[[Any], Any]:
-    def decode(plain: Any) -> Any:
+def _enum_decoder(kind: type[Enum]) -> Callable[[object], object]:
+    def decode(plain: object) -> object:
         try:
             return kind(plain)
         except ValueError:
@@ -368,7 +370,7 @@ def _enum_decoder(kind: type[Enum]) -> Callable[[Any], Any]:
     return decode
 
 
-def _union_decoder(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
+def _union_decoder(arms: tuple[object, ...]) -> Callable[[object], object]:
     """`Unavailable` and None are recognised by their shape; of the others the first that fits."""
     others = [_decoder(a) for a in arms if a is not Unavailable and a is not type(None)]
     with_none, with_missing = type(None) in arms, Unavailable in arms
@@ -377,7 +379,7 @@ def _union_decoder(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
     least, most = _whole_range(arms[0])
     whole = only is int
 
-    def decode(plain: Any) -> Any:
+    def decode(plain: Any) -> object:
         kind = plain.__class__
         if kind is only and (not whole or least <= plain <= most):
             return plain
@@ -398,7 +400,7 @@ def _union_decoder(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
     return decode
 
 
-def _plain_type(hint: Any) -> type | None:
+def _plain_type(hint: object) -> type | None:
     """int, str or bool where JSON's value is the model's value; else None."""
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
@@ -420,7 +422,7 @@ def _whole_range(hint: Any) -> tuple[float, float]:
     return _LEAST, _MOST
 
 
-def _items_decoder(hint: Any) -> Callable[[Any], list[Any]]:
+def _items_decoder(hint: object) -> Callable[[object], list[object]]:
     decode = _decoder(hint)
 
     def decode_items(plain: Any) -> list[Any]:
@@ -438,10 +440,10 @@ def _items_decoder(hint: Any) -> Callable[[Any], list[Any]]:
     return decode_items
 
 
-def _tuple_decoder(args: Any, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _tuple_decoder(args: Any, make: Callable[[Any], object]) -> Callable[[object], object]:
     items = [_decoder(arg) for arg in args]
 
-    def decode(plain: Any) -> Any:
+    def decode(plain: Any) -> object:
         if len(_expect(plain, list)) != len(items):
             raise Malformed(f"expected {len(items)} items, found {len(plain)}")
         at = 0
@@ -456,11 +458,11 @@ def _tuple_decoder(args: Any, make: Callable[[Any], Any]) -> Callable[[Any], Any
     return decode
 
 
-def _dict_decoder(key_hint: Any, item_hint: Any) -> Callable[[Any], Any]:
+def _dict_decoder(key_hint: object, item_hint: object) -> Callable[[object], object]:
     decode_item = _decoder(item_hint)
     decode_key = _whole_key if _plain_type(key_hint) is int else _decoder(key_hint)
 
-    def decode(plain: Any) -> Any:
+    def decode(plain: object) -> object:
         values = {}
         key = ""
         try:
@@ -477,14 +479,14 @@ def _whole_key(text: str) -> int:
     return _decode_int(int(text))
 
 
-def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
+def _dataclass_decoder(cls: Any, hint: object) -> Callable[[object], object]:
     hints = typing.get_type_hints(cls, include_extras=True)
     parameters = getattr(cls, "__parameters__", ())
     bound = dict(zip(parameters, typing.get_args(hint), strict=False))
     required = [name for name, default in _fields(cls) if default is _REQUIRED]
-    decoders: dict[str, Callable[[Any], Any]] = {}
+    decoders: dict[str, Callable[[object], object]] = {}
 
-    def decode(plain: Any) -> Any:
+    def decode(plain: object) -> object:
         if not decoders:  # on first use, so that recursive types work
             for name, _ in _fields(cls):
                 field_hint = hints[name]
@@ -523,14 +525,14 @@ def unknown_key(name: str, known: Iterable[str]) -> Malformed:
     return Malformed(f"unknown key {name!r:.60}", hint)
 
 
-def _finding_decoder() -> Callable[[Any], Any]:
+def _finding_decoder() -> Callable[[object], object]:
     """Evidence is a list of ``{"name", "value"}``."""
     decode = _dataclass_decoder(Finding, Finding)
 
-    def pair(plain: Any) -> Any:
+    def pair(plain: object) -> object:
         return [plain.get("name"), plain.get("value")] if isinstance(plain, dict) else None
 
-    def as_pairs(plain: Any) -> Any:
+    def as_pairs(plain: object) -> object:
         if isinstance(plain, dict) and isinstance(plain.get("evidence"), list):
             plain = {**plain, "evidence": [pair(item) for item in plain["evidence"]]}
         return decode(plain)
@@ -538,7 +540,7 @@ def _finding_decoder() -> Callable[[Any], Any]:
     return as_pairs
 
 
-def substituted(hint: Any, bound: Mapping[Any, Any]) -> Any:
+def substituted(hint: object, bound: Mapping[object, object]) -> object:
     """Replace type variables in ``hint`` by what they are bound to."""
     if isinstance(hint, TypeVar):
         return bound.get(hint, hint)
@@ -554,7 +556,7 @@ def substituted(hint: Any, bound: Mapping[Any, Any]) -> Any:
     return origin[new] if origin is not None else hint
 
 
-_SIMPLE: dict[Any, Callable[[Any], Any]] = {
+_SIMPLE: dict[object, Callable[[object], object]] = {
     int: _decode_int,
     float: _decode_float,
     str: lambda plain: plain if plain.__class__ is str else _expect(plain, str),

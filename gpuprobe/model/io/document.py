@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO
 
 from gpuprobe._version import __version__
 from gpuprobe.errors import DataError, UnsupportedSchema
 
 
-def header(schema: str, version: tuple[int, int]) -> dict[str, Any]:
+def header(schema: str, version: tuple[int, int]) -> dict[str, object]:
     """The first keys of a document."""
     return {"schema": schema, "version": list(version), "gpuprobe": __version__}
 
 
 def check_version(
-    document: Mapping[str, Any],
+    document: Mapping[str, object],
     newest: tuple[int, int],
     where: str,
     *,

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError
@@ -245,7 +245,7 @@ def _place(entry: _Entry) -> SourceLine:
     return NoPlace.UNKNOWN if frame is None else Place(frame.filename, frame.line, frame.name)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> dict[str, object] | None:
     """A dump as plain data; None for a file that is not one. Raises OSError and DataError."""
     with open_regular(path, inside=True) as stream:
         if stream.peek(1)[:1] != b"\x80":  # type: ignore[attr-defined]
@@ -275,16 +275,16 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "entries" in found else None
 
 
-def _with_places(plain: dict[str, Any]) -> dict[str, Any]:
+def _with_places(plain: dict[str, object]) -> dict[str, object]:
     """The dump with one frame of each stack, the one that `_place` chooses. torch shares frames
     between stacks, so that written out they would take a hundred times the dump's size.
     """
     entries = plain.get("entries")
     if not isinstance(entries, list):
         return plain
-    chosen: dict[int, Any] = {}  # by the id of the list of frames
+    chosen: dict[int, object] = {}  # by the id of the list of frames
 
-    def place(frames: Any) -> Any:
+    def place(frames: object) -> object:
         if not isinstance(frames, (list, tuple)):
             return frames
         found = chosen.get(id(frames))
@@ -306,7 +306,7 @@ def _with_places(plain: dict[str, Any]) -> dict[str, Any]:
 _EMPTY_FRAME: Final = (("filename", ""), ("line", 0), ("name", ""))
 
 
-def _is_users(plain: Any) -> bool:
+def _is_users(plain: object) -> bool:
     """Whether it is a frame of the program, or not a frame at all."""
     if not isinstance(plain, dict):
         return True
@@ -323,13 +323,13 @@ _TEXT_PER_BYTE: Final = 16
 characters. Its keys are what it repeats: an entry of 250 bytes has 30 values in 700 characters."""
 
 
-def _refuse_repetition(plain: Any, size: int) -> None:
+def _refuse_repetition(plain: object, size: int) -> None:
     """Raise SnapshotError for a dump of ``size`` bytes that refers to the same parts so often that
     it would be far larger when it is written out. RecursionError for parts that contain themselves.
     """
     sizes: dict[int, tuple[int, int]] = {}  # by the id of a part: its values and characters
 
-    def written(value: Any) -> tuple[int, int]:
+    def written(value: object) -> tuple[int, int]:
         if isinstance(value, str):
             return 1, len(value)
         if isinstance(value, int):

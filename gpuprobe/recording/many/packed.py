@@ -130,7 +130,7 @@ def _schema(arrow: Any) -> Any:
 _OF_STEPS: Final = ("step", "duration_ns", "full", "waited_ns", "phases", "devices")
 
 
-def _blank(count: int) -> dict[str, list[Any]]:
+def _blank(count: int) -> dict[str, list[object]]:
     return {name: [None] * count for name in (*_OF_STEPS, "name")}
 
 
@@ -195,7 +195,7 @@ class _Figures:
             for device in columns.devices
         ]
 
-    def of(self, row: int) -> tuple[Any, ...]:
+    def of(self, row: int) -> tuple[object, ...]:
         index, duration, full, waited = (column[row] for column in self._simple)
         phases = [(name, column[row]) for name, column in self._phases if column[row] != MISSING]
         devices = []
@@ -319,7 +319,7 @@ class PackedFile:
             if self._left < 0:
                 raise self._too_much()
         types = {"record": arrow.string(), "name": arrow.string(), "data": arrow.binary()}
-        found: dict[str, list[Any]] = {"rank": table["rank"].to_pylist()}
+        found: dict[str, list[object]] = {"rank": table["rank"].to_pylist()}
         for name in _TEXTS:
             found[name] = table[name].cast(types[name]).to_pylist()
         return found

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeAlias, overload
+from typing import Final, TypeAlias, overload
 
 from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import from_plain
@@ -169,7 +169,7 @@ class ColumnParser(StreamParser):
         self._line = line
         super()._take_line(line)
 
-    def _take_step(self, plain: dict[str, Any]) -> None:
+    def _take_step(self, plain: dict[str, object]) -> None:
         step = self._checked_step(plain)
         if step.traces:
             self._traces[self._columns.rows] = step.traces

@@ -63,10 +63,10 @@ class StackInterner:
         self._frames: dict[int, int] = {}  # id of a frame's dict -> frame index
         self._lists: dict[int, int] = {}  # id of a list -> stack index
         # A list's length and two of its frames -> pairs (list, stack index).
-        self._signatures: dict[Any, list[tuple[Any, int]]] = {}
+        self._signatures: dict[object, list[tuple[object, int]]] = {}
         self._exact: dict[tuple[int, ...], int] = {}
 
-    def one(self, frames: Any) -> int:
+    def one(self, frames: object) -> int:
         """The stack index of one list of frames."""
         found = self._lists.get(id(frames))
         if found is None:
@@ -85,7 +85,7 @@ class StackInterner:
             listed = self._irregular.frames
             return array("I", [self.one(listed(event.get("frames"))) for event in events])
 
-    def _column(self, events: list[Any], get: Callable[[Any], Any]) -> array[int]:
+    def _column(self, events: list[object], get: Callable[[Any], object]) -> array[int]:
         some = [id(get(event)) for event in events[:_SAMPLE]]
         if len(set(some)) * 2 <= len(some):
             return array("I", map(self.one, map(get, events)))
@@ -97,7 +97,7 @@ class StackInterner:
         append = result.append
         signatures, exact = self._signatures, self._exact
         find, identity = signatures.get, id
-        last: Any = None
+        last: object = None
         index = 0
         for frames in lists:
             count = len(frames)
@@ -135,7 +135,7 @@ class StackInterner:
             append(index)
         return array("I", result)
 
-    def _add(self, frames: Any) -> int:
+    def _add(self, frames: object) -> int:
         if not isinstance(frames, (list, tuple)):
             frames = self._irregular.frames(frames)
         self._irregular.stack(len(frames))
@@ -189,7 +189,7 @@ class InternedColumn:
     def __init__(self, key: str, index: Callable[[Any], int]) -> None:
         self._key = key
         self._index = index
-        self._table: dict[Any, int] = {None: 0}  # None: the event has no such key
+        self._table: dict[object, int] = {None: 0}  # None: the event has no such key
         self._zeros = True
 
     def column(self, events: list[Any]) -> array[int] | None:
@@ -199,7 +199,7 @@ class InternedColumn:
             values = [event.get(self._key) for event in events]
         return self.of(values)
 
-    def of(self, values: list[Any], different: set[Any] | None = None) -> array[int] | None:
+    def of(self, values: list[object], different: set[object] | None = None) -> array[int] | None:
         """The column of these values, of which there are so many different ones; None for zeros."""
         table = self._table
         try:
@@ -288,7 +288,7 @@ class Decoded(NamedTuple):
     irregular: dict[str, int] = {}  # noqa: RUF012 (never changed)
 
 
-def devices_of(snapshot: Any) -> list[int]:
+def devices_of(snapshot: object) -> list[int]:
     """The devices that a snapshot describes, in order."""
     segments, traces = _top(snapshot)
     found = {_device(segment) for segment in segments}
@@ -299,7 +299,7 @@ def devices_of(snapshot: Any) -> list[int]:
 
 
 def decode(
-    snapshot: Any,
+    snapshot: object,
     *,
     only: int | None = None,
     limit: int | None = None,
@@ -351,7 +351,7 @@ class _Place:
         return self.text
 
 
-def _top(snapshot: Any) -> tuple[list[Any], list[Any]]:
+def _top(snapshot: object) -> tuple[list[Any], list[object]]:
     if isinstance(snapshot, list):
         return snapshot, []
     if not isinstance(snapshot, dict):
@@ -364,13 +364,13 @@ def _top(snapshot: Any) -> tuple[list[Any], list[Any]]:
     )
 
 
-def _listed(value: Any, name: str) -> list[Any]:
+def _listed(value: object, name: str) -> list[object]:
     if not isinstance(value, list):
         raise TypeError(f"{name} is a {type(value).__name__}, not a list")
     return value
 
 
-def _count(value: Any, name: str) -> int:
+def _count(value: object, name: str) -> int:
     """A count of bytes, an address or an id: 0 … 2**64 - 1."""
     if value.__class__ is not int:
         raise TypeError(f"{name} is a {type(value).__name__}, not a whole number")
@@ -379,13 +379,13 @@ def _count(value: Any, name: str) -> int:
     return int(value)
 
 
-def _text(value: Any, name: str) -> str:
+def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is a {type(value).__name__}, not text")
     return value
 
 
-def _device(segment: Any) -> int:
+def _device(segment: object) -> int:
     if not isinstance(segment, dict):
         raise TypeError(f"a segment is a {type(segment).__name__}, not a dictionary")
     device = _count(segment.get("device", 0), "device")
@@ -394,7 +394,7 @@ def _device(segment: Any) -> int:
     return device
 
 
-def _pool(value: Any) -> tuple[int, int]:
+def _pool(value: object) -> tuple[int, int]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError("a pool id is not a pair")
     return _count(value[0], "pool id"), _count(value[1], "pool id")
@@ -403,14 +403,14 @@ def _pool(value: Any) -> tuple[int, int]:
 class _Decoder:
     def __init__(
         self,
-        snapshot: Any,
+        snapshot: object,
         place: _Place,
         limit: float,
         keep: Keep | None,
         irregular: Irregularities,
     ) -> None:
         self._segments, self._traces = _top(snapshot)
-        self._plain: dict[str, Any] = snapshot if isinstance(snapshot, dict) else {}
+        self._plain: dict[str, object] = snapshot if isinstance(snapshot, dict) else {}
         self._place = place
         self._left = limit
         self._foreign: dict[str, int] = {}
@@ -479,7 +479,7 @@ class _Decoder:
                 segments.append(self._segment(plain, device, stacks))
                 pools.setdefault(segments[-1].pool_id, len(pools))
         trace.segments = tuple(segments)
-        parts: list[list[Any]] = []
+        parts: list[list[object]] = []
         name = f"device_traces[{device}]"
         put = self._put(device, trace)
         if device < len(self._traces):
@@ -546,7 +546,7 @@ class _Decoder:
 
     def _details(
         self,
-        parts: Iterable[list[Any]],
+        parts: Iterable[list[object]],
         name: str,
         put: Callable[[str, array[int]], None],
         trace: MemoryTrace,
@@ -587,7 +587,7 @@ class _Decoder:
             found = self._irregular.times(list(found))
         return found
 
-    def _tags(self, events: list[Any]) -> tuple[list[Any], set[Any]]:
+    def _tags(self, events: list[Any]) -> tuple[list[object], set[object]]:
         """The phase of each event, None where it has none; and which phases there are."""
         try:
             tags = list(map(itemgetter("user_metadata"), events))
@@ -602,7 +602,7 @@ class _Decoder:
             different = set(tags)
         return tags, different
 
-    def _known(self, events: list[Any], start: int, name: str) -> list[Any]:
+    def _known(self, events: list[object], start: int, name: str) -> list[Any]:
         """Only the entries whose action is known; the others are counted, not guessed at.
 
         Programs can add custom entries (``user_defined``), which are not events of the allocator.
@@ -650,7 +650,7 @@ class _Decoder:
         )
 
 
-def _block(entry: Any, address: int, stacks: StackInterner) -> Block:
+def _block(entry: object, address: int, stacks: StackInterner) -> Block:
     if not isinstance(entry, dict):
         raise TypeError(f"a block is a {type(entry).__name__}, not a dictionary")
     size = _count(entry["size"], "size")
@@ -710,7 +710,7 @@ _OWN_FIELDS = {
 }
 
 
-def _settings(plain: Any) -> AllocatorSettings | None:
+def _settings(plain: object) -> AllocatorSettings | None:
     if not plain:
         return None
     if not isinstance(plain, dict):
@@ -746,7 +746,7 @@ def _settings(plain: Any) -> AllocatorSettings | None:
     )
 
 
-def _limit(value: Any) -> int:
+def _limit(value: object) -> int:
     """A limit in bytes; torch writes "none" as -1, or as the largest number."""
     if value.__class__ is not int:
         raise TypeError(f"max_split_size is a {type(value).__name__}, not a whole number")

@@ -92,7 +92,7 @@ class Irregularities:
             )
         return short
 
-    def index(self, table: StackTable, plain: Any) -> int:
+    def index(self, table: StackTable, plain: object) -> int:
         """The index of a frame, added if new. Raises SnapshotError for too many."""
         known = len(table.frames)
         found = table.frame(self.frame(plain))
@@ -113,7 +113,7 @@ class Irregularities:
                 hint=_HINT,
             )
 
-    def frames(self, listed: Any) -> Sequence[Any]:
+    def frames(self, listed: object) -> Sequence[object]:
         """A list of frames; what is none has no frames."""
         if isinstance(listed, (list, tuple)):
             return listed
@@ -121,7 +121,7 @@ class Irregularities:
             self.counts[FRAMES] += 1
         return ()
 
-    def tags(self, values: list[Any]) -> list[str | None]:
+    def tags(self, values: list[object]) -> list[str | None]:
         """Phases; what is no text is none."""
         self.counts[TAGS] += sum(v is not None and not isinstance(v, str) for v in values)
         return [value if isinstance(value, str) else None for value in values]

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gpuprobe._version import __version__
 from gpuprobe.errors import NotARecording, SnapshotError
@@ -53,7 +52,7 @@ def read_snapshot(path: str | os.PathLike[str], pending: PendingRead | None = No
     return _recording(str(path), decoded)
 
 
-def trace_from_snapshot(snapshot: dict[str, Any], device: int) -> MemoryTrace:
+def trace_from_snapshot(snapshot: dict[str, object], device: int) -> MemoryTrace:
     """The trace of one CUDA device (its index) in an in-process snapshot dictionary.
 
     The dictionary is not changed. Raises SnapshotError where it is not a snapshot.

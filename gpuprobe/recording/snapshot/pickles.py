@@ -54,7 +54,7 @@ class _PlainUnpickler(pickle.Unpickler):
             hint=UNSAFE_HINT,
         )
 
-    def persistent_load(self, pid: Any) -> NoReturn:
+    def persistent_load(self, pid: object) -> NoReturn:
         raise SnapshotError("not loaded: the pickle has persistent ids", hint=UNSAFE_HINT)
 
 
@@ -95,7 +95,7 @@ class _Bounded:
 _READ_AHEAD = 1 << 20
 
 
-def load_plain(stream: IO[bytes], size: int) -> Any:
+def load_plain(stream: IO[bytes], size: int) -> object:
     """The object pickled in a buffered ``stream`` of ``size`` bytes: dicts, lists, numbers, text.
 
     Raises SnapshotError for anything else.

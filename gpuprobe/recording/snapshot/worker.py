@@ -34,7 +34,7 @@ import struct
 import sys
 from array import array
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO
 
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.io.files import gc_paused
@@ -64,7 +64,7 @@ def decode_stream(stream: IO[bytes], size: int, keep: Keep | None = None) -> Dec
         return found
 
 
-_UNFREED: list[Any] = []
+_UNFREED: list[object] = []
 
 
 def main(size: int) -> None:
@@ -126,7 +126,7 @@ class _Sender:
     def error(self, error: SnapshotError) -> None:
         self._json("rest", {"error": str(error), "hint": error.hint})
 
-    def _json(self, name: str, plain: dict[str, Any]) -> None:
+    def _json(self, name: str, plain: dict[str, object]) -> None:
         raw = json.dumps(plain, separators=(",", ":")).encode()
         self._record(name, 0, len(raw), raw)
 
@@ -135,7 +135,7 @@ class _Sender:
         self._stream.write(body)
 
 
-def _plain_segment(segment: Segment) -> list[Any]:
+def _plain_segment(segment: Segment) -> list[object]:
     """Without field names: a snapshot can have a hundred thousand blocks."""
     return [
         segment.device,
