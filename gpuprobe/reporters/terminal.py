@@ -35,7 +35,9 @@ class Style:
 
     @classmethod
     def of(cls, stream: TextIO, *, cwd: str = "", environ: Mapping[str, str] = os.environ) -> Style:
-        """The style that a stream supports; for colour see `uses_colour`."""
+        """The style that a stream supports; for its width see `columns_of`, for colour
+        `uses_colour`.
+        """
         encoding = getattr(stream, "encoding", None) or "ascii"
         try:
             "█▏…·×µ".encode(encoding)
@@ -43,7 +45,8 @@ class Style:
             drawn = False
         else:
             drawn = True
-        return cls(unicode=drawn, colour=uses_colour(stream, environ), cwd=cwd)
+        width = columns_of(stream, environ)
+        return cls(width=width, unicode=drawn, colour=uses_colour(stream, environ), cwd=cwd)
 
     def strong(self, shown: str) -> str:
         """Printable text, in bold if the stream has colour."""
@@ -100,6 +103,24 @@ class Style:
             break_on_hyphens=False,
         )
         return [line.replace("\u00a0", " ") for line in lines]
+
+
+_WIDTH = 80
+_NARROWEST = 40  # a figure of a table and a name beside it still fit
+
+
+def columns_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> int:
+    """The length of a stream's lines: ``COLUMNS`` if it is set, else 80, or the width of a
+    narrower terminal. At least 40.
+    """
+    given = environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return max(_NARROWEST, int(given))
+    try:
+        found = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # no terminal; closed; in memory
+        return _WIDTH
+    return max(_NARROWEST, min(found or _WIDTH, _WIDTH))
 
 
 def uses_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:

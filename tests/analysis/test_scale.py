@@ -134,6 +134,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     assert "two.gpuprobe" in out
     assert "70.0%" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "communication waiting own work" in " ".join(out.split())
+    # Every figure of both recordings, below its title.
+    shown = " ".join(out.split())
+    for row in scale(*paths).rows:
+        for part in (row.efficiency, row.lost_communication, row.lost_waiting, row.lost_own):
+            assert part is not None
+            assert f"{part + 0.0:.1%}" in shown
     assert main(["scale", *paths, "--json", "--work", "run"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [row["ranks"] for row in document["rows"]] == [1, 2]

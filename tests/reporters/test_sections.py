@@ -65,12 +65,25 @@ SECTIONS = st.builds(
 )
 
 
-@given(SECTIONS, st.booleans())
-def test_text_is_printable_and_fits(section: Section, unicode: bool) -> None:
-    for line in draw.lines([section, section], Style(unicode=unicode)):
+@given(SECTIONS, st.booleans(), st.integers(40, 120))
+def test_text_is_printable_and_fits(section: Section, unicode: bool, width: int) -> None:
+    for line in draw.lines([section, section], Style(width=width, unicode=unicode)):
         assert line == "" or line.isprintable()
-        assert len(line) <= 80
+        assert len(line) <= width
         assert unicode or line.isascii()
+
+
+@given(st.lists(st.integers(1, 14), min_size=1, max_size=12), st.integers(40, 100))
+def test_no_column_is_lost_in_short_lines(widths: list[int], width: int) -> None:
+    columns = (Column("name", 10), *(Column(f"c{i}", n, number=True, gap=2)
+                                     for i, n in enumerate(widths)))  # fmt: skip
+    figures = [str(i)[-1] * n for i, n in enumerate(widths)]
+    rows = tuple(Row((name, *figures)) for name in ("first", "second"))
+    drawn = list(draw.lines([Section("T", (Table("t", columns, rows),))], Style(width=width)))
+    assert all(len(line) <= width for line in drawn)
+    for name in ("first", "second"):
+        words = [word for line in drawn for word in line.split() if line.split()[0] == name]
+        assert [word for word in words if word != name] == figures
 
 
 @given(SECTIONS)

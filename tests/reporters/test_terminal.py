@@ -53,6 +53,23 @@ def test_what_a_stream_can_show(
     assert (style.unicode, style.colour) == (unicode, colour)
 
 
+@pytest.mark.parametrize(
+    ("environ", "width"), [({}, 80), ({"COLUMNS": "60"}, 60), ({"COLUMNS": "0"}, 80),
+                           ({"COLUMNS": "wide"}, 80), ({"COLUMNS": "9"}, 40), ({"COLUMNS": "132"}, 132)]
+)  # fmt: skip
+def test_lines_have_the_length_that_columns_asks_for(environ: dict[str, str], width: int) -> None:
+    assert Style.of(io.StringIO(), environ=environ).width == width
+
+
+def test_lines_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal("utf-8")
+    monkeypatch.setattr(terminal, "fileno", lambda: 1)
+    for columns, width in ((60, 60), (200, 80), (0, 80)):
+        size = os.terminal_size((columns, 24))
+        monkeypatch.setattr(os, "get_terminal_size", lambda fd, size=size: size)
+        assert Style.of(terminal, environ={}).width == width
+
+
 def test_colour_is_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")

@@ -28,7 +28,8 @@ class Cell:
 
     ``value`` is the sort key, if not the text; ``exact`` the unrounded figure, or why it is
     unknown. A ``place`` is a path or a dotted name: it is shown relative to the program's
-    directory, and shortened from the left. ``share`` (-1 to 1) is drawn as a bar.
+    directory, and shortened from the left. ``share`` (-1 to 1) is drawn as a bar. ``times``: the
+    number of rows that the cell names together.
     """
 
     text: str
@@ -38,6 +39,7 @@ class Cell:
     place: bool = False
     note: str = ""
     share: float | None = None
+    times: int = 1
 
 
 @record(frozen=True, slots=True)
@@ -61,12 +63,13 @@ class Column:
 @record(frozen=True, slots=True)
 class Row:
     """A cell for each column of the table. ``flagged``: the row is a problem; ``note``: a sentence
-    about the row.
+    about the row. ``members``: the rows that it sums, which a view can show on request.
     """
 
     cells: tuple[Cell | str, ...]
     flagged: bool = False
     note: str = ""
+    members: tuple[Row, ...] = ()
 
 
 @record(frozen=True, slots=True)

@@ -32,6 +32,9 @@ from gpuprobe.reporters.terminal import Style
 _SHORT = 34
 """The longest name in a table with bars; with longer names there are no bars."""
 
+_LEAST_NAME = 8
+"""The room that a column has at least if it is the rest of the line."""
+
 
 class DrawnLine(NamedTuple):
     """A printable line. ``heading``: it is highlighted; ``level``: the level of its section."""
@@ -148,34 +151,86 @@ def _sentence(line: Line, style: Style, numbers: Iterator[int]) -> Iterable[str]
 
 
 def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]:
+    """A table. Columns that do not fit are drawn below the others, each part with the first one."""
     chosen = drawn_columns(table, narrow=not style.wide)
     chosen = sorted(chosen, key=lambda i: table.columns[i].bar)  # bars are last
     columns = [table.columns[i] for i in chosen]
     wide = style.wide or all(column.width is None for column in columns)
     if wide:
-        columns = [_as_wide_as_needed(column) for column in columns if not column.bar]
-    rows = [(row, [cell(row.cells[i]) for i in chosen]) for row in (*table.rows, *table.foot)]
+        chosen = [i for i in chosen if not table.columns[i].bar]
+        columns = [_as_wide_as_needed(table.columns[i]) for i in chosen]
+    rows = [
+        (row, [cell(row.cells[i]) for i in chosen])
+        for row in _opened((*table.rows, *table.foot), members=wide)
+    ]
     widths = [_width(column, [cells[i] for _, cells in rows]) for i, column in enumerate(columns)]
     if columns and columns[-1].bar:
-        name = len(columns) - 2
-        if all(len(cells[name].text) <= _SHORT for _, cells in rows):
-            widths[name] = _SHORT
-        else:
-            columns, widths = columns[:-1], widths[:-1]
+        columns, widths = _with_bars(columns, widths, [cells for _, cells in rows], table, style)
     if wide:
         yield DrawnLine(f"  {style.text(table.caption)}:")
-    if (table.header or wide) and any(column.title for column in columns):
-        titles = [Cell(column.title if column.head else "") for column in columns]
-        # Without a section title, the header of the table is highlighted.
-        head = _row(Row(()), titles, table, columns, widths, style)
-        yield DrawnLine(head, heading=untitled)
-    for index, (row, cells) in enumerate(rows):
-        yield DrawnLine(_row(row, cells, table, columns, widths, style))
-        if index < table.sources:
-            yield from map(DrawnLine, _source_below(cells, columns, widths, table.indent, style))
-        if row.note:
-            start = " " * table.note_indent
-            yield from map(DrawnLine, style.wrapped(row.note, first=start, rest=start))
+    parts = [list(range(len(columns)))] if wide else _fitting(columns, widths, table, style)
+    for number, part in enumerate(parts):
+        some, lengths = [columns[i] for i in part], [widths[i] for i in part]
+        if (table.header or wide) and any(column.title for column in some):
+            titles = [Cell(column.title if column.head else "") for column in some]
+            # Without a section title, the header of the table is highlighted.
+            head = _row(Row(()), titles, table, some, lengths, style)
+            yield DrawnLine(head, heading=untitled)
+        for index, (row, every) in enumerate(rows):
+            cells = [every[i] for i in part]
+            yield DrawnLine(_row(row, cells, table, some, lengths, style))
+            if index < table.sources:
+                below = _source_below(cells, some, lengths, table.indent, style)
+                yield from map(DrawnLine, below)
+            if row.note and number == len(parts) - 1:
+                start = " " * table.note_indent
+                yield from map(DrawnLine, style.wrapped(row.note, first=start, rest=start))
+
+
+def _opened(rows: Iterable[Row], *, members: bool) -> Iterator[Row]:
+    """The rows, with ``members`` each followed by those that it sums."""
+    for row in rows:
+        yield row
+        for member in row.members if members else ():
+            *figures, name = map(cell, member.cells)
+            yield replace(member, cells=(*figures, replace(name, text=f"  {name.text}")))
+
+
+def _with_bars(
+    columns: list[Column],
+    widths: list[int],
+    rows: Iterable[list[Cell]],
+    table: Table,
+    style: Style,
+) -> tuple[list[Column], list[int]]:
+    """The columns with the bars, which are last, if there is room next to short names."""
+    name = len(columns) - 2
+    short = all(len(cells[name].text) + len(_suffix(cells[name])) <= _SHORT for cells in rows)
+    drawn = [*widths[:name], _SHORT, widths[-1]]
+    if short and table.indent + sum(drawn) + sum(column.gap for column in columns) <= style.width:
+        return columns, drawn
+    return columns[:-1], widths[:-1]
+
+
+def _fitting(
+    columns: list[Column], widths: list[int], table: Table, style: Style
+) -> list[list[int]]:
+    """The indices of the columns, in parts that fit in a line. Each part begins with the first
+    column.
+    """
+    needs = [
+        column.gap + (width or _LEAST_NAME) for column, width in zip(columns, widths, strict=True)
+    ]
+    room = style.width - (2 if table.flags else table.indent)
+    parts: list[list[int]] = [[]]
+    used = 0
+    for i, need in enumerate(needs):
+        if used + need > room and len(parts[-1]) > 1:
+            parts.append([0])
+            used = needs[0]
+        parts[-1].append(i)
+        used += need
+    return parts
 
 
 def _source_below(
@@ -191,13 +246,19 @@ def _source_below(
         indent += width
 
 
+def _suffix(shown: Cell) -> str:
+    """What follows a cell's text: the number of rows that it sums, and its note."""
+    times = f" ×{shown.times:,}" if shown.times > 1 else ""
+    return times + (f" [{shown.note}]" if shown.note else "")
+
+
 def _as_wide_as_needed(column: Column) -> Column:
     return replace(column, width=AUTO, gap=2, cut=False)
 
 
 def _width(column: Column, cells: list[Cell]) -> int:
     if column.width == AUTO:
-        return max(len(column.title), *(len(cell.text) for cell in cells), 0)
+        return max(len(column.title), *(len(one.text) + len(_suffix(one)) for one in cells), 0)
     return column.width or 0
 
 
@@ -214,15 +275,16 @@ def _row(
         line = "! " if row.flagged else "  "
     for column, width, shown in zip(columns, widths, cells, strict=False):
         line += " " * column.gap
-        note = f" [{shown.note}]" if shown.note else ""
+        note = style.text(_suffix(shown))
         if column.bar:
             line += "" if shown.share is None else style.bar(shown.share, width)
             continue
         text = style.path(shown.text) if shown.place else shown.text
         if column.cut and (width or shown.place):
-            room = width or max(8, style.width - len(line) - len(note))
-            text = style.fit(text, room)
+            room = (width or max(_LEAST_NAME, style.width - len(line))) - len(note)
+            text = style.fit(text, max(1, room))
         else:
             text = style.text(text)
-        line += (f"{text:>{width}}" if column.number else f"{text:<{width}}") + note
+        text += note
+        line += f"{text:>{width}}" if column.number else f"{text:<{width}}"
     return (line[: style.width] if columns[-1].cut else line).rstrip()

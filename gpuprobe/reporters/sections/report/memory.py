@@ -396,8 +396,9 @@ def fragmentation_sections(report: Report, *, full: bool) -> list[Section]:
 
 
 def _space_columns() -> tuple[Column, ...]:
+    titles = (name.replace("_", " ") for name in _SPACE)
     return (
-        *(Column(name.replace("_", " "), 13, number=True) for name in _SPACE),
+        *(Column(title, max(10, len(title)), number=True, gap=1) for title in titles),
         *(Column(name, number=True) for name in _SPACE_MORE),
     )
 
