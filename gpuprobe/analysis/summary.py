@@ -58,6 +58,7 @@ from gpuprobe.model.report import (
     ShareTable,
     Steps,
     Suggestion,
+    remainder,
 )
 from gpuprobe.model.run.columns import DURATION, FULL, INDEX, PINNED
 from gpuprobe.model.run.recording import ChildProcess, ChildRow, RankRecording, Recording, StepRows
@@ -74,10 +75,12 @@ def summarize(
     *,
     top: int = 10,
     device: str = "",
+    whole: bool = False,
     is_running: Callable[[RankRecording], bool | None] = lambda rank: None,
 ) -> Report:
-    """Build the report. Tables of lines and modules have at most ``top`` rows. ``device``: the
-    device whose peak it describes, by default the one with the highest peak.
+    """Build the report. Tables of lines and modules have at most ``top`` rows; ``whole``: those of
+    the peak have all, to be grouped by a view. ``device``: the device whose peak it describes, by
+    default the one with the highest peak.
 
     ``is_running``: whether the process of a rank whose recording has no end is still running; None
     if unknown. Reads the traces of the peak's step; if a trace cannot be read, its tables are
@@ -110,8 +113,8 @@ def summarize(
         devices=tuple(map(_device, sites)),
         peak=_peak(site, sites, mark, nearest),
         categories=_categories(site, mark, nearest),
-        top_lines=_lines(shown, top),
-        top_modules=_modules(shown, top),
+        top_lines=_lines(shown, None if whole else top),
+        top_modules=_modules(shown, None if whole else top),
         growth=None if growth is None else _growth(growth, top),
         fragmentation=found.fragmentation,
         leaks=found.leaks,
@@ -278,27 +281,22 @@ def _device(site: PeakSite) -> DevicePeak:
 # -- tables
 
 
-def _table(shares: Sequence[Share[_K]], top: int, what: str) -> ShareTable:
-    """The first ``top`` of ``shares``, and the rest as one remainder."""
-    shown, rest = shares[:top], shares[top:]
+def _table(shares: Sequence[Share[_K]], top: int | None, what: str) -> ShareTable:
+    """The first ``top`` (None: all) of ``shares``, and the rest as one remainder."""
+    rows = [ShareRow(share.key, share.bytes, share.blocks) for share in shares]
+    number = len(rows) if top is None else top
     return ShareTable(
-        sum(share.bytes for share in shares),
-        tuple(ShareRow(share.key, share.bytes, share.blocks) for share in shown),
-        Remainder(
-            f"{len(rest)} more {what[:-1] if len(rest) == 1 else what}",
-            sum(share.bytes for share in rest),
-            sum(share.blocks for share in rest),
-        ),
+        sum(row.bytes for row in rows), tuple(rows[:number]), remainder(rows[number:], what)
     )
 
 
-def _lines(mark: HighWater | Unavailable, top: int) -> ShareTable | Unavailable:
+def _lines(mark: HighWater | Unavailable, top: int | None) -> ShareTable | Unavailable:
     if isinstance(mark, Unavailable):
         return mark
     return _table(by_line(mark), top, "lines")
 
 
-def _modules(mark: HighWater | Unavailable, top: int) -> ShareTable | Unavailable:
+def _modules(mark: HighWater | Unavailable, top: int | None) -> ShareTable | Unavailable:
     if isinstance(mark, Unavailable):
         return mark
     return _table(as_text(by_module(mark)), top, "modules")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpuprobe.analysis.growth import Forecast, forecast_of_steps
 from gpuprobe.analysis.inspection.steps import (
     Insight,
@@ -24,9 +26,11 @@ from gpuprobe.analysis.inspection.trace import (
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.analysis.peak.peaks import window_of
 from gpuprobe.analysis.placement import all_findings
+from gpuprobe.analysis.repeats import RepeatedShare, share_groups
 from gpuprobe.analysis.trace.frames import is_plumbing, is_user_frame, short_name
 from gpuprobe.api.devices import inventory
 from gpuprobe.model.machine.process import Neighbours
+from gpuprobe.model.report import ShareRow
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.memory import neighbours_of
@@ -59,6 +63,7 @@ __all__ = [
     "all_findings",
     "excerpt",
     "facts_of_ranks",
+    "groups_of",
     "insight",
     "is_plumbing",
     "is_running",
@@ -82,6 +87,11 @@ def is_running(rank: RankRecording) -> bool:
 def facts_of_ranks(recording: Recording) -> list[RankFacts]:
     """A few figures of each rank."""
     return [rank_facts(rank, running=is_running(rank)) for rank in recording.ranks]
+
+
+def groups_of(shares: Sequence[Share[str]], by: str) -> list[RepeatedShare]:
+    """All parts of a peak by line or by module, those that repeat as one; the most bytes first."""
+    return share_groups([ShareRow(one.key, one.bytes, one.blocks) for one in shares], by)
 
 
 def rank_lines(recording: Recording, columns: int) -> list[str]:

@@ -189,15 +189,18 @@ def report(recording: Recording | str | os.PathLike[str], *, top: int = 10) -> R
         return ReportDocument(to_document(typed), typed, found)
 
 
-def summary(recording: Recording, *, top: int = 10, device: str = "") -> Report:
+def summary(
+    recording: Recording, *, top: int = 10, device: str = "", whole: bool = False
+) -> Report:
     """`report` as typed values, for gpuprobe's renderers. ``device``: the device whose peak is
-    reported, "" for the one with the highest; raises UsageError if it was not recorded.
+    reported, "" for the one with the highest; raises UsageError if it was not recorded. ``whole``:
+    the lines and modules of the peak are complete; a renderer groups them and has its own ``top``.
     """
     from gpuprobe.analysis.summary import summarize
     from gpuprobe.model.io.files import gc_paused
 
     with gc_paused():  # half of the time, for a report of 64 ranks
-        return summarize(recording, top=top, device=device, is_running=_is_running)
+        return summarize(recording, top=top, device=device, whole=whole, is_running=_is_running)
 
 
 def _is_running(rank: RankRecording) -> bool | None:

@@ -43,7 +43,7 @@ def write_report(
     found, problems = tracks(recording)
     with new_file(path, force) as stream:
         render(
-            summary(recording, top=html_report.ROWS),
+            summary(recording, top=html_report.ROWS, whole=True),
             "html",
             _text(stream),
             tracks=found,

@@ -7,6 +7,7 @@ sum to the total. Its JSON form: `gpuprobe.reporters.json.report.to_document`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
@@ -160,6 +161,22 @@ class ShareTable:
     total: int | Unavailable
     rows: tuple[ShareRow, ...]
     remainder: Remainder
+
+
+def remainder(rows: Sequence[ShareRow], what: str) -> Remainder:
+    """Rows that a table leaves out: ``what`` they are, in the plural."""
+    return Remainder(
+        f"{len(rows)} more {what[:-1] if len(rows) == 1 else what}",
+        sum(row.bytes for row in rows),
+        None if any(row.blocks is None for row in rows) else sum(row.blocks or 0 for row in rows),
+    )
+
+
+def cut_to(table: ShareTable | Unavailable, top: int, what: str) -> ShareTable | Unavailable:
+    """The table with at most ``top`` rows. One with more rows must be complete."""
+    if isinstance(table, Unavailable) or len(table.rows) <= top:
+        return table
+    return ShareTable(table.total, table.rows[:top], remainder(table.rows[top:], what))
 
 
 @record(frozen=True)

@@ -79,6 +79,8 @@ def _cell(row: Row, shown: Cell) -> str:
     text = _code(shown.text) if shown.place else escaped(shown.text)
     if shown.tone == "strong":
         text = f"**{text}**"
+    if shown.times > 1:
+        text += f" ×{shown.times:,}"
     return f"{text} ({escaped(shown.note)})" if shown.note else text
 
 

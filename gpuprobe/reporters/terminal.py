@@ -106,7 +106,7 @@ class Style:
 
 
 _WIDTH = 80
-_NARROWEST = 40  # a figure of a table and a name beside it still fit
+_NARROWEST = 40  # room for a figure of a table and a name
 
 
 def columns_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> int:

@@ -174,6 +174,37 @@ async def test_the_segment_map_and_its_orders(run: Run) -> None:
         assert shares == sorted(shares, reverse=True)
 
 
+async def test_modules_of_equal_layers_are_one_row_that_opens(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.training.modules = [f"net.h.{layer}.mlp" for layer in range(4)]
+    for _ in range(2):
+        run.step()
+    run.end()
+    async with traced(run) as (app, pilot):
+        await pilot.press("b")
+        await until(pilot, lambda: any("net.h" in line for line in lines(app, "#groups")))
+        shown = lines(app, "#groups")
+        (at,) = (index for index, line in enumerate(shown) if "net.h.*.mlp  ×4 modules" in line)
+        assert any("net.h.*.mlp ×4" in line for line in text(app, "#treemap").splitlines())
+        exported = {group["key"] for group in pane(app).document()["groups"]}
+        assert {f"net.h.{layer}.mlp" for layer in range(4)} <= exported
+        assert not any("*" in key for key in exported)
+        await pilot.press(*"j" * at, "enter")
+        members = lines(app, "#groups")
+        assert len(members) == 4
+        assert all("net.h." in line and "×3" in line for line in members)
+        await pilot.press("j", "enter")
+        blocks = lines(app, "#groups")
+        assert len(blocks) == 3
+        assert all("activation" in line for line in blocks)
+        await pilot.press("escape")
+        assert lines(app, "#groups") == members
+        assert rows(app, "#groups").cursor == 1
+        await pilot.press("escape")
+        assert lines(app, "#groups") == shown
+        assert rows(app, "#groups").cursor == at
+
+
 async def test_drill_down_to_stack_and_source(run: Run) -> None:
     run.end()
     async with traced(run) as (app, pilot):

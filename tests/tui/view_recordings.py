@@ -68,6 +68,7 @@ class Training:
         self._slots: dict[int, list[int]] = {base: [0] * _SLOTS for base in self._bases}
         self._live: dict[int, tuple[int, Category]] = {}
         self._clock = 2_000_000_000_000_000
+        self.modules = ["net.first"]  # of activations, in turn
         self._trace = MemoryTrace(f"cuda:{device}")
         for _ in range(4):
             self._alloc(2, Category.PARAMETER, "setup")
@@ -146,9 +147,13 @@ class Training:
             self._clock,
             self._stack(category) if action == _ALLOC else 0,
             category.code,
-            self._trace.stacks.string("net.first" if category is Category.ACTIVATION else ""),
+            self._trace.stacks.string(self._module() if category is Category.ACTIVATION else ""),
             self._trace.stacks.string(phase),
         )
+
+    def _module(self) -> str:
+        self.modules = [*self.modules[1:], self.modules[0]]
+        return self.modules[-1]
 
     def _stack(self, category: Category) -> int:
         line, name = _LINES[category]

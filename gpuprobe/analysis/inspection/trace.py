@@ -14,6 +14,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from gpuprobe.analysis.repeats import (
+    REPEATING,
+    Repeated,
+    line_names,
+    module_names,
+    numbered,
+    repeated,
+)
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.frames import Lines, module_row
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
@@ -80,13 +88,15 @@ class EventLine:
 @dataclass(frozen=True, slots=True)
 class Group:
     """Blocks under one key. ``category``: that of most of its bytes. ``rows``: the blocks as rows
-    of the ledger, the largest first.
+    of the ledger, the largest first. ``members``: the groups that it names together, if any; then
+    ``rows`` are theirs, one after the other.
     """
 
     key: str
     bytes: int
     category: Category
     rows: tuple[int, ...]
+    members: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class BlockInfo:
 @dataclass(slots=True)
 class TraceState:
     """The memory at one position. ``groups`` and ``categories`` sum to ``allocated``, the most
-    bytes first.
+    bytes first. Lines and modules that repeat are one group (`folded`).
     """
 
     position: int
@@ -205,18 +215,20 @@ class TraceInspector:
             reserved=reserved if isinstance(reserved, Unavailable) else reserved[position],
             categories=categories,
             grouping=grouping,
-            groups=self.grouped(rows, grouping),
+            groups=folded(self.grouped(rows, grouping), grouping),
             tree=tuple(
                 (
                     category,
-                    self.grouped(
-                        [row for row in rows if codes[row] == category.code],
-                        "line" if grouping in ("category", "block") else grouping,
-                    ),
+                    self._part([row for row in rows if codes[row] == category.code], grouping),
                 )
                 for category in categories
             ),
         )
+
+    def _part(self, rows: Sequence[int], grouping: str) -> tuple[Group, ...]:
+        """The groups of one category."""
+        by = "line" if grouping in ("category", "block") else grouping
+        return folded(self.grouped(rows, by), by)
 
     def grouped(self, rows: Sequence[int], grouping: str) -> tuple[Group, ...]:
         """Group rows of the ledger by one of `GROUPINGS`, the most bytes first, then by name."""
@@ -279,6 +291,33 @@ class TraceInspector:
         codes = self.positions.codes
         addresses = self.ledger.values("address", rows)
         return {at: codes[row] for at, row in zip(addresses, rows, strict=True)}
+
+
+def folded(groups: Sequence[Group], grouping: str) -> tuple[Group, ...]:
+    """The groups of a state by line or by module, those that repeat as one (see
+    `gpuprobe.analysis.repeats`); groups of other groupings as they are.
+    """
+    if grouping not in REPEATING:
+        return tuple(groups)
+    held = {group.key: (group.bytes, len(group.rows)) for group in groups}
+    names = module_names(held) if grouping == "module" else line_names(held)
+    found = [_folded(one) for one in repeated(groups, names, lambda group: group.key)]
+    return tuple(sorted(found, key=lambda group: (-group.bytes, group.key)))
+
+
+def _folded(found: Repeated[Group]) -> Group:
+    if len(found.members) == 1:
+        return found.members[0]
+    held: dict[Category, int] = {}
+    for group in found.members:
+        held[group.category] = held.get(group.category, 0) + group.bytes
+    return Group(
+        found.name,
+        sum(held.values()),
+        max(held, key=lambda category: held[category]),
+        tuple(row for group in found.members for row in group.rows),
+        tuple(sorted(found.members, key=lambda group: (-group.bytes, numbered(group.key)))),
+    )
 
 
 _MARKS = 64

@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
             stderr.print_line(f"wrote {visible(str(written))}")
     if (requested or args.html is not None) and form == "text":
         return exit_codes.OK
-    report = summary(recording, top=args.top, device=args.device)
-    render(report, form, sys.stdout, full=args.verbose, cwd=report.session.cwd)
+    report = summary(recording, top=args.top, device=args.device, whole=form != "json")
+    cwd = report.session.cwd
+    render(report, form, sys.stdout, full=args.verbose, cwd=cwd, top=args.top)
     return exit_codes.OK

@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
         from gpuprobe.api.recordings import load, summary
         from gpuprobe.api.render import render
 
-        report = summary(load(args.recording))
-        render(report, "text", sys.stdout, cwd=report.session.cwd)
+        report = summary(load(args.recording), whole=True)
+        render(report, "text", sys.stdout, cwd=report.session.cwd, top=10)
         return exit_codes.OK
 
     from gpuprobe.api.live import Followed

@@ -135,8 +135,8 @@ class Drawing:
         body = []
         for index, row in enumerate(table.rows):
             cells = [
-                self._cell(column, cell(one), lowest[i], row, source=index < table.sources)
-                for i, (column, one) in enumerate(zip(table.columns, row.cells, strict=True))
+                self._cell(i, cell(one), lowest[i], row, table, source=index < table.sources)
+                for i, one in enumerate(row.cells)
             ]
             if len(columns) > len(table.columns):
                 note = self.style.relative(row.note)
@@ -155,15 +155,33 @@ class Drawing:
         return _scrolling(table.caption, _head(columns), body, foot)
 
     def _cell(
-        self, column: Column, shown: Cell, lowest: float, row: Row, *, source: bool
+        self, index: int, shown: Cell, lowest: float, row: Row, table: Table, *, source: bool
     ) -> Markup:
+        column = table.columns[index]
         value = shown.text if shown.value is None else shown.value
         content = self._shown(column, shown, lowest)
         if source and shown.place:
             content = [content, _source_line(parse_place(shown.text))]
+        if row.members and shown.times > 1:
+            content = self._members(content, row.members, table.columns)
         if row.flagged and column.title and not column.number:
             content = el("b", content)
         return el("td", content, class_=_side(column), data_v=value)
+
+    def _members(self, name: Content, rows: Sequence[Row], columns: Sequence[Column]) -> Markup:
+        """A name that opens the rows that it sums, without their bars."""
+        body = [
+            el(
+                "tr",
+                [
+                    el("td", self._shown(column, cell(one), 0.0), class_=_side(column))
+                    for column, one in zip(columns, row.cells, strict=True)
+                    if not column.bar
+                ],
+            )
+            for row in rows
+        ]
+        return el("details", el("summary", name), el("table", el("tbody", body)), class_="members")
 
     def _shown(self, column: Column, shown: Cell, lowest: float) -> Content:
         if column.bar:
@@ -177,6 +195,8 @@ class Drawing:
             text = shown.text
         if shown.tone == "strong":
             text = el("b", text)
+        if shown.times > 1:
+            text = [text, el("b", f" ×{shown.times:,}")]
         return [text, el("span", f" {shown.note}", class_="note")] if shown.note else text
 
     def _place(self, text: str) -> Markup:

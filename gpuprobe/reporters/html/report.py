@@ -24,7 +24,7 @@ from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.hazards.findings.results import Hazards
-from gpuprobe.model.report import Report, Steps
+from gpuprobe.model.report import Report, Steps, cut_to
 from gpuprobe.model.run.recording import StepRows
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
@@ -43,7 +43,7 @@ from gpuprobe.reporters.sections.report import MOST_FINDINGS, STATUS, facts, rep
 from gpuprobe.reporters.sections.report.memory import causes_section
 
 ROWS = 400
-"""Rows of the tables of lines and modules: the ``top`` of the page's report."""
+"""Rows, and groups of rows, of the tables of lines and modules."""
 
 _SCRIPTS = ("base.js", "blocks.js", "timeline.js", "trees.js", "main.js")
 _IN_CARDS = ("recording", "peak", "advice")
@@ -59,8 +59,13 @@ def data_of(
     the rows of its steps are in separate columns (``steps``).
     """
     rows = report.steps.rows
-    without = Steps(report.steps.highlights, StepRows())
-    shown = replace(report, steps=without, findings=report.findings[:MOST_FINDINGS])
+    shown = replace(
+        report,
+        top_lines=cut_to(report.top_lines, ROWS, "lines"),
+        top_modules=cut_to(report.top_modules, ROWS, "modules"),
+        steps=Steps(report.steps.highlights, StepRows()),
+        findings=report.findings[:MOST_FINDINGS],
+    )
     document = report_json.to_document(shown)
     del document["steps"]["rows"]
     return {
@@ -82,15 +87,14 @@ def write(
 ) -> None:
     """Write the page of a recording to a text stream (UTF-8).
 
-    ``report`` has `ROWS` rows; ``tracks`` and ``problems`` are from
-    `gpuprobe.analysis.inspection.tracks.tracks`. ``trees`` are those of the peak: treemaps by the
-    name of their division, and the flame graphs ``stacks`` and ``all frames``.
+    ``report`` has whole tables, of which `ROWS` rows are shown; ``tracks`` and ``problems`` are
+    from `gpuprobe.analysis.inspection.tracks.tracks`. ``trees`` are those of the peak: treemaps by
+    the name of their division, and the flame graphs ``stacks`` and ``all frames``.
     """
     data = data_of(report, tracks, trees)
     draw = Drawing(report.session.cwd)
-    found = {
-        section.name: section for section in report_sections(report, full=True, problems=problems)
-    }
+    sections = report_sections(report, full=True, problems=problems, top=ROWS)
+    found = {section.name: section for section in sections}
     chart = None
     if len(report.steps.rows) > 2 and data["steps"]:
         chart = el("div", class_="chart", data_chart="steps")

@@ -146,9 +146,9 @@ class MemoryTreemap(TextPane):
                 place = (outer.x + one.x, outer.y + one.y)
                 self.rects.append(Rect(number, *place, one.width, one.height))
                 self.groups.append(group)
-                faces.append(
-                    (category, name(group.key, max(4, one.width - 1)), human_bytes(group.bytes))
-                )
+                times = f" ×{len(group.members):,}" if group.members else ""
+                label = name(group.key, max(4, one.width - 1 - len(times))) + times
+                faces.append((category, label, human_bytes(group.bytes)))
         plain = self.painter.palette.plain
         self.show(treemap_lines(self.rects, faces, width, height, chosen=chosen, plain=plain))
 

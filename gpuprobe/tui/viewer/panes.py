@@ -348,6 +348,10 @@ def texts_of(section: Section, cwd: str = "") -> list[str]:
     return [visible(text.replace(below, "") if cwd else text) for text in texts]
 
 
+_RANK_LINE = 100
+"""Columns of a line of a rank, at least; a narrower screen truncates it."""
+
+
 class RanksPane(Pane, ItemTable):
     """All ranks, one per line. Enter shows the steps of one."""
 
@@ -357,7 +361,7 @@ class RanksPane(Pane, ItemTable):
     def draw(self) -> None:
         if self.view is None:
             return
-        head, *rows = rank_lines(self.view.recording, max(80, self.shared.width - 1))
+        head, *rows = rank_lines(self.view.recording, max(_RANK_LINE, self.shared.width - 1))
         heading: Line = (("", "section"), (head, "head"))
         self.fill([heading], len(rows), lambda index: [((rows[index], ""),)])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import overload
 
-from gpuprobe.api.live import StepPeak, is_running
+from gpuprobe.api.live import StepPeak, groups_of, is_running
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
@@ -251,12 +251,15 @@ def detail_lines(
         texts.append(f"{human_bytes(peak.allocated)} on {peak.device}{where}")
         shares = [share for share in peak.categories if share.bytes]
         texts += [_bar(Category(share.key), share.bytes, whole, plain) for share in shares]
-        for title, shown in (("Lines", peak.lines), ("Modules", peak.modules)):
+        for title, by, shown in (
+            ("Lines", "line", peak.lines),
+            ("Modules", "module", peak.modules),
+        ):
             texts += ["", title]
-            texts += [
-                f"{human_bytes(s.bytes):>10}  {short_line(s.key, model.cwd, _LINE)}"
-                for s in shown[:8]
-            ]
+            for group in groups_of(shown, by)[:8]:
+                times = f" ×{len(group.members)}" if len(group.members) > 1 else ""
+                name = short_line(group.name, model.cwd, _LINE - len(times))
+                texts.append(f"{human_bytes(group.sum.bytes):>10}  {name}{times}")
     return [((text, ""),) if isinstance(text, str) else text for text in texts]
 
 

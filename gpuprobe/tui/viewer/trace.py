@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -61,7 +62,8 @@ _KEYS = (
     Key("b", "group by line, module, category or block", {"b": "group"}, footer="group"),
     Key(
         "Enter",
-        f"open a group's blocks, or a block's stack and source ({FOLD_KEY.shown}: {FOLD_KEY.does})",
+        "open the modules of ×N, a group's blocks, or a block's stack and source "
+        f"({FOLD_KEY.shown}: {FOLD_KEY.does})",
     ),
     Key(
         "m",
@@ -72,6 +74,9 @@ _KEYS = (
     Key("o", "change the order of the segments", {"o": "order"}, footer="order"),
     Key("Esc", "back to the groups", {"escape": "back"}),
 )
+
+REPEATED = {"module": "modules", "line": "functions"}
+"""What the members of a group that repeats are, by grouping."""
 
 _SHORTEST = 8
 """The fewest positions that the plot zooms in to."""
@@ -182,6 +187,12 @@ class TimelinePane(TextPane):
         return [tuple(spans)]
 
 
+def _single(groups: Iterable[Group]) -> list[Group]:
+    """The groups with the members of those that repeat, the most bytes first, then by name."""
+    found = [one for group in groups for one in (group.members or (group,))]
+    return sorted(found, key=lambda group: (-group.bytes, group.key))
+
+
 class TracePane(Pane, Vertical):
     """One trace of a recording at a time. Reading and grouping happen in threads."""
 
@@ -229,7 +240,7 @@ class TracePane(Pane, Vertical):
         self.state: TraceState | None = None
         self._grouping = "line"
         self._order = "address"
-        self._within: Group | None = None  # the group whose blocks are listed
+        self._within: list[Group] = []  # the group whose blocks or members are listed, and outer
         self._bars: list[Bar] | Unavailable | None = None
         self._problem = ""
 
@@ -262,7 +273,9 @@ class TracePane(Pane, Vertical):
         return laid_out and self.state is not None and self.state.position == self.position
 
     def document(self) -> dict[str, object]:
-        """The memory at the cursor. ``groups`` and ``categories`` each sum to ``allocated``."""
+        """The memory at the cursor. ``groups`` and ``categories`` each sum to ``allocated``. Groups
+        that repeat are single.
+        """
         inspector, state = self._inspector, self.state
         if inspector is None or state is None:
             return {}
@@ -285,7 +298,7 @@ class TracePane(Pane, Vertical):
                     "blocks": len(group.rows),
                     "category": group.category.value,
                 }
-                for group in state.groups
+                for group in _single(state.groups)
             ],
         }
 
@@ -345,7 +358,8 @@ class TracePane(Pane, Vertical):
         self._show_trace(message.inspectors[0] if message.inspectors else None)
 
     def _show_trace(self, inspector: TraceInspector | None) -> None:
-        self._inspector, self.state, self._bars, self._within = inspector, None, None, None
+        self._inspector, self.state, self._bars = inspector, None, None
+        self._within = []
         if inspector is not None:
             self.timeline.open(inspector)
             self._read_position()
@@ -361,7 +375,7 @@ class TracePane(Pane, Vertical):
         position = max(0, min(position, len(inspector) - 1))
         if position == self.position:
             return
-        self._bars, self._within = None, None
+        self._bars, self._within = None, []
         self.timeline.move(position)
         self.timeline.paint()
         self._show_position()
@@ -430,7 +444,7 @@ class TracePane(Pane, Vertical):
 
     def action_group(self) -> None:
         self._grouping = GROUPINGS[(GROUPINGS.index(self._grouping) + 1) % len(GROUPINGS)]
-        self._within = None
+        self._within = []
         self._groups.cursor = 0
         self._read_position()
 
@@ -450,8 +464,10 @@ class TracePane(Pane, Vertical):
         self._show_segments()
 
     async def action_back(self) -> None:
-        if self._within is not None:
-            self._within = None
+        if self._within:
+            left = self._within.pop()
+            keys = [group.key for group in self._listed()]
+            self._groups.cursor = keys.index(left.key) if left.key in keys else 0
             self._show_groups()
         else:
             await self.screen.run_action("back")
@@ -518,14 +534,15 @@ class TracePane(Pane, Vertical):
         return short_line(line, cwd, columns)
 
     def _listed(self) -> tuple[Group, ...]:
-        if self._within is not None and self._inspector is not None:
-            return self._inspector.grouped(self._within.rows, "block")
+        if self._within and self._inspector is not None:
+            inner = self._within[-1]
+            return inner.members or self._inspector.grouped(inner.rows, "block")
         return self.state.groups if self.state is not None else ()
 
     def _show_groups(self) -> None:
         groups = self._listed()
-        if self._within is not None:
-            head = f"{'bytes':>10}   esc: back · {self._short(self._within.key, 24)}"
+        if self._within:
+            head = f"{'bytes':>10}   esc: back · {self._short(self._within[-1].key, 24)}"
         else:
             head = f"{'bytes':>10}   by {self._grouping} (b: another)"
 
@@ -541,13 +558,15 @@ class TracePane(Pane, Vertical):
 
     def _name_of(self, group: Group, columns: int) -> str:
         inspector = self._inspector
-        if inspector is not None and (self._within is not None or self._grouping == "block"):
+        blocks = bool(self._within) and not self._within[-1].members
+        if inspector is not None and (blocks or self._grouping == "block"):
             block = inspector.block(group.rows[0])
             line = self._short(block.line, max(10, columns - len(group.key) - 2))
-            return f"{group.key}  {block.category.words if self._within is not None else line}"
-        count = len(group.rows)
-        blocks = f"  ×{count:,}" if count > 1 else ""
-        return self._short(group.key, max(10, columns - len(blocks))) + blocks
+            return f"{group.key}  {block.category.words if self._within else line}"
+        count = len(group.members or group.rows)
+        what = f" {REPEATED[self._grouping]}" if group.members else ""
+        times = f"  ×{count:,}{what}" if count > 1 else ""
+        return self._short(group.key, max(10, columns - len(times))) + times
 
     def _show_treemap(self) -> None:
         listed = self._listed()
@@ -585,10 +604,10 @@ class TracePane(Pane, Vertical):
         if message.index >= len(listed):
             return  # keys can arrive before the list is drawn
         group = listed[message.index]
-        if len(group.rows) == 1 or self._within is not None:
+        if len(group.rows) == 1 or (self._within and not self._within[-1].members):
             self.app.push_screen(BlockScreen(inspector.block(group.rows[0]), self._rank.session))
         else:
-            self._within = group
+            self._within.append(group)
             self._groups.cursor = 0
             self._show_groups()
 

@@ -60,6 +60,9 @@ _MOST_LINES = 20
 MOST_FINDINGS = 1000
 """The most findings that are shown: a program may have one in each step."""
 
+_MOST_ROWS = 1_000
+"""The most rows of a table."""
+
 _MOST_RELATED = 100
 """The most places of one finding."""
 
@@ -68,17 +71,18 @@ _MOST_RANKS = 1_000
 
 
 def report_sections(
-    report: Report, *, full: bool = False, problems: Sequence[str] = ()
+    report: Report, *, full: bool = False, problems: Sequence[str] = (), top: int = _MOST_ROWS
 ) -> list[Section]:
     """The whole report. ``full``: every figure, not only the most important ones; ``problems``:
-    further blind spots, such as traces that cannot be read.
+    further blind spots, such as traces that cannot be read; ``top``: rows of the tables of lines
+    and modules of the peak, in which rows that repeat are one.
     """
     return [
         _title(report),
         peak_section(report, full=full),
         *failure_sections(report, full=full),
         *_advice(report, full=full),
-        *share_sections(report),
+        *share_sections(report, top),
         *growth_sections(report, full=full),
         *fragmentation_sections(report, full=full),
         *device_sections(report, full=full),

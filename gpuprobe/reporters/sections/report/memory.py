@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from gpuprobe.analysis.repeats import REPEATING, share_groups
 from gpuprobe.model import report as model
 from gpuprobe.model.report import (
     AT_NEAREST_TRACE,
@@ -15,6 +16,7 @@ from gpuprobe.model.report import (
     Remainder,
     Report,
     Space,
+    remainder,
 )
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
@@ -103,13 +105,16 @@ def _categories_title(table: CategoryTable | Unavailable) -> str:
 # -- shares of the peak
 
 
-def share_sections(report: Report) -> list[Section]:
-    """The memory at the peak by category, by line and by module."""
+def share_sections(report: Report, top: int) -> list[Section]:
+    """The memory at the peak by category, by line and by module, in at most ``top`` rows each."""
     lines, modules = report.top_lines, report.top_modules
     of = when(report)
     nowhere = not isinstance(modules, Unavailable) and modules.rows and all(
         _is_nowhere(row) for row in modules.rows
     )  # fmt: skip
+    by_module: tuple[Part, ...] = (Line("unknown: no module was recorded"),)
+    if not nowhere:
+        by_module = _shares(modules, "module", top=top)
     return [
         Section(
             _categories_title(report.categories),
@@ -119,17 +124,18 @@ def share_sections(report: Report) -> list[Section]:
         ),
         Section(
             f"Lines {of}",
-            _shares(lines, "line"),
+            _shares(lines, "line", top=top),
             "lines",
             "Lines",
             hint="By the innermost line of your code on the stack of each allocation.",
         ),
         Section(
             f"Modules {of}",
-            (Line("unknown: no module was recorded"),) if nowhere else _shares(modules, "module"),
+            by_module,
             "modules",
             "Modules",
-            hint="By the module that was running when the memory was allocated.",
+            hint="By the module that was running when the memory was allocated. Modules of equal "
+            "layers are one row, such as h.*.mlp ×48.",
         ),
     ]
 
@@ -140,9 +146,11 @@ def _is_nowhere(row: model.ShareRow) -> bool:
 
 
 def _shares(
-    table: model.ShareTable | Unavailable, by: str, *, blocks: bool = True
+    table: model.ShareTable | Unavailable, by: str, *, blocks: bool = True, top: int = 0
 ) -> tuple[Part, ...]:
-    """A table of bytes, shares, numbers of ``blocks`` and names; the last row is the total."""
+    """A table of bytes, shares, numbers of ``blocks`` and names; the last row is the total.
+    ``top``: its number of rows if it is complete; then lines and modules that repeat are one row.
+    """
     if isinstance(table, Unavailable):
         return (Line(f"unknown: {table.reason}"),)
     rest = table.remainder
@@ -150,14 +158,29 @@ def _shares(
     known = [row.bytes for row in table.rows] + [rest.bytes if isinstance(rest.bytes, int) else 0]
     whole = total if isinstance(total, int) else sum(known)
 
-    def row(number: int, held_in: int | None, name: Cell) -> Row:
+    def row(number: int, held_in: int | None, name: Cell, members: Iterable[Row] = ()) -> Row:
         share = number / whole if whole else 0.0
         percent = Cell(f"{share:.1%}" if isinstance(total, int) else "", share)
         counted = ("-" if held_in is None else count(held_in),) if blocks else ()
-        return Row((size(number), percent, Cell("", share, share=share), *counted, name))
+        cells = (size(number), percent, Cell("", share, share=share), *counted, name)
+        return Row(cells, members=tuple(members))
 
-    rows = [row(one.bytes, one.blocks, Cell(named(one.key), place=True)) for one in table.rows]
-    foot = []
+    def single(one: model.ShareRow) -> Row:
+        return row(one.bytes, one.blocks, Cell(named(one.key), place=True))
+
+    rows, foot = [], []
+    if by in REPEATING and top and not rest.bytes:
+        groups = share_groups(table.rows, by)
+        for group in groups[:top]:
+            if len(group.members) == 1:
+                rows.append(single(group.members[0]))
+                continue
+            sum_ = group.sum
+            named_ = Cell(group.name, place=True, times=len(group.members))
+            rows.append(row(sum_.bytes, sum_.blocks, named_, map(single, group.members)))
+        rest = remainder([one for group in groups[top:] for one in group.members], f"{by}s")
+    else:
+        rows = list(map(single, table.rows))
     if isinstance(rest.bytes, int) and rest.bytes:
         foot.append(row(rest.bytes, rest.blocks, Cell(f"({rest.what})")))
     if not rows and not foot:
