@@ -34,9 +34,15 @@ _LITERAL = re.compile(r"``([^`]+)``")
 
 
 def command_list() -> str:
-    """The commands, with the line that ``gpuprobe --help`` has for each."""
-    rows = [(f"[`{name}`](#gpuprobe-{name})", text) for name, text in _commands().items()]
-    return table(("command", "what it does"), rows)
+    """The commands, with the line that ``gpuprobe --help`` has for each, by group."""
+    from gpuprobe.cli.commands import GROUPS
+
+    rows = [
+        ("" if at else group, f"[`{name}`](#gpuprobe-{name})", text)
+        for group, commands in GROUPS.items()
+        for at, (name, text) in enumerate(commands.items())
+    ]
+    return table(("to", "command", "what it does"), rows)
 
 
 def command_reference() -> str:
@@ -73,8 +79,8 @@ def _command(name: str) -> str:
             [(f"`{_spelling(a)}`", _help(parser, a)) for a in (*positionals, *options)],
         ),
     ]
-    if parser.epilog:
-        parts.append(docstring(parser.epilog))
+    examples = "\n".join(f"# {text}\n{line}" for line, text in module.EXAMPLES.items())
+    parts.append(f"Examples:\n\n```text\n{examples}\n```")
     return "\n\n".join(parts)
 
 

@@ -13,9 +13,25 @@ from typing import NoReturn
 
 from gpuprobe.cli import exit_codes, output, stderr
 from gpuprobe.cli.after_script import sort_options
-from gpuprobe.cli.commands import COMMANDS
+from gpuprobe.cli.commands import COMMANDS, GROUPS
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.text import cut
+
+
+class _Lines(str):
+    """A part of a help text whose lines stay as they are."""
+
+    __slots__ = ()
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Wraps each paragraph of a description, but not `_Lines`."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if isinstance(text, _Lines):
+            return text
+        fill = super()._fill_text
+        return "\n\n".join(fill(part, width, indent) for part in text.split("\n\n"))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,13 +53,16 @@ class _Parser(argparse.ArgumentParser):
 
 def _overview() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
-    listing = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    listing = ""
+    for group, commands in GROUPS.items():
+        lines = (f"  {name:<{width}}  {text}\n" for name, text in commands.items())
+        listing += f"{group}:\n{''.join(lines)}\n"
     parser = _Parser(
         prog="gpuprobe",
         usage="gpuprobe [--version] [--help] COMMAND ...",
         description="Where GPU memory goes, why, and what to do about it.",
-        epilog=f"commands:\n{listing}\n\nHelp on a command: gpuprobe help COMMAND",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_Lines(f"{listing}Help on a command, with examples: gpuprobe help COMMAND"),
+        formatter_class=_Formatter,
     )
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     return parser
@@ -74,7 +93,13 @@ def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> 
 def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
     """The module of a command, and the parser of its arguments."""
     module = import_module(f"gpuprobe.cli.commands.{name}")
-    parser = _Parser(prog=f"gpuprobe {name}", description=module.__doc__)
+    examples = "\n".join(f"  {line}\n      {text}" for line, text in module.EXAMPLES.items())
+    parser = _Parser(
+        prog=f"gpuprobe {name}",
+        description=module.__doc__,
+        epilog=_Lines(f"examples:\n{examples}"),
+        formatter_class=_Formatter,
+    )
     module.add_arguments(parser)
     return module, parser
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pkgutil
+import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from gpuprobe.cli import commands as commands_package
 from gpuprobe.cli import main
-from gpuprobe.cli.commands import COMMANDS
+from gpuprobe.cli.commands import COMMANDS, GROUPS
+from gpuprobe.cli.parser import command_parser, own_options_first
 
 
 def test_help_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,6 +25,51 @@ def test_help_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["help", "report"])
     assert ended.value.code == 0
     assert "usage: gpuprobe report" in capsys.readouterr().out
+
+
+def test_commands_are_listed_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    for group, commands in GROUPS.items():
+        below = out.partition(f"\n{group}:\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in below.splitlines()] == list(commands)
+    modules = {module.name for module in pkgutil.iter_modules(commands_package.__path__)}
+    assert modules == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_three_commands_that_are_valid(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    out = capsys.readouterr().out
+    module, parser = command_parser(name)
+    assert len(module.EXAMPLES) == 3
+    shown = "".join(f"  {command}\n      {text}\n" for command, text in module.EXAMPLES.items())
+    assert out.partition("\nexamples:\n")[2] == shown
+    for command in module.EXAMPLES:
+        words = shlex.split(command)
+        at = words.index("gpuprobe")
+        assert words[at + 1] == name
+        given = words[at + 2 :]
+        if getattr(module, "OPTIONS_AFTER_SCRIPT", False):
+            given = own_options_first(parser, given)
+        parsed = parser.parse_args(given)
+        if name == "baseline":  # whose options are parsed when it runs
+            assert parsed.words[0] == "update"
+
+
+def test_descriptions_are_wrapped_by_paragraph(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main(["info", "--help"])
+    out = capsys.readouterr().out
+    assert "pycuda.\n\nBy default NVML" in out
+    assert all(len(line) <= 60 for line in out.splitlines())
 
 
 def test_help_on_no_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +131,47 @@ def test_bash_completes() -> None:
     assert completed(["gpuprobe", "es"]) == {"estimate"}
     assert completed(["gpuprobe", "run", "--level", ""]) == {"counters", "trace"}
     assert {"a100-40gb", "a100-80gb"} <= completed(["gpuprobe", "estimate", "--gpu", "a100"])
+
+
+def fish_script() -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "completion", "fish"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_fish_has_every_command_and_option() -> None:
+    lines = fish_script().splitlines()
+    for name in COMMANDS:
+        _, parser = command_parser(name)
+        own = [line for line in lines if f"_shtab_gpuprobe_using {name}'" in line]
+        words = {word for line in own for word in zip(line.split(), line.split()[1:], strict=False)}
+        for option in parser._option_string_actions:
+            flag = "-l" if option.startswith("--") else "-s"
+            assert (flag, option.lstrip("-")) in words, f"{name} {option}"
+        assert any(name in line.replace('"', " ").replace("'", " ").split() for line in lines)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes(tmp_path: Path) -> None:
+    path = tmp_path / "gpuprobe.fish"
+    path.write_text(fish_script(), encoding="utf-8")
+
+    def completed_by_fish(line: str) -> set[str]:
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", f"source {path}; complete -C '{line}'"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return {row.partition("\t")[0] for row in done.stdout.splitlines()}
+
+    assert completed_by_fish("gpuprobe es") == {"estimate"}
+    assert completed_by_fish("gpuprobe run --level ") == {"counters", "trace"}
+    assert {"a100-40gb", "a100-80gb"} <= completed_by_fish("gpuprobe estimate --gpu a100")
+    assert {"--work", "--json"} <= completed_by_fish("gpuprobe scale --")
 
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])

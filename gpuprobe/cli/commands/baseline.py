@@ -24,6 +24,13 @@ _UPDATE = (
 )
 
 
+EXAMPLES = {
+    "gpuprobe baseline update": "accept this project's memory as it is now",
+    "gpuprobe baseline update train.py --gpu h100-80gb --stop-after 3": "write the first baseline",
+    "gpuprobe baseline update train.gpuprobe --baseline memory.json": "from a recording",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = _USAGE
     # The subcommand's options and the script's are parsed in a second pass. One argument, because

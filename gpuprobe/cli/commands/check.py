@@ -33,6 +33,13 @@ OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
 
 
+EXAMPLES = {
+    "gpuprobe check": "this project's run, from pyproject.toml, with its baseline",
+    "gpuprobe check train.py --gpu h100-80gb --stop-after 3": "three steps, without a GPU",
+    "gpuprobe check train.py --tolerance peak_allocated=2%": "accept 2% more",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe check [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--gpu GPU] "

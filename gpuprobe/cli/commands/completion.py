@@ -1,7 +1,8 @@
 """Print a script that completes gpuprobe's commands, options and GPU names in a shell.
 
 For bash, in this shell: eval "$(gpuprobe completion bash)". In every shell: append it to
-~/.bash_completion. For zsh: write it to _gpuprobe in a folder of $fpath.
+~/.bash_completion. For zsh: write it to _gpuprobe in a folder of $fpath. For fish: write it to
+~/.config/fish/completions/gpuprobe.fish.
 """
 
 from __future__ import annotations
@@ -11,9 +12,16 @@ import sys
 from typing import Any
 
 from gpuprobe.cli import exit_codes
-from gpuprobe.errors import MissingExtra
+from gpuprobe.errors import MissingExtra, UsageError
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+_GPUS = {"bash": "_gpuprobe_gpus", "zsh": "_gpuprobe_gpus", "fish": "(_gpuprobe_gpus)"}
+
+EXAMPLES = {
+    "gpuprobe completion bash": "for bash: append it to ~/.bash_completion",
+    "gpuprobe completion zsh": "for zsh: _gpuprobe in a folder of $fpath",
+    "gpuprobe completion fish": "for fish: ~/.config/fish/completions/gpuprobe.fish",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +33,18 @@ def run(args: argparse.Namespace) -> int:
         import shtab
     except ImportError:
         raise MissingExtra("shtab", "completion", why="it generates the script") from None
+    if args.shell not in shtab.SUPPORTED_SHELLS:
+        raise UsageError(
+            f"this version of shtab does not complete in {args.shell}",
+            hint="pip install 'shtab>=1.10'",
+        )
     from gpuprobe.api.devices import known_gpus
 
     names = " ".join(["list", *(gpu.name for gpu in known_gpus())])
     preamble = {
         "bash": f'_gpuprobe_gpus() {{ compgen -W "{names}" -- "$1"; }}',
         "zsh": f"_gpuprobe_gpus() {{ compadd {names} }}",
+        "fish": f'function _gpuprobe_gpus\n    printf "%s\\n" {names}\nend',
         "tcsh": "",
     }
     script = shtab.complete(_whole_parser(shtab), args.shell, preamble=preamble[args.shell])
@@ -51,7 +65,7 @@ def _whole_parser(shtab: Any) -> argparse.ArgumentParser:
         commands.add_parser(name, help=text, parents=[parser], add_help=False)
         for action in parser._actions:
             if action.metavar == "GPU":
-                action.complete = {"bash": "_gpuprobe_gpus", "zsh": "_gpuprobe_gpus"}  # type: ignore[attr-defined]
+                action.complete = _GPUS  # type: ignore[attr-defined]
             elif not action.option_strings and not action.choices:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return whole

@@ -14,6 +14,13 @@ from gpuprobe.model.text import visible
 _BY = ("category", "module", "line")
 
 
+EXAMPLES = {
+    "gpuprobe diff before.gpuprobe after.gpuprobe": "what grew, by category, module and line",
+    "gpuprobe diff before.gpuprobe after.gpuprobe --by line": "by line only",
+    "gpuprobe diff before.gpuprobe after.gpuprobe --html diff.html": "as a page with both curves",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", help="a recording (directory) or a torch snapshot (.pickle)")
     parser.add_argument("after", help="the recording or snapshot to compare with it")

@@ -13,6 +13,12 @@ from gpuprobe.cli.options import add_formats, format_of
 from gpuprobe.errors import UsageError
 from gpuprobe.model.values import Unavailable
 
+EXAMPLES = {
+    "gpuprobe doctor": "what is wrong on this machine, and how to fix it",
+    "gpuprobe doctor --bundle report.zip": "also a file for a bug report",
+    "torchrun --nproc-per-node 8 -m gpuprobe doctor --distributed": "check the ranks of a job",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_formats(parser, "Diagnosis", json="print the diagnosis as JSON")

@@ -29,6 +29,13 @@ OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
 
 
+EXAMPLES = {
+    "gpuprobe estimate train.py --gpu rtx4090": "does it fit on 24 GB?",
+    "gpuprobe estimate train.py --gpu 8xh100-80gb --ranks 8": "one of eight ranks",
+    "gpuprobe estimate train.py --gpu a100-40gb -- --batch-size 16": "with an option of the script",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "

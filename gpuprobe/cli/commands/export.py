@@ -17,6 +17,13 @@ from gpuprobe.errors import UsageError
 _LISTEN = "127.0.0.1:9400"
 
 
+EXAMPLES = {
+    "gpuprobe export --prometheus": "serve metrics on http://127.0.0.1:9400/metrics",
+    "gpuprobe export --textfile /var/lib/node/gpuprobe.prom": "write them for node_exporter",
+    "gpuprobe export --prometheus --once": "print them once",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prometheus", action="store_true", help="serve the metrics in Prometheus' text format"

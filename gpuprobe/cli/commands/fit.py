@@ -24,6 +24,13 @@ from gpuprobe.cli.options import (
 OPTIONS_AFTER_SCRIPT = True
 
 
+EXAMPLES = {
+    "gpuprobe fit train.py --arg batch_size --gpu a100-40gb": "the largest batch that fits",
+    "gpuprobe fit train.py --arg batch_size --gpu t4,l4,a10g": "the same for each of three GPUs",
+    "gpuprobe fit train.py --arg seq_len --max 8192 --no-suggestions": "the longest sequence",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe fit SCRIPT --arg NAME [--gpu GPU,...] [--min N] [--max N] [--steps N] "

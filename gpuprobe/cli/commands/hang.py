@@ -10,6 +10,12 @@ from gpuprobe.api.render import render
 from gpuprobe.cli import exit_codes
 from gpuprobe.cli.options import add_formats, format_of
 
+EXAMPLES = {
+    "gpuprobe hang /tmp/dumps": "which rank did not call which collective, and where",
+    "gpuprobe hang /tmp/dumps --json": "for programs",
+    "gpuprobe hang .": "dumps in this directory",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

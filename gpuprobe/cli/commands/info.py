@@ -18,6 +18,13 @@ from gpuprobe.cli.screen import columns
 _DEFAULT = ("nvml", "cuda")
 
 
+EXAMPLES = {
+    "gpuprobe info": "the GPUs of this machine, and who uses them",
+    "gpuprobe info --json": "the same for programs",
+    "gpuprobe info --demo 8xh100 -v": "every value of a simulated fleet",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_formats(parser, "Inventory", json="print a JSON document")
     parser.add_argument(

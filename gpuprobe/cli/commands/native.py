@@ -14,6 +14,12 @@ import sys
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.errors import UsageError
 
+EXAMPLES = {
+    "gpuprobe native status": "what --engine native runs here",
+    "gpuprobe native install": "download a build of torch with CUDA, once (0.5 GB)",
+    "gpuprobe native remove": "delete it",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpuprobe native (install [PIP OPTIONS ...] | status | remove)"

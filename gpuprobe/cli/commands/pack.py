@@ -8,6 +8,12 @@ from gpuprobe.api.recordings import pack
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.model.text import visible
 
+EXAMPLES = {
+    "gpuprobe pack train.gpuprobe": "write train.parquet",
+    "gpuprobe pack train.gpuprobe -o /data/run-7.parquet": "write it elsewhere",
+    "gpuprobe pack train.gpuprobe --force": "replace an earlier file",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", help="a recording (directory)")

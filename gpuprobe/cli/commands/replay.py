@@ -14,6 +14,13 @@ from gpuprobe.cli.options import add_formats, format_of
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
+EXAMPLES = {
+    "gpuprobe replay snapshot.pickle": "repeat every allocation of a snapshot",
+    "gpuprobe replay snapshot.pickle --what-if expandable_segments:True": "try a setting",
+    "gpuprobe replay snapshot.pickle --search --capacity 24GiB": "find the best setting",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("snapshot", help="a torch snapshot (.pickle) or a recording (directory)")
     parser.add_argument(

@@ -13,6 +13,12 @@ from gpuprobe.cli.options import add_formats, add_top, format_of
 from gpuprobe.errors import UsageError
 from gpuprobe.model.text import visible
 
+EXAMPLES = {
+    "gpuprobe report train.gpuprobe": "the peak, and what to try first",
+    "gpuprobe report train.gpuprobe --html train.html": "as a page with charts",
+    "gpuprobe report snapshot.pickle --json": "a torch memory snapshot, for programs",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", help="a recording (directory) or a torch snapshot (.pickle)")

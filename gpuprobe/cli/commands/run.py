@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_baseline")
 
 
+EXAMPLES = {
+    "gpuprobe run train.py --epochs 1": "record the peaks of every step into train.gpuprobe",
+    "gpuprobe run --level trace train.py": "record every allocation with its line",
+    "gpuprobe run --gpu h100-80gb --hazards train.py": "without a GPU, and find races",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "

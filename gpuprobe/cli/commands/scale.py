@@ -10,6 +10,12 @@ from gpuprobe.api.render import render
 from gpuprobe.cli import exit_codes
 from gpuprobe.cli.options import add_formats, format_of
 
+EXAMPLES = {
+    "gpuprobe scale one.gpuprobe four.gpuprobe": "speed-up and efficiency on four ranks",
+    "gpuprobe scale one.gpuprobe four.gpuprobe --work run": "the same data, divided among ranks",
+    "gpuprobe scale one.gpuprobe four.gpuprobe --json": "for programs",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recordings", nargs="+", help="recordings; the first is the baseline")

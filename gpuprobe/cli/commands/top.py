@@ -17,6 +17,12 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import visible
 
+EXAMPLES = {
+    "gpuprobe top": "watch this machine's GPUs",
+    "gpuprobe top --only 0,1 --user $USER": "two GPUs, and your processes only",
+    "gpuprobe top --demo": "try it with a simulated fleet",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print text and exit")

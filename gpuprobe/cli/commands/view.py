@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from gpuprobe.api.live import Followed
 
 
+EXAMPLES = {
+    "gpuprobe view train.gpuprobe": "browse a recording, also while it is written",
+    "gpuprobe view snapshot.pickle": "browse a torch memory snapshot",
+    "gpuprobe view": "list the runs being recorded on this machine",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recording",
