@@ -110,16 +110,16 @@ _NARROWEST = 40  # room for a figure of a table and a name
 
 
 def columns_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> int:
-    """The length of a stream's lines: ``COLUMNS`` if it is set, else 80, or the width of a
-    narrower terminal. At least 40.
+    """The length of a stream's lines: 80, which can be read, or less if ``COLUMNS`` or the
+    terminal has less; at least 40.
     """
     given = environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return max(_NARROWEST, int(given))
-    try:
-        found = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError, AttributeError):  # no terminal; closed; in memory
-        return _WIDTH
+    found = int(given) if given.isdecimal() else 0
+    if not found:
+        try:
+            found = os.get_terminal_size(stream.fileno()).columns
+        except (OSError, ValueError, AttributeError):  # no terminal; closed; in memory
+            found = 0
     return max(_NARROWEST, min(found or _WIDTH, _WIDTH))
 
 
