@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
+from gpuprobe.model.colour import coloured, uses_colour
+from gpuprobe.model.findings import Level
 from gpuprobe.model.record import record
 from gpuprobe.model.text import shortened, visible
-
-_BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 
 # Replacements for characters that the stream cannot encode.
 _ASCII = str.maketrans(
@@ -48,9 +48,11 @@ class Style:
         width = columns_of(stream, environ)
         return cls(width=width, unicode=drawn, colour=uses_colour(stream, environ), cwd=cwd)
 
-    def strong(self, shown: str) -> str:
-        """Printable text, in bold if the stream has colour."""
-        return f"{_BOLD}{shown}{_RESET}" if self.colour else shown
+    def marked(
+        self, shown: str, level: Level | None = None, *, bold: bool = False, whole: bool = False
+    ) -> str:
+        """Printable text as `coloured` if the stream has colour."""
+        return coloured(shown, level, bold=bold, whole=whole) if self.colour else shown
 
     def text(self, text: str) -> str:
         """Untrusted text on one line, in characters the stream has."""
@@ -121,17 +123,3 @@ def columns_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> int:
         except (OSError, ValueError, AttributeError):  # no terminal; closed; in memory
             found = 0
     return max(_NARROWEST, min(found or _WIDTH, _WIDTH))
-
-
-def uses_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a stream gets colour: a terminal, unless TERM is dumb, NO_COLOR (https://no-color.org)
-    is set or CLICOLOR is 0; other streams only with FORCE_COLOR or CLICOLOR_FORCE
-    (https://bixense.com/clicolors).
-    """
-    if environ.get("NO_COLOR"):
-        return False
-    if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
-        return True
-    if environ.get("CLICOLOR") == "0" or environ.get("TERM") == "dumb":
-        return False
-    return stream.isatty()

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from gpuprobe import cli
 from gpuprobe.api.watch import summary
 from gpuprobe.errors import UsageError
 from gpuprobe.exporter.export import write_textfile
+from gpuprobe.model.colour import uses_colour
 from gpuprobe.model.io.files import new_file
-from gpuprobe.reporters.terminal import Style, uses_colour
+from gpuprobe.reporters.terminal import Style
 
 FULL = Path("/dev/full")
 GPUPROBE = [sys.executable, "-m", "gpuprobe"]
@@ -155,3 +157,29 @@ def test_who_gets_colour(environ: dict[str, str], terminal: bool, colour: bool) 
             return terminal
 
     assert uses_colour(Stream(), environ) is colour
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environ"), [(True, {}), (False, {}), (True, {"NO_COLOR": "1"})]
+)
+def test_the_severity_of_an_error_is_coloured_on_a_terminal(
+    terminal: bool, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    stream = Stream()
+    monkeypatch.setattr("sys.stderr", stream)
+    assert cli.main(["report", "/no/such\x1b[31mfile"]) == 2
+    first = stream.getvalue().splitlines()[0]
+    coloured = terminal and not environ
+    assert first.startswith(
+        "gpuprobe: \x1b[1;31merror\x1b[0m: " if coloured else "gpuprobe: error: "
+    )
+    assert "\x1b[31mfile" not in first

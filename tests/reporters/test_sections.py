@@ -155,6 +155,39 @@ def test_headings_are_set_apart_where_there_is_colour() -> None:
     assert first == "\x1b[1mTitle\x1b[0m"
 
 
+@pytest.mark.parametrize(
+    ("title", "level", "shown"),
+    [
+        ("warning GP120: hot", Level.WARNING, "\x1b[1;33mwarning\x1b[0m\x1b[1m GP120: hot\x1b[0m"),
+        (
+            "GP206 error: x",
+            Level.ERROR,
+            "\x1b[1mGP206 \x1b[0m\x1b[1;31merror\x1b[0m\x1b[1m: x\x1b[0m",
+        ),
+        ("GP201 race", Level.ERROR, "\x1b[1;31mGP201 race\x1b[0m"),
+        ("a warning", None, "\x1b[1ma warning\x1b[0m"),
+    ],
+)
+def test_severities_are_coloured(title: str, level: Level | None, shown: str) -> None:
+    section = Section(title, level=level)
+    assert list(draw.lines([section], Style(colour=True))) == [shown]
+    assert list(draw.lines([section], Style())) == [title]
+
+
+def test_all_lines_of_a_heading_are_set_apart() -> None:
+    title = f"warning GP120: {'hot ' * 30}".strip()
+    first, *rest = draw.lines([Section(title, level=Level.WARNING)], Style(colour=True))
+    assert first.startswith("\x1b[1;33mwarning\x1b[0m\x1b[1m GP120")
+    assert rest
+    assert all(line.startswith("\x1b[1m  hot") and line.endswith("\x1b[0m") for line in rest)
+
+
+def test_the_severity_of_a_finding_in_a_line_is_coloured() -> None:
+    line = Line("it is hot", "item", "GP120 warning", level=Level.WARNING)
+    (drawn,) = draw.lines([Section(parts=(line,))], Style(colour=True))
+    assert drawn == "  GP120 \x1b[1;33mwarning\x1b[0m: it is hot"
+
+
 def test_the_first_rows_have_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "train.py"
     program.write_text("import torch\n\n    x = model(batch)\n    y = x * 2\n", "utf-8")

@@ -54,9 +54,16 @@ def test_what_a_stream_can_show(
 
 
 @pytest.mark.parametrize(
-    ("environ", "width"), [({}, 80), ({"COLUMNS": "60"}, 60), ({"COLUMNS": "0"}, 80),
-                           ({"COLUMNS": "wide"}, 80), ({"COLUMNS": "9"}, 40), ({"COLUMNS": "132"}, 80)]
-)  # fmt: skip
+    ("environ", "width"),
+    [
+        ({}, 80),
+        ({"COLUMNS": "60"}, 60),
+        ({"COLUMNS": "0"}, 80),
+        ({"COLUMNS": "wide"}, 80),
+        ({"COLUMNS": "9"}, 40),
+        ({"COLUMNS": "132"}, 80),
+    ],
+)
 def test_lines_have_the_length_that_columns_asks_for(environ: dict[str, str], width: int) -> None:
     assert Style.of(io.StringIO(), environ=environ).width == width
 

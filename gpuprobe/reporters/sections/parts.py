@@ -94,7 +94,7 @@ class Table:
 class Line:
     """A sentence, or several, after a ``label``. ``indent`` counts columns of text; ``code``: it is
     a cause that names places; ``place``: it is a place. ``lead``: the figure at its beginning,
-    which a view may show as a heading instead.
+    which a view may show as a heading instead. ``level``: that of a finding, which the line names.
     """
 
     text: str
@@ -104,6 +104,7 @@ class Line:
     code: bool = False
     place: bool = False
     lead: str = ""
+    level: Level | None = None
 
     @property
     def whole(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 from typing import NamedTuple, TextIO
 
+from gpuprobe.model.colour import names
 from gpuprobe.model.findings import Level
 from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.place import Place, parse_place
@@ -37,11 +38,14 @@ _LEAST_NAME = 8
 
 
 class DrawnLine(NamedTuple):
-    """A printable line. ``heading``: it is highlighted; ``level``: the level of its section."""
+    """A printable line. ``heading``: it is highlighted; ``level``: the level of its section, or of
+    the finding in it; ``named``: by a word in that heading or line.
+    """
 
     text: str
     heading: bool = False
     level: Level | None = None
+    named: bool = False
 
 
 def write(
@@ -55,9 +59,11 @@ def write(
 
 
 def lines(sections: Iterable[Section], style: Style) -> Iterator[str]:
-    """The lines without line ends, with headings in bold if ``style`` has colour."""
+    """The lines without line ends. If ``style`` has colour, headings are bold, and severities have
+    their colour.
+    """
     for line in draw(sections, style):
-        yield style.strong(line.text) if line.heading else line.text
+        yield style.marked(line.text, line.level, bold=line.heading, whole=not line.named)
 
 
 def draw(sections: Iterable[Section], style: Style) -> Iterator[DrawnLine]:
@@ -74,8 +80,9 @@ def _section(section: Section, style: Style) -> Iterator[DrawnLine]:
         first, *rest = style.wrapped(section.title, rest="  ")
         if section.place:
             first += f"  {style.text(style.path(section.place))}"
-        yield DrawnLine(first, True, section.level)
-        yield from map(DrawnLine, rest)
+        named = section.level is not None and names(section.title, section.level)
+        for line in (first, *rest):
+            yield DrawnLine(line, True, section.level, named)
         started = True
     if section.hint and style.wide:
         yield from map(DrawnLine, style.wrapped(section.hint, first="  ", rest="  "))
@@ -90,7 +97,10 @@ def _section(section: Section, style: Style) -> Iterator[DrawnLine]:
         elif isinstance(part, Table):
             yield from _table(part, style, untitled=not section.title)
         else:
-            yield from map(DrawnLine, _plain(part, style, numbers))
+            level = part.level if isinstance(part, Line) else None
+            for line in _plain(part, style, numbers):
+                yield DrawnLine(line, level=level, named=True)
+                level = None  # its first line names it
         started = True
 
 

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple, TextIO
 
 from gpuprobe._version import __version__
+from gpuprobe.model.colour import uses_colour
 from gpuprobe.model.machine.devices import (
     Container,
     Device,
@@ -25,7 +26,6 @@ from gpuprobe.model.machine.devices import (
 )
 from gpuprobe.model.text import cut, human_bytes, padded, ranges, visible, width, wrapped
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.reporters.terminal import uses_colour
 
 WIDTH = 100
 """The width of lines if the stream has no width."""

@@ -223,7 +223,7 @@ def _of(start: str, rows: Sequence[tuple[str, int]]) -> Line:
 def _findings(report: Report, *, full: bool) -> list[Section]:
     """Findings in the recording, such as modules on another device."""
     parts: list[Part] = []
-    short: dict[tuple[str, str], list[int]] = {}
+    short: dict[tuple[str, str, Level], list[int]] = {}
     for row in report.findings[: MOST_FINDINGS if full else None]:
         found = row.finding
         of = f" of rank {row.rank}" if full and len(report.ranks) > 1 else ""
@@ -234,9 +234,9 @@ def _findings(report: Report, *, full: bool) -> list[Section]:
         if full:
             parts.append(Section(f"{label}: {text}", tuple(_about(found)), level=found.level))
         else:
-            short.setdefault((label, text), []).append(row.rank)
-    for (label, text), ranks in [*short.items()][:_MOST_LINES]:
-        parts.append(Line(text + _of_ranks(report, ranks), "item", label))
+            short.setdefault((label, text, found.level), []).append(row.rank)
+    for (label, text, level), ranks in [*short.items()][:_MOST_LINES]:
+        parts.append(Line(text + _of_ranks(report, ranks), "item", label, level=level))
     if len(short) > _MOST_LINES:
         parts.append(Line(f"… {len(short) - _MOST_LINES} more: -v lists them"))
     if full and len(report.findings) > MOST_FINDINGS:
