@@ -156,11 +156,16 @@ class Patches:
 
 
 class _After(importlib.abc.Loader):
-    """A loader that does what another does, and then calls back."""
+    """A loader that does what another does, and then calls back. ``begin`` is called before; what
+    it returns is called after the import, also if that fails.
+    """
 
-    def __init__(self, loader: Any, callback: Callable[[], None]) -> None:
+    def __init__(
+        self, loader: Any, callback: Callable[[], None], begin: Callable[[], Callable[[], None]]
+    ) -> None:
         self._loader = loader
         self._callback = callback
+        self._begin = begin
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)  # code that only searches for a module may use more
@@ -174,8 +179,16 @@ class _After(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        self._loader.exec_module(module)
+        end = self._begin()
+        try:
+            self._loader.exec_module(module)
+        finally:
+            end()
         self._callback()
+
+
+def _nothing() -> Callable[[], None]:
+    return lambda: None
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -183,9 +196,12 @@ class _Finder(importlib.abc.MetaPathFinder):
     try again after an import that failed.
     """
 
-    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, callback: Callable[[], None], begin: Callable[[], Callable[[], None]]
+    ) -> None:
         self._name = name
         self._callback = callback
+        self._begin = begin
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -199,7 +215,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec: importlib.machinery.ModuleSpec | None = find and find(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _After(spec.loader, self._imported)
+                    spec.loader = _After(spec.loader, self._imported, self._begin)
                 return spec
         return None
 
@@ -213,9 +229,14 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._callback()
 
 
-def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+def when_imported(
+    name: str,
+    callback: Callable[[], None],
+    begin: Callable[[], Callable[[], None]] = _nothing,
+) -> Callable[[], None]:
     """Call ``callback`` as soon as the module has been imported; at once if it already is. Returns
-    a function that stops waiting.
+    a function that stops waiting. ``begin`` is called when an import begins, and what it returns
+    when that import has ended or failed.
 
     So the program decides when torch is imported: what it sets in the environment before
     (``CUDA_VISIBLE_DEVICES``, ``OMP_NUM_THREADS``) still has an effect.
@@ -223,6 +244,6 @@ def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]
     if name in sys.modules:
         callback()
         return lambda: None
-    finder = _Finder(name, callback)
+    finder = _Finder(name, callback, begin)
     sys.meta_path.insert(0, finder)
     return finder.close

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -137,11 +138,23 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
         return _refused(error)
     if name != "run":  # there stdout is the program's
         output.open_where_closed()
-    if supervise and getattr(module, "SUPERVISED", False) and hasattr(os, "fork"):
-        from gpuprobe.cli.supervise import supervised
+    with _imports_shown(name):
+        if supervise and getattr(module, "SUPERVISED", False) and hasattr(os, "fork"):
+            from gpuprobe.cli.supervise import supervised
 
-        return supervised(lambda: _exit_code(module, args))
-    return _exit_code(module, args)
+            return supervised(lambda: _exit_code(module, args))
+        return _exit_code(module, args)
+
+
+def _imports_shown(name: str) -> AbstractContextManager[None]:
+    """Inside, an import of torch has a status line on a terminal: it takes 1 to 3 s, in which a
+    command seems to hang. Not for ``run``, in which the terminal is the program's.
+    """
+    if name == "run" or sys.stderr is None:
+        return nullcontext()
+    from gpuprobe.cli.status_line import importing
+
+    return importing("torch")
 
 
 def _refused(error: GpuprobeError) -> int:

@@ -1,12 +1,17 @@
-"""The status line on stderr while a program runs: its step, and the step's time and peak."""
+"""The status lines on stderr: while a program runs its step with time and peak, and before that
+that torch is being imported.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
 from gpuprobe.model.text import human_bytes, human_ns
@@ -17,6 +22,12 @@ if TYPE_CHECKING:
 
 INTERVAL = 10.0
 """Seconds between two lines, and before the first: they are mixed with the program's output."""
+
+
+IMPORT_AFTER = 0.5
+"""Seconds that an import takes before its line is shown."""
+
+_ERASE = "\r\x1b[K"
 
 
 class StatusLine:
@@ -66,6 +77,66 @@ def text_of(step: Step) -> str:
     if not step.windows and not isinstance(step.host.rss_end, Unavailable):
         parts.append(f"{human_bytes(step.host.rss_end)} resident")
     return " · ".join(parts)
+
+
+@contextlib.contextmanager
+def importing(
+    module: str, stream: IO[str] | None = None, after: float = IMPORT_AFTER
+) -> Iterator[None]:
+    """Inside, an import of ``module`` that takes longer than ``after`` seconds has a line on
+    ``stream`` (default: stderr) if that is a terminal. It is erased when the import ends, except on
+    ``TERM=dumb``. In a job only rank 0 has one.
+    """
+    stream = sys.stderr if stream is None else stream
+    if module in sys.modules or os.environ.get("RANK", "0") != "0" or not _is_terminal(stream):
+        yield
+        return
+    from gpuprobe.patching import when_imported  # 2 ms, on a terminal only
+
+    close = when_imported(module, lambda: None, lambda: _import_line(module, stream, after))
+    try:
+        yield
+    finally:
+        close()
+
+
+def _import_line(module: str, stream: IO[str], after: float) -> Callable[[], None]:
+    """Wait in a thread, and show the line. Returns a function that erases it and ends the thread:
+    the command may fork afterwards.
+    """
+    dumb = os.environ.get("TERM", "") in ("", "dumb")
+    shown = False
+
+    def show() -> None:
+        nonlocal shown
+        if _takes_text(stream):
+            shown = True
+            _put(stream, f"gpuprobe: importing {module} …" + ("\n" if dumb else ""))
+
+    def end() -> None:
+        timer.cancel()
+        timer.join()
+        if shown and not dumb:
+            _put(stream, _ERASE)
+
+    timer = threading.Timer(after, show)
+    timer.daemon = True
+    timer.start()
+    return end
+
+
+def _put(stream: IO[str], text: str) -> None:
+    """Write to a terminal, which may have been closed or have no such characters."""
+    with contextlib.suppress(OSError, ValueError):
+        stream.write(text)
+        stream.flush()
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except (OSError, ValueError):  # closed
+        return False
 
 
 def _takes_text(stream: IO[str]) -> bool:

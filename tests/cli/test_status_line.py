@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuprobe.cli.status_line import INTERVAL, StatusLine, text_of
+from gpuprobe.cli.status_line import INTERVAL, StatusLine, importing, text_of
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import DeviceWindow, HostWindow, Step
 from gpuprobe.model.values import Bytes, Peak
@@ -134,3 +137,71 @@ def test_the_programs_streams_are_its_own_on_a_real_terminal(tmp_path: Path) -> 
     lines = rest.split("\n")
     assert lines[:41] == [f"line {i}" for i in range(40)] + ["terminal True TextIOWrapper"]
     assert lines[41].startswith("gpuprobe: peak:")
+
+
+SLOW = "slow_module_of_the_status_line"
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """A module whose import ends when its line is on the terminal, or not at all within 10 s."""
+    terminal = Terminal()
+    source = (
+        "import time\nfrom test_status_line import watched\n"
+        "until = time.monotonic() + 10\n"
+        "while 'importing' not in watched[0].getvalue() and time.monotonic() < until:\n"
+        "    time.sleep(0.01)\n"
+    )
+    (tmp_path / f"{SLOW}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setitem(sys.modules, "test_status_line", sys.modules[__name__])
+    watched[:] = [terminal]
+    before = list(sys.meta_path)
+    yield terminal
+    assert sys.meta_path == before
+    sys.modules.pop(SLOW, None)
+
+
+watched: list[Terminal] = []
+
+
+@pytest.mark.parametrize(("term", "end"), [("xterm", "\r\x1b[K"), ("dumb", "\n")])
+def test_a_slow_import_has_a_line_until_it_ends(
+    term: str, end: str, slow: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    threads = threading.active_count()
+    with importing(SLOW, slow, after=0):
+        importlib.import_module(SLOW)
+        assert slow.getvalue() == f"gpuprobe: importing {SLOW} …{end}"
+        assert threading.active_count() == threads
+    assert slow.getvalue() == f"gpuprobe: importing {SLOW} …{end}"
+
+
+def test_an_import_that_fails_leaves_no_line(slow: Terminal, tmp_path: Path) -> None:
+    module = tmp_path / f"{SLOW}.py"
+    module.write_text(module.read_text() + "raise ImportError('a library is missing')\n")
+    with importing(SLOW, slow, after=0), pytest.raises(ImportError):
+        importlib.import_module(SLOW)
+    assert slow.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_fast_import_has_no_line(slow: Terminal, tmp_path: Path) -> None:
+    (tmp_path / f"{SLOW}.py").write_text("")
+    with importing(SLOW, slow, after=3600):
+        importlib.import_module(SLOW)
+    assert slow.getvalue() == ""
+
+
+def test_imports_are_not_touched_in_a_pipe_or_another_rank(
+    slow: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = list(sys.meta_path)
+    with importing(SLOW, io.StringIO()):
+        assert sys.meta_path == before
+    monkeypatch.setenv("RANK", "3")
+    with importing(SLOW, slow):
+        assert sys.meta_path == before
