@@ -65,10 +65,12 @@ class RepeatedShare(Repeated[ShareRow]):
 
 def share_groups(rows: Sequence[ShareRow], by: str) -> list[RepeatedShare]:
     """The rows of a complete table by line or by module (``by``, of `REPEATING`), those that repeat
-    as one; the most bytes first.
+    as one; the most bytes first. Rows of another ``by`` do not repeat.
     """
     held = {str(row.key): (row.bytes, row.blocks) for row in rows}
-    names = module_names(held) if by == "module" else line_names(held)
+    names = {name: name for name in held}
+    if by in REPEATING:
+        names = module_names(held) if by == "module" else line_names(held)
     ordered = sorted(rows, key=lambda row: (-row.bytes, numbered(str(row.key))))
     groups = [
         RepeatedShare(found.name, found.members)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from gpuprobe.analysis.repeats import RepeatedShare, share_groups
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.plans.serving import ServingEstimate
+from gpuprobe.model.report import ShareRow
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -255,23 +257,32 @@ def _span(low: int, high: int) -> str:
 
 
 def _shares(title: str, shares: Sequence[EstimateShare], total: int, top: int) -> Table:
-    ordered = sorted(shares, key=lambda share: (-share.bytes, share.name))
+    """A table of bytes, shares and names; lines and modules that repeat are one row."""
+    rows = [ShareRow(share.name, share.bytes, None) for share in shares]
+    by = {"Lines": "line", "Modules": "module"}.get(title, "")
+    groups = share_groups(sorted(rows, key=lambda row: str(row.key)), by)
 
-    def row(amount: int, name: Cell | str) -> Row:
+    def row(amount: int, name: Cell | str, members: Iterable[Row] = ()) -> Row:
         part = amount / total if total else 0.0
-        return Row((size(amount), Cell(f"{part:.1%}", part), name))
+        return Row((size(amount), Cell(f"{part:.1%}", part), name), members=tuple(members))
+
+    def group_row(group: RepeatedShare) -> Row:
+        several = group.members if len(group.members) > 1 else ()
+        name = Cell(named(group.name), place=True, times=len(group.members))
+        members = (row(one.bytes, Cell(named(one.key), place=True)) for one in several)
+        return row(group.sum.bytes, name, members)
 
     foot = [Row((size(total), "", "total"))]
-    rest = sum(share.bytes for share in ordered[top:])
-    if rest:
-        foot.insert(0, row(rest, f"({len(ordered) - top} more)"))
+    more = [one for group in groups[top:] for one in group.members]
+    if sum(one.bytes for one in more):
+        foot.insert(0, row(sum(one.bytes for one in more), f"({len(more)} more)"))
     columns = (
         Column("bytes", 10, number=True),
         Column("share", 6, gap=1, number=True),
         Column("name", 0, gap=2, cut=False),
     )
-    rows = tuple(row(share.bytes, Cell(named(share.name), place=True)) for share in ordered[:top])
-    return Table(title.lower(), columns, rows, tuple(foot), header=False)
+    shown = tuple(map(group_row, groups[:top]))
+    return Table(title.lower(), columns, shown, tuple(foot), header=False)
 
 
 def fit_sections(fit: Fit) -> list[Section]:
