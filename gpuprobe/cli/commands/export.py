@@ -19,7 +19,7 @@ _LISTEN = "127.0.0.1:9400"
 
 EXAMPLES = {
     "gpuprobe export --prometheus": "serve metrics on http://127.0.0.1:9400/metrics",
-    "gpuprobe export --textfile /var/lib/node/gpuprobe.prom": "write them for node_exporter",
+    "gpuprobe export --textfile gpuprobe.prom": "write them for node_exporter",
     "gpuprobe export --prometheus --once": "print them once",
 }
 

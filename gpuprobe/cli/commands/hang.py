@@ -11,8 +11,8 @@ from gpuprobe.cli import exit_codes
 from gpuprobe.cli.options import add_formats, format_of
 
 EXAMPLES = {
-    "gpuprobe hang /tmp/dumps": "which rank did not call which collective, and where",
-    "gpuprobe hang /tmp/dumps --json": "for programs",
+    "gpuprobe hang dumps": "which rank did not call which collective, and where",
+    "gpuprobe hang dumps --json": "for programs",
     "gpuprobe hang .": "dumps in this directory",
 }
 

@@ -1,4 +1,8 @@
-"""Show where the memory of a recording or torch memory snapshot went."""
+"""Show where the memory of a recording or torch memory snapshot went.
+
+Modules of equal layers are one row, such as GPT.h.*.mlp ×48: -v also lists them one by one, and the
+page of --html opens them. --json has no such rows.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_top(parser, 10)
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="print every figure, without shortening lines"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print every figure and row, without shortening lines",
     )
     views = parser.add_argument_group("other formats, written to a file instead of the report")
     views.add_argument(
