@@ -19,6 +19,7 @@ from gpuprobe.analysis.peak.high_water import (
     by_category,
     by_line,
     by_module,
+    modules_of_lines,
 )
 from gpuprobe.analysis.peak.peaks import (
     PeakSite,
@@ -45,6 +46,7 @@ from gpuprobe.model.report import (
     GrowthReport,
     Highlights,
     Key,
+    LineRow,
     NearestTrace,
     NonTensorMemory,
     PeakFigures,
@@ -293,7 +295,21 @@ def _table(shares: Sequence[Share[_K]], top: int | None, what: str) -> ShareTabl
 def _lines(mark: HighWater | Unavailable, top: int | None) -> ShareTable | Unavailable:
     if isinstance(mark, Unavailable):
         return mark
-    return _table(by_line(mark), top, "lines")
+    shares = by_line(mark)
+    table = _table(shares, top, "lines")
+    if top is not None:
+        return table
+    modules = modules_of_lines(mark)
+    rows = tuple(
+        LineRow(
+            line.key,
+            line.bytes,
+            line.blocks,
+            tuple(ShareRow(one.key, one.bytes, one.blocks) for one in modules[line.key]),
+        )
+        for line in shares
+    )
+    return ShareTable(table.total, rows, table.remainder)
 
 
 def _modules(mark: HighWater | Unavailable, top: int | None) -> ShareTable | Unavailable:

@@ -20,6 +20,7 @@ from gpuprobe.analysis.inspection.trace import (
     TraceInspector,
     TraceRef,
     TraceState,
+    folded,
     open_traces,
     trace_refs,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "all_findings",
     "excerpt",
     "facts_of_ranks",
+    "folded",
     "groups_of",
     "insight",
     "is_plumbing",

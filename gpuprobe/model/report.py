@@ -146,6 +146,13 @@ class ShareRow:
 
 
 @record(frozen=True)
+class LineRow(ShareRow):
+    """A line of code, and its memory by the module that was running. Documents do not have it."""
+
+    modules: tuple[ShareRow, ...] = ()
+
+
+@record(frozen=True)
 class Remainder:
     """What the rows of a table leave out."""
 
@@ -173,10 +180,15 @@ def remainder(rows: Sequence[ShareRow], what: str) -> Remainder:
 
 
 def cut_to(table: ShareTable | Unavailable, top: int, what: str) -> ShareTable | Unavailable:
-    """The table with at most ``top`` rows. One with more rows must be complete."""
-    if isinstance(table, Unavailable) or len(table.rows) <= top:
+    """The table with at most ``top`` rows, as documents have them. One with more rows must be
+    complete.
+    """
+    if isinstance(table, Unavailable):
         return table
-    return ShareTable(table.total, table.rows[:top], remainder(table.rows[top:], what))
+    rows = tuple(ShareRow(row.key, row.bytes, row.blocks) for row in table.rows)
+    if len(rows) <= top:
+        return ShareTable(table.total, rows, table.remainder)
+    return ShareTable(table.total, rows[:top], remainder(rows[top:], what))
 
 
 @record(frozen=True)

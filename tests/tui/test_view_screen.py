@@ -205,6 +205,27 @@ async def test_modules_of_equal_layers_are_one_row_that_opens(tmp_path: Path) ->
         assert rows(app, "#groups").cursor == at
 
 
+async def test_a_line_opens_to_its_modules(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.training.modules = [*(f"net.h.{layer}.mlp" for layer in range(4)), "net.head"]
+    run.step()
+    run.end()
+    async with traced(run) as (app, pilot):
+        assert "model.py:6 in forward  ×12" in lines(app, "#groups")[0]
+        await pilot.press("enter")
+        modules = lines(app, "#groups")
+        assert [line.split()[-2:] for line in modules] in (
+            [["×4", "modules"], ["net.head", "×3"]],
+            [["×4", "modules"], ["net.head", "×2"]],
+        )
+        await pilot.press("enter")
+        assert len(lines(app, "#groups")) == 4
+        await pilot.press("enter")
+        assert all("activation" in line for line in lines(app, "#groups"))
+        await pilot.press("escape", "escape", "escape")
+        assert "model.py:6 in forward  ×12" in lines(app, "#groups")[0]
+
+
 async def test_drill_down_to_stack_and_source(run: Run) -> None:
     run.end()
     async with traced(run) as (app, pilot):

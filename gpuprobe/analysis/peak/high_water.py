@@ -125,6 +125,30 @@ def by_line(mark: HighWater, is_user: UserFrame = is_user_frame) -> tuple[Share[
     return shares(keys, mark.size, lambda key: lines.place(key[0], before=bool(key[1])))
 
 
+def modules_of_lines(mark: HighWater) -> dict[SourceLine, tuple[Share[str], ...]]:
+    """The blocks of each line by the module that allocated them, as `by_line` and `by_module`."""
+    totals: dict[tuple[int, int, int], tuple[int, int]] = {}
+    keys = zip(mark.stack, mark.is_baseline, mark.module, strict=True)
+    for key, size in zip(keys, mark.size, strict=True):
+        held, blocks = totals.get(key, (0, 0))
+        totals[key] = (held + size, blocks + 1)
+    lines, strings = Lines(mark.stacks), mark.stacks.strings
+    found: dict[SourceLine, dict[str, tuple[int, int]]] = {}
+    for (stack, baseline, module), (size, count) in totals.items():
+        before = bool(baseline)
+        line = found.setdefault(lines.place(stack, before=before), {})
+        name = str(module_row(strings[module], stack, before=before))
+        held, blocks = line.get(name, (0, 0))
+        line[name] = (held + size, blocks + count)
+    return {
+        line: tuple(
+            Share(name, size, count)
+            for name, (size, count) in sorted(parts.items(), key=lambda i: (-i[1][0], i[0]))
+        )
+        for line, parts in found.items()
+    }
+
+
 def shares(
     parts: Iterable[object], sizes: Sequence[int], key: Callable[..., K]
 ) -> tuple[Share[K], ...]:

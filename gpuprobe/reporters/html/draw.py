@@ -160,10 +160,10 @@ class Drawing:
         column = table.columns[index]
         value = shown.text if shown.value is None else shown.value
         content = self._shown(column, shown, lowest)
+        if row.members and shown.place:
+            content = self._members(content, row.members, table.columns)
         if source and shown.place:
             content = [content, _source_line(parse_place(shown.text))]
-        if row.members and shown.times > 1:
-            content = self._members(content, row.members, table.columns)
         if row.flagged and column.title and not column.number:
             content = el("b", content)
         return el("td", content, class_=_side(column), data_v=value)

@@ -173,6 +173,7 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
         (row, [cell(row.cells[i]) for i in chosen])
         for row in _opened((*table.rows, *table.foot), members=wide)
     ]
+    with_source = {id(row) for row in table.rows[: table.sources]}
     widths = [_width(column, [cells[i] for _, cells in rows]) for i, column in enumerate(columns)]
     if columns and columns[-1].bar:
         columns, widths = _with_bars(columns, widths, [cells for _, cells in rows], table, style)
@@ -186,10 +187,10 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
             # Without a section title, the header of the table is highlighted.
             head = _row(Row(()), titles, table, some, lengths, style)
             yield DrawnLine(head, heading=untitled)
-        for index, (row, every) in enumerate(rows):
+        for row, every in rows:
             cells = [every[i] for i in part]
             yield DrawnLine(_row(row, cells, table, some, lengths, style))
-            if index < table.sources:
+            if id(row) in with_source:
                 below = _source_below(cells, some, lengths, table.indent, style)
                 yield from map(DrawnLine, below)
             if row.note and number == len(parts) - 1:

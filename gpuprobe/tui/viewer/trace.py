@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import ClassVar
@@ -21,6 +21,7 @@ from gpuprobe.api.live import (
     TraceInspector,
     TraceRef,
     TraceState,
+    folded,
     trace_refs,
 )
 from gpuprobe.errors import GpuprobeError
@@ -62,7 +63,7 @@ _KEYS = (
     Key("b", "group by line, module, category or block", {"b": "group"}, footer="group"),
     Key(
         "Enter",
-        "open the modules of ×N, a group's blocks, or a block's stack and source "
+        "open the modules of a line or of ×N, a group's blocks, or a block's stack and source "
         f"({FOLD_KEY.shown}: {FOLD_KEY.does})",
     ),
     Key(
@@ -564,7 +565,9 @@ class TracePane(Pane, Vertical):
             line = self._short(block.line, max(10, columns - len(group.key) - 2))
             return f"{group.key}  {block.category.words if self._within else line}"
         count = len(group.members or group.rows)
-        what = f" {REPEATED[self._grouping]}" if group.members else ""
+        what = ""
+        if group.members:
+            what = " modules" if self._within else f" {REPEATED[self._grouping]}"
         times = f"  ×{count:,}{what}" if count > 1 else ""
         return self._short(group.key, max(10, columns - len(times))) + times
 
@@ -607,9 +610,16 @@ class TracePane(Pane, Vertical):
         if len(group.rows) == 1 or (self._within and not self._within[-1].members):
             self.app.push_screen(BlockScreen(inspector.block(group.rows[0]), self._rank.session))
         else:
-            self._within.append(group)
+            self._within.append(self._opened(group, inspector))
             self._groups.cursor = 0
             self._show_groups()
+
+    def _opened(self, group: Group, inspector: TraceInspector) -> Group:
+        """A group to list: a line with several modules has these as its members."""
+        if group.members or self._grouping != "line" or self._within:
+            return group
+        modules = folded(inspector.grouped(group.rows, "module"), "module")
+        return replace(group, members=modules) if len(modules) > 1 else group
 
     def on_text_pane_clicked(self, message: TextPane.Clicked) -> None:
         message.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuprobe.analysis.repeats import REPEATING, share_groups
+from gpuprobe.analysis.repeats import REPEATING, RepeatedShare, share_groups
 from gpuprobe.model import report as model
 from gpuprobe.model.report import (
     AT_NEAREST_TRACE,
@@ -127,7 +127,8 @@ def share_sections(report: Report, top: int) -> list[Section]:
             _shares(lines, "line", top=top),
             "lines",
             "Lines",
-            hint="By the innermost line of your code on the stack of each allocation.",
+            hint="By the innermost line of your code on the stack of each allocation. A line with "
+            "several modules opens to them.",
         ),
         Section(
             f"Modules {of}",
@@ -168,16 +169,16 @@ def _shares(
     def single(one: model.ShareRow) -> Row:
         return row(one.bytes, one.blocks, Cell(named(one.key), place=True))
 
+    def together(group: RepeatedShare) -> Row:
+        sum_, times = group.sum, len(group.members)
+        name = Cell(group.name, place=True, times=times)
+        inside = map(single, group.members) if times > 1 else map(together, _modules(group))
+        return row(sum_.bytes, sum_.blocks, name, inside)
+
     rows, foot = [], []
     if by in REPEATING and top and not rest.bytes:
         groups = share_groups(table.rows, by)
-        for group in groups[:top]:
-            if len(group.members) == 1:
-                rows.append(single(group.members[0]))
-                continue
-            sum_ = group.sum
-            named_ = Cell(group.name, place=True, times=len(group.members))
-            rows.append(row(sum_.bytes, sum_.blocks, named_, map(single, group.members)))
+        rows = [together(group) for group in groups[:top]]
         rest = remainder([one for group in groups[top:] for one in group.members], f"{by}s")
     else:
         rows = list(map(single, table.rows))
@@ -201,6 +202,14 @@ def _shares(
     name = f"memory by {by}"
     shown = Table(name, columns, tuple(rows), tuple(foot), header=False, sources=sources)
     return (shown, *unknown)
+
+
+def _modules(group: RepeatedShare) -> list[RepeatedShare]:
+    """The modules that allocated at a line, if there are several; those that repeat as one."""
+    first = group.members[0]
+    if not isinstance(first, model.LineRow) or len(first.modules) < 2:
+        return []
+    return share_groups(first.modules, "module")
 
 
 def causes_section(report: Report) -> Section:
