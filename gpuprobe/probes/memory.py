@@ -141,6 +141,8 @@ def neighbours_of(pid: int, device: str, inventory: Inventory) -> Neighbours | U
     gpu = gpus[0]
     here = [process for process in inventory.processes if process.device == gpu.key]
     others = [process for process in here if process.pid != pid or process.hidden]
+    from gpuprobe.model.machine.process import Neighbours  # 1 ms, for `view` only
+
     name = gpu.name.value
     total, free = gpu.memory.total.value, gpu.memory.free.value
     return Neighbours(
