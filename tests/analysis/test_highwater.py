@@ -13,6 +13,7 @@ from gpuprobe.analysis.peak.high_water import (
     by_module,
     high_water,
     live_at,
+    modules_of_lines,
 )
 from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.model.memory import Category
@@ -79,6 +80,16 @@ def test_every_breakdown_sums_to_the_peak(seed: int, steps: int, choose: list[in
     tree = flame_tree(mark)
     assert (tree.bytes, tree.blocks, tree.own) == (mark.allocated, len(mark), 0)
     check_tree(tree)
+    # The modules of a line sum to the line, and those of all lines to the modules.
+    inside = modules_of_lines(mark)
+    assert {line: (sum(m.bytes for m in parts), sum(m.blocks for m in parts))
+            for line, parts in inside.items()} == {
+        row.key: (row.bytes, row.blocks) for row in by_line(mark)
+    }  # fmt: skip
+    for row in by_module(mark):
+        parts = [m for found in inside.values() for m in found if m.key == str(row.key)]
+        assert sum(m.bytes for m in parts) == row.bytes
+        assert sum(m.blocks for m in parts) == row.blocks
 
 
 def test_the_baseline_counts_and_can_be_the_peak_itself() -> None:

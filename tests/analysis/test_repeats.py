@@ -14,7 +14,14 @@ from gpuprobe.analysis.repeats import line_names, module_names, share_groups
 from gpuprobe.analysis.summary import summarize
 from gpuprobe.api.render import render
 from gpuprobe.model.place import NoPlace, Place
-from gpuprobe.model.report import Remainder, Report, ShareRow, ShareTable
+from gpuprobe.model.report import (
+    LineRow,
+    Remainder,
+    Report,
+    ShareRow,
+    ShareTable,
+    cut_to,
+)
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.sections.report.memory import share_sections
 
@@ -176,6 +183,24 @@ def test_a_table_that_is_not_complete_is_not_grouped() -> None:
     some = ShareTable(whole.total, whole.rows[:3], Remainder("46 more modules", 45 << 26, 46))
     text = drawn(report_of(some))
     assert "*" not in text.partition("Modules at the peak")[2].partition("\n\n")[0]
+
+
+def test_a_line_opens_to_its_modules() -> None:
+    modules = tuple(ShareRow(name, size, 1) for name, size in MODULES)
+    total = sum(row.bytes for row in modules)
+    line = LineRow(Place("/a/m.py", 7, "forward"), total, 49, modules)
+    lines = ShareTable(total, (line,), Remainder("0 more lines", 0, 0))
+    report = replace(report_of(table(MODULES)), top_lines=lines)
+    text = drawn(report).partition("Lines at the peak")[2].partition("Modules")[0]
+    assert "m.py:7 in forward" in text
+    assert "GPT" not in text
+    full = drawn(report, full=True).partition("Lines at the peak")[2].partition("Modules")[0]
+    assert "GPT.h.*.mlp.act ×48" in full
+    assert "GPT.head" in full
+    page = Drawing().section(share_sections(report, 10)[1])
+    assert page.index("<details") < page.index("GPT.h.*.mlp.act") < page.index("GPT.head")
+    (row,) = cut_to(lines, 10, "lines").rows
+    assert type(row) is ShareRow  # as documents have it
 
 
 def test_a_page_opens_a_row_to_its_members() -> None:
