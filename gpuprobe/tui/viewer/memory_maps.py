@@ -112,6 +112,10 @@ _CELLS = 12
 """Least average number of cells per rectangle: three by four hold a name."""
 
 
+_SHORTEST_NAME = 4
+"""The fewest characters of a group's name."""
+
+
 class MemoryTreemap(TextPane):
     """The memory at one position as rectangles, by category, then group. ``rects`` and ``groups``
     have the same order.
@@ -147,7 +151,11 @@ class MemoryTreemap(TextPane):
                 self.rects.append(Rect(number, *place, one.width, one.height))
                 self.groups.append(group)
                 times = f" ×{len(group.members):,}" if group.members else ""
-                label = name(group.key, max(4, one.width - 1 - len(times))) + times
+                room = one.width - 1
+                if room - len(times) >= _SHORTEST_NAME:
+                    label = name(group.key, room - len(times)) + times
+                else:
+                    label = name(group.key, max(_SHORTEST_NAME, room))
                 faces.append((category, label, human_bytes(group.bytes)))
         plain = self.painter.palette.plain
         self.show(treemap_lines(self.rects, faces, width, height, chosen=chosen, plain=plain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.tui.widgets.palette import chip
 from gpuprobe.tui.widgets.styled_text import Line, bar
 
+_MODULE = re.compile(r"[^\s:/()]+\.[^\s:/()]+")
 _BAR = 10
 _LINE = 30
 
@@ -282,7 +284,8 @@ def _bar(category: Category | None, size: int, whole: int, plain: bool) -> Line:
 
 def short_line(key: str, cwd: str, columns: int = 0) -> str:
     """A line or module relative to the working directory; if that has more than ``columns``
-    characters (0: no limit), without directories, then cut at the end.
+    characters (0: no limit), without directories, then cut: a line at its end, a module at its
+    beginning.
     """
     text = visible(key.removeprefix(cwd.rstrip("/") + "/") if cwd else key)
     place, found, function = text.partition(" in ")
@@ -293,4 +296,8 @@ def short_line(key: str, cwd: str, columns: int = 0) -> str:
         return text
     if len(parts) > 1:
         text = parts[-1] + found + function
-    return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"
+    if len(text) <= columns:
+        return text
+    if _MODULE.fullmatch(text):
+        return "…" + text[len(text) - columns + 1 :]
+    return text[: max(0, columns - 1)] + "…"
