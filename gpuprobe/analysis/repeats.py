@@ -19,10 +19,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.report import ShareRow
+
+if TYPE_CHECKING:
+    from gpuprobe.analysis.compare.diff import DiffRow
 
 T = TypeVar("T")
 
@@ -77,6 +80,28 @@ def share_groups(rows: Sequence[ShareRow], by: str) -> list[RepeatedShare]:
         for found in repeated(ordered, names, lambda row: str(row.key))
     ]
     return sorted(groups, key=lambda group: -group.sum.bytes)
+
+
+def change_groups(rows: Sequence[DiffRow], by: str) -> list[Repeated[DiffRow]]:
+    """The changed rows of a diff by line or by module (``by``, of `REPEATING`), those that repeat
+    as one; the largest changes first. Rows are together only if all grew, or all shrank, and all
+    have one status; memory that moved from another name is alone.
+    """
+    if by not in REPEATING:
+        return [Repeated(row.key, (row,)) for row in rows]
+    kinds: dict[tuple[str, bool], list[DiffRow]] = {}
+    found = []
+    for row in rows:
+        if row.moved_from:
+            found.append(Repeated(row.key, (row,)))
+        else:
+            kinds.setdefault((row.status, row.delta > 0), []).append(row)
+    for same in kinds.values():
+        held = {row.key: (row.before, row.after) for row in same}
+        names = module_names(held) if by == "module" else line_names(held)
+        ordered = sorted(same, key=lambda row: (-abs(row.delta), numbered(row.key)))
+        found += repeated(ordered, names, lambda row: row.key)
+    return sorted(found, key=lambda group: -abs(sum(row.delta for row in group.members)))
 
 
 def numbered(name: str) -> list[tuple[int, str]]:

@@ -10,7 +10,8 @@ import report_builders as build
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.repeats import line_names, module_names, share_groups
+from gpuprobe.analysis.compare.diff import Diff, DiffRow, PeakDiff
+from gpuprobe.analysis.repeats import change_groups, line_names, module_names, share_groups
 from gpuprobe.analysis.summary import summarize
 from gpuprobe.api.render import render
 from gpuprobe.model.place import NoPlace, Place
@@ -22,7 +23,9 @@ from gpuprobe.model.report import (
     ShareTable,
     cut_to,
 )
+from gpuprobe.model.values import Peak
 from gpuprobe.reporters.html.draw import Drawing
+from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.sections.report.memory import share_sections
 
 
@@ -139,6 +142,41 @@ def test_groups_sum_to_the_rows_and_open_to_the_rows(by: str, data: st.DataObjec
                     assert len({str(row.key).split(".")[i] for row in group.members}) > 1
 
 
+@pytest.mark.parametrize("by", ["line", "module", "category"])
+@given(data=st.data())
+def test_groups_of_changes_sum_to_the_rows_and_open_to_them(by: str, data: st.DataObject) -> None:
+    keys = data.draw(st.lists(NAMES if by == "module" else PLACES.map(str), unique=True))
+    sizes = st.integers(0, 4)
+    rows = [
+        DiffRow(key, data.draw(sizes), data.draw(sizes), 1, 1, status, "x" * (status == "moved"))
+        for key in keys
+        for status in [data.draw(st.sampled_from(["changed", "added", "removed", "moved"]))]
+    ]
+    groups = change_groups(rows, by)
+    members = [row for group in groups for row in group.members]
+    assert sorted(row.key for row in members) == sorted(row.key for row in rows)
+    totals = [sum(row.delta for row in group.members) for group in groups]
+    assert sum(totals) == sum(row.delta for row in rows)
+    if by != "category":  # they stay in the order of the diff
+        assert [abs(total) for total in totals] == sorted(map(abs, totals), reverse=True)
+    for group in groups:
+        assert len({row.status for row in group.members}) == 1
+        assert len({row.delta > 0 for row in group.members}) == 1
+        assert len(group.members) == 1 or not any(row.moved_from for row in group.members)
+
+
+def test_a_diff_has_one_row_for_equal_layers() -> None:
+    rows = tuple(
+        DiffRow(f"GPT.h.{i}.mlp.act", 1 << 20, 2 << 20, 1, 1, "changed") for i in range(48)
+    )
+    peak = PeakDiff(0, "cuda:0", Peak.exactly(1), Peak.exactly(2), "", "", {"module": rows})
+    diff = Diff("a", "b", (peak,), ())
+    text = " ".join(drawn(diff, by=("module",)).split())
+    assert "48.0 MiB 96.0 MiB +48.0 MiB GPT.h.*.mlp.act ×48" in text
+    page = Drawing().section(diff_sections(diff, ("module",))[2])
+    assert page.index("×48") < page.index("GPT.h.7.mlp.act")
+
+
 def table(modules: list[tuple[str, int]]) -> ShareTable:
     rows = tuple(ShareRow(name, size, 1) for name, size in modules)
     return ShareTable(sum(row.bytes for row in rows), rows, Remainder("0 more modules", 0, 0))
@@ -148,7 +186,7 @@ def report_of(modules: ShareTable) -> Report:
     return replace(summarize(build.recording([build.step(0, {"forward": 5})])), top_modules=modules)
 
 
-def drawn(report: Report, form: str = "text", **options: object) -> str:
+def drawn(report: Report | Diff, form: str = "text", **options: object) -> str:
     stream = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     render(report, form, stream, **options)
     return stream.buffer.getvalue().decode()

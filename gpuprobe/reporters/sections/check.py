@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.baseline.check import ANOTHER_MODEL, ENVIRONMENT
 from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.findings import Level
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -174,7 +175,14 @@ def _change_table(
     changed = [row for row in rows if row.delta]
     if not changed:
         return
-    shown, rest = changed[:top], changed[top:]
+    groups = change_groups(changed, by)
+    rest = [row for group in groups[top:] for row in group.members]
+
+    def shown(name: str, members: Sequence[DiffRow]) -> Row:
+        inside = tuple(shown(row.key, (row,)) for row in members) if len(members) > 1 else ()
+        total = change(sum(row.delta for row in members), unit)
+        return Row((total, Cell(named(name), place=True, times=len(members))), members=inside)
+
     foot = []
     if rest:
         foot.append(Row((change(sum(r.delta for r in rest), unit), f"({len(rest)} more)")))
@@ -182,7 +190,7 @@ def _change_table(
     table = Table(
         f"changes by {by}",
         (Column("change", 12, number=True), Column(by, 0, gap=2, cut=False)),
-        tuple(Row((change(row.delta, unit), Cell(named(row.key), place=True))) for row in shown),
+        tuple(shown(group.name, group.members) for group in groups[:top]),
         tuple(foot),
         header=False,
     )

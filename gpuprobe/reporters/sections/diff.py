@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpuprobe.analysis.compare.diff import BY, Compared, Diff, DiffRow, PeakDiff
+from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
@@ -113,24 +114,30 @@ def _changes(rows: tuple[DiffRow, ...] | Unavailable, by: str, top: int) -> Part
         return Line(f"unknown: {rows.reason}")
     changed = [row for row in rows if row.delta or row.status != "same"]
     same = [row for row in rows if not row.delta and row.status == "same"]
-    most = max((abs(row.delta) for row in changed), default=0)
+    groups = change_groups(changed, by)
+    most = max((abs(sum(row.delta for row in group.members)) for group in groups), default=0)
 
     def cells(before: int, after: int, name: Cell | str, share: float | None = None) -> Row:
         delta = after - before
         bar = Cell("", delta, share=share)
         return Row((size(before), size(after), change(delta), bar, name))
 
-    def shown(row: DiffRow) -> Row:
-        note = row.status if row.status in ("added", "removed") else ""
-        name = Cell(named(row.key), place=True, note=note)
-        line = cells(row.before, row.after, name, row.delta / most if most else 0.0)
-        return Row(line.cells, note=f"moved from {row.moved_from}" if row.moved_from else "")
+    def shown(name: str, members: Sequence[DiffRow]) -> Row:
+        first, times = members[0], len(members)
+        note = first.status if first.status in ("added", "removed") else ""
+        cell_ = Cell(named(name), place=True, note=note, times=times)
+        before, after = sum(row.before for row in members), sum(row.after for row in members)
+        line = cells(before, after, cell_, (after - before) / most if most else 0.0)
+        moved = f"moved from {first.moved_from}" if first.moved_from else ""
+        inside = tuple(shown(row.key, (row,)) for row in members) if times > 1 else ()
+        return Row(line.cells, note=moved, members=inside)
 
     foot = []
-    for group, text in ((changed[top:], "more"), (same, "unchanged")):
-        if group:
-            before, after = sum(row.before for row in group), sum(row.after for row in group)
-            foot.append(cells(before, after, f"({len(group)} {text})"))
+    more = [row for group in groups[top:] for row in group.members]
+    for rest, text in ((more, "more"), (same, "unchanged")):
+        if rest:
+            before, after = sum(row.before for row in rest), sum(row.after for row in rest)
+            foot.append(cells(before, after, f"({len(rest)} {text})"))
     foot.append(cells(sum(row.before for row in rows), sum(row.after for row in rows), "total"))
     return Table(
         f"changes by {by}",
@@ -139,7 +146,7 @@ def _changes(rows: tuple[DiffRow, ...] | Unavailable, by: str, top: int) -> Part
             Column("", bar=True),
             Column(by, 0, gap=2, head=False),
         ),
-        tuple(map(shown, changed[:top])),
+        tuple(shown(group.name, group.members) for group in groups[:top]),
         tuple(foot),
         indent=0,
         note_indent=3 * 11 + 2,
