@@ -58,10 +58,13 @@ PARTS: st.SearchStrategy[Part] = st.one_of(
     st.builds(table, st.lists(TEXT, max_size=3)),
 )
 SECTIONS = st.builds(
-    lambda title, parts, level: Section(title, tuple(parts), "name", level=level),
+    lambda title, parts, level, place: Section(
+        title, tuple(parts), "name", level=level, place=place
+    ),
     TEXT,
     st.lists(PARTS, max_size=4),
     st.sampled_from([None, *Level]),
+    TEXT,
 )
 
 

@@ -78,8 +78,11 @@ def _section(section: Section, style: Style) -> Iterator[DrawnLine]:
     started = False
     if section.title:
         first, *rest = style.wrapped(section.title, rest="  ")
-        if section.place:
-            first += f"  {style.text(style.path(section.place))}"
+        place = style.text(style.path(section.place))
+        if place and len(first) + 2 + len(place) <= style.width:
+            first += f"  {place}"
+        elif place:
+            rest.append(f"  {style.fit(place, style.width - 2)}")
         named = section.level is not None and names(section.title, section.level)
         for line in (first, *rest):
             yield DrawnLine(line, True, section.level, named)
