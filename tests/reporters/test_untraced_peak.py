@@ -125,6 +125,32 @@ def test_the_tables_of_an_estimate_say_when_they_are_not_of_the_peak() -> None:
     assert not any(title.endswith("at the peak") for title in titles(below))
 
 
+def test_the_modules_of_equal_layers_are_one_row_of_an_estimate() -> None:
+    modules = [EstimateShare(f"GPT.h.{i}.mlp", Bytes(2)) for i in range(48)]
+    found = Estimate(
+        gpu="t4",
+        devices=1,
+        steps=3,
+        verdict="fits",
+        attributed=Bytes(100),
+        by_category=(),
+        by_module=(EstimateShare("GPT.head", Bytes(4)), *modules),
+        by_line=(),
+        assumed=(),
+        not_modelled=(),
+        **{name: Bytes(100) for name in _SIZES},
+    )
+    text = "\n".join(draw.lines(estimate_sections(found), Style()))
+    rows = text.partition("Modules at the peak\n")[2].splitlines()[:3]
+    assert [" ".join(row.split()) for row in rows] == [
+        "96 B 96.0% GPT.h.*.mlp ×48",
+        "4 B 4.0% GPT.head",
+        "100 B total",
+    ]
+    short = "\n".join(draw.lines(estimate_sections(found, top=1), Style()))
+    assert "4 B   4.0%  (1 more)" in short
+
+
 _SIZES = (
     "peak_allocated",
     "peak_reserved",
