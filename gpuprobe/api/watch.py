@@ -473,9 +473,10 @@ def own_traceback(error: BaseException) -> str:
     return text_of(error)
 
 
-def summary(output: Path, width: int = 80) -> list[str]:
-    """The summary at the end of a run, in lines of text: the peak, its place and largest causes,
-    the first advice, and the recording's path. Without control characters.
+def summary(output: Path, width: int = 80, *, gpu: str = "GPU") -> list[str]:
+    """The summary at the end of a run, in lines of text: why it ran out of memory, if it did; the
+    peak, its place and largest causes, the first advice, and the recording's path. Without control
+    characters. ``gpu`` is the name of the GPU in the catalogue, for commands to run next.
 
     Under ``torchrun`` only the first rank has a summary, of the path alone: other ranks may still
     be writing. Raises DataError if the recording cannot be read.
@@ -492,19 +493,27 @@ def summary(output: Path, width: int = 80) -> list[str]:
         return [where] if rank == 0 else []
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
-    from gpuprobe.reporters.sections.report import headline
+    from gpuprobe.reporters.sections.report import (
+        ended_out_of_memory,
+        estimate_command,
+        failure_text,
+        headline,
+    )
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 
     report = summarize(load(output), top=3)
     style = Style(width=width, cwd=report.session.cwd)
-    lines = []
+    failed = ended_out_of_memory(report)
+    lines = [style.relative(failure_text(report))] if failed else []
     if report.peak.measure is None:
         lines.append("nothing was recorded: no training step of torch was detected")
     else:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
         lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]
+    command = estimate_command(report, gpu)
+    lines += [f"what the whole run needs: {command}"] if command else []
     shown = style.text(style.path(str(output)))
     lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")
     return [line for text in lines for line in style.wrapped(text, rest="  ")]

@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     if result.error is not None:
         _show_error(result.error)
     if not args.quiet:
-        _summarize(where)
+        _summarize(where, args.gpu or "GPU")
         for path in result.spawned:
             shown = os.path.relpath(path)
             stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
@@ -265,11 +265,11 @@ def _show_assumed(texts: Sequence[str]) -> None:
         stderr.note(f"assumed: ({len(texts) - _ASSUMED} more)")
 
 
-def _summarize(output: Path) -> None:
+def _summarize(output: Path, gpu: str) -> None:
     from gpuprobe.api import watch
 
     try:
-        for line in watch.summary(output):
+        for line in watch.summary(output, gpu=gpu):
             stderr.note(f"{line}")
     except Exception as error:  # noqa: BLE001 - the exit code is still the program's
         stderr.warning(f"no summary of {output}: {type(error).__name__}: {error}")
