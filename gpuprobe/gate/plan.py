@@ -249,7 +249,7 @@ def plan(
 
 
 def _given(options: Mapping[str, _Sourced[Any]], hazards: _Sourced[bool]) -> list[str]:
-    """The settings of the call that are not known without it, as options."""
+    """The settings that only the call has, as options."""
     found = [w for option, one in options.items() if one.needed for w in (option, str(one.value))]
     if hazards.needed:
         found.append("--hazards" if hazards.value else "--no-hazards")

@@ -169,7 +169,7 @@ def name_of(device: Device) -> str:
 
 def device_verdicts(inventory: Inventory, outcome: Outcome) -> tuple[DeviceVerdict, ...]:
     """The findings about each GPU: those whose subject begins with its key, or that name it in
-    their message or evidence; and the number of checks that could not read a value of it.
+    their message or evidence; and the number of checks that could not read one of its values.
     """
     verdicts = []
     for device in inventory.devices:

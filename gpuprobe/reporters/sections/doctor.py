@@ -89,7 +89,11 @@ def _verdicts(verdicts: Sequence[DeviceVerdict]) -> list[Section]:
             found.append(f"{plural(one.not_checked, 'check')} could not run")
         level = "ok" if one.level is None else one.level.value
         rows.append(Row((one.name, level, ", ".join(found)), flagged=one.level is Level.ERROR))
-    columns = (Column("GPU", AUTO), Column("verdict", 8, gap=2), Column("findings", 0, gap=2, cut=False))
+    columns = (
+        Column("GPU", AUTO),
+        Column("verdict", 8, gap=2),
+        Column("findings", 0, gap=2, cut=False),
+    )
     table = Table("verdict on each GPU", columns, tuple(rows), indent=0)
     return [Section(parts=(table,))] if rows else []
 

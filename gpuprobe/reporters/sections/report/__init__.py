@@ -280,7 +280,7 @@ def _about(found: Finding) -> Iterator[Part]:
         yield Line(found.fix.text, label="fix")
         yield Code(found.fix.code)
         if found.fix.diff:
-            yield Code(found.fix.diff)
+            yield Code(found.fix.diff, indent=0)  # as git apply accepts it
 
 
 def _of_ranks(report: Report, ranks: Sequence[int]) -> str:
