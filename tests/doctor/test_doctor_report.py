@@ -154,7 +154,7 @@ def test_a_verdict_counts_what_could_not_be_read_of_its_gpu() -> None:
 def test_a_verdict_is_about_one_gpu_of_several_in_a_finding() -> None:
     found = diagnose("8xh100", environ={})
     rules = {one.name[:5]: [found.rule for found in one.findings] for one in found.verdicts}
-    busy = dict.fromkeys(("GPU 0", "GPU 1", "GPU 2", "GPU 3", "GPU 5"), ["GP131"])
+    busy = {f"GPU {n}": ["GP131"] for n in (0, 1, 2, 3, 5)}
     assert {name: ids for name, ids in rules.items() if ids} == {**busy, "GPU 7": rules["GPU 7"]}
     assert "GP111" in rules["GPU 7"]
 
