@@ -1,4 +1,4 @@
-"""Changes to a training run, made without editing its source, that `gpuprobe fit` estimates.
+"""Changes to a training run, made without editing its source, that suggestions estimate.
 
 Each patches torch before the program runs, in a process that only runs this estimate.
 """
@@ -17,13 +17,12 @@ from gpuprobe.errors import UsageError
 
 
 def apply(change: str) -> None:
-    """Apply ``bf16``, ``checkpoint``, ``accumulate`` or ``fused``."""
-    {
-        "bf16": _bf16,
-        "checkpoint": _checkpoint,
-        "accumulate": _accumulate,
-        "fused": _fused,
-    }[change]()
+    """Apply ``bf16``, ``checkpoint``, ``accumulate``, ``fused``, ``8bit`` or ``offload``, or
+    several, separated by ``+``. A setting of the allocator (``expandable``) needs no change.
+    """
+    for part in change.split("+"):
+        if part not in ("", "expandable"):
+            _CHANGES[part]()
 
 
 def _outermost(around: Callable[[nn.Module, Callable[[], object]], object]) -> None:
@@ -153,3 +152,62 @@ def _fused() -> None:
         kind = getattr(torch.optim, name)
         if "fused" in inspect.signature(kind.__init__).parameters:
             wrap(kind)
+
+
+def _eight_bit() -> None:
+    """Make ``Adam`` and ``AdamW`` those of bitsandbytes, with a state of 8 bits."""
+    import bitsandbytes
+
+    found = {torch.optim.Adam: "Adam8bit", torch.optim.AdamW: "AdamW8bit"}
+    for original, name in found.items():
+        replacement = getattr(bitsandbytes.optim, name)
+
+        def new(
+            kind: type, *args: object, original: type = original, make: Any = replacement, **rest: Any
+        ) -> object:
+            if kind is not original:  # a subclass, with a step of its own
+                return object.__new__(kind)
+            rest = {key: value for key, value in rest.items() if key not in _ONLY_TORCH}
+            return make(*args, **rest)
+
+        original.__new__ = new
+
+
+_ONLY_TORCH = ("foreach", "fused", "capturable", "differentiable", "maximize")
+
+
+def _offload() -> None:
+    """Keep the optimizer's state in the host's memory, and step there: the GPU's memory is that of
+    a step without parameters, as gradients and parameters are copied one at a time.
+    """
+    original = torch.optim.Optimizer.__init__
+
+    @functools.wraps(original)
+    def init(optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
+        original(optimizer, *args, **kwargs)
+        step = type(optimizer).step
+
+        @functools.wraps(step)
+        def stepped(self: torch.optim.Optimizer, *args: object, **kwargs: object) -> object:
+            groups = [(group, group["params"]) for group in self.param_groups]
+            for group, _ in groups:
+                group["params"] = []
+            try:
+                return step(self, *args, **kwargs)
+            finally:
+                for group, parameters in groups:
+                    group["params"] = parameters
+
+        optimizer.step = MethodType(stepped, optimizer)
+
+    torch.optim.Optimizer.__init__ = init
+
+
+_CHANGES = {
+    "bf16": _bf16,
+    "checkpoint": _checkpoint,
+    "accumulate": _accumulate,
+    "fused": _fused,
+    "8bit": _eight_bit,
+    "offload": _offload,
+}

@@ -6,7 +6,6 @@ Each figure is an estimate of a changed run, in a separate process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +15,18 @@ from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
+from gpuprobe.planning.alternatives import (
+    ACCUMULATE,
+    BF16,
+    CHECKPOINT,
+    EIGHT_BIT,
+    EXPANDABLE,
+    FUSED,
+    OFFLOAD,
+    Change,
+    no_eight_bit,
+    with_expandable,
+)
 from gpuprobe.planning.argument import ParameterSource, parameter_source
 from gpuprobe.planning.trials import Document, EstimateServer
 
@@ -251,29 +262,7 @@ def _trial(value: int, document: Document) -> Trial:
 
 # -- changes to the run
 
-_CHANGES: Final = (
-    (
-        "bf16 autocast",
-        "bf16",
-        'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass',
-    ),
-    (
-        "activation checkpointing",
-        "checkpoint",
-        "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) for the repeated blocks",
-    ),
-    (
-        "gradient accumulation",
-        "accumulate",
-        "half the batch at a time, and optimizer.step() at every second one",
-    ),
-    (
-        "expandable segments",
-        "expandable",
-        "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment",
-    ),
-    ("fused optimizer", "fused", "fused=True for the optimizer"),
-)
+_CHANGES: Final = (BF16, CHECKPOINT, ACCUMULATE, EXPANDABLE, FUSED, EIGHT_BIT, OFFLOAD)
 
 
 def _suggest(
@@ -288,23 +277,18 @@ def _suggest(
     ``found``, the change that needs the least memory first. ``left_out``: why others were skipped.
     """
     argument = runner.argument
-    for name, change, how in _CHANGES:
+    for item in _CHANGES:
+        name, change, how = item
         changed = case._replace(change=change)
         share = 1
-        if change == "expandable":
-            if "expandable_segments" in (case.conf or ""):
-                left_out.append(f"{name}: set already")
-                continue
-            conf = "expandable_segments:True"
-            changed = case._replace(conf=f"{case.conf},{conf}" if case.conf else conf)
-        elif change == "accumulate":
+        reason = _not_tried(item, case, argument, at.value)
+        if reason:
+            left_out.append(f"{name}: {reason}")
+            continue
+        if item is EXPANDABLE:
+            changed = case._replace(conf=with_expandable(case.conf))
+        elif item is ACCUMULATE:
             share = 2
-            if "batch" not in argument.lower():
-                left_out.append(f"{name}: {argument} does not look like a batch size")
-                continue
-            if at.value < 2:
-                left_out.append(f"{name}: a batch of {at.value} cannot be halved")
-                continue
             changed = changed._replace(steps=2 * case.steps)
         trial = runner.trials(changed, name, share)
         after = trial(at.value // share)
@@ -318,10 +302,17 @@ def _suggest(
             largest = share * max(value for value, item in tried.items() if item.fits)
         found.append(FitSuggestion(name, how, at.needed, after.needed, largest))
         found.sort(key=lambda item: item.after)
-    if find_spec("bitsandbytes") is None:
-        left_out.append("8-bit optimizers: bitsandbytes is not installed")
-    else:
-        left_out.append("8-bit optimizers: their kernels run on a GPU only")
+
+
+def _not_tried(change: Change, case: _Case, argument: str, value: int) -> str:
+    """Why a change is not tried at a value; "" if it is."""
+    if change is EXPANDABLE and "expandable_segments" in (case.conf or ""):
+        return "set already"
+    if change is ACCUMULATE and "batch" not in argument.lower():
+        return f"{argument} does not look like a batch size"
+    if change is ACCUMULATE and value < 2:
+        return f"a batch of {value} cannot be halved"
+    return no_eight_bit(case.engine) if change is EIGHT_BIT else ""
 
 
 _MOST_ESTIMATES: Final = 24  # of one search; halving 2^24 values takes as many

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
         "[--engine auto|native|virtual] "
         "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [-o NAME.gpuprobe] "
-        "[--json] [--] [ARGS ...]"
+        "[--no-suggestions] [--json] [--] [ARGS ...]"
     )
     add_virtual_run(parser)
     parser.add_argument(
@@ -54,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-o", "--output", metavar="NAME.gpuprobe", help="keep the recording of the simulated ranks"
+    )
+    parser.add_argument(
+        "--no-suggestions",
+        action="store_true",
+        help="if it does not fit, do not run the script again with changes that save memory",
     )
     add_formats(parser, "Estimate")
     add_top(parser, 8)
@@ -91,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
             link=args.link,
             per_node=args.per_node,
             output=args.output or "",
+            suggest=not args.no_suggestions,
             notify=stderr.note,
         )
     render(found, format_of(args), sys.stdout, top=args.top, cwd=str(Path.cwd()))

@@ -62,17 +62,80 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         ("Not modelled", estimate.not_modelled),
     )
     lists = (Section(name, bulleted(texts)) for name, texts in listed if texts)
-    return [_estimate_summary(estimate), *tables, *lists]
+    return [
+        _estimate_summary(estimate),
+        *tables,
+        *lists,
+        *_estimate_suggestions(estimate),
+        Section(f"{_verdict(estimate)}{_best_change(estimate)}", name="verdict"),
+    ]
 
 
-def _estimate_summary(estimate: Estimate) -> Section:
-    """The verdict, the table of memory that is needed, and how it was estimated."""
+def _verdict(estimate: Estimate) -> str:
+    """The outcome in one line."""
     same = len({row.gpu for row in estimate.by_device}) <= 1
     several = f"{estimate.devices} x " if estimate.devices > 1 and same else ""
     total = _span(estimate.total_low, estimate.total_high)
     of = f"{total} of {human_bytes(estimate.capacity)}"
-    title = f"{several}{estimate.gpu}: {estimate.verdict} ({of})"
-    return Section(title, (_needed(estimate), *_estimate_notes(estimate)))
+    return f"{several}{estimate.gpu}: {estimate.verdict} ({of})"
+
+
+def _best_change(estimate: Estimate) -> str:
+    """The easiest change with which it fits, as a clause after the verdict; "" without one."""
+    best = next((one for one in estimate.suggestions if one.fits), None)
+    return "" if best is None else f"; with {best.name} it fits ({human_bytes(best.needed)})"
+
+
+def _estimate_suggestions(estimate: Estimate) -> list[Section]:
+    """The changes that were tried, and the GPUs that hold the run as it is."""
+    found: list[Section] = []
+    if estimate.suggestions:
+        fits = any(one.fits for one in estimate.suggestions)
+        columns = (
+            Column("change", AUTO, cut=False),
+            Column("needs", 10, gap=2, number=True),
+            Column("", 0, gap=2, cut=False),
+        )
+        rows = tuple(
+            Row(
+                (one.name, size(one.needed), one.verdict),
+                note=one.how if one.fits or one.needed < estimate.total_high else "",
+            )
+            for one in estimate.suggestions
+        )
+        tried = plural(len(estimate.suggestions), "change")
+        text = f"{tried} tried, each by an estimate of the changed run"
+        title = "What would make it fit" if fits else "What would help, but is not enough"
+        table = Table("changes", columns, rows, note_indent=6)
+        found.append(Section(title, (table, Line(text)), "suggestions"))
+    if estimate.not_tried:
+        found.append(Section("Not tried", bulleted(estimate.not_tried)))
+    if estimate.smallest_gpus:
+        rows = tuple(
+            Row(
+                (
+                    one.gpu,
+                    size(one.needed),
+                    size(one.capacity),
+                    "estimated there" if one.estimated else "by the need above",
+                )
+            )
+            for one in estimate.smallest_gpus
+        )
+        columns = (
+            Column("GPU", AUTO),
+            Column("needs up to", 11, gap=2, number=True),
+            Column("of", 10, gap=2, number=True),
+            Column("", 0, gap=2),
+        )
+        title = "The smallest GPUs that hold it as it is"
+        found.append(Section(title, (Table("GPUs", columns, rows),), "gpus"))
+    return found
+
+
+def _estimate_summary(estimate: Estimate) -> Section:
+    """The verdict, the table of memory that is needed, and how it was estimated."""
+    return Section(_verdict(estimate), (_needed(estimate), *_estimate_notes(estimate)))
 
 
 def _needed(estimate: Estimate) -> Table:
