@@ -211,6 +211,7 @@ def estimate_program(
     suggest: bool = False,
     alternatives: Provider | None = None,
     notify: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, str], None] | None = None,
 ) -> Estimate:
     """`estimate` for a whole program. The program is stopped after ``steps`` optimizer steps; the
     result's assumptions name this, since later code may need more memory.
@@ -225,7 +226,8 @@ def estimate_program(
 
     ``suggest``: if it does not fit, run the program again with changes that need less memory, and
     find the smallest GPUs that hold it (`Estimate.suggestions`). ``alternatives`` yields the
-    changes, by default those of any script.
+    changes, by default those of any script. ``progress`` is called with the number of the step and
+    its phase when that changes.
 
     For processes that this function starts: ``within``, the reason of a second run, which keeps the
     bounds of ``"auto"``; ``meeting``, the rendezvous of the ranks (`gpuprobe.planning.peers`);
@@ -285,6 +287,7 @@ def estimate_program(
                 *links,
                 kept,
                 lambda: (run.others, run.waits),
+                progress,
             )
 
     def again(why: str) -> Estimate:
@@ -451,6 +454,7 @@ def _estimate(
     per_node: int,
     output: str = "",
     started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
+    progress: Callable[[int, str], None] | None = None,
 ) -> tuple[Estimate, str]:
     """The estimate of ``run`` on the GPUs of ``options``, and the first line whose size depends on
     values and is assumed to be the largest possible ("" for none).
@@ -474,6 +478,7 @@ def _estimate(
             recorder = record(
                 path, level="trace", warn=lambda text: None, trace_steps="all", force=bounded
             )
+        recorder.progress = progress
         measured.recorded(recorder.now_ns)
         measured.session.keep_stacks()
         measured.session.start()

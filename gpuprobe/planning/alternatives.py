@@ -102,11 +102,12 @@ def _smaller_batches(request: Request) -> Changes:
     """
     parameter = None if request.get("module") else batch_parameter(request)
     if parameter is None:
-        yield Skipped(ACCUMULATE.name, "the script has no option or constant that names a batch size")
+        reason = "the script has no option or constant that names a batch size"
+        yield Skipped(ACCUMULATE.name, reason)
         return
     name = parameter.option or parameter.constant
     if parameter.value < 2:
-        yield Skipped(ACCUMULATE.name, f"{name} {parameter.value or 'of unknown value'} cannot be halved")
+        yield Skipped(ACCUMULATE.name, f"{name} {parameter.value} cannot be halved")
         return
     parts, value = 1, parameter.value
     while value > 1:
@@ -118,13 +119,12 @@ def _smaller_batches(request: Request) -> Changes:
             "change": ACCUMULATE.key,
             "steps": 2 * request["steps"],
         }
-        how = f"{name} {value}, and optimizer.step() at every {_ORDINALS.get(parts, f'{parts}th')} one"
+        how = f"{name} {value}, and optimizer.step() once for {parts} of them"
         result = yield Alternative(f"{ACCUMULATE.name} ({name} {value})", changed, how)
         if result is None or result.failed or result.fits:
             return
 
 
-_ORDINALS: Final = {2: "second", 4: "fourth", 8: "eighth"}
 _BATCH: Final = re.compile(r"batch[-_]?size|^-*batch$|^-*bs$|micro[-_]?batch", re.IGNORECASE)
 
 
@@ -146,9 +146,9 @@ def _names(script: str) -> Iterator[str]:
     """The options and the constants at the top level of a script."""
     tree = ast.parse(Path(script).read_text(encoding="utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if re.fullmatch(r"--?[A-Za-z][\w-]*", node.value):
-                yield node.value
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, str) and re.fullmatch(r"--?[A-Za-z][\w-]*", value):
+            yield value
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         yield from (target.id for target in targets if isinstance(target, ast.Name))

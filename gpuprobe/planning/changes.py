@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from types import MethodType
 from typing import Any
 
@@ -156,21 +157,17 @@ def _fused() -> None:
 
 def _eight_bit() -> None:
     """Make ``Adam`` and ``AdamW`` those of bitsandbytes, with a state of 8 bits."""
-    import bitsandbytes
+    for original, name in ((torch.optim.Adam, "Adam8bit"), (torch.optim.AdamW, "AdamW8bit")):
+        original.__new__ = staticmethod(functools.partial(_new_of_eight_bits, original, name))
 
-    found = {torch.optim.Adam: "Adam8bit", torch.optim.AdamW: "AdamW8bit"}
-    for original, name in found.items():
-        replacement = getattr(bitsandbytes.optim, name)
 
-        def new(
-            kind: type, *args: object, original: type = original, make: Any = replacement, **rest: Any
-        ) -> object:
-            if kind is not original:  # a subclass, with a step of its own
-                return object.__new__(kind)
-            rest = {key: value for key, value in rest.items() if key not in _ONLY_TORCH}
-            return make(*args, **rest)
-
-        original.__new__ = new
+def _new_of_eight_bits(original: type, name: str, kind: type, *args: object, **rest: Any) -> object:
+    if kind is not original:  # a subclass, with a step of its own
+        return object.__new__(kind)
+    # Not earlier: it initialises CUDA, and the program has not selected its GPU yet.
+    optimizers = import_module("bitsandbytes.optim")
+    rest = {key: value for key, value in rest.items() if key not in _ONLY_TORCH}
+    return getattr(optimizers, name)(*args, **rest)
 
 
 _ONLY_TORCH = ("foreach", "fused", "capturable", "differentiable", "maximize")

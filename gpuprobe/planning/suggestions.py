@@ -233,9 +233,7 @@ def _smallest_gpus(found: Estimate, request: Request, trials: _Trials) -> tuple[
         row = RoomyGpu(name, Bytes(model.total_memory), Bytes(needed))
         if not rows and estimates < _MOST_ESTIMATES:
             estimates += 1
-            there = changed(
-                Alternative(name, {}), trials.document({**request, "gpu": name})
-            )
+            there = changed(Alternative(name, {}), trials.document({**request, "gpu": name}))
             if not there.fits:
                 continue
             row = replace(row, needed=there.needed, estimated=True)
@@ -247,4 +245,3 @@ def _need_on(found: Estimate, model: GpuModel) -> int:
     """The upper end of the run's memory on a GPU, with the margin of an estimate's verdict."""
     reserved = round(found.reserved_high * (1 + _MARGIN))
     return reserved + model.context_high + found.nccl_high + found.processes_high
-

@@ -117,9 +117,7 @@ class ProgramStart:
         def request_of(number: int, folder: str) -> Mapping[str, object]:
             return {**self.request(), **request, "rank": number, "meeting": folder}
 
-        return Peers(
-            rank, request_of, cwd=self.cwd, environment=self.environment, meeting=meeting
-        )
+        return Peers(rank, request_of, cwd=self.cwd, environment=self.environment, meeting=meeting)
 
     def again(self, why: str, **request: object) -> Estimate:
         """An estimate of a second run of the program, within the bounds of `Budget`. Its output

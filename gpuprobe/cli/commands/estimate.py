@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli import exit_codes, status_line, stderr
 from gpuprobe.cli.options import (
     add_formats,
     add_program,
@@ -65,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
 
 
+def _notify(text: str) -> None:
+    """Print a note, and show it as what the command does."""
+    stderr.note(text)
+    if status_line.PROGRESS is not None:
+        status_line.PROGRESS.report(text.partition(" (")[0])
+
+
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api import watch
     from gpuprobe.api.render import render
@@ -81,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if target.module:
         prepare_engine(args.engine, args.gpu, estimated=True, torch=args.torch)
     program = watch.program(*target)
+    progress = status_line.PROGRESS  # without one, the command was called from Python
     with output_to_stderr():
         found = estimate_program(
             program,
@@ -97,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
             per_node=args.per_node,
             output=args.output or "",
             suggest=not args.no_suggestions,
-            notify=stderr.note,
+            notify=_notify,
+            progress=None if progress is None else progress.step,
         )
     render(found, format_of(args), sys.stdout, top=args.top, cwd=str(Path.cwd()))
     return exit_codes.OK if found.fits else exit_codes.FINDINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpuprobe.model.plans.estimate import Estimate, EstimateShare
+from gpuprobe.model.plans.estimate import Estimate, EstimateShare, RoomyGpu
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.plans.serving import ServingEstimate
@@ -91,46 +91,51 @@ def _estimate_suggestions(estimate: Estimate) -> list[Section]:
     found: list[Section] = []
     if estimate.suggestions:
         fits = any(one.fits for one in estimate.suggestions)
-        columns = (
-            Column("change", AUTO, cut=False),
-            Column("needs", 10, gap=2, number=True),
-            Column("", 0, gap=2, cut=False),
-        )
-        rows = tuple(
-            Row(
-                (one.name, size(one.needed), one.verdict),
-                note=one.how if one.fits or one.needed < estimate.total_high else "",
-            )
-            for one in estimate.suggestions
-        )
+        title = "What would make it fit" if fits else "What would help, but is not enough"
         tried = plural(len(estimate.suggestions), "change")
         text = f"{tried} tried, each by an estimate of the changed run"
-        title = "What would make it fit" if fits else "What would help, but is not enough"
-        table = Table("changes", columns, rows, note_indent=6)
-        found.append(Section(title, (table, Line(text)), "suggestions"))
+        found.append(Section(title, (_changes(estimate, fits), Line(text)), "suggestions"))
     if estimate.not_tried:
         found.append(Section("Not tried", bulleted(estimate.not_tried)))
     if estimate.smallest_gpus:
-        rows = tuple(
-            Row(
-                (
-                    one.gpu,
-                    size(one.needed),
-                    size(one.capacity),
-                    "estimated there" if one.estimated else "by the need above",
-                )
-            )
-            for one in estimate.smallest_gpus
-        )
-        columns = (
-            Column("GPU", AUTO),
-            Column("needs up to", 11, gap=2, number=True),
-            Column("of", 10, gap=2, number=True),
-            Column("", 0, gap=2),
-        )
         title = "The smallest GPUs that hold it as it is"
-        found.append(Section(title, (Table("GPUs", columns, rows),), "gpus"))
+        found.append(Section(title, (_gpus(estimate.smallest_gpus),), "gpus"))
     return found
+
+
+def _changes(estimate: Estimate, fits: bool) -> Table:
+    """The changes, with what to write for those that fit (``fits``), or else that save memory."""
+    rows = []
+    for one in estimate.suggestions:
+        helps = one.fits if fits else one.needed < estimate.total_high
+        rows.append(Row((one.name, size(one.needed), one.verdict), note=one.how if helps else ""))
+    columns = (
+        Column("change", AUTO, cut=False),
+        Column("needs", 10, gap=2, number=True),
+        Column("", 0, gap=2, cut=False),
+    )
+    return Table("changes", columns, tuple(rows), note_indent=6)
+
+
+def _gpus(gpus: Sequence[RoomyGpu]) -> Table:
+    columns = (
+        Column("GPU", AUTO),
+        Column("needs up to", 11, gap=2, number=True),
+        Column("of", 10, gap=2, number=True),
+        Column("", 0, gap=2),
+    )
+    rows = tuple(
+        Row(
+            (
+                one.gpu,
+                size(one.needed),
+                size(one.capacity),
+                "estimated there" if one.estimated else "by the need above",
+            )
+        )
+        for one in gpus
+    )
+    return Table("GPUs", columns, rows)
 
 
 def _estimate_summary(estimate: Estimate) -> Section:
@@ -371,7 +376,7 @@ def fit_sections(fit: Fit) -> list[Section]:
         )  # fmt: skip
     if fit.not_tried:
         found.append(Section("Not tried", bulleted(fit.not_tried)))
-    return found
+    return [*found, Section(title, name="verdict")]
 
 
 def _choices(fit: Fit) -> Table:
