@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.catalogue.gpus import all_models, parse_spec
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
@@ -74,7 +74,9 @@ def fit_script(
 ) -> Fit:
     """See `gpuprobe.api.virtual.fit_program`."""
     check_bounds(least, most)
-    gpus = [part.strip() for part in gpu.split(",")]
+    of_all = gpu.strip() == "all"
+    models = sorted(all_models(), key=lambda model: (model.total_memory, model.name))
+    gpus = [model.name for model in models] if of_all else [p.strip() for p in gpu.split(",")]
     for name in gpus:
         parse_spec(name)  # an unknown name is an error before anything runs
     parameter = parameter_source(script, argument, arguments)
@@ -103,8 +105,9 @@ def fit_script(
         for case in cases:
             runner = _Runner(estimate, argument, notify, case.label if len(cases) > 1 else "")
             one = _CaseSearch(runner, case, least, most, auto=compute == "auto")
+            guess = _guess(searches, case)
             searches.append(one)
-            one.search(start)
+            one.search(start if guess is None else guess, near=guess is not None)
             start = one.largest or start
             if one.interrupted:
                 break
@@ -113,7 +116,9 @@ def fit_script(
         best = max(searches, key=lambda one: (one.choice().total, not one.failed))
         suggestions: list[FitSuggestion] = []
         left_out: list[str] = []
-        if suggest and not any(one.interrupted for one in searches):
+        if of_all and suggest:
+            left_out.append("changes to the run: with --gpu all; --gpu GPU tries them")
+        elif suggest and not any(one.interrupted for one in searches):
             result = best.result()
             at = result.proof or result.trials[0]
             try:
@@ -143,8 +148,10 @@ class _CaseSearch:
         self._tried: dict[int, Trial] = {}
         self._gpu: dict[str, Any] = {}
 
-    def search(self, start: int) -> None:
-        """Search from ``start``, or from the least value if the program fails with ``start``."""
+    def search(self, start: int, *, near: bool = False) -> None:
+        """Search from ``start``, or from the least value if the program fails with ``start``.
+        ``near``: the largest value is expected to be close to that.
+        """
         least, most = self._bounds
         runner = self.runner
         start = min(max(start, least), most)
@@ -165,9 +172,20 @@ class _CaseSearch:
         self._tried[start] = _trial(start, first)
         runner.report(self._tried[start])
         try:
-            search(runner.trials(self.case), least, most, self._tried, start=start)
+            trials = runner.trials(self.case)
+            search(trials, least, most, self._tried, start=start, near=near)
         except KeyboardInterrupt:
             self.interrupted = True
+
+    @property
+    def needs(self) -> dict[int, int]:
+        """The memory without the CUDA context, in bytes, by value."""
+        context = sum(model.context_high for model in parse_spec(self.case.gpu)[:1])
+        return {
+            value: trial.needed - context
+            for value, trial in self._tried.items()
+            if not trial.failed
+        }
 
     @property
     def largest(self) -> int:
@@ -199,6 +217,28 @@ class _CaseSearch:
             ranks=self.case.ranks,
             **fields,
         )
+
+
+def _guess(searches: Sequence[_CaseSearch], case: _Case) -> int | None:
+    """The largest value that fits on a GPU, from the straight line through the needs on other GPUs
+    that are next to its memory: apart from the CUDA context, a run needs about as much on each.
+    None if fewer than two needs are known.
+    """
+    known: dict[int, int] = {}
+    for one in searches:
+        if one.case.ranks == case.ranks:
+            known.update(one.needs)
+    model, *others = parse_spec(case.gpu)
+    if len(known) < 2 or others:
+        return None
+    points = sorted(known.items())
+    room = model.total_memory - model.context_high
+    above = next((at for at, (_, need) in enumerate(points) if need > room), None)
+    pair = (len(points) // 2 - 1, -1) if above is None else (max(0, above - 1), max(1, above))
+    (low, need), (high, more) = (points[at] for at in pair)
+    if more <= need:
+        return low
+    return max(1, low + (room - need) * (high - low) // (more - need))
 
 
 class _Runner:
@@ -355,10 +395,12 @@ def search(
     tried: dict[int, Trial] | None = None,
     coarse: int = 0,
     start: int = 0,
+    near: bool = False,
 ) -> dict[int, Trial]:
     """Estimates by value: among them the largest that fits, and the next one if there is one.
 
-    Doubles the value from ``start`` (default ``least``), or halves it if that does not fit; then
+    Doubles the value from ``start`` (default ``least``), or halves it if that does not fit
+    (``near``: adds 1, 2, 4, …, or subtracts that); then
     searches between the bounds: at the intersection of the GPU's memory with the straight line
     through the needs at both bounds, and every third time in the middle. ``coarse``: stop when the
     bounds are within this part of the lower one (100: a hundredth). ``tried``, if given, contains
@@ -373,12 +415,16 @@ def search(
         return tried[value]
 
     low = high = min(max(start, least), most)
+    step = 1
     while not at(low).fits and low > least and len(tried) < _MOST_ESTIMATES:
-        low, high = max(least, low // 2), low
+        low, high = max(least, low - step if near else low // 2), low
+        step *= 2
     if not at(low).fits:
         return tried
+    step = 1
     while at(high).fits and high < most and len(tried) < _MOST_ESTIMATES:
-        low, high = high, min(most, high * 2)
+        low, high = high, min(most, high + step if near else high * 2)
+        step *= 2
     secants = 0
     while not at(high).fits and high - low > max(1, low // coarse if coarse else 1):
         if len(tried) >= _MOST_ESTIMATES:

@@ -368,7 +368,8 @@ def fit_sections(fit: Fit) -> list[Section]:
         parts.append(Line(f"{text} may fit too"))
     found = [Section(title, tuple(parts))]
     if fit.choices:
-        found.append(Section(f"Choices, by {name} of all ranks", (_choices(fit),)))
+        of_all = " of all ranks" if any(one.ranks > 1 for one in fit.choices) else ""
+        found.append(Section(f"Choices, by {name}{of_all}", (_choices(fit),)))
     if fit.suggestions:
         at = fit.largest if fit.largest is not None else fit.least
         found.append(
@@ -381,21 +382,23 @@ def fit_sections(fit: Fit) -> list[Section]:
 
 def _choices(fit: Fit) -> Table:
     """A row for each GPU and number of ranks."""
+    ranks = any(one.ranks > 1 for one in fit.choices)
     columns = (
         Column("GPU", AUTO),
-        Column("ranks", 6, gap=1, number=True),
-        Column(f"{fit.argument} of each", AUTO, gap=2, number=True),
-        Column("of all", 8, gap=1, number=True),
+        *((Column("ranks", 6, gap=1, number=True),) if ranks else ()),
+        Column(f"{fit.argument} of each" if ranks else fit.argument, AUTO, gap=2, number=True),
+        *((Column("of all", 8, gap=1, number=True),) if ranks else ()),
         Column("needs", 10, gap=1, number=True),
         Column("of", 10, gap=1, number=True),
         Column("", 0, gap=2, cut=False),
     )
     rows = []
     for one in sorted(fit.choices, key=lambda one: (-one.total, bool(one.failed))):
-        largest = ("-", "-") if one.largest is None else (str(one.largest), str(one.total))
+        each, total = ("-", "-") if one.largest is None else (str(one.largest), str(one.total))
+        largest = (str(one.ranks), each, total) if ranks else (each,)
         sizes = ("", "") if one.failed else (size(one.needed), size(one.capacity))
         remark = one.failed or ("" if one.largest else f"not even {fit.least} fits")
-        rows.append(Row((one.gpu, str(one.ranks), *largest, *sizes, remark)))
+        rows.append(Row((one.gpu, *largest, *sizes, remark)))
     return Table("choices", columns, tuple(rows))
 
 
