@@ -547,8 +547,9 @@ def fit_program(
     value does not fit, or halves until one does, then bisects. With ``compute="auto"`` large values
     are computed only if the program needs one. ``suggest`` also estimates changes to the run.
     ``gpu`` may name several GPUs, separated by commas, or ``"all"`` of the catalogue (then changes
-    are not estimated), and ``ranks`` several numbers: the result is that of the combination in which most fits on all ranks (`Fit.choices`). ``rank``, ``torch`` and
-    ``engine`` are as in `estimate_program`. ``notify`` gets a line about every estimate. Ctrl-C
+    are not estimated), and ``ranks`` several numbers: the result is that of the combination in
+    which most fits on all ranks (`Fit.choices`). ``rank``, ``torch`` and ``engine`` are as in
+    `estimate_program`. ``notify`` gets a line about every estimate. Ctrl-C
     ends the search: the result has the values tried so far, and is ``interrupted``. Raises what
     `estimate_program` raises.
     """

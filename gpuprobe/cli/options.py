@@ -135,8 +135,7 @@ def add_gpu(
     """``--gpu``: GPUs of the catalogue, with ``several`` also ``--gpus``. If it is optional,
     ``--virtual`` is an older name for it, which ``torchrun`` parses as its own option.
     """
-    names = ("--gpu", "--virtual") if default is None else ("--gpu",)
-    names += ("--gpus",) if several else ()
+    names = ["--gpu", *(["--virtual"] if default is None else []), *(["--gpus"] if several else [])]
     parser.add_argument(*names, dest="gpu", default=default, metavar="GPU", action=_Gpu, help=text)
 
 

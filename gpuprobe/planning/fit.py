@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from gpuprobe.catalogue.gpus import all_models, parse_spec
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
+from gpuprobe.model.plans.estimate import MARGIN
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
@@ -168,6 +169,7 @@ class _CaseSearch:
             self.failed = f"with {runner.argument} {start}: {first['error']}"
             runner.notify(self.failed)
             return
+        self.case = self.case._replace(engine=str(first["engine"]))
         self._gpu = {"gpu": str(first["gpu"]), "capacity": Bytes(first["capacity"])}
         self._tried[start] = _trial(start, first)
         runner.report(self._tried[start])
@@ -232,7 +234,7 @@ def _guess(searches: Sequence[_CaseSearch], case: _Case) -> int | None:
     if len(known) < 2 or others:
         return None
     points = sorted(known.items())
-    room = model.total_memory - model.context_high
+    room = _room(model.total_memory - model.context_high)
     above = next((at for at, (_, need) in enumerate(points) if need > room), None)
     pair = (len(points) // 2 - 1, -1) if above is None else (max(0, above - 1), max(1, above))
     (low, need), (high, more) = (points[at] for at in pair)
@@ -400,7 +402,7 @@ def search(
     """Estimates by value: among them the largest that fits, and the next one if there is one.
 
     Doubles the value from ``start`` (default ``least``), or halves it if that does not fit
-    (``near``: adds 1, 2, 4, …, or subtracts that); then
+    (``near``: adds 1, 4, 16, …, or subtracts that); then
     searches between the bounds: at the intersection of the GPU's memory with the straight line
     through the needs at both bounds, and every third time in the middle. ``coarse``: stop when the
     bounds are within this part of the lower one (100: a hundredth). ``tried``, if given, contains
@@ -418,13 +420,13 @@ def search(
     step = 1
     while not at(low).fits and low > least and len(tried) < _MOST_ESTIMATES:
         low, high = max(least, low - step if near else low // 2), low
-        step *= 2
+        step *= 4
     if not at(low).fits:
         return tried
     step = 1
     while at(high).fits and high < most and len(tried) < _MOST_ESTIMATES:
         low, high = high, min(most, high + step if near else high * 2)
-        step *= 2
+        step *= 4
     secants = 0
     while not at(high).fits and high - low > max(1, low // coarse if coarse else 1):
         if len(tried) >= _MOST_ESTIMATES:
@@ -441,6 +443,11 @@ def search(
     return tried
 
 
+def _room(capacity: int) -> int:
+    """The need up to which a verdict is usually "fits": it leaves a margin."""
+    return int(capacity / (1 + MARGIN))
+
+
 def _between(tried: dict[int, Trial], low: int, high: int, step: int) -> int:
     """A value between two bounds: the intersection of the GPU's memory with the straight line
     through the two needs, at least ``step`` from the bounds so that the interval shrinks.
@@ -449,5 +456,5 @@ def _between(tried: dict[int, Trial], low: int, high: int, step: int) -> int:
     half = (low + high) // 2
     if other.failed or other.needed <= one.needed:
         return half
-    guess = low + (one.capacity - one.needed) * (high - low) // (other.needed - one.needed)
+    guess = low + (_room(one.capacity) - one.needed) * (high - low) // (other.needed - one.needed)
     return max(min(max(guess, low + step), high - step), low + 1)

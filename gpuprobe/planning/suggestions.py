@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import all_models, parse_spec
-from gpuprobe.model.plans.estimate import Estimate, EstimatedChange, RoomyGpu
+from gpuprobe.model.plans.estimate import MARGIN, Estimate, EstimatedChange, RoomyGpu
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.trials import Document, Request
 
@@ -212,7 +212,6 @@ def _combined(request: Request, changes: Sequence[Alternative]) -> Alternative |
 
 _MOST_GPUS: Final = 4
 _MOST_ESTIMATES: Final = 2  # on GPUs that might not hold it after all
-_MARGIN: Final = 0.02  # of `gpuprobe.planning.figures.MARGIN`: a verdict needs as much room
 
 
 def _smallest_gpus(found: Estimate, request: Request, trials: _Trials) -> tuple[RoomyGpu, ...]:
@@ -243,5 +242,5 @@ def _smallest_gpus(found: Estimate, request: Request, trials: _Trials) -> tuple[
 
 def _need_on(found: Estimate, model: GpuModel) -> int:
     """The upper end of the run's memory on a GPU, with the margin of an estimate's verdict."""
-    reserved = round(found.reserved_high * (1 + _MARGIN))
+    reserved = round(found.reserved_high * (1 + MARGIN))
     return reserved + model.context_high + found.nccl_high + found.processes_high

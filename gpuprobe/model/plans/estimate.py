@@ -21,6 +21,10 @@ MODES = ("shapes", "real")
 SEVERITY = {FITS: 0, NOT: 2}
 """Of verdicts; 1 for the others."""
 
+MARGIN = 0.02
+"""The error of an estimate without a better bound, as a part of the reserved memory. Twice the
+worst error that the project's accuracy goal allows."""
+
 _NOTHING = Bytes(0)
 
 
