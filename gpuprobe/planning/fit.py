@@ -435,7 +435,8 @@ def search(
         # Needs are nearly linear, so two secants are often enough; halving bounds other cases.
         halve = secants == 2
         secants = 0 if halve else secants + 1
-        middle = (low + high) // 2 if halve else _between(tried, low, high, step)
+        room = _room if secants == 1 else int
+        middle = (low + high) // 2 if halve else _between(tried, low, high, step, room)
         if at(middle).fits:
             low = middle
         else:
@@ -448,13 +449,16 @@ def _room(capacity: int) -> int:
     return int(capacity / (1 + MARGIN))
 
 
-def _between(tried: dict[int, Trial], low: int, high: int, step: int) -> int:
-    """A value between two bounds: the intersection of the GPU's memory with the straight line
-    through the two needs, at least ``step`` from the bounds so that the interval shrinks.
+def _between(
+    tried: dict[int, Trial], low: int, high: int, step: int, room: Callable[[int], int]
+) -> int:
+    """A value between two bounds: the intersection of the ``room`` in the GPU's memory with the
+    straight line through the two needs, at least ``step`` from the bounds so that the interval
+    shrinks.
     """
     one, other = tried[low], tried[high]
     half = (low + high) // 2
     if other.failed or other.needed <= one.needed:
         return half
-    guess = low + (_room(one.capacity) - one.needed) * (high - low) // (other.needed - one.needed)
+    guess = low + (room(one.capacity) - one.needed) * (high - low) // (other.needed - one.needed)
     return max(min(max(guess, low + step), high - step), low + 1)

@@ -304,6 +304,9 @@ def test_a_check_that_fails_prints_what_to_do(
         again,
         accept,
     ]
+    assert main(["check", *once, *shlex.split(again)[2:], "--json"]) == 1
+    (commands,) = json.loads(capfd.readouterr().out)["commands"]
+    assert commands == {"accept": accept, "reproduce": again}
     assert main(shlex.split(accept)[1:]) == 0
     capfd.readouterr()
     assert main(["check", *once, *shlex.split(again)[2:]]) == 0

@@ -29,6 +29,7 @@ from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.health.base import KernelMessage
 from gpuprobe.reporters import support_bundle as doctor_bundle
+from gpuprobe.reporters.json import doctor as doctor_json
 from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.doctor import doctor_sections
 from gpuprobe.reporters.support_bundle import Redactor
@@ -149,6 +150,12 @@ def test_a_verdict_counts_what_could_not_be_read_of_its_gpu() -> None:
     lines = _text(found).splitlines()
     assert "GPU 0 (NVIDIA H100 80GB HBM3)  ok        2 checks could not run" in lines
     assert "GPU 1 (NVIDIA H100 80GB HBM3)  ok" in lines
+    assert doctor_json.document(found)["verdicts"][0] == {
+        "name": "GPU 0 (NVIDIA H100 80GB HBM3)",
+        "level": None,
+        "rules": [],
+        "not_checked": 2,
+    }
 
 
 def test_a_verdict_is_about_one_gpu_of_several_in_a_finding() -> None:

@@ -12,12 +12,13 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Bytes, Count, Nanoseconds, ReadStatus, Unavailable
 
-SCHEMA_VERSION = (2, 0)
+SCHEMA_VERSION = (2, 1)
 """(major, minor) of the JSON document. A newer minor only adds keys.
 
 History:
 * 1.0: first version.
 * 2.0: a finding has ``location`` and ``related``, as in every document. ``doctor-2.json``.
+* 2.1: ``verdicts``.
 """
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
@@ -49,7 +50,7 @@ class DeviceVerdict:
 
     name: str
     findings: tuple[Finding, ...] = ()
-    not_checked: int = 0
+    not_checked: Annotated[Count, "checks that could not read one of its values"] = 0
 
     @property
     def level(self) -> Level | None:
@@ -74,7 +75,7 @@ class Diagnosis:
     passed: tuple[Rule, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
     demo: Annotated[str, "the fake fleet's name, empty for real hardware"] = ""
-    verdicts: tuple[DeviceVerdict, ...] = ()
+    verdicts: Annotated[tuple[DeviceVerdict, ...], "on each GPU"] = ()
 
     @property
     def healthy(self) -> bool:

@@ -205,9 +205,14 @@ class Estimate(Displayed):
         OneOf(("native", "virtual")),
         "native: torch's own CUDA code ran without a GPU; virtual: a model of it",
     ] = "virtual"
-    suggestions: tuple[EstimatedChange, ...] = ()
-    not_tried: tuple[str, ...] = ()
-    smallest_gpus: tuple[RoomyGpu, ...] = ()
+    suggestions: Annotated[
+        tuple[EstimatedChange, ...],
+        "estimates of the run with a change, if it does not fit: those that fit first",
+    ] = ()
+    not_tried: Annotated[tuple[str, ...], "other changes, with the reason"] = ()
+    smallest_gpus: Annotated[
+        tuple[RoomyGpu, ...], "the smallest GPUs of the catalogue that hold the run as it is"
+    ] = ()
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""
