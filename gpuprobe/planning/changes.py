@@ -162,7 +162,7 @@ def _eight_bit() -> None:
 
 
 def _new_of_eight_bits(original: type, name: str, kind: type, *args: object, **rest: Any) -> object:
-    if kind is not original:  # a subclass, with a step of its own
+    if kind is not original:  # a subclass has its own step
         return object.__new__(kind)
     # Not earlier: it initialises CUDA, and the program has not selected its GPU yet.
     optimizers = import_module("bitsandbytes.optim")

@@ -304,7 +304,7 @@ def test_a_check_that_fails_prints_what_to_do(
         again,
         accept,
     ]
-    assert main(["check", *once, *shlex.split(again)[2:], "--json"]) == 1
+    assert main(["check", "--json", *once, *shlex.split(again)[2:]]) == 1
     (commands,) = json.loads(capfd.readouterr().out)["commands"]
     assert commands == {"accept": accept, "reproduce": again}
     assert main(shlex.split(accept)[1:]) == 0

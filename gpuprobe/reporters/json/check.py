@@ -27,7 +27,7 @@ class OfRun(Generic[T]):
 
 
 @record(frozen=True)
-class Commands:
+class CheckCommands:
     """What to run after memory grew."""
 
     accept: Annotated[str, "makes this run the baseline"]
@@ -50,7 +50,7 @@ class Check:
     mismatches: Annotated[tuple[str, ...], "why the two cannot be compared"]
     cautions: tuple[str, ...]
     settings: Annotated[tuple[OfRun[Setting], ...], "the settings of the check, with their sources"]
-    commands: Annotated[tuple[OfRun[Commands], ...], "for each run that is above its baseline"]
+    commands: Annotated[tuple[OfRun[CheckCommands], ...], "for each run that is above its baseline"]
 
 
 DOCUMENT: Final = Document(
@@ -98,7 +98,9 @@ def check_of(results: Sequence[CheckResult]) -> Check:
         mismatches=tuple(_named(r, text) for r in results for text in r.mismatches),
         cautions=tuple(_named(r, text) for r in results for text in r.cautions),
         settings=_of_runs((result, result.settings) for result in results),
-        commands=_of_runs((r, (Commands(r.accept, r.reproduce),)) for r in results if r.accept),
+        commands=_of_runs(
+            (r, (CheckCommands(r.accept, r.reproduce),)) for r in results if r.accept
+        ),
     )
 
 
