@@ -554,8 +554,10 @@ def summary(output: Path, width: int = 80, *, gpu: str = "GPU") -> list[str]:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
         lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]
-    command = estimate_command(report, gpu)
-    lines += [f"what the whole run needs: {command}"] if command else []
     shown = style.text(style.path(str(output)))
     lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")
-    return [line for text in lines for line in style.wrapped(text, rest="  ")]
+    wrapped = [line for text in lines for line in style.wrapped(text, rest="  ")]
+    command = estimate_command(report, gpu)
+    if command:  # in one line, to be copied
+        wrapped += ["what the whole run needs, and what would make it fit:", f"  {visible(command)}"]
+    return wrapped

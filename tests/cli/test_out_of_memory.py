@@ -43,7 +43,7 @@ def test_the_verdict_comes_before_the_figures(tmp_path: Path, level: str) -> Non
     assert lines[0].startswith("gpuprobe: Out of memory")
     text = " ".join(line.removeprefix("gpuprobe:").strip() for line in lines)
     assert 0 < text.index(" peak: ") < text.index("recording: ")
-    assert "what the whole run needs: gpuprobe estimate --gpu t4 script.py" in text
+    assert lines[-1] == "gpuprobe:   gpuprobe estimate --gpu t4 script.py"
     shown = gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout
     assert shown.startswith("script.gpuprobe · out of memory\n")
     assert "expandable_segments" not in shown  # of no use on a full GPU
