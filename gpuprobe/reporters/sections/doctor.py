@@ -84,7 +84,7 @@ def _verdicts(verdicts: Sequence[DeviceVerdict]) -> list[Section]:
     """A row for each GPU: its most severe level, and its findings in short."""
     rows = []
     for one in verdicts:
-        found = [*dict.fromkeys(f"{found.rule} {found.kind}" for found in one.findings)]
+        found = [*dict.fromkeys(found.rule for found in one.findings)]
         if one.not_checked:
             found.append(f"{plural(one.not_checked, 'check')} could not run")
         level = "ok" if one.level is None else one.level.value
