@@ -559,5 +559,8 @@ def summary(output: Path, width: int = 80, *, gpu: str = "GPU") -> list[str]:
     wrapped = [line for text in lines for line in style.wrapped(text, rest="  ")]
     command = estimate_command(report, gpu)
     if command:  # in one line, to be copied
-        wrapped += ["what the whole run needs, and what would make it fit:", f"  {visible(command)}"]
+        wrapped += [
+            "what the whole run needs, and what would make it fit:",
+            f"  {visible(command)}",
+        ]
     return wrapped
