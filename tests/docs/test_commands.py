@@ -139,6 +139,10 @@ def test_snapshots_are_all_that_a_page_may_need() -> None:
         pytest.skip(f"no snapshot from a GPU beside this checkout, for {', '.join(set(pages))}")
 
 
+def test_the_readme_is_short() -> None:
+    assert len((blocks.ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 def test_no_block_hides_a_command() -> None:
     """A block in a language that is not run must not hold commands."""
     for page in blocks.pages():
