@@ -272,9 +272,9 @@ def verdict_of(need: Need, within: Callable[[int], WhatIfOutcome]) -> tuple[str,
         calls = worst.retries.most
         times = "once" if calls == 1 else f"{calls} times"
         return RELEASING, (
-            f"torch reserves more than {capacity} if it can; with less it releases cached memory "
-            f"and allocates again ({times} in the simulation), which is slow, and fails if memory "
-            "is more fragmented than simulated"
+            f"torch would reserve more than {capacity}. To run it must return cached memory to the "
+            f"driver and allocate again ({times} in the simulation), which is slow, and fails if "
+            "memory is more fragmented than simulated"
         )
     if need.high + need.outside_high > need.capacity:
         return WITHIN_MARGIN, (

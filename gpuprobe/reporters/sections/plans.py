@@ -80,12 +80,12 @@ def _needed(estimate: Estimate) -> Table:
     nccl = (
         "NCCL's buffers",
         _span(estimate.nccl_low, estimate.nccl_high),
-        "outside the allocator; none if they are in host memory",
+        "outside the allocator; 0 if NCCL keeps them in host memory",
     )
     started = (
         "other processes",
         _span(estimate.processes_low, estimate.processes_high),
-        f"{estimate.processes} at one time that the program starts, with their contexts",
+        f"at most {estimate.processes} of them at one time, each with a CUDA context",
     )
     allocated = max(estimate.peak_allocated, estimate.allocated_high)
     least = estimate.allocated_low or estimate.peak_allocated
