@@ -49,7 +49,7 @@ SKIPPED = {
         "it needs a build of torch with CUDA",
     ),
     (
-        "docs/how-to/compare-ranks-and-devices.md",
+        "docs/how-to/measure-scaling.md",
         "gpuprobe scale one.gpuprobe four.gpuprobe",
         "run by tests/analysis/test_scale.py",
     ),
@@ -64,7 +64,7 @@ SKIPPED = {
         "run by tests/recording/test_packed.py",
     ),
     (
-        "docs/how-to/compare-ranks-and-devices.md",
+        "docs/how-to/find-out-why-a-job-hangs.md",
         "gpuprobe hang /dumps",
         "run by tests/recording/test_flight.py",
     ),

@@ -85,7 +85,7 @@ def _needed(estimate: Estimate) -> Table:
     started = (
         "other processes",
         _span(estimate.processes_low, estimate.processes_high),
-        f"at most {estimate.processes} of them at one time, each with a CUDA context",
+        f"started by the program, at most {estimate.processes} at one time, each with a context",
     )
     allocated = max(estimate.peak_allocated, estimate.allocated_high)
     least = estimate.allocated_low or estimate.peak_allocated
