@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -40,12 +41,21 @@ VIEW = IMAGES / "view.svg"
 TOP = IMAGES / "top.svg"
 PAGE = IMAGES / "page-light.png"
 
-# The question that the README answers first. Its tables by line and module are left out.
+# The question that the README answers first, and the packages that its program imports.
 QUESTION = (
     "gpuprobe estimate --gpu rtx4090 examples/train_gpt.py -- "
     "--layers 24 --embed 1024 --context 1024 --batch-size 8 --amp"
 )
-QUESTION_UNTIL = "Lines at the peak"
+QUESTION_NEEDS: tuple[str, ...] = ()
+
+# Sections of the answer that the picture leaves out.
+QUESTION_WITHOUT = (
+    "Lines at the peak",
+    "Modules at the peak",
+    "Assumed",
+    "Not modelled",
+    "Not tried",
+)
 
 # The theme of the page's picture, and its window in pixels.
 THEME, WIDTH, HEIGHT = "light", 1280, 900
@@ -68,8 +78,14 @@ def answer(runner: blocks.Runner, scratch: str = "question") -> list[str]:
     result = runner.shell(f"COLUMNS=80 {QUESTION} 2>/dev/null", runner.scratch(scratch))
     if result.code != 0:
         raise RuntimeError(f"{QUESTION}: exit code {result.code}\n{result.output}")
-    lines = result.lines()
-    return lines[: lines.index(QUESTION_UNTIL)]
+    sections = "\n".join(result.lines()).split("\n\n")
+    kept = [text for text in sections if text.partition("\n")[0] not in QUESTION_WITHOUT]
+    return "\n\n".join(kept).splitlines()
+
+
+def question_lacks() -> str:
+    """The packages that the question's program imports and this environment lacks."""
+    return ", ".join(name for name in QUESTION_NEEDS if find_spec(name) is None)
 
 
 def question_svg(text: str) -> str:
@@ -84,11 +100,12 @@ def question_text(lines: list[str]) -> str:
     return "\n".join([*prompt, *lines]).rstrip("\n") + "\n"
 
 
-def command_of(text: str) -> str:
-    """The command at the head of ``estimate.txt``, in one line."""
+def parts_of(text: str) -> tuple[str, list[str]]:
+    """The command of ``estimate.txt``, in one line, and the lines of its output."""
     lines = text.splitlines()
-    end = next(i for i, line in enumerate(lines) if not line.endswith("\\"))
-    return " ".join(line.rstrip("\\").strip() for line in lines[: end + 1]).removeprefix("$ ")
+    end = 1 + next(i for i, line in enumerate(lines) if not line.endswith("\\"))
+    command = " ".join(line.rstrip("\\").strip() for line in lines[:end])
+    return command.removeprefix("$ "), lines[end:]
 
 
 def report_lines(runner: blocks.Runner, scratch: str = "picture") -> list[str]:
@@ -361,7 +378,7 @@ def write(runner: blocks.Runner) -> list[str]:
     """
     missing = []
     question = ESTIMATE_TEXT.read_text(encoding="utf-8")
-    if command_of(question) != QUESTION:
+    if parts_of(question)[0] != QUESTION:
         missing.append(f"{ESTIMATE_TEXT.name}: it needs a build of torch with CUDA (--native)")
     _write(ESTIMATE, question_svg(question))
     lines = report_lines(runner)
