@@ -131,8 +131,8 @@ def _estimate_notes(estimate: Estimate) -> list[Line]:
     if estimate.verdict_why:
         lines.insert(0, Line(f"{estimate.verdict}: {estimate.verdict_why}"))
     if estimate.compute_why:
-        computed = "all values" if estimate.compute == "real" else "only values that decide"
-        lines.append(Line(f"computed: {computed} ({estimate.compute_why})"))
+        computed = "computed" if estimate.compute == "real" else "not computed"
+        lines.append(Line(f"values of large tensors: {computed} ({estimate.compute_why})"))
         if any("values are NaN" in text for text in estimate.assumed):
             lines.append(Line("nan in the script's output: a value that was not computed"))
     return lines
