@@ -418,7 +418,12 @@ def compare_as_planned(
         result = with_causes(result, before, after, plan, found, blame, repeat)
     else:
         result = repeat(())
-    return replace(result, settings=plan.settings, run=plan.name)
+    accept, reproduce = "", ""
+    if result.regressions and path is not None and not plan.test:
+        accept, reproduce = plan.commands(os.fspath(path))
+    return replace(
+        result, settings=plan.settings, run=plan.name, accept=accept, reproduce=reproduce
+    )
 
 
 def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:

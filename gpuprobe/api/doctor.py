@@ -43,7 +43,7 @@ def diagnose(
     from gpuprobe.api.devices import inventory
     from gpuprobe.errors import UsageError
     from gpuprobe.probes.health import CHECKS, MachineFacts, examine
-    from gpuprobe.probes.health.base import driver_status
+    from gpuprobe.probes.health.base import device_verdicts, driver_status
     from gpuprobe.probes.health.facts import gather
 
     if bundle is not None and os.path.lexists(bundle):  # before the checks run
@@ -77,6 +77,7 @@ def diagnose(
         passed=outcome.passed,
         not_checked=outcome.not_checked,
         demo=demo or "",
+        verdicts=device_verdicts(found, outcome),
     )
     if bundle is not None:
         _write_bundle(Path(bundle), diagnosis, facts, variables)

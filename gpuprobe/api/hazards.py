@@ -24,6 +24,7 @@ from gpuprobe.hazards.findings.known import compare as compare_known
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazard_watch.source import EventSource
+    from gpuprobe.hazards.findings.code import Patch as Patch
     from gpuprobe.hazards.findings.known import KnownFinding as KnownFinding
     from gpuprobe.hazards.findings.results import Hazards as Hazards
 
@@ -161,10 +162,13 @@ def write_hazards(
     sarif: Path | None = None,
     junit: Path | None = None,
     json: Path | None = None,
-) -> None:
+    patch: Path | None = None,
+) -> Patch | None:
     """Write findings to these files, each atomically: all ranks write the same files. Places are
-    relative to the working directory; findings without a place are at ``elsewhere``.
+    relative to the working directory; findings without a place are at ``elsewhere``. ``patch`` gets
+    the changes that the findings suggest, as one unified diff for ``git apply``, which is returned.
     """
+    from gpuprobe.hazards.findings.code import patch_of
     from gpuprobe.model.io.files import new_file
     from gpuprobe.reporters.ci.annotations import checkout
 
@@ -183,3 +187,9 @@ def write_hazards(
             render(result, form, text, failed=found.failed, **options)
             with new_file(path, force=True) as file:
                 file.write(text.getvalue().encode("utf-8"))
+    if patch is None:
+        return None
+    changes = patch_of(found.findings, Path.cwd())
+    with new_file(patch, force=True) as file:
+        file.write(changes.text.encode("utf-8", "surrogateescape"))
+    return changes

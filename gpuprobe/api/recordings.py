@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,7 +134,8 @@ def hang(directory: str | os.PathLike[str]) -> HangReport:
     differ, with the lines that called it; what the first rank sends, and which ranks are the last
     to come. The dumps are read, never executed.
 
-    Raises NotARecording if there are no dumps, DataError for one that cannot be read.
+    Raises UsageError if there is no such directory, NotARecording if it has no dumps, DataError for
+    one that cannot be read.
     """
     from gpuprobe.analysis.communication import transfers
     from gpuprobe.analysis.ranks.hang import arrivals, find_hangs
@@ -270,12 +272,14 @@ def replay(
         if trace.device.startswith("cuda") and (device is None or trace.device == f"cuda:{device}")
     ]
     if not traces:
+        name = path or "it"
+        report = f"gpuprobe report {shlex.quote(path)} shows what it contains; " if path else ""
         raise DataError(
-            "it contains no allocation trace of a CUDA device"
+            f"{name} contains no allocation trace of a CUDA device, which replay needs"
             if device is None
-            else f"no device cuda:{device} in it",
-            hint="a trace is recorded by gpuprobe.record(..., level='trace') or "
-            "torch.cuda.memory._record_memory_history()",
+            else f"{name} contains no allocation trace of cuda:{device}",
+            hint=f"{report}a trace is recorded by gpuprobe run --level trace (--gpu GPU without a "
+            "GPU) or torch.cuda.memory._record_memory_history()",
         )
     if not any(len(trace.events) for trace in traces):
         raise DataError(

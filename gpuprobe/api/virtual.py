@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.links import Links
     from gpuprobe.planning.peers import Job
     from gpuprobe.planning.processes import OtherProcesses
+    from gpuprobe.planning.suggestions import Provider
+    from gpuprobe.planning.trials import ProgramStart
     from gpuprobe.sampler.program import Program
 
 
@@ -206,7 +208,10 @@ def estimate_program(
     recorded: Sequence[int] = (),
     torch: str = "",
     engine: str = "auto",
+    suggest: bool = False,
+    alternatives: Provider | None = None,
     notify: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, str], None] | None = None,
 ) -> Estimate:
     """`estimate` for a whole program. The program is stopped after ``steps`` optimizer steps; the
     result's assumptions name this, since later code may need more memory.
@@ -218,6 +223,11 @@ def estimate_program(
     ``rank="distinct"`` estimates one rank of each group of ranks that behave alike: each stage of a
     pipeline, each shape of shards. ``link``, ``per_node``, ``torch`` and ``engine`` are as in
     `estimate`. ``output``: keep the recording of the estimated ranks at this path.
+
+    ``suggest``: if it does not fit, run the program again with changes that need less memory, and
+    find the smallest GPUs that hold it (`Estimate.suggestions`). ``alternatives`` yields the
+    changes, by default those of any script. ``progress`` is called with the number of the step and
+    its phase when that changes.
 
     For processes that this function starts: ``within``, the reason of a second run, which keeps the
     bounds of ``"auto"``; ``meeting``, the rendezvous of the ranks (`gpuprobe.planning.peers`);
@@ -254,7 +264,8 @@ def estimate_program(
         from gpuprobe.planning.ranks import estimate_ranks
 
         order.update(output=kept, recorded=[] if isinstance(rank, str) else [*rank])
-        return estimate_ranks(rank, ranks, start.peers, {**order, "compute": compute}, notify)
+        found = estimate_ranks(rank, ranks, start.peers, {**order, "compute": compute}, notify)
+        return _suggested(found, start, {**order, "rank": rank}, alternatives, notify, suggest)
     Job(rank, ranks)
     if recorded and rank not in recorded:
         kept = ""
@@ -276,13 +287,40 @@ def estimate_program(
                 *links,
                 kept,
                 lambda: (run.others, run.waits),
+                progress,
             )
 
     def again(why: str) -> Estimate:
         notify(f"running the program a second time: {why}")
         return start.again(why, **{**order, "output": kept}, compute="real", rank=rank)
 
-    return estimate_with(compute, attempt, again)
+    found = estimate_with(compute, attempt, again)
+    return _suggested(found, start, {**order, "rank": rank}, alternatives, notify, suggest)
+
+
+def _suggested(
+    found: Estimate,
+    start: ProgramStart,
+    order: Mapping[str, Any],
+    alternatives: Provider | None,
+    notify: Callable[[str], None],
+    suggest: bool,
+) -> Estimate:
+    """An estimate with suggestions, if it does not fit and they are requested."""
+    if found.fits or not suggest:
+        return found
+    from gpuprobe.planning import suggestions
+    from gpuprobe.planning.alternatives import script_changes
+    from gpuprobe.planning.trials import EstimateServer
+
+    request = {**start.request(), **order, "compute": found.compute, "change": ""}
+    for key in ("output", "recorded", "link", "per_node"):
+        request.pop(key, None)
+    with EstimateServer(found.engine, start) as estimate_one:
+        suggested = suggestions.suggest(
+            found, request, alternatives or script_changes, estimate_one, notify=notify
+        )
+    return suggested.added_to(found)
 
 
 class _ProgramRun:
@@ -416,6 +454,7 @@ def _estimate(
     per_node: int,
     output: str = "",
     started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
+    progress: Callable[[int, str], None] | None = None,
 ) -> tuple[Estimate, str]:
     """The estimate of ``run`` on the GPUs of ``options``, and the first line whose size depends on
     values and is assumed to be the largest possible ("" for none).
@@ -439,6 +478,7 @@ def _estimate(
             recorder = record(
                 path, level="trace", warn=lambda text: None, trace_steps="all", force=bounded
             )
+        recorder.progress = progress
         measured.recorded(recorder.now_ns)
         measured.session.keep_stacks()
         measured.session.start()
@@ -506,9 +546,10 @@ def fit_program(
     The search starts at the script's value and covers ``least`` to ``most``: it doubles until a
     value does not fit, or halves until one does, then bisects. With ``compute="auto"`` large values
     are computed only if the program needs one. ``suggest`` also estimates changes to the run.
-    ``gpu`` may name several GPUs, separated by commas, and ``ranks`` several numbers: the result is
-    that of the combination in which most fits on all ranks (`Fit.choices`). ``rank``, ``torch`` and
-    ``engine`` are as in `estimate_program`. ``notify`` gets a line about every estimate. Ctrl-C
+    ``gpu`` may name several GPUs, separated by commas, or ``"all"`` of the catalogue (then changes
+    are not estimated), and ``ranks`` several numbers: the result is that of the combination in
+    which most fits on all ranks (`Fit.choices`). ``rank``, ``torch`` and ``engine`` are as in
+    `estimate_program`. ``notify`` gets a line about every estimate. Ctrl-C
     ends the search: the result has the values tried so far, and is ``interrupted``. Raises what
     `estimate_program` raises.
     """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from gpuprobe.errors import MissingExtra, UsageError
+from gpuprobe.errors import DataError, MissingExtra, UsageError
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
@@ -182,13 +184,14 @@ class RunResult(NamedTuple):
     engine: str = "hardware"
 
 
-def default_output(name: str) -> Path:
-    """A free name in the current directory: ``train.gpuprobe``, ``train.2.gpuprobe``, …
+def default_output(name: str, *, module: bool = False) -> Path:
+    """A free name in the current directory: ``train.gpuprobe``, ``train.2.gpuprobe``, …; of a
+    ``module`` all parts of the name, as in ``package.train.gpuprobe``.
 
     Under ``torchrun`` all ranks must choose the same name without communication: it has a digest
     of the run's id, restart count and port instead of a count.
     """
-    stem = Path(name).stem or "program"
+    stem = name if module else Path(name).stem or "program"
     from gpuprobe.sampler.environment import ranks
 
     if ranks()[2] > 1:
@@ -202,6 +205,45 @@ def default_output(name: str) -> Path:
         count += 1
         path = Path(f"{stem}.{count}.gpuprobe")
     return path
+
+
+def discard_empty(result: RunResult, output: Path) -> bool:
+    """Delete the recording of a program that exited with a code other than 0 before it called a
+    model or used a GPU, as for wrong arguments, and return whether it was deleted. A job's is kept.
+    """
+    if result.exit_code == 0 or result.error is not None or rank_count() > 1:
+        return False
+    if result.spawned or result.children or not output.is_dir():
+        return False
+    from gpuprobe.api.recordings import load
+
+    try:
+        recorded = load(output)
+    except DataError:  # the summary reports why
+        return False
+    steps = [step for rank in recorded.ranks for step in rank.steps]
+    if any(step.windows or {phase.path for phase in step.phases} - {"setup"} for step in steps):
+        return False
+    shutil.rmtree(output)
+    return True
+
+
+def source_of(program: Program) -> str:
+    """The text of the program's file and of those imported modules that are below its folder, such
+    as one that parses the arguments.
+    """
+    import sysconfig
+
+    folder, installed = Path(program.file).parent, Path(sysconfig.get_path("purelib"))
+    loaded = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
+    texts = []
+    for name in {program.file, *filter(None, loaded)}:
+        path = Path(name)
+        own = path.suffix == ".py" and path.is_relative_to(folder)
+        if own and (name == program.file or not path.is_relative_to(installed)):
+            with contextlib.suppress(OSError):  # imported from an archive
+                texts.append(path.read_text(encoding="utf-8", errors="replace"))
+    return "\n".join(texts)
 
 
 def as_rank(rank: int, local_rank: int, world_size: int) -> AbstractContextManager[None]:
@@ -473,9 +515,10 @@ def own_traceback(error: BaseException) -> str:
     return text_of(error)
 
 
-def summary(output: Path, width: int = 80) -> list[str]:
-    """The summary at the end of a run, in lines of text: the peak, its place and largest causes,
-    the first advice, and the recording's path. Without control characters.
+def summary(output: Path, width: int = 80, *, gpu: str = "GPU") -> list[str]:
+    """The summary at the end of a run, in lines of text: why it ran out of memory, if it did; the
+    peak, its place and largest causes, the first advice, and the recording's path. Without control
+    characters. ``gpu`` is the name of the GPU in the catalogue, for commands to run next.
 
     Under ``torchrun`` only the first rank has a summary, of the path alone: other ranks may still
     be writing. Raises DataError if the recording cannot be read.
@@ -492,13 +535,19 @@ def summary(output: Path, width: int = 80) -> list[str]:
         return [where] if rank == 0 else []
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
-    from gpuprobe.reporters.sections.report import headline
+    from gpuprobe.reporters.sections.report import (
+        ended_out_of_memory,
+        estimate_command,
+        failure_text,
+        headline,
+    )
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 
     report = summarize(load(output), top=3)
     style = Style(width=width, cwd=report.session.cwd)
-    lines = []
+    failed = ended_out_of_memory(report)
+    lines = [style.relative(failure_text(report))] if failed else []
     if report.peak.measure is None:
         lines.append("nothing was recorded: no training step of torch was detected")
     else:
@@ -507,4 +556,8 @@ def summary(output: Path, width: int = 80) -> list[str]:
         lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]
     shown = style.text(style.path(str(output)))
     lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")
-    return [line for text in lines for line in style.wrapped(text, rest="  ")]
+    wrapped = [line for text in lines for line in style.wrapped(text, rest="  ")]
+    command = estimate_command(report, gpu)
+    if command:  # in one line, to be copied
+        wrapped += ["what the whole run needs, and what would make it fit:", f"  {visible(command)}"]
+    return wrapped

@@ -8,7 +8,8 @@ everything after the script belongs to the script.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 PROJECTS_OWN = ""
@@ -62,3 +63,25 @@ def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> S
     options = script_words[2 if script_words[:1] == ["-m"] else 1 :]
     mixed = any(word.startswith("-") for word in options)
     return Sorted([*own, *script_words], tuple(moved) if mixed else ())
+
+
+def misplaced_option(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str],
+    source: Callable[[], str],
+    code: int,
+) -> str:
+    """The first argument of a script that is probably a misplaced option of `gpuprobe run`, "" for
+    none: it is spelled like one, and either the script failed with exit code 2, as parsers of
+    arguments do, and its ``source`` does not contain the option; or ``source`` does not even
+    contain the option's name as a word: some parsers make options from names (click, tyro).
+    """
+    known = parser._option_string_actions  # argparse has no public list
+    words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    suspects = [word for word in words if word in known]
+    text = source() if suspects else ""
+    for option in suspects:
+        name = re.escape(option[2:]).replace(r"\-", "[-_]")
+        if option not in text if code == 2 else not re.search(rf"\b{name}\b", text):
+            return option
+    return ""

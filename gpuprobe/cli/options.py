@@ -125,11 +125,17 @@ class _Gpu(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_gpu(parser: argparse.ArgumentParser, text: str, *, default: str | None = None) -> None:
-    """``--gpu``: GPUs of the catalogue. If it is optional, ``--virtual`` is an older name for it,
-    which ``torchrun`` parses as its own option.
+def add_gpu(
+    parser: argparse.ArgumentParser,
+    text: str,
+    *,
+    default: str | None = None,
+    several: bool = False,
+) -> None:
+    """``--gpu``: GPUs of the catalogue, with ``several`` also ``--gpus``. If it is optional,
+    ``--virtual`` is an older name for it, which ``torchrun`` parses as its own option.
     """
-    names = ("--gpu", "--virtual") if default is None else ("--gpu",)
+    names = ["--gpu", *(["--virtual"] if default is None else []), *(["--gpus"] if several else [])]
     parser.add_argument(*names, dest="gpu", default=default, metavar="GPU", action=_Gpu, help=text)
 
 
@@ -152,9 +158,10 @@ def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -
     add_gpu(
         parser,
         "the GPU, such as h100-80gb or 2xa100-40gb"
-        + (", or several to choose from, such as t4,l4" if several else "")
+        + (", several to choose from, such as t4,l4, or all" if several else "")
         + " (default: h100-80gb); list: print the supported ones",
         default="h100-80gb",
+        several=several,
     )
     parser.add_argument(
         "--steps", type=positive, default=3, metavar="N", help="optimizer steps (default: 3)"

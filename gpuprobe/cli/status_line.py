@@ -1,15 +1,19 @@
-"""The status line on stderr while a program runs: its step, and the step's time and peak."""
+"""The status line on stderr while a program runs: its step, and the step's time and peak; or, while
+it is estimated in a child process, what that does (`Progress`).
+"""
 
 from __future__ import annotations
 
+import mmap
 import select
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Unavailable
 
 if TYPE_CHECKING:
@@ -47,6 +51,70 @@ class StatusLine:
                 self._stream.flush()
         except (OSError, ValueError, AttributeError):  # closed, or none at all
             return
+
+
+class Progress:
+    """Lines on a terminal about a child process: what it does, and for how long.
+
+    The child calls `report`, with text in memory that both processes share; the parent prints it
+    every `SECONDS` inside `printed`. So the process that runs the program needs no thread and no
+    timer, which the program could notice.
+    """
+
+    SECONDS = 5.0
+    _SIZE = 200
+
+    def __init__(
+        self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._start = clock()
+        self._text = mmap.mmap(-1, self._SIZE)
+
+    def report(self, text: str) -> None:
+        """Replace the text."""
+        data = text.encode("utf-8", "replace")[: self._SIZE]
+        self._text[:] = data.ljust(self._SIZE, b"\0")
+
+    def step(self, index: int, phase: str) -> None:
+        """Report a step and its phase."""
+        self.report(phase if phase == "setup" else f"step {index}, {phase}")
+
+    def line(self) -> str:
+        """The line now; "" if nothing was reported."""
+        text = self._text[:].rstrip(b"\0").decode("utf-8", "replace")
+        return f"gpuprobe: {visible(text)} · {self._clock() - self._start:.0f} s" if text else ""
+
+    @contextmanager
+    def printed(self) -> Iterator[None]:
+        """Inside, the line is printed every `SECONDS`, if the stream is a terminal."""
+        if self._stream is None or not self._stream.isatty():
+            yield
+            return
+        import signal  # 2 ms, on a terminal only
+
+        previous = signal.signal(signal.SIGALRM, lambda number, frame: self._print())
+        signal.setitimer(signal.ITIMER_REAL, self.SECONDS, self.SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+
+    def _print(self) -> None:
+        line = self.line()
+        try:
+            if line and _takes_text(self._stream):
+                width = shutil.get_terminal_size().columns - 1
+                self._stream.write(f"{line[:width]}\n")
+                self._stream.flush()
+        except (OSError, ValueError):  # closed
+            return
+
+
+PROGRESS: Progress | None = None
+"""Of the command in this process, if its parent shows it (`gpuprobe.cli.supervise`)."""
 
 
 def text_of(step: Step) -> str:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from types import FrameType
 
-from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli import exit_codes, status_line, stderr
 from gpuprobe.code_origin import PACKAGE
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -33,6 +33,7 @@ def supervised(command: Callable[[], int]) -> int:
     """
     reading, writing = os.pipe()
     stacks = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - both processes hold it
+    progress = status_line.PROGRESS = status_line.Progress()
     child = os.fork()
     if child == 0:
         os.close(reading)
@@ -46,7 +47,8 @@ def supervised(command: Callable[[], int]) -> int:
         os.close(writing)
         return result
     os.close(writing)
-    status, received = _wait(child)
+    with progress.printed():
+        status, received = _wait(child)
     with open(reading, "rb", buffering=0) as stream:  # noqa: PTH123 (a descriptor)
         os.set_blocking(reading, False)  # a process left by the program may have it open
         code = stream.read(1)

@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from gpuprobe.errors import ConfigError, UsageError
 from gpuprobe.gate.files import run_names
@@ -41,10 +41,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Sourced(Generic[T]):
-    """The value of a setting, and its source."""
+    """The value of a setting, and its source. ``needed``: it is from the call, and the value would
+    be another one without it.
+    """
 
     value: T
     source: str
+    needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class CheckPlan:
     ``command``: the command as stored in a baseline, with the script relative to the project; empty
     for a recording. ``name``: the run's name, if there are several. ``accept_environment``: a
     different environment is only a caution. ``repeat``: how often the program runs; None: once, and
-    again if memory grew.
+    again if memory grew. ``given``: the words of a command line for what neither the baseline
+    nor the project has. ``project_baseline``: the baseline that the project names, "" for none.
     """
 
     target: str
@@ -80,6 +84,27 @@ class CheckPlan:
     engine: str = "auto"
     name: str = ""
     test: str = ""
+    given: tuple[str, ...] = ()
+    project_baseline: str = ""
+
+    def commands(self, baseline: str) -> tuple[str, str]:
+        """The command that replaces ``baseline``, a path, with this run, and the shortest one that
+        makes this comparison: settings that the baseline or the project has are not repeated.
+        """
+        options = ["--run", self.name] if self.name else []
+        named = self.project_baseline
+        if not named or os.path.realpath(named) != os.path.realpath(baseline):
+            options += ["--baseline", os.path.relpath(baseline)]
+        checked = [*options, "--no-blame"]
+        if self.accept_environment:
+            checked.append("--accept-environment")
+        for name, (tolerance, source) in self.tolerances.items():
+            if source == CALL:
+                checked += ["--tolerance", f"{name}={tolerance.exact_text()}"]
+        return (
+            shlex.join(["gpuprobe", "baseline", "update", *options, *self.given]),
+            shlex.join(["gpuprobe", "check", *checked, *self.given]),
+        )
 
 
 def chosen_runs(
@@ -163,9 +188,11 @@ def plan(
         sources = [_Sourced(baseline, BASELINE), _Sourced(project, PROJECT)]
         if writing:
             sources.reverse()
+        known = [value for value in (baseline, project) if value is not None] or [default]
         for found in (_Sourced(call, CALL), *sources):
             if found.value is not None:
-                return _Sourced(found.value, found.source)
+                needed = found.source == CALL and any(call != value for value in known)
+                return _Sourced(found.value, found.source, needed)
         return _Sourced(default, DEFAULT)
 
     line = [*(["-m"] if module else []), target, *arguments]
@@ -191,6 +218,14 @@ def plan(
             settings.append(Setting("compute", computed.value, computed.source))
         if engines.value != "auto":
             settings.append(Setting("engine", engines.value, engines.source))
+    given = _given(
+        {"--gpu": device, "--stop-after": limit, "--compute": computed, "--engine": engines},
+        counted,
+    )
+    if source != CALL:
+        given += _separated(more)
+    elif before is None or before.command != stored or project.path is not None:
+        given += [*(["-m"] if module else []), target, *_separated(arguments)]
     return CheckPlan(
         target=target,
         arguments=arguments,
@@ -208,7 +243,22 @@ def plan(
         accept_environment=accept_environment,
         repeat=repeat,
         name=name,
+        given=tuple(given),
+        project_baseline="" if project.baseline is None else str(project.baseline),
     )
+
+
+def _given(options: Mapping[str, _Sourced[Any]], hazards: _Sourced[bool]) -> list[str]:
+    """The settings that only the call has, as options."""
+    found = [w for option, one in options.items() if one.needed for w in (option, str(one.value))]
+    if hazards.needed:
+        found.append("--hazards" if hazards.value else "--no-hazards")
+    return found
+
+
+def _separated(arguments: Sequence[str]) -> list[str]:
+    """Arguments of the script, after ``--``."""
+    return ["--", *arguments] if arguments else []
 
 
 def is_recorded(target: str) -> bool:

@@ -60,10 +60,21 @@ def load_ipython_extension(shell: _Shell) -> None:
     """Register ``%%gpuprobe``. IPython calls this for ``%load_ext gpuprobe``."""
 
     def gpuprobe(line: str, cell: str) -> Recording | Estimate | Hazards:
-        return run_cell(shell, line, cell)
+        try:
+            return run_cell(shell, line, cell)
+        except UsageError as error:
+            hint = f"\n  hint: {error.hint}" if error.hint else ""
+            raise _shown_in_one_line(f"{error}{hint}") from None
 
     gpuprobe.__doc__ = _parser().format_help()
     shell.register_magic_function(gpuprobe, magic_kind="cell", magic_name="gpuprobe")
+
+
+def _shown_in_one_line(message: str) -> Exception:
+    """IPython's error that it shows without a traceback."""
+    from IPython.core.error import UsageError as ShownInOneLine  # loaded: it called this module
+
+    return ShownInOneLine(message)
 
 
 def run_cell(shell: _Shell, line: str, cell: str) -> Recording | Estimate | Hazards:
@@ -159,7 +170,7 @@ _ACTIONS: dict[str, Callable[[_Cell, argparse.Namespace], Recording | Estimate |
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"%%gpuprobe: {message}", hint=self.format_usage().strip())
+        raise UsageError(f"%%gpuprobe: {message}", hint=" ".join(self.format_usage().split()))
 
 
 def _parser() -> argparse.ArgumentParser:

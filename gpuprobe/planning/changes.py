@@ -1,4 +1,4 @@
-"""Changes to a training run, made without editing its source, that `gpuprobe fit` estimates.
+"""Changes to a training run, made without editing its source, that suggestions estimate.
 
 Each patches torch before the program runs, in a process that only runs this estimate.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from types import MethodType
 from typing import Any
 
@@ -17,13 +18,12 @@ from gpuprobe.errors import UsageError
 
 
 def apply(change: str) -> None:
-    """Apply ``bf16``, ``checkpoint``, ``accumulate`` or ``fused``."""
-    {
-        "bf16": _bf16,
-        "checkpoint": _checkpoint,
-        "accumulate": _accumulate,
-        "fused": _fused,
-    }[change]()
+    """Apply ``bf16``, ``checkpoint``, ``accumulate``, ``fused``, ``8bit`` or ``offload``, or
+    several, separated by ``+``. A setting of the allocator (``expandable``) needs no change.
+    """
+    for part in change.split("+"):
+        if part not in ("", "expandable"):
+            _CHANGES[part]()
 
 
 def _outermost(around: Callable[[nn.Module, Callable[[], object]], object]) -> None:
@@ -153,3 +153,58 @@ def _fused() -> None:
         kind = getattr(torch.optim, name)
         if "fused" in inspect.signature(kind.__init__).parameters:
             wrap(kind)
+
+
+def _eight_bit() -> None:
+    """Make ``Adam`` and ``AdamW`` those of bitsandbytes, with a state of 8 bits."""
+    for original, name in ((torch.optim.Adam, "Adam8bit"), (torch.optim.AdamW, "AdamW8bit")):
+        original.__new__ = staticmethod(functools.partial(_new_of_eight_bits, original, name))
+
+
+def _new_of_eight_bits(original: type, name: str, kind: type, *args: object, **rest: Any) -> object:
+    if kind is not original:  # a subclass has its own step
+        return object.__new__(kind)
+    # Not earlier: it initialises CUDA, and the program has not selected its GPU yet.
+    optimizers = import_module("bitsandbytes.optim")
+    rest = {key: value for key, value in rest.items() if key not in _ONLY_TORCH}
+    return getattr(optimizers, name)(*args, **rest)
+
+
+_ONLY_TORCH = ("foreach", "fused", "capturable", "differentiable", "maximize")
+
+
+def _offload() -> None:
+    """Keep the optimizer's state in the host's memory, and step there: the GPU's memory is that of
+    a step without parameters, as gradients and parameters are copied one at a time.
+    """
+    original = torch.optim.Optimizer.__init__
+
+    @functools.wraps(original)
+    def init(optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
+        original(optimizer, *args, **kwargs)
+        step = type(optimizer).step
+
+        @functools.wraps(step)
+        def stepped(self: torch.optim.Optimizer, *args: object, **kwargs: object) -> object:
+            groups = [(group, group["params"]) for group in self.param_groups]
+            for group, _ in groups:
+                group["params"] = []
+            try:
+                return step(self, *args, **kwargs)
+            finally:
+                for group, parameters in groups:
+                    group["params"] = parameters
+
+        optimizer.step = MethodType(stepped, optimizer)
+
+    torch.optim.Optimizer.__init__ = init
+
+
+_CHANGES = {
+    "bf16": _bf16,
+    "checkpoint": _checkpoint,
+    "accumulate": _accumulate,
+    "fused": _fused,
+    "8bit": _eight_bit,
+    "offload": _offload,
+}

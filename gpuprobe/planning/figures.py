@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,6 +15,7 @@ from gpuprobe.analysis.summary import device_categories
 from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade
 from gpuprobe.model.plans.estimate import (
     FITS,
+    MARGIN,
     NOT,
     RELEASING,
     SEVERITY,
@@ -39,10 +40,6 @@ _NOT_MODELLED = {
     "virtual": ("memory that CUDA extensions allocate, unless it is declared", _OTHER_PROGRAMS),
     "native": ("memory that libraries allocate without torch", _OTHER_PROGRAMS),
 }
-
-MARGIN: Final = 0.02
-"""The error of an estimate without a better bound, as a part of the reserved memory. Twice the
-worst error that the project's accuracy goal allows."""
 
 _RANK_UNCERTAINTY = 0.02
 """Of the reserved memory of one of several ranks, in both directions. The error for published peaks

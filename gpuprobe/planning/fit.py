@@ -6,16 +6,28 @@ Each figure is an estimate of a changed run, in a separate process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.catalogue.gpus import all_models, parse_spec
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
+from gpuprobe.model.plans.estimate import MARGIN
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
+from gpuprobe.planning.alternatives import (
+    ACCUMULATE,
+    BF16,
+    CHECKPOINT,
+    EIGHT_BIT,
+    EXPANDABLE,
+    FUSED,
+    OFFLOAD,
+    Change,
+    no_eight_bit,
+    with_expandable,
+)
 from gpuprobe.planning.argument import ParameterSource, parameter_source
 from gpuprobe.planning.trials import Document, EstimateServer
 
@@ -63,7 +75,9 @@ def fit_script(
 ) -> Fit:
     """See `gpuprobe.api.virtual.fit_program`."""
     check_bounds(least, most)
-    gpus = [part.strip() for part in gpu.split(",")]
+    of_all = gpu.strip() == "all"
+    models = sorted(all_models(), key=lambda model: (model.total_memory, model.name))
+    gpus = [model.name for model in models] if of_all else [p.strip() for p in gpu.split(",")]
     for name in gpus:
         parse_spec(name)  # an unknown name is an error before anything runs
     parameter = parameter_source(script, argument, arguments)
@@ -92,8 +106,9 @@ def fit_script(
         for case in cases:
             runner = _Runner(estimate, argument, notify, case.label if len(cases) > 1 else "")
             one = _CaseSearch(runner, case, least, most, auto=compute == "auto")
+            guess = _guess(searches, case)
             searches.append(one)
-            one.search(start)
+            one.search(start if guess is None else guess, near=guess is not None)
             start = one.largest or start
             if one.interrupted:
                 break
@@ -102,7 +117,9 @@ def fit_script(
         best = max(searches, key=lambda one: (one.choice().total, not one.failed))
         suggestions: list[FitSuggestion] = []
         left_out: list[str] = []
-        if suggest and not any(one.interrupted for one in searches):
+        if of_all and suggest:
+            left_out.append("changes to the run: with --gpu all; --gpu GPU tries them")
+        elif suggest and not any(one.interrupted for one in searches):
             result = best.result()
             at = result.proof or result.trials[0]
             try:
@@ -132,8 +149,10 @@ class _CaseSearch:
         self._tried: dict[int, Trial] = {}
         self._gpu: dict[str, Any] = {}
 
-    def search(self, start: int) -> None:
-        """Search from ``start``, or from the least value if the program fails with ``start``."""
+    def search(self, start: int, *, near: bool = False) -> None:
+        """Search from ``start``, or from the least value if the program fails with ``start``.
+        ``near``: the largest value is expected to be close to that.
+        """
         least, most = self._bounds
         runner = self.runner
         start = min(max(start, least), most)
@@ -150,13 +169,25 @@ class _CaseSearch:
             self.failed = f"with {runner.argument} {start}: {first['error']}"
             runner.notify(self.failed)
             return
+        self.case = self.case._replace(engine=str(first["engine"]))
         self._gpu = {"gpu": str(first["gpu"]), "capacity": Bytes(first["capacity"])}
         self._tried[start] = _trial(start, first)
         runner.report(self._tried[start])
         try:
-            search(runner.trials(self.case), least, most, self._tried, start=start)
+            trials = runner.trials(self.case)
+            search(trials, least, most, self._tried, start=start, near=near)
         except KeyboardInterrupt:
             self.interrupted = True
+
+    @property
+    def needs(self) -> dict[int, int]:
+        """The memory without the CUDA context, in bytes, by value."""
+        context = sum(model.context_high for model in parse_spec(self.case.gpu)[:1])
+        return {
+            value: trial.needed - context
+            for value, trial in self._tried.items()
+            if not trial.failed
+        }
 
     @property
     def largest(self) -> int:
@@ -188,6 +219,28 @@ class _CaseSearch:
             ranks=self.case.ranks,
             **fields,
         )
+
+
+def _guess(searches: Sequence[_CaseSearch], case: _Case) -> int | None:
+    """The largest value that fits on a GPU, from the straight line through the needs on other GPUs
+    that are next to its memory: apart from the CUDA context, a run needs about as much on each.
+    None if fewer than two needs are known.
+    """
+    known: dict[int, int] = {}
+    for one in searches:
+        if one.case.ranks == case.ranks:
+            known.update(one.needs)
+    model, *others = parse_spec(case.gpu)
+    if len(known) < 2 or others:
+        return None
+    points = sorted(known.items())
+    room = _room(model.total_memory - model.context_high)
+    above = next((at for at, (_, need) in enumerate(points) if need > room), None)
+    pair = (len(points) // 2 - 1, -1) if above is None else (max(0, above - 1), max(1, above))
+    (low, need), (high, more) = (points[at] for at in pair)
+    if more <= need:
+        return low
+    return max(1, low + (room - need) * (high - low) // (more - need))
 
 
 class _Runner:
@@ -251,29 +304,7 @@ def _trial(value: int, document: Document) -> Trial:
 
 # -- changes to the run
 
-_CHANGES: Final = (
-    (
-        "bf16 autocast",
-        "bf16",
-        'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass',
-    ),
-    (
-        "activation checkpointing",
-        "checkpoint",
-        "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) for the repeated blocks",
-    ),
-    (
-        "gradient accumulation",
-        "accumulate",
-        "half the batch at a time, and optimizer.step() at every second one",
-    ),
-    (
-        "expandable segments",
-        "expandable",
-        "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment",
-    ),
-    ("fused optimizer", "fused", "fused=True for the optimizer"),
-)
+_CHANGES: Final = (BF16, CHECKPOINT, ACCUMULATE, EXPANDABLE, FUSED, EIGHT_BIT, OFFLOAD)
 
 
 def _suggest(
@@ -288,23 +319,18 @@ def _suggest(
     ``found``, the change that needs the least memory first. ``left_out``: why others were skipped.
     """
     argument = runner.argument
-    for name, change, how in _CHANGES:
+    for item in _CHANGES:
+        name, change, how = item
         changed = case._replace(change=change)
         share = 1
-        if change == "expandable":
-            if "expandable_segments" in (case.conf or ""):
-                left_out.append(f"{name}: set already")
-                continue
-            conf = "expandable_segments:True"
-            changed = case._replace(conf=f"{case.conf},{conf}" if case.conf else conf)
-        elif change == "accumulate":
+        reason = _not_tried(item, case, argument, at.value)
+        if reason:
+            left_out.append(f"{name}: {reason}")
+            continue
+        if item is EXPANDABLE:
+            changed = case._replace(conf=with_expandable(case.conf))
+        elif item is ACCUMULATE:
             share = 2
-            if "batch" not in argument.lower():
-                left_out.append(f"{name}: {argument} does not look like a batch size")
-                continue
-            if at.value < 2:
-                left_out.append(f"{name}: a batch of {at.value} cannot be halved")
-                continue
             changed = changed._replace(steps=2 * case.steps)
         trial = runner.trials(changed, name, share)
         after = trial(at.value // share)
@@ -318,10 +344,17 @@ def _suggest(
             largest = share * max(value for value, item in tried.items() if item.fits)
         found.append(FitSuggestion(name, how, at.needed, after.needed, largest))
         found.sort(key=lambda item: item.after)
-    if find_spec("bitsandbytes") is None:
-        left_out.append("8-bit optimizers: bitsandbytes is not installed")
-    else:
-        left_out.append("8-bit optimizers: their kernels run on a GPU only")
+
+
+def _not_tried(change: Change, case: _Case, argument: str, value: int) -> str:
+    """Why a change is not tried at a value; "" if it is."""
+    if change is EXPANDABLE and "expandable_segments" in (case.conf or ""):
+        return "set already"
+    if change is ACCUMULATE and "batch" not in argument.lower():
+        return f"{argument} does not look like a batch size"
+    if change is ACCUMULATE and value < 2:
+        return f"a batch of {value} cannot be halved"
+    return no_eight_bit(case.engine) if change is EIGHT_BIT else ""
 
 
 _MOST_ESTIMATES: Final = 24  # of one search; halving 2^24 values takes as many
@@ -364,10 +397,12 @@ def search(
     tried: dict[int, Trial] | None = None,
     coarse: int = 0,
     start: int = 0,
+    near: bool = False,
 ) -> dict[int, Trial]:
     """Estimates by value: among them the largest that fits, and the next one if there is one.
 
-    Doubles the value from ``start`` (default ``least``), or halves it if that does not fit; then
+    Doubles the value from ``start`` (default ``least``), or halves it if that does not fit
+    (``near``: adds 1, 4, 16, …, or subtracts that); then
     searches between the bounds: at the intersection of the GPU's memory with the straight line
     through the needs at both bounds, and every third time in the middle. ``coarse``: stop when the
     bounds are within this part of the lower one (100: a hundredth). ``tried``, if given, contains
@@ -382,12 +417,16 @@ def search(
         return tried[value]
 
     low = high = min(max(start, least), most)
+    step = 1
     while not at(low).fits and low > least and len(tried) < _MOST_ESTIMATES:
-        low, high = max(least, low // 2), low
+        low, high = max(least, low - step if near else low // 2), low
+        step *= 4
     if not at(low).fits:
         return tried
+    step = 1
     while at(high).fits and high < most and len(tried) < _MOST_ESTIMATES:
-        low, high = high, min(most, high * 2)
+        low, high = high, min(most, high + step if near else high * 2)
+        step *= 4
     secants = 0
     while not at(high).fits and high - low > max(1, low // coarse if coarse else 1):
         if len(tried) >= _MOST_ESTIMATES:
@@ -396,7 +435,8 @@ def search(
         # Needs are nearly linear, so two secants are often enough; halving bounds other cases.
         halve = secants == 2
         secants = 0 if halve else secants + 1
-        middle = (low + high) // 2 if halve else _between(tried, low, high, step)
+        room = _room if secants == 1 else int
+        middle = (low + high) // 2 if halve else _between(tried, low, high, step, room)
         if at(middle).fits:
             low = middle
         else:
@@ -404,13 +444,21 @@ def search(
     return tried
 
 
-def _between(tried: dict[int, Trial], low: int, high: int, step: int) -> int:
-    """A value between two bounds: the intersection of the GPU's memory with the straight line
-    through the two needs, at least ``step`` from the bounds so that the interval shrinks.
+def _room(capacity: int) -> int:
+    """The need up to which a verdict is usually "fits": it leaves a margin."""
+    return int(capacity / (1 + MARGIN))
+
+
+def _between(
+    tried: dict[int, Trial], low: int, high: int, step: int, room: Callable[[int], int]
+) -> int:
+    """A value between two bounds: the intersection of the ``room`` in the GPU's memory with the
+    straight line through the two needs, at least ``step`` from the bounds so that the interval
+    shrinks.
     """
     one, other = tried[low], tried[high]
     half = (low + high) // 2
     if other.failed or other.needed <= one.needed:
         return half
-    guess = low + (one.capacity - one.needed) * (high - low) // (other.needed - one.needed)
+    guess = low + (room(one.capacity) - one.needed) * (high - low) // (other.needed - one.needed)
     return max(min(max(guess, low + step), high - step), low + 1)

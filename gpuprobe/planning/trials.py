@@ -105,8 +105,8 @@ class ProgramStart:
     """
 
     def __init__(self, program: Program) -> None:
-        self._cwd = Path.cwd()
-        self._environment = dict(os.environ)
+        self.cwd = Path.cwd()
+        self.environment = dict(os.environ)
         self._program = program
 
     def peers(self, rank: int, meeting: str = "", **request: object) -> Peers:
@@ -117,9 +117,7 @@ class ProgramStart:
         def request_of(number: int, folder: str) -> Mapping[str, object]:
             return {**self.request(), **request, "rank": number, "meeting": folder}
 
-        return Peers(
-            rank, request_of, cwd=self._cwd, environment=self._environment, meeting=meeting
-        )
+        return Peers(rank, request_of, cwd=self.cwd, environment=self.environment, meeting=meeting)
 
     def again(self, why: str, **request: object) -> Estimate:
         """An estimate of a second run of the program, within the bounds of `Budget`. Its output
@@ -132,8 +130,8 @@ class ProgramStart:
             stdout=subprocess.PIPE,
             text=True,
             errors="replace",
-            cwd=self._cwd,
-            env=self._environment,
+            cwd=self.cwd,
+            env=self.environment,
             check=False,
         )
         document = parse_response(done.stdout, done.returncode)
@@ -196,11 +194,11 @@ def _estimate(request: Request, estimate: Callable[..., Estimate]) -> Document:
     """
     program = program_of(request)
     change = request.get("change", "")
-    if change not in ("", "expandable"):
-        from gpuprobe.planning.changes import apply
-
-        apply(change)
     try:
+        if change not in ("", "expandable"):
+            from gpuprobe.planning.changes import apply
+
+            apply(change)
         found = estimate(
             program,
             request["gpu"],
@@ -233,11 +231,11 @@ def _estimate(request: Request, estimate: Callable[..., Estimate]) -> Document:
 def program_of(request: Request) -> Program:
     """The requested program, with the requested value and change."""
     arguments, script = list(request["arguments"]), request["script"]
-    if request.get("module"):
-        return load_module(script, arguments)
     parameter = request.get("parameter")
-    if parameter is None:
-        return load_script(script, arguments)
+    if request.get("module") or parameter is None:
+        program = (load_module if request.get("module") else load_script)(script, arguments)
+        program.changes = {"change": request["change"]} if request.get("change") else {}
+        return program
     if parameter["option"]:
         arguments = with_option(arguments, parameter["option"], request["value"])
     program = load_script(script, arguments)
@@ -256,11 +254,14 @@ _MOST_OUTPUT: Final = 1 << 16  # bytes of a run's stderr that are read
 
 class EstimateServer:
     """A process that makes requested estimates one after the other (`serve`), on ``engine`` (as in
-    ``--engine``). A context manager: leaving it ends the process and its current estimate.
+    ``--engine``). It starts as the program of ``start`` did, which may have changed this process,
+    by default as this process. A context manager: leaving it ends the process and its current
+    estimate.
     """
 
-    def __init__(self, engine: str = "auto") -> None:
+    def __init__(self, engine: str = "auto", start: ProgramStart | None = None) -> None:
         self._engine = engine
+        self._start_of = start
         self._server: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed on exit
 
@@ -298,6 +299,8 @@ class EstimateServer:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             start_new_session=True,  # Ctrl-C is handled by this process
+            cwd=None if self._start_of is None else self._start_of.cwd,
+            env=None if self._start_of is None else self._start_of.environment,
         )
 
     def _ended(self, server: subprocess.Popen[bytes]) -> Document:

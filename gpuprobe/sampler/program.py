@@ -221,8 +221,8 @@ def _not_python(error: Exception, name: str) -> ProgramFailed:
 
 def own_traceback(error: BaseException) -> str:
     """The traceback that the program would have alone: without the frames of gpuprobe that ran it,
-    or that are in between (a virtual device's). An unexpected error of gpuprobe's code keeps them:
-    a report needs them.
+    or that are in between (a virtual device's), also if one of them raises the error that CUDA
+    would (out of memory). An unexpected error of gpuprobe's code keeps them: a report needs them.
     """
     shown = traceback.TracebackException(
         type(error), error, _without_ours(error.__traceback__), compact=True
@@ -230,11 +230,31 @@ def own_traceback(error: BaseException) -> str:
     part: traceback.TracebackException | None = shown
     while part is not None:
         frames = list(part.stack)
-        if isinstance(error, GpuprobeError) or not frames or not _ours(frames[-1].filename):
-            kept = [frame for frame in frames if not _ours(frame.filename)]
-            part.stack = traceback.StackSummary.from_list(kept)
+        if isinstance(error, GpuprobeError) or not frames or not _is_fault(frames[-1]):
+            part.stack = traceback.StackSummary.from_list(_others(frames))
         part = part.__cause__ or part.__context__
     return "".join(shown.format())
+
+
+def _others(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames of the program and its libraries, without gpuprobe's and without torch's own calls
+    of operators from one of those.
+    """
+    found = []
+    inside = False
+    for frame in frames:
+        inside = _ours(frame.filename) or (inside and frame.filename.endswith(_OPERATORS))
+        if not inside:
+            found.append(frame)
+    return found
+
+
+_OPERATORS: Final = os.path.join("torch", "_ops.py")  # noqa: PTH118 - the end of a path
+
+
+def _is_fault(last: traceback.FrameSummary) -> bool:
+    """Whether gpuprobe's code failed in its last frame, rather than raised an error on purpose."""
+    return _ours(last.filename) and not (last.line or "").startswith("raise ")
 
 
 def own_frames(error: BaseException) -> TracebackType | None:

@@ -140,6 +140,9 @@ class Recorder:
             nullcontext  # likewise
         )
         self._inference: Any = None  # InferenceSteps, from __enter__ on
+        self.progress: Callable[[int, str], None] | None = None
+        """Called with the number of the step and the path of its phase when that changes. Set
+        before the recording begins."""
         self._last: list[PhaseSpan] = []
         self._last_traces: tuple[str, ...] = ()
         self._step_owner = StepOwner()
@@ -170,6 +173,8 @@ class Recorder:
             virtual = not self._step_writer.read_cuda(reader)
             devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
         self._timeline, self._again = PhaseTimeline(reader), reader.again
+        if self.progress is not None:
+            self._timeline.progress = self._report_progress
         self._sink.session(
             environment.session(self._argv, self._level, devices, virtual=virtual),
             environment.describe(),
@@ -483,6 +488,10 @@ class Recorder:
     # -- steps
 
     @_guarded
+    def _report_progress(self, path: str) -> None:
+        if self.progress is not None:
+            self.progress(self._index, path)
+
     def _begin_step(self) -> None:
         self._manual = self._in_step = True
         self._timeline.skip()

@@ -94,6 +94,8 @@ class PhaseTimeline:
         """The path of the current phase. An attribute: it is read at every allocation."""
         self.path_changed: Callable[[str], None] | None = None
         """Called with each new `path`."""
+        self.progress: Callable[[str], None] | None = None
+        """As well, for whoever waits for the program."""
 
     def enter(self, name: str) -> None:
         """Begin the phase ``name`` inside the current one. If that has the same name (the program's
@@ -174,6 +176,8 @@ class PhaseTimeline:
         self.path = "/".join(level.name for level in self._stack) or self._rest
         if self.path_changed is not None:
             self.path_changed(self.path)
+        if self.progress is not None:
+            self.progress(self.path)
 
     def _close(self) -> None:
         mark = self._read()

@@ -49,7 +49,11 @@ def test_fragmentation_is_named_with_what_pins_it() -> None:
     assert not isinstance(report.layout, Unavailable)
     assert report.layout.total.returnable == 0
     text = " ".join(report.sentences)
-    assert "15.0 MiB failed at /home/u/model.py:12 in forward" in text
+    assert report.sentences[0].startswith(
+        "Out of memory, but the GPU is not full: the 15.0 MiB requested at "
+        "/home/u/model.py:12 in forward failed with 45.0 MiB allocated of the 100.0 MiB"
+    )
+    assert report.shortfall < 0
     assert "no single hole was large enough: fragmentation" in text
     assert "A segment of 20.0 MiB had 11.0 MiB free, kept by 1 block of" in text
     assert "7.0 MiB of the device were used outside this allocator" in text
@@ -64,6 +68,23 @@ def test_a_hole_of_another_stream_cannot_be_used() -> None:
     report = only(oom_reports(recorder.trace()))
     assert (report.stream, report.usable_hole, report.largest_hole) == (7, 0, 15 * MIB)
     assert any("in another pool, stream or size class" in line for line in report.sentences)
+
+
+def test_a_full_gpu_is_no_matter_of_allocator_settings() -> None:
+    sim = Simulator(AllocatorSettings(), SimulatedDriver(CAPACITY, "ascending"))
+    recorder = TraceRecorder(sim)
+    for _ in range(9):
+        assert sim.malloc(10 * MIB) is not None
+    assert sim.malloc(15 * MIB) is None
+    report = only(oom_reports(recorder.trace()))
+    assert report.shortfall == 5 * MIB
+    verdict, need, *_ = report.sentences
+    assert verdict.startswith("Out of memory: the GPU is full. With 90.0 MiB allocated, the 15.0")
+    assert "are 5.0 MiB more than the 100.0 MiB that torch could use" in verdict
+    assert need == (
+        "To get past this line, the run needs at least 5.0 MiB less; what the code after it needs "
+        "is unknown."
+    )
 
 
 def test_private_pools_are_counted_apart() -> None:
@@ -116,9 +137,12 @@ def test_what_if_results_are_reported() -> None:
 
     report = only(oom_reports(trace, what_if=what_if))
     assert report.fits_with == ("expandable_segments:True",)
-    assert report.sentences[-1] == "It would have fit with: expandable_segments:True."
+    assert report.sentences[1] == (
+        "This allocation would have fit with expandable_segments:True; whether the rest of the run "
+        "does is unknown."
+    )
     refused = only(oom_reports(trace, what_if=lambda *_: [("x", False)]))
-    assert "None of the other allocator settings" in refused.sentences[-1]
+    assert "None of the other allocator settings" in refused.sentences[1]
 
 
 def test_without_a_layout_figures_are_unavailable() -> None:

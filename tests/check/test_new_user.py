@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -258,3 +260,54 @@ def test_a_program_that_only_infers_is_gated(here: Path, capfd: pytest.CaptureFi
     metric = next(m for m in json.loads(capfd.readouterr().out)["metrics"] if m["regressed"])
     assert (metric["name"], metric["after"]) == ("growth_per_step", 512 * 256 * 4)
     assert metric["place"] == "train.py:6 in <module>"
+
+
+@pytest.mark.parametrize("project", [True, False])
+def test_a_check_that_fails_prints_what_to_do(
+    here: Path, project: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its two commands are run as printed: one fails in the same way, the other accepts."""
+    text = SCRIPT.replace("ones(8, 64", "ones(int(sys.argv[1]), 64").replace(
+        "import pathlib", "import pathlib\nimport sys"
+    )
+    (here / "train.py").write_text(text, encoding="utf-8")
+    given = ["--gpu", "t4", *TO_FILE, "train.py", "--", "8"]
+    if project:
+        (here / "pyproject.toml").write_text(
+            '[tool.gpuprobe]\nrun = "train.py 8"\ngpu = "t4"\nbaseline = "memory.json"\n'
+        )
+        given = []
+    assert main(["baseline", "update", *given]) == 0
+    capfd.readouterr()
+    options = ["--no-blame", "--tolerance", "peak_reserved=1%,4096B"]
+    if project:
+        (here / "train.py").write_text(text.replace("int(sys.argv[1])", "8000"), encoding="utf-8")
+        more = []
+    else:
+        given[-1] = "8000"
+        more = ["train.py", "--", "8000"]
+    once = ["--repeat", "1"]  # the comparison is exact
+    assert main(["check", *once, *options, *given]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    shown = " ".join(" ".join(lines).split())
+    assert re.search(
+        r"tolerance: peak_reserved is [\d.]+ MiB, the limit is [\d.]+ MiB \(baseline [\d.]+ MiB; "
+        r"tolerance: 1% or 4\.0 KiB, command line\)",
+        shown,
+    )
+    again, accept = (line.strip()[2:] for line in lines[-3::2])
+    file = [] if project else TO_FILE
+    assert shlex.split(again) == ["gpuprobe", "check", *file, *options, *more]
+    assert shlex.split(accept) == ["gpuprobe", "baseline", "update", *file, *more]
+    assert main(["check", *once, *shlex.split(again)[2:]]) == 1
+    assert [line.strip()[2:] for line in capfd.readouterr().out.splitlines()[-3::2]] == [
+        again,
+        accept,
+    ]
+    assert main(["check", "--json", *once, *shlex.split(again)[2:]]) == 1
+    (commands,) = json.loads(capfd.readouterr().out)["commands"]
+    assert commands == {"accept": accept, "reproduce": again}
+    assert main(shlex.split(accept)[1:]) == 0
+    capfd.readouterr()
+    assert main(["check", *once, *shlex.split(again)[2:]]) == 0
+    assert "What to do" not in capfd.readouterr().out

@@ -364,3 +364,66 @@ def test_every_rank_writes_its_stream_into_one_recording(tmp_path: Path) -> None
     report = gpuprobe("report", output, cwd=tmp_path)
     assert report.returncode == 0
     assert "rank 1" in report.stdout  # the larger batch
+
+
+ARGUMENTS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--n", type=int, required=True)
+print(parser.parse_args())
+"""
+
+
+def test_a_program_with_wrong_arguments_leaves_no_recording(tmp_path: Path) -> None:
+    script(tmp_path, ARGUMENTS)
+    done = gpuprobe("run", "script.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("the following arguments are required: --n")
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+    done = gpuprobe("run", "-o", "kept", "script.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert (tmp_path / "kept").is_dir()  # it was requested
+
+
+def test_a_program_that_fails_after_a_step_leaves_its_recording(tmp_path: Path) -> None:
+    script(tmp_path, TINY + "sys.exit(2)\n")
+    done = gpuprobe("run", "script.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "gpuprobe: recording: script.gpuprobe" in done.stderr
+    assert (tmp_path / "script.gpuprobe").is_dir()
+
+
+def test_the_recording_of_a_module_has_its_whole_name(tmp_path: Path) -> None:
+    (tmp_path / "pk" / "sub").mkdir(parents=True)
+    script(tmp_path / "pk" / "sub", TINY, "mod.py")
+    done = gpuprobe("run", "--quiet", "-m", "pk.sub.mod", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pk.sub.mod.gpuprobe").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "hint"),
+    [
+        (ARGUMENTS, ("--n", "1", "--level", "trace"), "--level"),  # exit code 2
+        (ARGUMENTS.replace('n"', 'level"'), ("--level", "a"), ""),  # the program's own
+        ("import sys\nprint(sys.argv)", ("--level=trace",), "--level"),  # ignored in silence
+        ("def main(trace_steps): ...", ("--trace-steps", "3"), ""),  # as click and tyro read it
+        ("print()", ("level", "--unknown", "trace"), ""),
+    ],
+)
+def test_an_option_after_the_script_is_pointed_out(
+    tmp_path: Path, text: str, arguments: tuple[str, ...], hint: str
+) -> None:
+    script(tmp_path, text)
+    done = gpuprobe("run", "--quiet", "script.py", *arguments, cwd=tmp_path)
+    expected = f"gpuprobe: {hint} belongs before script.py: "
+    expected += "after it, it is the program's own argument"
+    assert (expected in done.stderr.splitlines()) is bool(hint)
+    assert bool(hint) or "belongs before" not in done.stderr
+
+
+def test_an_option_of_an_imported_module_is_the_programs(tmp_path: Path) -> None:
+    script(tmp_path, ARGUMENTS.replace('"--n"', '"--level"'), "options.py")
+    script(tmp_path, "import options")
+    done = gpuprobe("run", "--quiet", "script.py", "--level", "3", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")

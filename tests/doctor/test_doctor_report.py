@@ -29,6 +29,7 @@ from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.health.base import KernelMessage
 from gpuprobe.reporters import support_bundle as doctor_bundle
+from gpuprobe.reporters.json import doctor as doctor_json
 from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.doctor import doctor_sections
 from gpuprobe.reporters.support_bundle import Redactor
@@ -120,11 +121,18 @@ def test_text_begins_with_what_is_wrong_and_ends_with_what_was_not_seen() -> Non
     text = _text(diagnose("ecc", environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
     lines = text.splitlines()
     assert re.match(r"2 errors, \d warnings, 1 note \(demo fleet ecc, driver 535.161.08", lines[0])
-    first = lines.index("") + 1
-    assert lines[first].startswith("error GP122: GPU 0 (NVIDIA A100-SXM4-80GB) lost data: 2")
+    first, second = [i + 1 for i, line in enumerate(lines) if not line][:2]
+    assert lines[first : first + 5] == [
+        "GPU                            verdict   findings",
+        "GPU 0 (NVIDIA A100-SXM4-80GB)  error     GP122, GP123",
+        "GPU 1 (NVIDIA A100-SXM4-80GB)  error     GP123, GP122",
+        "GPU 2 (Tesla P100-PCIE-16GB)   warning   GP122, GP123",
+        "GPU 3 (NVIDIA A100-SXM4-80GB)  note      GP122",
+    ]
+    assert lines[second].startswith("error GP122: GPU 0 (NVIDIA A100-SXM4-80GB) lost data: 2")
     order = [text.index(part) for part in ("error GP123", "warning GP122", "note GP122", "Passed")]
     assert order == sorted(order)
-    assert text.index("Passed") < text.index("Skipped")
+    assert text.index("Passed") < text.index("\n15 checks could not run:\n")
     assert "       nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT" in lines
 
 
@@ -133,7 +141,36 @@ def test_text_of_a_healthy_machine(machine: Machine) -> None:
     text = _text(Diagnosis(0.0, "570.1", "2.13.0", 7, result.findings, result.passed))
     assert text.startswith("Nothing found (driver 570.1, torch 2.13.0, 7 GPUs)\n\nPassed (")
     assert "PCIe links run at their maximum" in text.replace("\n  ", " ")
-    assert "Skipped" not in text
+    assert "could not run" not in text
+
+
+def test_a_verdict_counts_what_could_not_be_read_of_its_gpu() -> None:
+    found = diagnose("denied", environ={})
+    assert [(one.level, one.not_checked) for one in found.verdicts] == [(None, 2), (None, 0)]
+    lines = _text(found).splitlines()
+    assert "GPU 0 (NVIDIA H100 80GB HBM3)  ok        2 checks could not run" in lines
+    assert "GPU 1 (NVIDIA H100 80GB HBM3)  ok" in lines
+    assert doctor_json.document(found)["verdicts"][0] == {
+        "name": "GPU 0 (NVIDIA H100 80GB HBM3)",
+        "level": None,
+        "rules": [],
+        "not_checked": 2,
+    }
+
+
+def test_a_verdict_is_about_one_gpu_of_several_in_a_finding() -> None:
+    found = diagnose("8xh100", environ={})
+    rules = {one.name[:5]: [found.rule for found in one.findings] for one in found.verdicts}
+    busy = {f"GPU {n}": ["GP131"] for n in (0, 1, 2, 3, 5)}
+    assert {name: ids for name, ids in rules.items() if ids} == {**busy, "GPU 7": rules["GPU 7"]}
+    assert "GP111" in rules["GPU 7"]
+
+
+def test_a_heading_that_wraps_is_bold_in_all_its_lines() -> None:
+    style = Style(colour=True)
+    lines = list(draw.lines(doctor_sections(diagnose("ecc", environ={})), style))
+    first = next(i for i, line in enumerate(lines) if "error GP122" in line)
+    assert lines[first + 1].strip() == style.strong("  errors since the driver was loaded").strip()
 
 
 def test_hostile_names_are_shown_not_executed() -> None:

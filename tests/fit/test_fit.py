@@ -74,9 +74,10 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     st.integers(1, 100),
     st.sampled_from([0, 100]),
     st.integers(0, 6000),
+    st.booleans(),
 )
 def test_the_search_finds_the_border(
-    least: int, span: int, limit: int, slope: int, coarse: int, start: int
+    least: int, span: int, limit: int, slope: int, coarse: int, start: int, near: bool
 ) -> None:
     most = least + span
 
@@ -86,7 +87,7 @@ def test_the_search_finds_the_border(
         verdict = "fits" if fits else "does not fit"
         return Trial(value, verdict, Bytes(need), Bytes(need), Bytes(1000 + slope * limit))
 
-    found = search(trial, least, most, coarse=coarse, start=start)
+    found = search(trial, least, most, coarse=coarse, start=start, near=near)
     assert all(least <= value <= most for value in found)
     fitting = [value for value, item in found.items() if item.fits]
     largest = min(limit, most)
@@ -207,7 +208,7 @@ def test_changes_are_estimated_on_the_unchanged_script(script: Path) -> None:
     rows = {row["name"]: row for row in answer["suggestions"]}
     assert set(rows) == {
         *("bf16 autocast", "activation checkpointing", "gradient accumulation"),
-        *("expandable segments", "fused optimizer"),
+        *("expandable segments", "fused optimizer", "optimizer on the CPU"),
     }
     for name in ("bf16 autocast", "activation checkpointing", "gradient accumulation"):
         assert rows[name]["saved"] > 0, name

@@ -22,12 +22,12 @@ from upstream_corpus import BUGS
 from gpuprobe.hazards.accesses import Access, Race
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import HOST
-from gpuprobe.hazards.findings.code import applied, statement, unified_diff
+from gpuprobe.hazards.findings.code import applied, patch_of, statement, unified_diff
 from gpuprobe.hazards.findings.fixes import stream_name
 from gpuprobe.hazards.findings.repairs import KeepAlive, LocatedRace
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.rules import GRAPH_FREED
-from gpuprobe.model.findings import Insertion
+from gpuprobe.model.findings import Finding, Fix, Insertion, Level
 from gpuprobe.model.place import Place
 
 __all__ = ["gpus"]
@@ -297,3 +297,78 @@ def test_a_stream_is_called_by_its_label() -> None:
     engine.labels[0, 0x7F00DEADBEEF] = 3
     assert stream_name(engine, actor) == "stream 3"
     assert stream_name(engine, engine.stream(1, 4)) == "stream 4 of cuda:1"
+
+
+TWO_RACES = """\
+import torch
+side = torch.cuda.Stream()
+a = torch.ones(1 << 20, device="cuda")
+with torch.cuda.stream(side):
+    b = a * 2
+c = b + 1
+print("done")
+"""
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_all_changes_are_one_patch_that_git_applies(tmp_path: Path, outside: bool) -> None:
+    """Its folder is the working directory, or if the program is elsewhere the program's."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    path = project / "race.py"
+    path.write_text(TWO_RACES, encoding="utf-8")
+    command = [sys.executable, "-m", "gpuprobe", "run", "--gpu", "t4", "--engine", "virtual"]
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, "--force", "-o", "run", *options, str(path)],
+            cwd=elsewhere if outside else project,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = run("--hazards-patch", "fixes.patch")
+    assert done.returncode == 1
+    assert "2 stream hazards" in done.stderr
+    assert "\n--- a/" in done.stderr  # a diff in the text begins its lines
+    (note,) = (line for line in done.stderr.splitlines() if "git apply " in line)
+    shell = note.partition("   (")[2].removesuffix(")")
+    where = elsewhere if outside else project
+    assert shell == (
+        f"cd {project} && git apply {where / 'fixes.patch'}" if outside else "git apply fixes.patch"
+    )
+    subprocess.run(shell, shell=True, cwd=where, check=True)
+    added = path.read_text(encoding="utf-8").count(".wait_stream(")
+    assert added == 2
+    done = run("--hazards")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_patch_leaves_out_what_it_cannot_combine(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("one = 1\ntwo = 2\n", encoding="utf-8")
+    place = Place(str(path), 1)
+
+    def finding(text: str, verified: str = "yes", place: Place = place) -> Finding:
+        diff = unified_diff([Insertion(str(path), 1, text, replaces=1)])
+        evidence = (("fix verified", verified),)
+        fix = Fix("do.", text, diff)
+        return Finding("GP201", "race", Level.ERROR, text, evidence, place, fix=fix)
+
+    other = Place(str(tmp_path / "b.py"), 1)
+    findings = [
+        finding("first = 1\n"),
+        finding("first = 1\n"),  # the same change
+        finding("second = 1\n"),  # of the same line
+        finding("third = 1\n", "no"),
+        finding("fourth = 1\n", place=other),
+        Finding("GP201", "race", Level.ERROR, "no fix"),
+    ]
+    found = patch_of(findings, tmp_path)
+    assert (found.folder, found.left_out) == (tmp_path, 4)
+    assert found.text == (
+        "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n-one = 1\n+first = 1\n two = 2\n"
+    )
+    assert patch_of(findings[-1:], tmp_path) == ("", tmp_path, 1)

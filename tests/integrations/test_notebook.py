@@ -26,6 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs/how-to/use-in-a-notebook.md"
 CELLS = [
     *re.findall(r"^```ipython\n(.*?)\n```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL),
     "%%gpuprobe estimate --gpu none-such\npass",
+    "%%gpuprobe --levl=trace\npass",
 ]
 
 
@@ -84,8 +85,20 @@ def test_a_report_is_a_page_and_a_bad_gpu_an_error(
 ) -> None:
     assert shown(executed[6], "text/plain").startswith("<report of run.gpuprobe: peak ")
     assert "Biggest causes" in shown(executed[6])
-    (error,) = executed[7].outputs
-    assert error.ename == "ConfigError"
+    assert one_line(executed[7]).startswith("UsageError: unknown GPU 'none-such'\n  hint: ")
+
+
+def one_line(cell: nbformat.NotebookNode) -> str:
+    """What a failed cell shows, without a traceback."""
+    (found,) = (output for output in cell.outputs if output.output_type != "error")
+    assert found.name == "stderr"
+    return str(found.text)
+
+
+def test_a_wrong_option_is_one_line(executed: list[nbformat.NotebookNode]) -> None:
+    assert one_line(executed[8]).startswith(
+        "UsageError: %%gpuprobe: unrecognized arguments: --levl=trace\n  hint: usage: %%gpuprobe"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 
 from gpuprobe.api.recordings import hang
 from gpuprobe.cli import main
-from gpuprobe.errors import DataError, NotARecording
+from gpuprobe.errors import DataError, NotARecording, UsageError
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, records_of
 from gpuprobe.model.run.jobs import Hang
@@ -141,8 +141,9 @@ def test_dumps_of_another_shape_are_one_clear_error(tmp_path: Path, plain: objec
 
 
 def test_files_that_are_not_dumps(tmp_path: Path) -> None:
-    with pytest.raises(NotARecording):
+    with pytest.raises(UsageError, match="no such directory: "):
         hang(tmp_path / "missing")
+    assert main(["hang", str(tmp_path / "missing")]) == 2  # as for any path that does not exist
     (tmp_path / "notes.txt").write_text("no dump")
     (tmp_path / "list_1").write_bytes(pickle.dumps([1]))
     with pytest.raises(NotARecording, match="no Flight Recorder dump"):

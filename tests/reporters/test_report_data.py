@@ -375,11 +375,17 @@ def test_a_failure_that_no_trace_holds_says_how_to_trace_it() -> None:
     steps = [step(i, {"forward": 100 - i}) for i in range(5)]
     made = trace([("/home/u/project/a.py:7", 100, Category.ACTIVATION)], step=0)
     text = words(checked(recording(steps, [made], ended=failed)))
-    assert "Why it ran out of memory unknown" in text
+    assert text.startswith("a.gpuprobe · out of memory ")
+    why = "Why it ran out of memory Out of memory in step 4: at the peak 100 B were allocated on"
+    assert why in text
+    assert text.index(why) < text.index("Peak ")  # the verdict is first
+    assert "$ gpuprobe estimate --gpu GPU train.py -- --lr 1" in text
     assert "--trace-steps 4 (or all)" in text
     counted = recording(steps, ended=failed, session=session("counters"))
     assert "gpuprobe run --level trace" in words(checked(counted)).split("Why it ran")[1]
-    assert "Why it ran" not in words(checked(recording(steps, [made])))
+    fine = words(checked(recording(steps, [made])))
+    assert "Why it ran" not in fine
+    assert "gpuprobe estimate" not in fine
 
 
 @pytest.mark.parametrize(

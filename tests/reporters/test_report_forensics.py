@@ -80,8 +80,8 @@ def test_a_failed_allocation_is_explained_first() -> None:
     assert failure["largest_hole"] == 11 * MIB  # what is left of a segment of 20
     text = words(report)
     assert (
-        "Why it ran out of memory An allocation of 15.0 MiB failed at /home/u/project/model.py:12"
-        in text
+        "Why it ran out of memory Out of memory, but the GPU is not full: the 15.0 MiB requested "
+        "at /home/u/project/model.py:12 in forward failed with 45.0 MiB allocated" in text
     )
     assert "no single hole was large enough: fragmentation" in text
     assert "gpuprobe replay --search" in text
@@ -124,7 +124,7 @@ def test_what_ran_out_need_not_be_what_peaked_highest(apart: str, traced: bool) 
     assert (failure["rank"], failure["device"]) == (int(apart == "rank"), name)
     text = words(report)
     of = " of rank 1" if apart == "rank" else ""
-    assert f"Why it ran out of memory On {name}{of}: An allocation of 15.0 MiB" in text
+    assert f"Why it ran out of memory On {name}{of}: Out of memory, but the GPU is not" in text
     assert report["peak"]["allocated"]["at_least"] == 500 * MIB
 
 

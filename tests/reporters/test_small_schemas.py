@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ import schemas
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import BY, Diff, DiffRow, PeakDiff
-from gpuprobe.model.plans.estimate import FITS, Estimate, EstimateShare
+from gpuprobe.model.plans.estimate import (
+    FITS,
+    Estimate,
+    EstimatedChange,
+    EstimateShare,
+    RoomyGpu,
+)
 from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
 from gpuprobe.model.run.jobs import ScaleRow, Scaling
 from gpuprobe.model.values import Bytes, Peak
@@ -52,6 +59,14 @@ def test_estimate() -> None:
         shares, ("x",), ("y",),
     )  # fmt: skip
     valid("estimate", estimate_json.document(found))
+    advised = replace(
+        found,
+        suggestions=(EstimatedChange("bf16", "autocast", FITS, size),),
+        not_tried=("8-bit optimizer: not installed",),
+        smallest_gpus=(RoomyGpu("t4", size, size, True),),
+    )
+    valid("estimate", estimate_json.document(advised))
+    assert estimate_json.estimate_of(estimate_json.document(advised)) == advised
 
 
 def test_fit() -> None:

@@ -104,6 +104,11 @@ class Tolerance:
             amount = min(amount, int(value * self.most))
         return value + max(int(value * self.relative), amount)
 
+    def exact_text(self) -> str:
+        """The tolerance as on the command line: ``2%``, ``64000B``, ``2%,64000B``."""
+        parts = [f"{self.relative * 100:g}%"] if self.relative or not self.absolute else []
+        return ",".join([*parts, *([f"{self.absolute}B"] if self.absolute else [])])
+
     def text(self, unit: str) -> str:
         """The tolerance as text: ``2%``, ``64.0 MiB``, ``2% or 64.0 MiB``, ``nothing``."""
         parts = [f"{self.relative * 100:g}%"] if self.relative else []
@@ -275,7 +280,9 @@ class CheckResult(Displayed):
     change of the peak; None if the baseline or the run has no trace. ``cause``: a description of
     the first thing to check. ``mismatches``: differences of the environments; such a check fails.
     ``settings``: the settings of the check and their sources. ``run``: its name, empty if there is
-    only one. ``trials``: the runs that tested the causes, or the reason why there were none.
+    only one. ``trials``: the runs that tested the causes, or the reason why there were none. If
+    memory grew: ``accept`` is the command that makes this run the baseline, ``reproduce`` the
+    shortest one that makes the same comparison; "" if the check was not made by a command.
     """
 
     metrics: tuple[MetricResult, ...]
@@ -287,6 +294,8 @@ class CheckResult(Displayed):
     settings: tuple[Setting, ...] = ()
     run: str = ""
     trials: str = ""
+    accept: str = ""
+    reproduce: str = ""
 
     def __repr__(self) -> str:
         if self.ok:

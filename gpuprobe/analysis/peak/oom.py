@@ -56,6 +56,16 @@ class OomReport:
     fits_with: tuple[str, ...] | Unavailable
     sentences: tuple[str, ...] = ()
 
+    @property
+    def shortfall(self) -> int:
+        """How many bytes tensors and the request need above all that torch could use: its reserved
+        memory and what the driver had free. Below 0 if that was enough, and only not usable; 0 if
+        it is unknown.
+        """
+        if isinstance(self.reserved, Unavailable):
+            return 0
+        return self.allocated + self.asked - self.reserved - self.device_free
+
 
 def oom_reports(
     trace: MemoryTrace | Ledger,
@@ -168,8 +178,22 @@ def _non_torch(
 
 
 def _sentences(report: OomReport) -> Iterable[str]:
-    """The report as sentences, the most important first."""
-    yield f"An allocation of {human_bytes(report.asked)} failed at {report.place}."
+    """The report as sentences, the most important first: the verdict, what would help, and the
+    state of the allocator.
+    """
+    yield _verdict(report)
+    if report.shortfall > 0:
+        yield (
+            f"To get past this line, the run needs at least {human_bytes(report.shortfall)} less; "
+            "what the code after it needs is unknown."
+        )
+    if not isinstance(report.fits_with, Unavailable):
+        yield (
+            f"This allocation would have fit with {' or with '.join(report.fits_with)}; whether "
+            "the rest of the run does is unknown."
+            if report.fits_with
+            else "None of the other allocator settings tried makes this allocation fit."
+        )
     yield (
         f"It needed {human_bytes(report.needed)} from the driver, which had "
         f"{human_bytes(report.device_free)} free."
@@ -195,12 +219,26 @@ def _sentences(report: OomReport) -> Iterable[str]:
             f"{human_bytes(report.non_torch)} of the device were used outside this allocator "
             "(CUDA context, libraries, other processes)."
         )
-    if not isinstance(report.fits_with, Unavailable):
-        yield (
-            f"It would have fit with: {'; '.join(report.fits_with)}."
-            if report.fits_with
-            else "None of the other allocator settings tried would have made it fit."
+
+
+def _verdict(report: OomReport) -> str:
+    """Why the allocation failed, in one sentence."""
+    request = f"{human_bytes(report.asked)} requested at {report.place}"
+    if isinstance(report.reserved, Unavailable):
+        return f"Out of memory: {request} failed."
+    available = human_bytes(report.reserved + report.device_free)
+    if report.shortfall > 0:
+        return (
+            f"Out of memory: the GPU is full. With {human_bytes(report.allocated)} allocated, the "
+            f"{request} are {human_bytes(report.shortfall)} more than the {available} that torch "
+            "could use."
         )
+    return (
+        f"Out of memory, but the GPU is not full: the {request} failed with "
+        f"{human_bytes(report.allocated)} allocated of the {available} that torch could use. The "
+        "free memory was in pieces that are too small, or reserved for other pools or streams, or "
+        "beyond a limit that the program has set."
+    )
 
 
 def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:

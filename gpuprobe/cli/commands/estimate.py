@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli import exit_codes, status_line, stderr
 from gpuprobe.cli.options import (
     add_formats,
     add_program,
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
         "[--engine auto|native|virtual] "
         "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [-o NAME.gpuprobe] "
-        "[--json] [--] [ARGS ...]"
+        "[--no-suggestions] [--json] [--] [ARGS ...]"
     )
     add_virtual_run(parser)
     parser.add_argument(
@@ -55,9 +55,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="NAME.gpuprobe", help="keep the recording of the simulated ranks"
     )
+    parser.add_argument(
+        "--no-suggestions",
+        action="store_true",
+        help="if it does not fit, do not run the script again with changes that save memory",
+    )
     add_formats(parser, "Estimate")
     add_top(parser, 8)
     add_program(parser)
+
+
+def _notify(text: str) -> None:
+    """Print a note, and show it as what the command does."""
+    stderr.note(text)
+    if status_line.PROGRESS is not None:
+        status_line.PROGRESS.report(text.partition(" (")[0])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if target.module:
         prepare_engine(args.engine, args.gpu, estimated=True, torch=args.torch)
     program = watch.program(*target)
+    progress = status_line.PROGRESS  # without one, the command was called from Python
     with output_to_stderr():
         found = estimate_program(
             program,
@@ -91,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
             link=args.link,
             per_node=args.per_node,
             output=args.output or "",
-            notify=stderr.note,
+            suggest=not args.no_suggestions,
+            notify=_notify,
+            progress=None if progress is None else progress.step,
         )
     render(found, format_of(args), sys.stdout, top=args.top, cwd=str(Path.cwd()))
     return exit_codes.OK if found.fits else exit_codes.FINDINGS

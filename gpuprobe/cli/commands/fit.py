@@ -26,7 +26,7 @@ OPTIONS_AFTER_SCRIPT = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe fit SCRIPT --arg NAME [--gpu GPU,...] [--min N] [--max N] [--steps N] "
+        "gpuprobe fit SCRIPT --arg NAME [--gpu GPU,...|all] [--min N] [--max N] [--steps N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
         "[--engine auto|native|virtual] "
         "[--ranks N,... [--rank R,...|distinct]] [--no-suggestions] [--json] [--] [ARGS ...]"

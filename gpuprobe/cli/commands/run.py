@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import annotate, exit_codes, stderr
+from gpuprobe.cli.after_script import misplaced_option
 from gpuprobe.cli.options import add_engine, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
@@ -21,17 +24,17 @@ from gpuprobe.model.text import visible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuprobe.api.hazards import Hazards, KnownFinding
+    from gpuprobe.api.hazards import Hazards, KnownFinding, Patch
     from gpuprobe.api.watch import RunResult
 
-_FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_baseline")
+_FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch", "hazards_baseline")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
         "[--gpu GPU [--compute real|shapes] [--engine auto|native|virtual]] [--hazards] "
-        "[-o DIR] [--force] [--quiet] "
+        "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
         "(SCRIPT | -m MODULE) [ARGS ...]"
     )
     parser.add_argument(
@@ -70,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=Path,
             help=f"write the findings as {what} (implies --hazards)",
         )
+    parser.add_argument(
+        "--hazards-patch",
+        metavar="FILE",
+        type=Path,
+        help="write the changes that fix the findings as one patch for git apply (implies "
+        "--hazards)",
+    )
     annotate.add_option(parser, "--hazards-annotations", " (implies --hazards)")
     parser.add_argument(
         "--hazards-baseline",
@@ -108,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
 
         prepare_engine(args.engine, args.gpu)
     program = watch.program(*target)
-    output = args.output or watch.default_output(target.target)
+    output = args.output or watch.default_output(target.target, module=target.module)
     where = output.absolute()  # the program may change the working directory
 
     silent = args.quiet or watch.rank_count() > 1  # ranks share a terminal
@@ -127,10 +137,17 @@ def run(args: argparse.Namespace) -> int:
     )
 
     code = _exit_code(result)
+    source = partial(watch.source_of, program)
+    hint = misplaced_option(_parser(), target.arguments, source, code)
+    if hint:
+        before = f"-m {target.target}" if target.module else target.target
+        stderr.note(f"{hint} belongs before {before}: after it, it is the program's own argument")
+    if args.output is None and not hazards and watch.discard_empty(result, output):
+        return code
     if result.error is not None:
         _show_error(result.error)
     if not args.quiet:
-        _summarize(where)
+        _summarize(where, args.gpu or "GPU")
         for path in result.spawned:
             shown = os.path.relpath(path)
             stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
@@ -139,6 +156,12 @@ def run(args: argparse.Namespace) -> int:
     if result.hazards is not None:
         code = _report_and_compare(args, result.hazards, known, code)
     return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser
 
 
 def _require_gpu(args: argparse.Namespace) -> None:
@@ -183,15 +206,18 @@ def _report_and_compare(
         for one in (found, whole):
             if known is not None:
                 one.comparison = compare_known(known, one.findings)
-        write_hazards(
+        changes = write_hazards(
             whole,
             "" if args.module is not None else args.script,
             sarif=args.hazards_sarif,
             junit=args.hazards_junit,
             json=args.hazards_json,
+            patch=args.hazards_patch,
         )
         if args.hazards_baseline_update and code == exit_codes.OK:
             write_known(whole.findings, args.hazards_baseline)
+        if changes is not None and not args.quiet:
+            _show_patch(args.hazards_patch, changes)
     _show_hazards(args, found)
     if args.hazards_baseline_update:
         shown = os.path.relpath(args.hazards_baseline)
@@ -255,6 +281,24 @@ def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
     render(found, "text", sys.stderr, cwd=str(Path.cwd()))
 
 
+def _show_patch(file: Path, changes: Patch) -> None:
+    """Note where the patch is, how to apply it, and what it lacks."""
+    shown = os.path.relpath(file)
+    if changes.folder == Path.cwd():
+        command = shlex.join(["git", "apply", shown])
+    else:
+        command = f"cd {shlex.quote(str(changes.folder))} && git apply {shlex.quote(str(file))}"
+    if changes.text:
+        stderr.note(f"patch: {shown}   ({command})")
+    else:
+        stderr.note(f"patch: {shown} is empty")
+    if changes.left_out:
+        stderr.note(
+            f"not in the patch: {changes.left_out} findings whose fix is no change of known lines, "
+            "or of lines that another fix replaces"
+        )
+
+
 _ASSUMED = 8  # lines
 
 
@@ -265,11 +309,11 @@ def _show_assumed(texts: Sequence[str]) -> None:
         stderr.note(f"assumed: ({len(texts) - _ASSUMED} more)")
 
 
-def _summarize(output: Path) -> None:
+def _summarize(output: Path, gpu: str) -> None:
     from gpuprobe.api import watch
 
     try:
-        for line in watch.summary(output):
+        for line in watch.summary(output, gpu=gpu):
             stderr.note(f"{line}")
     except Exception as error:  # noqa: BLE001 - the exit code is still the program's
         stderr.warning(f"no summary of {output}: {type(error).__name__}: {error}")

@@ -10,14 +10,15 @@ import ast
 import contextlib
 import difflib
 import linecache
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from gpuprobe.model.findings import Insertion
+from gpuprobe.model.findings import Finding, Insertion
 
 _parsed: dict[str, tuple[int, ast.Module | None]] = {}
 
@@ -246,18 +247,75 @@ def applied(lines: Sequence[str], insertions: Iterable[Insertion]) -> list[str]:
     return changed
 
 
-def unified_diff(insertions: Iterable[Insertion]) -> str:
-    """The changes as a unified diff, by file; paths below the current folder are relative to it."""
+def unified_diff(
+    insertions: Iterable[Insertion], name_of: Callable[[str], str] | None = None
+) -> str:
+    """The changes as a unified diff, by file. ``name_of`` returns the path of a file in the diff;
+    by default those below the current folder are relative to it.
+    """
     text = ""
     by_file: dict[str, list[Insertion]] = {}
     for one in insertions:
         by_file.setdefault(one.file, []).append(one)
     for file, changes in by_file.items():
         lines = _lines(file)
-        name = _relative(file)
+        name = (name_of or _relative)(file)
         diff = difflib.unified_diff(lines, applied(lines, changes), f"a/{name}", f"b/{name}")
         text += "".join(line if line.endswith("\n") else f"{line}{_NO_NEWLINE}" for line in diff)
     return text
+
+
+class Patch(NamedTuple):
+    """The changes of several findings as one unified diff, for ``git apply`` in ``folder``.
+    ``left_out``: the number of findings without a change of known lines, with one that did not
+    remove the race when it was checked, or with one of lines that another finding replaces.
+    """
+
+    text: str
+    folder: Path
+    left_out: int
+
+
+def patch_of(findings: Iterable[Finding], folder: Path) -> Patch:
+    """One patch of all findings. Its paths are relative to ``folder`` if all files are below it,
+    otherwise to the deepest folder that contains them.
+    """
+    chosen: dict[Insertion, None] = {}
+    replaced: dict[tuple[str, int], Insertion] = {}
+    left_out = 0
+    for finding in findings:
+        changes = _in_files(finding)
+        lines = {
+            (one.file, line): one
+            for one in changes
+            for line in range(one.line, one.line + one.replaces)
+        }
+        conflict = any(replaced.get(key, one) != one for key, one in lines.items())
+        if not changes or conflict or dict(finding.evidence).get("fix verified") == "no":
+            left_out += 1
+            continue
+        replaced.update(lines)
+        chosen.update(dict.fromkeys(changes))
+    files = {one.file for one in chosen}
+    if not all(Path(file).is_relative_to(folder) for file in files):
+        folder = Path(os.path.commonpath([str(Path(file).parent) for file in files]))
+    names = {file: Path(file).relative_to(folder).as_posix() for file in files}
+    return Patch(unified_diff(chosen, names.__getitem__), folder, left_out)
+
+
+def _in_files(finding: Finding) -> list[Insertion]:
+    """The changes of a finding's fix, with the absolute paths of their files. Empty if one of them
+    is not the file of a place in the finding.
+    """
+    places = [*finding.related, *([] if finding.location is None else [finding.location])]
+    files = {Path(place.file).absolute().as_posix() for place in places}
+    found = []
+    for one in () if finding.fix is None else finding.fix.insertions:
+        file = next((name for name in files if f"/{name}".endswith(f"/{one.file}")), None)
+        if file is None:
+            return []
+        found.append(replace(one, file=file))
+    return found
 
 
 _NO_NEWLINE = "\n\\ No newline at end of file\n"

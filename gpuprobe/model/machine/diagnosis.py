@@ -12,12 +12,13 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Bytes, Count, Nanoseconds, ReadStatus, Unavailable
 
-SCHEMA_VERSION = (2, 0)
+SCHEMA_VERSION = (2, 1)
 """(major, minor) of the JSON document. A newer minor only adds keys.
 
 History:
 * 1.0: first version.
 * 2.0: a finding has ``location`` and ``related``, as in every document. ``doctor-2.json``.
+* 2.1: ``verdicts``.
 """
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
@@ -41,12 +42,29 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceVerdict:
+    """The findings about one GPU, the most severe first. ``name`` is its name in findings, such as
+    ``GPU 3 (NVIDIA H100)``. ``not_checked`` is the number of checks that could not read a value of
+    this GPU.
+    """
+
+    name: str
+    findings: tuple[Finding, ...] = ()
+    not_checked: Annotated[Count, "checks that could not read one of its values"] = 0
+
+    @property
+    def level(self) -> Level | None:
+        """The level of the most severe finding; None without findings."""
+        return self.findings[0].level if self.findings else None
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What the rules say of this machine. ``taken_at`` in seconds since the Unix epoch.
 
     ``driver`` is the driver's version, or why there is none. A rule is in ``passed`` when it
     looked at everything it reads and found nothing; a rule that could look at a part only is
-    in ``not_checked``, and its findings are reported.
+    in ``not_checked``, and its findings are reported. ``verdicts`` has a row for each GPU.
     """
 
     taken_at: Annotated[float, "seconds since the Unix epoch"]
@@ -57,6 +75,7 @@ class Diagnosis:
     passed: tuple[Rule, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
     demo: Annotated[str, "the fake fleet's name, empty for real hardware"] = ""
+    verdicts: Annotated[tuple[DeviceVerdict, ...], "on each GPU"] = ()
 
     @property
     def healthy(self) -> bool:

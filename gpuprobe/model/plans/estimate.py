@@ -21,6 +21,10 @@ MODES = ("shapes", "real")
 SEVERITY = {FITS: 0, NOT: 2}
 """Of verdicts; 1 for the others."""
 
+MARGIN = 0.02
+"""The error of an estimate without a better bound, as a part of the reserved memory. Twice the
+worst error that the project's accuracy goal allows."""
+
 _NOTHING = Bytes(0)
 
 
@@ -77,6 +81,37 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimatedChange:
+    """An estimate of the run with a change. ``name`` is the change in a few words, ``how`` what to
+    write; ``needed`` is the upper end of the run's memory with its context, in bytes. ``failed`` is
+    why there is no estimate (``needed`` is then 0), or "".
+    """
+
+    name: str
+    how: str
+    verdict: Verdict
+    needed: Bytes
+    failed: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.failed and self.verdict == FITS
+
+
+@dataclass(frozen=True, slots=True)
+class RoomyGpu:
+    """A GPU of the catalogue that holds the run. ``needed`` is the upper end of the run's memory
+    with its context on that GPU, in bytes: from an estimate there if ``estimated``, otherwise from
+    the reserved memory of the estimate that this belongs to.
+    """
+
+    gpu: str
+    capacity: Bytes
+    needed: Bytes
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate(Displayed):
     """The memory of a training run on a GPU that is not here. Unit: bytes.
 
@@ -111,6 +146,9 @@ class Estimate(Displayed):
     version, which the estimate is for, unless ``simulated_torch`` names another one: each may
     allocate differently. ``engine`` is ``"native"`` if torch's own CUDA code ran, ``"virtual"`` if
     a model of it did.
+    If it does not fit and suggestions were requested, ``suggestions`` has the changes that were
+    tried, those that fit first, and otherwise the easiest to adopt first; ``not_tried`` are others,
+    with the reason; ``smallest_gpus`` are the smallest GPUs of the catalogue that hold it.
     """
 
     gpu: str
@@ -167,6 +205,14 @@ class Estimate(Displayed):
         OneOf(("native", "virtual")),
         "native: torch's own CUDA code ran without a GPU; virtual: a model of it",
     ] = "virtual"
+    suggestions: Annotated[
+        tuple[EstimatedChange, ...],
+        "estimates of the run with a change, if it does not fit: those that fit first",
+    ] = ()
+    not_tried: Annotated[tuple[str, ...], "other changes, with the reason"] = ()
+    smallest_gpus: Annotated[
+        tuple[RoomyGpu, ...], "the smallest GPUs of the catalogue that hold the run as it is"
+    ] = ()
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

@@ -7,13 +7,14 @@ rule never raises for a value that it cannot read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import Device, Inventory, SourceStatus
-from gpuprobe.model.machine.diagnosis import NotChecked
+from gpuprobe.model.machine.diagnosis import DeviceVerdict, NotChecked
 from gpuprobe.model.rules import Rule, define
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, T, Unavailable
 
@@ -164,6 +165,26 @@ def name_of(device: Device) -> str:
     label = device.key if isinstance(index, Unavailable) else f"GPU {index}"
     name = device.name.value
     return label if isinstance(name, Unavailable) else f"{label} ({name})"
+
+
+def device_verdicts(inventory: Inventory, outcome: Outcome) -> tuple[DeviceVerdict, ...]:
+    """The findings about each GPU: those whose subject begins with its key, or that name it in
+    their message or evidence; and the number of checks that could not read one of its values.
+    """
+    verdicts = []
+    for device in inventory.devices:
+        name = name_of(device)
+        label = re.compile(rf"{re.escape(name.partition(' (')[0])}(?![\w.])")
+        about = tuple(
+            found
+            for found in outcome.findings
+            if device.key in found.subject.split()
+            or label.search(found.message)
+            or any(label.search(text) for row in found.evidence for text in row)
+        )
+        skipped = {one.rule.id for one in outcome.not_checked if label.search(one.reason)}
+        verdicts.append(DeviceVerdict(name, about, len(skipped)))
+    return tuple(verdicts)
 
 
 def driver_status(inventory: Inventory) -> SourceStatus | Unavailable:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from gpuprobe.analysis.trace.frames import is_user_frame
-from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError
+from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError, UsageError
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import open_regular, stored_bytes
 from gpuprobe.model.place import NoPlace, Place, SourceLine
@@ -91,7 +91,8 @@ def read_dumps(
 ) -> tuple[dict[int, list[CollectiveRecord]], tuple[str, ...]]:
     """What each rank called, in its order, and the names of files that are not dumps.
 
-    Raises NotARecording if there is no dump, DataError for one that cannot be read.
+    Raises UsageError if there is no such directory, NotARecording if it has no dump, DataError for
+    one that cannot be read.
     """
     found: dict[int, _Dump] = {}
     skipped: list[str] = []
@@ -110,7 +111,7 @@ def read_dumps(
                 raise DataError(f"{directory} has two dumps of rank {number}", hint=HINT)
             found[number] = from_plain(_Dump, plain, f"{directory / name}")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotARecording(f"there is no directory {directory}", hint=HINT) from error
+        raise UsageError(f"no such directory: {directory}", hint=HINT) from error
     except OSError as error:
         raise DataError(f"cannot read {directory}: {error.strerror or error}") from error
     if not found:

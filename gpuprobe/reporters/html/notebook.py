@@ -33,7 +33,7 @@ from gpuprobe.reporters.sections.hazards import finding_section, hazard_sections
 from gpuprobe.reporters.sections.parts import Column, Line, Row, Section, Table, cell, plural
 from gpuprobe.reporters.sections.plans import estimate_sections, fit_sections
 from gpuprobe.reporters.sections.replay import replay_sections
-from gpuprobe.reporters.sections.report import STATUS, facts, report_sections
+from gpuprobe.reporters.sections.report import facts, outcome, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
 from gpuprobe.reporters.text.info import headline, verdict
 
@@ -93,7 +93,7 @@ def of_report(report: Report, tracks: Sequence[Track] = ()) -> Markup:
     advice = [part for part in found.get("advice", Section()).parts if isinstance(part, Line)]
     return _fragment(
         el("h4", report.recording.name),
-        el("p", " · ".join([STATUS[report.recording.status], *facts(report)]), class_="note"),
+        el("p", " · ".join([outcome(report), *facts(report)]), class_="note"),
         el("p", el("b", error.type), f": {error.message}", class_="banner") if error else None,
         el(
             "div",

@@ -39,7 +39,7 @@ from gpuprobe.reporters.sections.check import run_sections
 from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
-from gpuprobe.reporters.sections.report import MOST_FINDINGS, STATUS, facts, report_sections
+from gpuprobe.reporters.sections.report import MOST_FINDINGS, facts, outcome, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
 
 ROWS = 400
@@ -108,7 +108,7 @@ def write(
     page(
         stream,
         title=report.recording.name,
-        subtitle=" · ".join([STATUS[report.recording.status], *facts(report)]),
+        subtitle=" · ".join([outcome(report), *facts(report)]),
         body=body,
         data=data,
     )

@@ -27,6 +27,14 @@ class OfRun(Generic[T]):
 
 
 @record(frozen=True)
+class CheckCommands:
+    """What to run after memory grew."""
+
+    accept: Annotated[str, "makes this run the baseline"]
+    reproduce: Annotated[str, "the shortest command that makes the same comparison"]
+
+
+@record(frozen=True)
 class Check:
     """A check of one or several runs."""
 
@@ -42,11 +50,12 @@ class Check:
     mismatches: Annotated[tuple[str, ...], "why the two cannot be compared"]
     cautions: tuple[str, ...]
     settings: Annotated[tuple[OfRun[Setting], ...], "the settings of the check, with their sources"]
+    commands: Annotated[tuple[OfRun[CheckCommands], ...], "for each run that is above its baseline"]
 
 
 DOCUMENT: Final = Document(
     "gpuprobe.check",
-    (2, 3),
+    (2, 4),
     Check,
     "A run compared with a baseline. Sizes are bytes. A minor version adds keys.",
     shapes={
@@ -58,7 +67,7 @@ DOCUMENT: Final = Document(
         DiffRow: keys("key before after delta status moved_from"),
     },
     added={"2.1": "MetricResult.causes", "2.2": "OfRun.run"}
-    | {"2.3": "trials Cause.saved MetricResult.unexplained"},
+    | {"2.3": "trials Cause.saved MetricResult.unexplained", "2.4": "commands"},
 )
 """History:
 * 1.0: first version.
@@ -68,6 +77,7 @@ DOCUMENT: Final = Document(
 * 2.2: ``run`` of each metric, row and setting, if there are several runs.
 * 2.3: ``trials``; ``saved`` of each cause, ``unexplained`` of each metric, from runs without parts
   of the change.
+* 2.4: ``commands``.
 """
 
 
@@ -88,6 +98,9 @@ def check_of(results: Sequence[CheckResult]) -> Check:
         mismatches=tuple(_named(r, text) for r in results for text in r.mismatches),
         cautions=tuple(_named(r, text) for r in results for text in r.cautions),
         settings=_of_runs((result, result.settings) for result in results),
+        commands=_of_runs(
+            (r, (CheckCommands(r.accept, r.reproduce),)) for r in results if r.accept
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.machine.diagnosis import (
     SCHEMA_VERSION,
+    DeviceVerdict,
     Diagnosis,
     LinkSpeed,
     NotChecked,
@@ -48,8 +49,15 @@ def _status(value: Unavailable) -> Annotated[str, _REASONS]:
     return value.status.value
 
 
+def _rules(verdict: DeviceVerdict) -> Annotated[tuple[RuleId, ...], "of the findings about it"]:
+    return tuple(finding.rule for finding in verdict.findings)
+
+
 _SHAPES: Final[Shapes] = {
-    Diagnosis: keys("taken_at demo healthy driver torch devices findings passed not_checked"),
+    Diagnosis: keys(
+        "taken_at demo healthy driver torch devices findings passed not_checked verdicts"
+    ),
+    DeviceVerdict: {**keys("name level"), "rules": _rules, "not_checked": "not_checked"},
     Finding: {**FINDING, "rule": _rule},
     NotChecked: {"*rule": "rule", "reason": _reason},
     RankDiagnosis: keys(
@@ -68,6 +76,7 @@ MACHINE: Final = Document(
     _DESCRIPTION,
     shapes=_SHAPES,
     closed=_CLOSED,
+    added={"2.1": "verdicts"},
 )
 """``gpuprobe doctor --json``."""
 

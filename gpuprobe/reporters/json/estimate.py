@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuprobe.model.plans.estimate import Estimate
+from gpuprobe.model.plans.estimate import Estimate, EstimatedChange
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.reporters.json.documents import Document, InnerObject, keys
 
@@ -19,7 +19,7 @@ def _range(name: str, about: str = "") -> InnerObject:
 
 DOCUMENT: Final = Document(
     "gpuprobe.estimate",
-    (2, 7),
+    (2, 8),
     Estimate,
     "What a training script would need on a GPU. Sizes are bytes. A minor version adds keys.",
     shapes={
@@ -45,7 +45,9 @@ DOCUMENT: Final = Document(
             "total": _range("total"),
             **keys("attributed by_category by_module by_line assumed not_modelled compiled"),
             **keys("communication link per_node communication_time by_device by_rank"),
+            **keys("suggestions not_tried smallest_gpus"),
         },
+        EstimatedChange: keys("name how verdict needed"),
         Transfer: keys("op axis ranks dtype count payload wire module", place=_place),
     },
     closed={Transfer},
@@ -57,6 +59,7 @@ DOCUMENT: Final = Document(
         "2.5": "torch allocated",
         "2.6": "simulated_torch",
         "2.7": "engine",
+        "2.8": "suggestions not_tried smallest_gpus",
     },
 )
 """History:
@@ -71,6 +74,7 @@ DOCUMENT: Final = Document(
 * 2.5: ``torch``; ``allocated``, a range.
 * 2.6: ``simulated_torch``; ``processes``, which ``total`` includes.
 * 2.7: ``engine``.
+* 2.8: ``suggestions``, ``not_tried`` and ``smallest_gpus``.
 """
 
 document = DOCUMENT.plain

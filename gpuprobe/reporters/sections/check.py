@@ -9,8 +9,10 @@ from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.baseline.check import ANOTHER_MODEL, ENVIRONMENT
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.findings import Level
+from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
     Cell,
+    Code,
     Column,
     Line,
     Part,
@@ -55,7 +57,38 @@ def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
     notes += [Line(text, "item", indent=0) for text in _settings(result)]
     if notes:
         found.append(Section("", tuple(notes), "settings", "Notes"))
-    return found
+    return [*found, *_what_to_do(result)]
+
+
+def _what_to_do(result: CheckResult) -> list[Section]:
+    """For a check that failed: what was accepted, and the commands to reproduce and to accept the
+    growth.
+    """
+    parts: list[Part] = []
+    for metric in result.regressions[:_MOST_LIMITS]:
+        amount = human_bytes if metric.unit == "bytes" else "{:,}".format
+        parts.append(
+            Line(
+                f"{metric.name} is {amount(metric.after)}, the limit is {amount(metric.limit)} "
+                f"(baseline {amount(metric.before)}; tolerance: {metric.accepted}, "
+                f"{metric.source})",
+                "item",
+                "tolerance",
+            )
+        )
+    rest = len(result.regressions) - _MOST_LIMITS
+    if rest > 0:
+        parts.append(Line(f"({rest} more)", indent=4))
+    for text, command in (
+        ("The same comparison again:", result.reproduce),
+        ("If this growth is intended, make it the baseline:", result.accept),
+    ):
+        if command:
+            parts += [Line(text, "item"), Code(f"$ {command}")]
+    return [Section("What to do", tuple(parts), "what-to-do", "What to do")] if parts else []
+
+
+_MOST_LIMITS = 4
 
 
 def run_sections(*results: CheckResult, top: int = _ROWS, summary: bool = False) -> list[Section]:

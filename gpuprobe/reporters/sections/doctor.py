@@ -1,14 +1,20 @@
-"""A diagnosis: its findings, then the checks that passed, then those that were skipped."""
+"""A diagnosis: its findings, then the checks that passed, then those that could not run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.machine.diagnosis import Diagnosis, NotChecked, RankDiagnosis
+from gpuprobe.model.machine.diagnosis import (
+    DeviceVerdict,
+    Diagnosis,
+    NotChecked,
+    RankDiagnosis,
+)
 from gpuprobe.model.text import human_bytes, human_ns
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
+    AUTO,
     Code,
     Column,
     Line,
@@ -33,6 +39,7 @@ def doctor_sections(diagnosis: Diagnosis) -> list[Section]:
     ]
     return [
         _summary(diagnosis.findings, ", ".join(facts)),
+        *_verdicts(diagnosis.verdicts),
         *map(_finding, diagnosis.findings),
         *_passed([_within(info.title) for info in diagnosis.passed]),
         *_not_checked(diagnosis.not_checked),
@@ -73,6 +80,24 @@ def _summary(findings: Sequence[Finding], facts: str) -> Section:
     return Section(parts=(Line(text, indent=0),))
 
 
+def _verdicts(verdicts: Sequence[DeviceVerdict]) -> list[Section]:
+    """A row for each GPU: its most severe level, and its findings in short."""
+    rows = []
+    for one in verdicts:
+        found = [*dict.fromkeys(found.rule for found in one.findings)]
+        if one.not_checked:
+            found.append(f"{plural(one.not_checked, 'check')} could not run")
+        level = "ok" if one.level is None else one.level.value
+        rows.append(Row((one.name, level, ", ".join(found)), flagged=one.level is Level.ERROR))
+    columns = (
+        Column("GPU", AUTO),
+        Column("verdict", 8, gap=2),
+        Column("findings", 0, gap=2, cut=False),
+    )
+    table = Table("verdict on each GPU", columns, tuple(rows), indent=0)
+    return [Section(parts=(table,))] if rows else []
+
+
 def _finding(finding: Finding) -> Section:
     parts: list[Part] = [Line(value, "item", name) for name, value in finding.evidence]
     if finding.fix is not None:
@@ -93,7 +118,7 @@ def _not_checked(entries: Iterable[NotChecked]) -> list[Section]:
         by_reason.setdefault(entry.reason, []).append(f"{entry.rule.id} {entry.rule.kind}")
     number = sum(map(len, by_reason.values()))
     lines = items(f"{reason}: {', '.join(rules)}" for reason, rules in by_reason.items())
-    return [Section(f"Skipped ({number}):", lines)] if lines else []
+    return [Section(f"{plural(number, 'check')} could not run:", lines)] if lines else []
 
 
 def _joined(diagnosis: RankDiagnosis) -> Table:

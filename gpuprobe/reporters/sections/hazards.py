@@ -111,7 +111,10 @@ def finding_section(finding: Finding, full: bool = True, known: bool = False) ->
         parts.append(Facts(finding.evidence))
     if finding.fix is not None:
         parts.append(Line(finding.fix.text, label="fix"))
-        parts.append(Code(finding.fix.diff or finding.fix.code, indent=7))
+        if finding.fix.diff:
+            parts.append(Code(finding.fix.diff, indent=0))  # as git apply accepts it
+        else:
+            parts.append(Code(finding.fix.code, indent=7))
     if verified and not full:
         parts.append(Line(_checked(verified), indent=7))
         also_fixed = sum(name == "fixed by the same change" for name, _ in finding.evidence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpuprobe.model.plans.estimate import Estimate, EstimateShare
+from gpuprobe.model.plans.estimate import Estimate, EstimateShare, RoomyGpu
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.plans.serving import ServingEstimate
@@ -62,17 +62,85 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         ("Not modelled", estimate.not_modelled),
     )
     lists = (Section(name, bulleted(texts)) for name, texts in listed if texts)
-    return [_estimate_summary(estimate), *tables, *lists]
+    return [
+        _estimate_summary(estimate),
+        *tables,
+        *lists,
+        *_estimate_suggestions(estimate),
+        Section(f"{_verdict(estimate)}{_best_change(estimate)}", name="verdict"),
+    ]
 
 
-def _estimate_summary(estimate: Estimate) -> Section:
-    """The verdict, the table of memory that is needed, and how it was estimated."""
+def _verdict(estimate: Estimate) -> str:
+    """The outcome in one line."""
     same = len({row.gpu for row in estimate.by_device}) <= 1
     several = f"{estimate.devices} x " if estimate.devices > 1 and same else ""
     total = _span(estimate.total_low, estimate.total_high)
     of = f"{total} of {human_bytes(estimate.capacity)}"
-    title = f"{several}{estimate.gpu}: {estimate.verdict} ({of})"
-    return Section(title, (_needed(estimate), *_estimate_notes(estimate)))
+    return f"{several}{estimate.gpu}: {estimate.verdict} ({of})"
+
+
+def _best_change(estimate: Estimate) -> str:
+    """The easiest change with which it fits, as a clause after the verdict; "" without one."""
+    best = next((one for one in estimate.suggestions if one.fits), None)
+    return "" if best is None else f"; with {best.name} it fits ({human_bytes(best.needed)})"
+
+
+def _estimate_suggestions(estimate: Estimate) -> list[Section]:
+    """The changes that were tried, and the GPUs that hold the run as it is."""
+    found: list[Section] = []
+    if estimate.suggestions:
+        fits = any(one.fits for one in estimate.suggestions)
+        title = "What would make it fit" if fits else "What would help, but is not enough"
+        tried = plural(len(estimate.suggestions), "change")
+        text = f"{tried} tried, each by an estimate of the changed run"
+        found.append(Section(title, (_changes(estimate, fits), Line(text)), "suggestions"))
+    if estimate.not_tried:
+        found.append(Section("Not tried", bulleted(estimate.not_tried)))
+    if estimate.smallest_gpus:
+        title = "The smallest GPUs that hold it as it is"
+        found.append(Section(title, (_gpus(estimate.smallest_gpus),), "gpus"))
+    return found
+
+
+def _changes(estimate: Estimate, fits: bool) -> Table:
+    """The changes, with what to write for those that fit (``fits``), or else that save memory."""
+    rows = []
+    for one in estimate.suggestions:
+        helps = one.fits if fits else one.needed < estimate.total_high
+        rows.append(Row((one.name, size(one.needed), one.verdict), note=one.how if helps else ""))
+    columns = (
+        Column("change", AUTO, cut=False),
+        Column("needs", 10, gap=2, number=True),
+        Column("", 0, gap=2, cut=False),
+    )
+    return Table("changes", columns, tuple(rows), note_indent=6)
+
+
+def _gpus(gpus: Sequence[RoomyGpu]) -> Table:
+    columns = (
+        Column("GPU", AUTO),
+        Column("needs up to", 11, gap=2, number=True),
+        Column("of", 10, gap=2, number=True),
+        Column("", 0, gap=2),
+    )
+    rows = tuple(
+        Row(
+            (
+                one.gpu,
+                size(one.needed),
+                size(one.capacity),
+                "estimated there" if one.estimated else "by the need above",
+            )
+        )
+        for one in gpus
+    )
+    return Table("GPUs", columns, rows)
+
+
+def _estimate_summary(estimate: Estimate) -> Section:
+    """The verdict, the table of memory that is needed, and how it was estimated."""
+    return Section(_verdict(estimate), (_needed(estimate), *_estimate_notes(estimate)))
 
 
 def _needed(estimate: Estimate) -> Table:
@@ -300,7 +368,8 @@ def fit_sections(fit: Fit) -> list[Section]:
         parts.append(Line(f"{text} may fit too"))
     found = [Section(title, tuple(parts))]
     if fit.choices:
-        found.append(Section(f"Choices, by {name} of all ranks", (_choices(fit),)))
+        of_all = " of all ranks" if any(one.ranks > 1 for one in fit.choices) else ""
+        found.append(Section(f"Choices, by {name}{of_all}", (_choices(fit),)))
     if fit.suggestions:
         at = fit.largest if fit.largest is not None else fit.least
         found.append(
@@ -308,26 +377,28 @@ def fit_sections(fit: Fit) -> list[Section]:
         )  # fmt: skip
     if fit.not_tried:
         found.append(Section("Not tried", bulleted(fit.not_tried)))
-    return found
+    return [*found, Section(title, name="verdict")]
 
 
 def _choices(fit: Fit) -> Table:
     """A row for each GPU and number of ranks."""
+    ranks = any(one.ranks > 1 for one in fit.choices)
     columns = (
         Column("GPU", AUTO),
-        Column("ranks", 6, gap=1, number=True),
-        Column(f"{fit.argument} of each", AUTO, gap=2, number=True),
-        Column("of all", 8, gap=1, number=True),
+        *((Column("ranks", 6, gap=1, number=True),) if ranks else ()),
+        Column(f"{fit.argument} of each" if ranks else fit.argument, AUTO, gap=2, number=True),
+        *((Column("of all", 8, gap=1, number=True),) if ranks else ()),
         Column("needs", 10, gap=1, number=True),
         Column("of", 10, gap=1, number=True),
         Column("", 0, gap=2, cut=False),
     )
     rows = []
     for one in sorted(fit.choices, key=lambda one: (-one.total, bool(one.failed))):
-        largest = ("-", "-") if one.largest is None else (str(one.largest), str(one.total))
+        each, total = ("-", "-") if one.largest is None else (str(one.largest), str(one.total))
+        largest = (str(one.ranks), each, total) if ranks else (each,)
         sizes = ("", "") if one.failed else (size(one.needed), size(one.capacity))
         remark = one.failed or ("" if one.largest else f"not even {fit.least} fits")
-        rows.append(Row((one.gpu, str(one.ranks), *largest, *sizes, remark)))
+        rows.append(Row((one.gpu, *largest, *sizes, remark)))
     return Table("choices", columns, tuple(rows))
 
 

@@ -71,8 +71,7 @@ def _section(section: Section, style: Style) -> Iterator[DrawnLine]:
         first, *rest = style.wrapped(section.title, rest="  ")
         if section.place:
             first += f"  {style.text(style.path(section.place))}"
-        yield DrawnLine(first, True, section.level)
-        yield from map(DrawnLine, rest)
+        yield from (DrawnLine(line, True, section.level) for line in (first, *rest))
         started = True
     if section.hint and style.wide:
         yield from map(DrawnLine, style.wrapped(section.hint, first="  ", rest="  "))

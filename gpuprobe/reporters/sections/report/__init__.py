@@ -21,7 +21,10 @@ from gpuprobe.reporters.sections.parts import (
     plural,
 )
 from gpuprobe.reporters.sections.report.memory import (
+    ended_out_of_memory,
+    estimate_command,
     failure_sections,
+    failure_text,
     fragmentation_sections,
     growth_sections,
     largest_rows,
@@ -43,9 +46,17 @@ from gpuprobe.reporters.sections.report.steps import (
     time_sections,
 )
 
-__all__ = ["STATUS", "facts", "headline", "report_sections"]
+__all__ = [
+    "ended_out_of_memory",
+    "estimate_command",
+    "facts",
+    "failure_text",
+    "headline",
+    "outcome",
+    "report_sections",
+]
 
-STATUS = {
+_STATUS = {
     "complete": "complete",
     "failed": "the program failed",
     "killed": "the program was killed",
@@ -73,10 +84,10 @@ def report_sections(
     """The whole report. ``full``: every figure, not only the most important ones; ``problems``:
     further blind spots, such as traces that cannot be read.
     """
+    peak, why = peak_section(report, full=full), failure_sections(report, full=full)
     return [
-        _title(report),
-        peak_section(report, full=full),
-        *failure_sections(report, full=full),
+        _title(report, full=full),
+        *((*why, peak) if ended_out_of_memory(report) else (peak, *why)),
         *_advice(report, full=full),
         *share_sections(report),
         *growth_sections(report, full=full),
@@ -132,16 +143,28 @@ def facts(report: Report) -> list[str]:
     return found
 
 
-def _title(report: Report) -> Section:
+def outcome(report: Report) -> str:
+    """How the run ended, in a few words."""
+    return "out of memory" if ended_out_of_memory(report) else _STATUS[report.recording.status]
+
+
+_ADVICE_OF_TORCH = " If reserved but unallocated memory is large try setting "
+"""In torch's message for any lack of memory; the section about the failure replaces it."""
+
+
+def _title(report: Report, *, full: bool) -> Section:
     recording = report.recording
-    parts = [Line(f"{recording.name} · {STATUS[recording.status]}", "heading")]
+    parts = [Line(f"{recording.name} · {outcome(report)}", "heading")]
     if report.session.argv:
         parts.append(Line(" ".join(report.session.argv)))
     parts.append(Line(" · ".join(facts(report))))
     error = recording.error
     if error is not None:
         where = f" (rank {error.rank})" if len(report.ranks) > 1 else ""
-        parts.append(Line(f"{error.message}{where}", "item", error.type))
+        message = error.message
+        if error.out_of_memory and not full:
+            message = message.partition(_ADVICE_OF_TORCH)[0]
+        parts.append(Line(f"{message}{where}", "item", error.type))
     level = None if error is None else Level.ERROR
     return Section("", tuple(parts), "recording", level=level)
 
@@ -257,7 +280,7 @@ def _about(found: Finding) -> Iterator[Part]:
         yield Line(found.fix.text, label="fix")
         yield Code(found.fix.code)
         if found.fix.diff:
-            yield Code(found.fix.diff)
+            yield Code(found.fix.diff, indent=0)  # as git apply accepts it
 
 
 def _of_ranks(report: Report, ranks: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from gpuprobe.model import report as model
@@ -20,6 +21,7 @@ from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
     Cell,
+    Code,
     Column,
     Facts,
     Line,
@@ -307,6 +309,8 @@ def failure_sections(report: Report, *, full: bool) -> list[Section]:
     """Why allocations failed; of many, the last ones, as a program may retry."""
     shown = report.out_of_memory[-(3 if full else 2) :]
     parts: list[Part] = []
+    if not shown and ended_out_of_memory(report):
+        parts.append(Line(failure_text(report), "item"))
     several = len(report.ranks) > 1
     for failure in shown:
         if several or len(report.devices) > 1:
@@ -319,14 +323,54 @@ def failure_sections(report: Report, *, full: bool) -> list[Section]:
     if others:
         parts.append(Line(f"Not shown: {plural(others, 'earlier failure')}", "item"))
     if any(isinstance(failure.fits_with, Unavailable) for failure in shown):
-        text = "Other allocator settings that would have fit: gpuprobe replay --search"
+        text = "Allocator settings with which this allocation fits: gpuprobe replay --search"
         parts.append(Line(text, "item"))
     why = _no_account(report)
     if why:
         parts.append(Line(f"unknown: {why}"))
+    command = estimate_command(report)
+    if command:
+        parts.append(Line("What the whole run needs, and what would make it fit:", "item"))
+        parts.append(Code(f"$ {command}"))
     if not parts:
         return []
     return [Section("Why it ran out of memory", tuple(parts), "out-of-memory", "Out of memory")]
+
+
+def ended_out_of_memory(report: Report) -> bool:
+    """Whether the program failed for lack of GPU memory. One that caught the error continued."""
+    error = report.recording.error
+    return error is not None and error.out_of_memory
+
+
+def failure_text(report: Report) -> str:
+    """Why the program ran out of memory, in a sentence: from its last failed allocation, or from
+    the peak if that was not traced.
+    """
+    if report.out_of_memory:
+        return report.out_of_memory[-1].sentences[0]
+    peak, error = report.peak, report.recording.error
+    last = None if error is None else report.steps.rows.last_of(error.rank)
+    step = "" if last is None else f" in step {last.step.index}"
+    if peak.measure != "allocated":
+        return f"Out of memory{step}."
+    return (
+        f"Out of memory{step}: at the peak {peak_text(peak.amount)} were allocated on "
+        f"{peak.device}."
+    )
+
+
+def estimate_command(report: Report, gpu: str = "GPU") -> str:
+    """The command that measures what a run needs that ended out of memory: the recording only has
+    the part before that. "" for another run, or if the start of its program is unknown.
+    """
+    argv, world_size = report.session.argv, report.session.world_size
+    if not ended_out_of_memory(report) or not argv or not argv[0].endswith(".py"):
+        return ""
+    ranks = [f"--ranks={world_size}"] if world_size > 1 else []
+    separator = ["--"] if argv[1:] else []
+    words = ["gpuprobe", "estimate", "--gpu", gpu, *ranks, argv[0], *separator, *argv[1:]]
+    return shlex.join(words)
 
 
 def _figures(failure: model.OutOfMemory) -> Iterator[tuple[str, str]]:
