@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test oracle venv lint types contracts unit fix coverage properties test-torch test-python test-native native-build native-engine native-gpu native-compiled test-gpu bench-gpu test-pycuda mutants clean
+.PHONY: help demo test oracle venv lint types contracts unit fix coverage properties test-torch test-python test-native native-build native-engine native-gpu native-compiled test-gpu bench-gpu test-pycuda mutants docs docs-images clean
 
 help:
 	@echo "make demo       record an example training run and print its report"
@@ -26,6 +26,8 @@ help:
 	@echo "make test-gpu   only the tests that need a CUDA device"
 	@echo "make bench-gpu  measure on the GPU of this machine: truth files, overheads (8 minutes)"
 	@echo "make properties the property tests, on new random examples"
+	@echo "make docs       the generated parts of the documentation, and the outputs that it shows"
+	@echo "make docs-images  its pictures, those that are out of date"
 	@echo "make coverage   tests with a coverage report as HTML"
 	@echo "make clean      remove .venv and caches"
 
@@ -161,6 +163,14 @@ bench-gpu:
 # `make test` draws the same examples each time; these are new ones in each run.
 properties: $(STAMP_DEV)
 	$(PY) -m pytest $(PYTEST_ARGS) -m hypothesis --hypothesis-profile=explore
+
+docs: $(STAMP_DEV)
+	$(PY) docs/generate.py --pages
+
+# The estimate's picture is made by torch's own CUDA code, if `make native-engine` has installed it;
+# otherwise it stays as it is.
+docs-images: $(STAMP_DEV)
+	$(PY) docs/pictures.py $(if $(wildcard $(NATIVE)/bin/gpuprobe),--native $(NATIVE)/bin/python)
 
 coverage: $(STAMP_DEV)
 	$(PY) -m pytest $(PYTEST_ARGS) --cov=gpuprobe --cov-report=term:skip-covered --cov-report=html

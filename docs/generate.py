@@ -1,7 +1,7 @@
 """Bring the generated parts of the documentation up to date.
 
     python docs/generate.py            the reference, from the code
-    python docs/generate.py --pages    also the outputs shown in console blocks, and the pictures
+    python docs/generate.py --pages    also the outputs shown in console blocks
     python docs/generate.py --check    change nothing; exit 1 if the reference is out of date
     python docs/generate.py [--pages] docs/how-to/read-a-report.md    only these pages
 
@@ -23,7 +23,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import blocks
-import pictures
 from sections import SECTIONS, WITH_ARGUMENT
 
 _SECTION = re.compile(r"(<!-- generated: ([\w./:-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -82,7 +81,7 @@ def refresh_outputs(page: Path, runner: blocks.Runner) -> bool:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, add_help=True)
     parser.add_argument("--check", action="store_true", help="change nothing; 1 if out of date")
-    parser.add_argument("--pages", action="store_true", help="also outputs and pictures")
+    parser.add_argument("--pages", action="store_true", help="also outputs")
     parser.add_argument("page", nargs="*", type=Path, help="only these (default: all)")
     args = parser.parse_args(argv)
     pages = [page.resolve() for page in args.page] or blocks.pages()
@@ -99,8 +98,6 @@ def main(argv: list[str] | None = None) -> int:
             for page in pages:
                 if refresh_outputs(page, runner):
                     sys.stdout.write(f"outputs written: {page}\n")
-            if not args.page:
-                pictures.write(runner)
     return 0
 
 

@@ -1,31 +1,67 @@
-"""The pictures of the documentation: a terminal as SVG that needs no font or file from afar, and
-the report page as a browser shows it.
+"""The pictures of the documentation: terminals as SVG that load no font or file, and the report
+page as a browser shows it.
+
+    make docs-images                         make those again that are out of date
+    python docs/pictures.py                  the same, apart from the estimate
+    python docs/pictures.py --native PYTHON  the estimate too, by a build of torch with CUDA
+
+`tests/docs/test_pictures.py` fails when a picture is out of date. How that is known:
+
+* ``report.svg``, ``view.svg`` and ``top.svg`` are compared with what the commands print now: every
+  word, but no figure, as figures differ between machines.
+* ``estimate.svg``, at the top of the README, is drawn from ``estimate.txt``: the command and what
+  it printed with a build of torch with CUDA. Its figures are checked against an estimate made here.
+* ``page-light.png`` holds a fingerprint of the page that it shows: pixels differ between browsers.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
+import zlib
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 import blocks
 
-REPORT = blocks.DOCS / "images" / "report.svg"
-VIEW = blocks.DOCS / "images" / "view.svg"
-TOP = blocks.DOCS / "images" / "top.svg"
+IMAGES = blocks.DOCS / "images"
+ESTIMATE = IMAGES / "estimate.svg"
+ESTIMATE_TEXT = IMAGES / "estimate.txt"
+REPORT = IMAGES / "report.svg"
+VIEW = IMAGES / "view.svg"
+TOP = IMAGES / "top.svg"
+PAGE = IMAGES / "page-light.png"
 
-# Pictures of the page, by file: the theme, and the window in pixels.
-PAGES = {
-    "page-light.png": ("light", 1280, 900),
-    "page-dark.png": ("dark", 1280, 900),
-    "page-narrow.png": ("light", 400, 900),
-}
+# The question that the README answers first, and the packages that its program imports.
+QUESTION = (
+    "gpuprobe estimate --gpu rtx4090 examples/train_gpt.py -- "
+    "--layers 24 --embed 1024 --context 1024 --batch-size 8 --amp"
+)
+QUESTION_NEEDS: tuple[str, ...] = ()
+
+# Sections of the answer that the picture leaves out.
+QUESTION_WITHOUT = (
+    "Lines at the peak",
+    "Modules at the peak",
+    "Assumed",
+    "Not modelled",
+    "Not tried",
+)
+
+# The theme of the page's picture, and its window in pixels.
+THEME, WIDTH, HEIGHT = "light", 1280, 900
 BROWSERS = ("chromium", "google-chrome", "chrome")
 
-# What the picture shows, and what has to run before it.
+# What the picture of the report shows, and what has to run before it.
 BEFORE = "gpuprobe run --level trace --output gpt.gpuprobe examples/train_gpt.py --steps 8"
 COMMAND = "gpuprobe report gpt.gpuprobe --top 4"
 
@@ -35,6 +71,41 @@ UNTIL = "Blind spots"
 # Pixels of a character cell: the usual 0.6 em of a monospace font, and room between lines.
 _FONT_SIZE, _CELL, _LINE = 14, 8.4, 19
 _MARGIN, _TITLE = 18, 34
+
+
+def answer(runner: blocks.Runner, scratch: str = "question") -> list[str]:
+    """What the README's question prints in a terminal of 80 columns, without the prompt."""
+    result = runner.shell(f"COLUMNS=80 {QUESTION} 2>/dev/null", runner.scratch(scratch))
+    if result.code != 0:
+        raise RuntimeError(f"{QUESTION}: exit code {result.code}\n{result.output}")
+    sections = "\n".join(result.lines()).split("\n\n")
+    kept = [text for text in sections if text.partition("\n")[0] not in QUESTION_WITHOUT]
+    return "\n\n".join(kept).splitlines()
+
+
+def question_lacks() -> str:
+    """The packages that the question's program imports and this environment lacks."""
+    return ", ".join(name for name in QUESTION_NEEDS if find_spec(name) is None)
+
+
+def question_svg(text: str) -> str:
+    """The picture of ``estimate.txt``: the command, wrapped as in a shell, and its output."""
+    return svg(text.rstrip("\n").splitlines(), "gpuprobe estimate")
+
+
+def question_text(lines: list[str]) -> str:
+    """``estimate.txt`` for this output."""
+    options, _, program = QUESTION.partition(" -- ")
+    prompt = [f"$ {options} \\", f"    -- {program}"] if program else [f"$ {QUESTION}"]
+    return "\n".join([*prompt, *lines]).rstrip("\n") + "\n"
+
+
+def parts_of(text: str) -> tuple[str, list[str]]:
+    """The command of ``estimate.txt``, in one line, and the lines of its output."""
+    lines = text.splitlines()
+    end = 1 + next(i for i, line in enumerate(lines) if not line.endswith("\\"))
+    command = " ".join(line.rstrip("\\").strip() for line in lines[:end])
+    return command.removeprefix("$ "), lines[end:]
 
 
 def report_lines(runner: blocks.Runner, scratch: str = "picture") -> list[str]:
@@ -206,82 +277,142 @@ def words(picture: str) -> set[str]:
     return set(re.findall(r"[a-z_]{3,}", text, re.IGNORECASE))
 
 
-def pages(runner: blocks.Runner, scratch: str = "page") -> None:
-    """The report page, light, dark and on a narrow screen, as PNG. Needs a browser: without one the
-    pictures stay as they are.
-    """
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        return
+def page(runner: blocks.Runner, scratch: str = "page") -> str:
+    """The report page of the same recording, as HTML, in the picture's theme."""
     cwd = runner.scratch(scratch)
     for command in (BEFORE, "gpuprobe report gpt.gpuprobe --html report.html"):
         result = runner.shell(command, cwd)
         if result.code != 0:
             raise RuntimeError(result.output)
-    page = (cwd / "report.html").read_text(encoding="utf-8")
-    for name, (theme, width, height) in PAGES.items():
-        themed = page.replace("<html ", f'<html data-theme="{theme}" ', 1)
-        _shoot(browser, cwd, themed, name, width, height)
+    html = (cwd / "report.html").read_text(encoding="utf-8")
+    # The recording may be from the scratch directory of another page.
+    html = re.sub(rf"{re.escape(str(runner.base))}/[\w-]+", blocks.PROJECT, html)
+    return html.replace("<html ", f'<html data-theme="{THEME}" ', 1)
 
 
-# Enough of a style sheet that the README looks as it does where it is read.
-_README_STYLE = """
-body { max-width: 860px; margin: 28px auto; font: 16px/1.5 system-ui, sans-serif; color: #1f2328; }
-img { max-width: 100%; } a { color: #0969da; text-decoration: none; }
-h1, h2 { border-bottom: 1px solid #d1d9e0; padding-bottom: 6px; }
-pre { background: #f6f8fa; padding: 14px; border-radius: 6px; overflow: auto; }
-pre code { padding: 0 !important; }
-code { font: 13.5px ui-monospace, monospace; background: #f6f8fa; padding: 2px 4px; }
-table { border-collapse: collapse; font-size: 14.5px; }
-th, td { border: 1px solid #d1d9e0; padding: 5px 11px; }
-"""
+_CODE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
+_DATA = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
+_TAG = re.compile(r"<[^>]*>")
+_END = '<section id="live"'  # the window ends within the section before it
 
 
-def readme(runner: blocks.Runner, scratch: str = "readme") -> None:
-    """The beginning of the README as a browser shows it. Needs a browser, as `pages`."""
-    from markdown_it import MarkdownIt  # Textual brings it
+def fingerprint(html: str) -> str:
+    """A digest of what a picture of this page is made from: its styles, its scripts, the window,
+    and the words above its end. Figures are left out: times and the process's memory differ from
+    run to run. Raises ValueError if the page has no section at which the window can end.
+    """
+    code = "".join(match[2] for match in _CODE.finditer(html))
+    above, end, _ = html.partition(_END)
+    if not end:
+        raise ValueError(f"a page without {_END}")
+    text = _TAG.sub(" ", _DATA.sub(" ", above))
+    shown = " ".join(re.findall(r"[A-Za-z_]{3,}", text))
+    return hashlib.sha256(f"{WIDTH}x{HEIGHT}\n{code}\n{shown}".encode()).hexdigest()
 
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        return
-    text = (blocks.ROOT / "README.md").read_text(encoding="utf-8")
-    body = MarkdownIt().enable("table").render(text)
-    page = f'<base href="{blocks.ROOT.as_uri()}/"><style>{_README_STYLE}</style>{body}'
-    _shoot(
-        browser, runner.scratch(scratch), f'<meta charset="utf-8">{page}', "readme.png", 960, 1500
-    )
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_SOURCE = b"Source\0"  # the keyword that the PNG specification has for where a picture is from
 
 
-def _shoot(browser: str, cwd: Path, page: str, name: str, width: int, height: int) -> None:
-    """A picture of a page, in ``docs/images``."""
-    file = cwd / f"{name}.html"
-    file.write_text(page, "utf-8")
+def with_fingerprint(png: bytes, digest: str) -> bytes:
+    """The PNG with this digest in a text chunk, behind its header chunk."""
+    body = b"tEXt" + _SOURCE + digest.encode()
+    chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    header_end = len(_PNG) + 4 + 4 + 13 + 4
+    return png[:header_end] + chunk + png[header_end:]
+
+
+def fingerprint_of(png: bytes) -> str:
+    """The digest in a PNG that `with_fingerprint` made, or an empty string."""
+    at = len(_PNG)
+    while at < len(png):
+        length = int.from_bytes(png[at : at + 4], "big")
+        kind, body = png[at + 4 : at + 8], png[at + 8 : at + 8 + length]
+        if kind == b"tEXt" and body.startswith(_SOURCE):
+            return body.removeprefix(_SOURCE).decode()
+        at += 4 + 4 + length + 4
+    return ""
+
+
+def shoot(browser: str, cwd: Path, html: str) -> bytes:
+    """A page as this browser shows it, as PNG."""
+    file, picture = cwd / "page.html", cwd / "page.png"
+    file.write_text(html, "utf-8")
     subprocess.run(
         [
             browser,
             *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
             *("--no-first-run", f"--user-data-dir={cwd / 'browser'}"),
             "--virtual-time-budget=8000",  # the curves are unpacked first
-            f"--window-size={width},{height}",
-            f"--screenshot={blocks.DOCS / 'images' / name}",
+            f"--window-size={WIDTH},{HEIGHT}",
+            f"--screenshot={picture}",
             file.as_uri(),
         ],
         check=True,
         capture_output=True,
         timeout=120,
     )
+    return picture.read_bytes()
 
 
-def write(runner: blocks.Runner) -> None:
-    """Make the pictures again whose content has changed."""
+def _write(path: Path, content: str | bytes) -> None:
+    data = content.encode() if isinstance(content, str) else content
+    if not path.exists() or path.read_bytes() != data:
+        path.write_bytes(data)
+        sys.stdout.write(f"written: {path.relative_to(blocks.ROOT)}\n")
+
+
+def write_estimate(runner: blocks.Runner) -> None:
+    """Run the README's question again. The runner's commands are those of an environment with a
+    build of torch with CUDA: raises RuntimeError if they are not.
+    """
+    lines = answer(runner)
+    if not any(line.strip().startswith("engine: native") for line in lines):
+        raise RuntimeError("the estimate did not run torch's own CUDA code")
+    _write(ESTIMATE_TEXT, question_text(lines))
+
+
+def write(runner: blocks.Runner) -> list[str]:
+    """Make the pictures again that are out of date. Returns a line for each that this environment
+    cannot make.
+    """
+    missing = []
+    question = ESTIMATE_TEXT.read_text(encoding="utf-8")
+    if parts_of(question)[0] != QUESTION:
+        missing.append(f"{ESTIMATE_TEXT.name}: it needs a build of torch with CUDA (--native)")
+    _write(ESTIMATE, question_svg(question))
     lines = report_lines(runner)
     if not REPORT.exists() or not current(lines, REPORT.read_text(encoding="utf-8")):
-        REPORT.write_text(svg(lines, "gpuprobe report"), encoding="utf-8")
-    screen = view(runner)
-    if not VIEW.exists() or words(screen) != words(VIEW.read_text(encoding="utf-8")):
-        VIEW.write_text(screen, encoding="utf-8")
-    dashboard = top(runner)
-    if not TOP.exists() or words(dashboard) != words(TOP.read_text(encoding="utf-8")):
-        TOP.write_text(dashboard, encoding="utf-8")
-    pages(runner)
-    readme(runner)
+        _write(REPORT, svg(lines, "gpuprobe report"))
+    for path, make in ((VIEW, view), (TOP, top)):
+        picture = make(runner)
+        if not path.exists() or words(picture) != words(path.read_text(encoding="utf-8")):
+            _write(path, picture)
+    html = page(runner)
+    digest = fingerprint(html)
+    if not PAGE.exists() or fingerprint_of(PAGE.read_bytes()) != digest:
+        browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+        if browser is None:
+            missing.append(f"{PAGE.name}: it needs a browser ({', '.join(BROWSERS)})")
+        else:
+            _write(PAGE, with_fingerprint(shoot(browser, runner.scratch("browser"), html), digest))
+    return missing
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Make the pictures that are out of date.")
+    parser.add_argument(
+        "--native", type=Path, metavar="PYTHON", help="of an environment with a CUDA build of torch"
+    )
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        if args.native is not None:
+            write_estimate(blocks.Runner(Path(scratch), args.native.parent))
+        missing = write(blocks.Runner(Path(scratch)))
+    for line in missing:
+        sys.stderr.write(f"not made: {line}\n")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

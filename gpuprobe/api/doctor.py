@@ -53,7 +53,7 @@ def diagnose(
     variables = os.environ if environ is None else environ
     found = inventory(("nvml", "cuda"), demo, environ=variables)
     if demo:
-        only = Unavailable("of a demo fleet, only the devices", ReadStatus.NOT_COLLECTED)
+        only = Unavailable("--demo simulates only GPUs", ReadStatus.NOT_COLLECTED)
         given: dict[str, Any] = {field.name: only for field in fields(MachineFacts)}
         given |= {"inventory": found, "in_container": False, "uid": os.getuid()}
         facts = MachineFacts(**given)

@@ -110,7 +110,7 @@ class MachineMetrics:
         if self._settings.demo is None:
             xids = self._xids.read({self._names.of(d)[0]: d for d in inventory.devices})
         else:
-            xids = Unavailable("of a demo fleet, only the devices", ReadStatus.NOT_COLLECTED)
+            xids = Unavailable("--demo simulates only GPUs", ReadStatus.NOT_COLLECTED)
         gpus = gpu_families(inventory, self._names, xids=xids, processes=self._settings.processes)
         runs = self._runs.read()
         families = run_families(list(runs.readings))

@@ -155,9 +155,9 @@ def estimate_of(
     low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why = fit
     if device.margin.why:
         run.assume(
-            f"that what the model allocates for {device.margin.why} differs from torch's CUDA code "
-            "by no more than where both were compared: hence the range; a build of torch with CUDA "
-            "is exact"
+            f"that the virtual GPU is off for {device.margin.why} by no more than in calls which "
+            "were compared with torch's CUDA code: hence the range; a build of torch with CUDA is "
+            "exact"
         )
     outside_high = model.context_high + nccl_high + others.high
     growing = _growing(report, f"cuda:{device.index}")
@@ -165,14 +165,14 @@ def estimate_of(
         taken = peak + outside_high
         left = max(0, model.total_memory - taken) // growing
         run.assume(
-            f"that memory stops growing: the last step left {human_bytes(growing)} more "
-            f"behind than it found; if every step does, the GPU is full in about {left + 1} more"
+            f"that memory stops growing: the last step ended with {human_bytes(growing)} more than "
+            f"it began with; if every step does, the GPU is full in about {left + 1} more"
         )
     if run.ranks > 1:
         run.assume(
-            f"reserved memory is given with {_RANK_UNCERTAINTY:.0%} to both sides: of sharded "
-            "training it is divided among several streams, and which blocks one of them can reuse "
-            "depends on the versions of torch and its libraries"
+            f"that reserved memory is within {_RANK_UNCERTAINTY:.0%}: sharded training divides it "
+            "among several streams, and which blocks one of them can reuse depends on the versions "
+            "of torch and its libraries"
         )
     for text in run.unused_assumptions:
         run.assume(f"--assume {text} was not used: that line needs no value")
@@ -269,9 +269,9 @@ def verdict_of(need: Need, within: Callable[[int], WhatIfOutcome]) -> tuple[str,
         calls = worst.retries.most
         times = "once" if calls == 1 else f"{calls} times"
         return RELEASING, (
-            f"torch reserves more than {capacity} if it can; with less it releases cached memory "
-            f"and allocates again ({times} in the simulation), which is slow, and fails if memory "
-            "is more fragmented than simulated"
+            f"torch would reserve more than {capacity}. To run it must return cached memory to the "
+            f"driver and allocate again ({times} in the simulation), which is slow, and fails if "
+            "memory is more fragmented than simulated"
         )
     if need.high + need.outside_high > need.capacity:
         return WITHIN_MARGIN, (

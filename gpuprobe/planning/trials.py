@@ -44,7 +44,7 @@ Document = dict[str, Any]
 COMPUTE: Final = ("auto", "shapes", "real")
 
 _REQUESTED: Final = "as requested"
-_SUFFICIENT: Final = "sufficient for this script"
+_SUFFICIENT: Final = "the script does not need them"
 
 
 def estimate_with(

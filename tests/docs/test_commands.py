@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,8 @@ from pathlib import Path
 import blocks
 import pytest
 import repository
+
+from gpuprobe.cli.commands import COMMANDS
 
 # Everything on the pages that is not run, with the page and the reason that it gives.
 SKIPPED = {
@@ -49,7 +54,7 @@ SKIPPED = {
         "it needs a build of torch with CUDA",
     ),
     (
-        "docs/how-to/compare-ranks-and-devices.md",
+        "docs/how-to/measure-scaling.md",
         "gpuprobe scale one.gpuprobe four.gpuprobe",
         "run by tests/analysis/test_scale.py",
     ),
@@ -64,7 +69,7 @@ SKIPPED = {
         "run by tests/recording/test_packed.py",
     ),
     (
-        "docs/how-to/compare-ranks-and-devices.md",
+        "docs/how-to/find-out-why-a-job-hangs.md",
         "gpuprobe hang /dumps",
         "run by tests/recording/test_flight.py",
     ),
@@ -137,6 +142,41 @@ def test_snapshots_are_all_that_a_page_may_need() -> None:
     assert pages
     if blocks.snapshot() is None:
         pytest.skip(f"no snapshot from a GPU beside this checkout, for {', '.join(set(pages))}")
+
+
+def options_of(command: str) -> set[str]:
+    """The options that a command of gpuprobe has, and those of its subcommands and its usage."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"gpuprobe.cli.commands.{command}").add_arguments(parser)
+    parsers, found = [parser], set()
+    for one in parsers:
+        found.update(re.findall(r"--[\w-]+", one.usage or ""))
+        for action in one._actions:
+            found.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers.extend(action.choices.values())
+    return found
+
+
+def test_commands_in_sentences_exist() -> None:
+    """What a page has in backticks is not run; its command and options are those of gpuprobe."""
+    found = set()
+    for page in blocks.pages():
+        prose = page.read_text(encoding="utf-8")
+        for block in blocks.blocks(page):
+            prose = prose.replace("\n".join(block.lines), "")
+        for span in re.findall(r"(?<!`)`(gpuprobe [a-z][^`]*)`", prose):
+            found.add((relative(page), " ".join(span.split())))
+    assert len(found) > 60
+    for page, span in sorted(found):
+        _, command, *words = span.partition(" -- ")[0].split()
+        assert command in COMMANDS, f"{page}: {span}"
+        options = {word.partition("=")[0].rstrip(",.") for word in words if word.startswith("--")}
+        assert options <= options_of(command) | {"--help"}, f"{page}: {span}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((blocks.ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_no_block_hides_a_command() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import blocks
 import generate
-import pictures
 import pytest
 
 pytestmark = pytest.mark.xdist_group("docs")
@@ -78,25 +77,6 @@ def test_every_page_is_reachable_from_the_index() -> None:
         if page != index and page.resolve() not in linked
     ]
     assert not missing
-
-
-def test_the_picture_shows_the_report(runner: blocks.Runner) -> None:
-    """Figures differ between machines; lines and words must be those of today's report."""
-    lines = pictures.report_lines(runner)
-    picture = pictures.REPORT.read_text(encoding="utf-8")
-    assert pictures.current(lines, picture), "run: python docs/generate.py --pages"
-
-
-def test_the_picture_shows_the_screen(runner: blocks.Runner) -> None:
-    screen = pictures.words(pictures.view(runner))
-    assert {"forward", "backward", "optimizer", "activation"} <= screen
-    shown = pictures.words(pictures.VIEW.read_text(encoding="utf-8"))
-    assert shown == screen, "run: python docs/generate.py --pages"
-
-
-def test_the_picture_of_the_dashboard_is_current(runner: blocks.Runner) -> None:
-    screen = pictures.words(pictures.top(runner))
-    assert screen == pictures.words(pictures.TOP.read_text(encoding="utf-8"))
 
 
 def test_pictures_and_pages_hold_nothing_of_a_machine() -> None:

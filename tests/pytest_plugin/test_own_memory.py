@@ -239,7 +239,7 @@ def test_every_row_of_the_comparison_is_tested() -> None:
     from gpuprobe.pytest_plugin import _MARKER
     from gpuprobe.pytest_plugin import __file__ as plugin
 
-    page = Path(__file__).parents[2] / "docs/how-to/gate-memory-in-ci.md"
+    page = Path(__file__).parents[2] / "docs/how-to/limit-memory-in-tests.md"
     table = page.read_text(encoding="utf-8").partition("## Comparison with other plugins")[2]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")][2:]
     assert [cells[1].strip() for cells in rows] == list(ROWS)

@@ -54,7 +54,7 @@ def test_an_operator_that_differs_gives_a_range_with_its_name() -> None:
     assert found.reserved_high >= found.allocated_high
     assert found.total_high >= found.allocated_high
     (reason,) = [text for text in found.assumed if "hence the range" in text]
-    assert reason.startswith("that what the model allocates for _fft_r2c differs from")
+    assert reason.startswith("that the virtual GPU is off for _fft_r2c by no more than")
 
 
 def test_one_call_counts_the_one_that_may_differ_most(monkeypatch: pytest.MonkeyPatch) -> None:

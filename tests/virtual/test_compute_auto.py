@@ -60,7 +60,7 @@ def test_all_values_are_computed_where_one_is_needed() -> None:
     stream = io.StringIO()
     draw.write(estimate_sections(found), stream)
     text = " ".join(stream.getvalue().split())
-    assert "computed: all values" in text
+    assert "values of large tensors: computed" in text
     assert "needs a value" in text
 
 
@@ -73,7 +73,7 @@ def test_shapes_are_enough_where_nothing_decides() -> None:
 
     found = gpuprobe.estimate(step, gpu="t4", steps=1)
     assert len(calls) == 1
-    assert (found.compute, found.compute_why) == ("shapes", "sufficient for this script")
+    assert (found.compute, found.compute_why) == ("shapes", "the script does not need them")
     assert estimate_of(document(found)) == found
 
 

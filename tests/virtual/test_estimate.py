@@ -162,7 +162,7 @@ def test_memory_that_goes_on_growing_is_said() -> None:
     found = gpuprobe.estimate(leaks, gpu="t4")  # of 14.6 GiB
     assert found.fits
     (said,) = found.assumed
-    assert "left 3.0 GiB more behind" in said
+    assert "ended with 3.0 GiB more than it began with" in said
     assert "full in about 2 more" in said
     assert not gpuprobe.estimate(build(), gpu="t4").assumed
 

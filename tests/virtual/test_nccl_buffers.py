@@ -70,7 +70,7 @@ def test_it_is_a_line_of_the_estimate() -> None:
     assert found.total_low == found.reserved_low + found.context_low
     assert found.reserved_low <= 0.98 * found.peak_reserved
     assert found.reserved_high >= 1.02 * found.peak_reserved - 1
-    assert any("2% to both sides" in text for text in found.assumed)
+    assert any("reserved memory is within 2%" in text for text in found.assumed)
     table = estimate_sections(found)[0].parts[0]
     assert isinstance(table, Table)
     assert table.rows[-1].cells[:2] == ("NCCL's buffers", "0 B to 1.8 GiB")

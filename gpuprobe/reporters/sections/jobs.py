@@ -145,16 +145,16 @@ def scale_sections(found: Scaling) -> list[Section]:
     notes = [Line(unit)]
     notes.append(
         Line(
-            "The last three columns are the loss: they sum to 100 % less the efficiency. "
-            "Communication is what collectives take after the last rank has come, waiting what "
-            "they take before."
+            "The last three columns divide the lost efficiency; with the efficiency they sum to "
+            "100 %. Communication: collectives, once every rank has called them. Waiting: until "
+            "the last rank calls. Own work: work that takes longer than in the first recording."
         )
     )
     if unsplit:
-        text = f"waits are unknown in {', '.join(unsplit)}: that loss is not split"
+        text = f"the loss of {', '.join(unsplit)} is not divided: waits were not recorded"
         notes.append(Line(text, "item", "unknown"))
     steps = ", ".join(f"{row.name} {plural(row.steps, 'step')}" for row in found.rows)
-    notes.append(Line(f"Measured over {steps} that all ranks of it have."))
+    notes.append(Line(f"Measured over {steps}: those that all ranks have recorded."))
     return [Section("Scaling", (Table("scaling", columns, rows), *notes), "scaling", "Scaling")]
 
 

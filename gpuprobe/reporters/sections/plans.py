@@ -150,12 +150,12 @@ def _needed(estimate: Estimate) -> Table:
     nccl = (
         "NCCL's buffers",
         _span(estimate.nccl_low, estimate.nccl_high),
-        "outside the allocator; none if they are in host memory",
+        "outside the allocator; 0 if NCCL keeps them in host memory",
     )
     started = (
         "other processes",
         _span(estimate.processes_low, estimate.processes_high),
-        f"{estimate.processes} at one time that the program starts, with their contexts",
+        f"started by the program, at most {estimate.processes} at one time, each with a context",
     )
     allocated = max(estimate.peak_allocated, estimate.allocated_high)
     least = estimate.allocated_low or estimate.peak_allocated
@@ -201,8 +201,8 @@ def _estimate_notes(estimate: Estimate) -> list[Line]:
     if estimate.verdict_why:
         lines.insert(0, Line(f"{estimate.verdict}: {estimate.verdict_why}"))
     if estimate.compute_why:
-        computed = "all values" if estimate.compute == "real" else "only values that decide"
-        lines.append(Line(f"computed: {computed} ({estimate.compute_why})"))
+        computed = "computed" if estimate.compute == "real" else "not computed"
+        lines.append(Line(f"values of large tensors: {computed} ({estimate.compute_why})"))
         if any("values are NaN" in text for text in estimate.assumed):
             lines.append(Line("nan in the script's output: a value that was not computed"))
     return lines

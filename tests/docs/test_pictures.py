@@ -1,0 +1,111 @@
+"""The pictures of the documentation show what gpuprobe prints now."""
+
+from __future__ import annotations
+
+import re
+
+import blocks
+import pictures
+import pytest
+
+pytestmark = pytest.mark.xdist_group("docs")  # so that one process shares the recordings
+
+AGAIN = "run: make docs-images"
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def sizes(lines: list[str], row: str) -> tuple[float, float]:
+    """The lowest and the highest size that a row of an estimate shows, in bytes."""
+    (line,) = [line for line in lines if line.strip().startswith(row)]
+    found = [float(size) * _UNITS[unit] for size, unit in re.findall(r"([\d.]+) ([KMG]?i?B)", line)]
+    return found[0], found[-1]
+
+
+def categories(lines: list[str]) -> list[str]:
+    """The names of the rows that have a share, in their order."""
+    return [line.partition("% ")[2].strip() for line in lines if "% " in line]
+
+
+def test_the_estimate_is_drawn_from_the_committed_output() -> None:
+    text = pictures.ESTIMATE_TEXT.read_text(encoding="utf-8")
+    assert pictures.parts_of(text)[0] == pictures.QUESTION, AGAIN
+    assert pictures.ESTIMATE.read_text(encoding="utf-8") == pictures.question_svg(text), AGAIN
+
+
+def test_the_estimate_agrees_with_one_made_here(runner: blocks.Runner) -> None:
+    """torch's CUDA code made the picture. The model of that code must have the same verdict, the
+    same rows in the same order, and ranges with the picture's peaks in them, to the digit printed.
+    `tests/native/test_picture_of_an_estimate.py` compares every figure.
+    """
+    if missing := pictures.question_lacks():
+        pytest.skip(f"not installed: {missing}")
+    _, shown = pictures.parts_of(pictures.ESTIMATE_TEXT.read_text(encoding="utf-8"))
+    made = pictures.answer(runner)
+    assert blocks.shape(shown[0]) == blocks.shape(made[0]), AGAIN
+    assert blocks.shape(shown[-1]) == blocks.shape(made[-1]), AGAIN
+    assert categories(shown) == categories(made), AGAIN
+    for row in ("peak allocated", "peak reserved"):
+        low, high = sizes(made, row)
+        for size in sizes(shown, row):
+            assert low - 0.06 * 2**30 <= size <= high + 0.06 * 2**30, (row, AGAIN)
+
+
+def test_the_picture_shows_the_report(runner: blocks.Runner) -> None:
+    """Figures differ between machines; lines and words must be those of today's report."""
+    lines = pictures.report_lines(runner)
+    picture = pictures.REPORT.read_text(encoding="utf-8")
+    assert pictures.current(lines, picture), AGAIN
+
+
+def test_the_picture_shows_the_screen(runner: blocks.Runner) -> None:
+    screen = pictures.words(pictures.view(runner))
+    assert {"forward", "backward", "optimizer", "activation"} <= screen
+    assert pictures.words(pictures.VIEW.read_text(encoding="utf-8")) == screen, AGAIN
+
+
+def test_the_picture_of_the_dashboard_is_current(runner: blocks.Runner) -> None:
+    screen = pictures.words(pictures.top(runner))
+    assert pictures.words(pictures.TOP.read_text(encoding="utf-8")) == screen, AGAIN
+
+
+def test_the_picture_of_the_page_is_current(runner: blocks.Runner) -> None:
+    html = pictures.page(runner)
+    assert pictures.fingerprint_of(pictures.PAGE.read_bytes()) == pictures.fingerprint(html), AGAIN
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("<style>", "<style>body { color: red }"),
+        ("<script>", '<script>console.log("new");'),
+        ("What to try first", "What to try next"),
+    ],
+)
+def test_a_page_that_looks_different_has_another_fingerprint(change: tuple[str, str]) -> None:
+    html = "<style>a{}</style><p>What to try first: 3 MiB</p><script>f()</script>"
+    html += '<section id="live">'
+    changed = html.replace(*change)
+    assert changed != html
+    assert pictures.fingerprint(changed) != pictures.fingerprint(html)
+    assert pictures.fingerprint(html.replace("3 MiB", "44 MiB")) == pictures.fingerprint(html)
+
+
+def test_a_fingerprint_stays_in_its_picture() -> None:
+    png = pictures.PAGE.read_bytes()
+    assert re.fullmatch("[0-9a-f]{64}", pictures.fingerprint_of(png))
+    again = pictures.with_fingerprint(png, "0" * 64)
+    assert pictures.fingerprint_of(again) == "0" * 64
+    assert again.endswith(png[33:])
+    assert pictures.fingerprint_of(png[:33] + png[-12:]) == ""  # header and end alone
+
+
+def test_every_picture_is_shown_and_made() -> None:
+    """No picture is left over, and each that a page shows exists (`test_links`)."""
+    shown = {
+        name
+        for page in blocks.pages()
+        for name in re.findall(r"images/([\w.-]+)", page.read_text(encoding="utf-8"))
+    }
+    made = {pictures.ESTIMATE, pictures.REPORT, pictures.VIEW, pictures.TOP, pictures.PAGE}
+    assert shown == {path.name for path in made}
+    assert set(pictures.IMAGES.iterdir()) == made | {pictures.ESTIMATE_TEXT}
