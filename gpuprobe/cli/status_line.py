@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from gpuprobe.model.text import human_bytes, human_ns, visible
@@ -95,7 +94,7 @@ class Progress:
         text = self._text[:].rstrip(b"\0").decode("utf-8", "replace")
         return f"gpuprobe: {visible(text)} · {self._clock() - self._start:.0f} s" if text else ""
 
-    @contextmanager
+    @contextlib.contextmanager
     def printed(self) -> Iterator[None]:
         """Inside, the line is printed every `SECONDS`, if the stream is a terminal."""
         if self._stream is None or not self._stream.isatty():
