@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "estimate": "estimate whether a script fits on a GPU",
     "fit": "find the largest batch size that fits on a GPU",
     "replay": "replay an allocation trace; try allocator settings",
+    "mcp": "serve gpuprobe's tools to agents (Model Context Protocol)",
     "native": "install what --engine native runs, where torch has no CUDA",
     "completion": "print a completion script for a shell",
 }
