@@ -94,7 +94,9 @@ class Calls:
             assert process.stdin is not None
             await process.stdin.send(json.dumps(request).encode() + b"\n")
             async with anyio.create_task_group() as group:
-                group.start_soon(_read, process.stdout, replies, progress, group.cancel_scope, doing)
+                group.start_soon(
+                    _read, process.stdout, replies, progress, group.cancel_scope, doing
+                )
                 code = await process.wait()
                 # A process that the program left may have the stream open.
                 group.cancel_scope.deadline = anyio.current_time() + 1

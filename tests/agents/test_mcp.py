@@ -143,14 +143,15 @@ async def test_tools_that_read(folder: Path) -> None:
 
 
 def printed(*arguments: object) -> Any:
-    """The document that a command prints."""
+    """The document that a command prints, after what a script printed."""
+    name, *rest = map(str, arguments)
     done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *map(str, arguments), "--json"],
+        [sys.executable, "-m", "gpuprobe", name, "--json", *rest],
         capture_output=True,
         env=_environment(),
         check=False,
     )
-    return json.loads(done.stdout)
+    return json.loads(done.stdout[done.stdout.index(b"{") :])
 
 
 async def test_an_estimate_is_that_of_the_command(folder: Path) -> None:
@@ -352,7 +353,9 @@ def test_calls_end_with_the_server(folder: Path, how: Any) -> None:
     pid, other = map(int, (folder / "ids").read_text().split())
     if how != "stdin":
         process.send_signal(how)
-    written, errors = process.communicate(timeout=60)
+    else:
+        process.stdin.close()
+        process.stdin = None
     try:
         until(lambda: ended(pid))
         if how is not signal.SIGKILL:  # then no process is left to find that of another group
@@ -360,6 +363,7 @@ def test_calls_end_with_the_server(folder: Path, how: Any) -> None:
     finally:
         if not ended(other):
             os.kill(other, signal.SIGKILL)
+    written, errors = process.communicate(timeout=60)
     assert b"printed" in errors
     messages = [json.loads(line) for line in written.splitlines()]
     assert messages[0]["result"]["serverInfo"]["name"] == "gpuprobe"
