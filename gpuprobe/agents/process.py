@@ -154,7 +154,7 @@ async def _read(
 
 def end_tree(pid: int) -> None:
     """End the process group ``pid`` and all processes that its leader started, which may have
-    groups of their own. Each process is stopped before its children are listed, so that none is
+    separate groups. Each process is stopped before its children are listed, so that none is
     missed.
     """
     import psutil  # 15 ms

@@ -328,7 +328,7 @@ TOOLS: Final = {
 
 
 def parameters(tool: Tool) -> dict[str, tuple[Any, Parameter]]:
-    """The type of each parameter of a tool, and what is known of it."""
+    """The parameters of a tool by name, each with its type."""
     from typing import get_type_hints
 
     hints = get_type_hints(tool.function, include_extras=True)

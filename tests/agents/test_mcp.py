@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -393,6 +394,21 @@ def test_without_the_sdk(
         "gpuprobe: error: mcp is not installed (the SDK of the Model Context Protocol)\n"
         "  hint: pip install 'gpuprobe[mcp]'\n"
     )
+
+
+def test_configurations_in_the_documentation() -> None:
+    from gpuprobe.cli.parser import command_parser
+
+    page = Path(__file__).parent.parent.parent / "docs/how-to/use-from-an-agent.md"
+    found = re.findall(r"```json\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(found) == 3
+    for text in found:
+        ((_, servers),) = json.loads(text).items()
+        entry = servers["gpuprobe"]
+        assert entry["command"].endswith("bin/gpuprobe")
+        name, *options = entry["args"]
+        _, parser = command_parser(name)
+        parser.parse_args(options)
 
 
 def test_folders(tmp_path: Path) -> None:
