@@ -23,11 +23,13 @@ Progress = Callable[[float, str], Awaitable[None]]
 _EVERY_S: Final = 5.0
 """Time between two reports if the call itself reports nothing."""
 
+_PATIENCE_S: Final = 2.0
+
 _AT_ONCE: Final = 2
 """Calls that run at the same time: an estimate may take a whole machine's memory."""
 
 
-class Limits(NamedTuple):
+class CallLimits(NamedTuple):
     """Limits of each call: ``seconds``, and the bytes of its document (``most``)."""
 
     seconds: float
@@ -45,10 +47,10 @@ class Reply(NamedTuple):
     hint: str = ""
 
 
-class Calls:
+class ToolCalls:
     """Runs the calls of one server."""
 
-    def __init__(self, folders: Folders, limits: Limits) -> None:
+    def __init__(self, folders: Folders, limits: CallLimits) -> None:
         self._folders = folders
         self._limits = limits
         self._running: set[int] = set()
@@ -92,7 +94,8 @@ class Calls:
         doing = f"running {request['tool']}"
         try:
             assert process.stdin is not None
-            await process.stdin.send(json.dumps(request).encode() + b"\n")
+            with contextlib.suppress(anyio.BrokenResourceError):  # it has ended already
+                await process.stdin.send(json.dumps(request).encode() + b"\n")
             async with anyio.create_task_group() as group:
                 group.start_soon(
                     _read, process.stdout, replies, progress, group.cancel_scope, doing
@@ -101,14 +104,14 @@ class Calls:
                 # A process that the program left may have the stream open.
                 group.cancel_scope.deadline = anyio.current_time() + 1
         finally:
-            end_tree(process.pid)
-            self._running.discard(process.pid)
             with anyio.CancelScope(shield=True):
+                await _end(process)
+                self._running.discard(process.pid)
                 await process.aclose()
         if replies:
             return replies[0]
         how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-        return Reply(None, error=f"the program ended the process {how}, without a result")
+        return Reply(None, error=f"the process of the call ended {how}, without a result")
 
 
 async def _read(
@@ -152,10 +155,32 @@ async def _read(
     scope.cancel()
 
 
+async def _end(process: Any) -> None:
+    """End a call's process and those that it started. One that is still running is interrupted
+    first and has `_PATIENCE_S` to remove its temporary recordings.
+    """
+    import psutil  # 15 ms
+
+    started: set[psutil.Process] = set()
+    if process.returncode is None:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            running = psutil.Process(process.pid)
+            started.update(running.children(recursive=True))
+            process.send_signal(signal.SIGINT)
+            deadline = anyio.current_time() + _PATIENCE_S
+            while process.returncode is None and anyio.current_time() < deadline:
+                await anyio.sleep(0.05)
+                started.update(running.children(recursive=True))
+    end_tree(process.pid)
+    for other in started:
+        if other.is_running():  # compares the start time too: not another one with its id
+            end_tree(other.pid)
+
+
 def end_tree(pid: int) -> None:
-    """End the process group ``pid`` and all processes that its leader started, which may have
-    separate groups. Each process is stopped before its children are listed, so that none is
-    missed.
+    """End the process ``pid``, its process group if it leads one, and all processes that it
+    started, which may have separate groups. Each process is stopped before its children are listed,
+    so that none is missed.
     """
     import psutil  # 15 ms
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from gpuprobe._version import __version__
 from gpuprobe.agents.folders import Folders
-from gpuprobe.agents.process import Calls, Limits, Reply
+from gpuprobe.agents.process import CallLimits, Reply, ToolCalls
 from gpuprobe.agents.tools import TOOLS, Tool, parameters
 from gpuprobe.api.render import schema_of
 from gpuprobe.model.text import cut, visible
@@ -34,11 +34,11 @@ _MOST_COLUMNS: Final = 1000
 _LISTS_NAMED: Final = 8
 
 
-def serve(folders: Folders, limits: Limits) -> None:
+def serve(folders: Folders, limits: CallLimits) -> None:
     """Serve on stdin and stdout until stdin ends. SIGTERM and SIGINT end the calls and this
     process.
     """
-    calls = Calls(folders, limits)
+    calls = ToolCalls(folders, limits)
 
     def end(number: int, frame: object) -> None:
         calls.end_all()
@@ -54,7 +54,7 @@ async def _serve(server: Any) -> None:
         await server.run(incoming, outgoing, server.create_initialization_options())
 
 
-def _server(calls: Calls) -> Any:
+def _server(calls: ToolCalls) -> Any:
     inputs = {tool.name: _arguments_of(tool) for tool in TOOLS.values()}
     described = [_described(tool, inputs[tool.name]) for tool in TOOLS.values()]
 

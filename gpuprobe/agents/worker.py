@@ -36,6 +36,7 @@ START: Final = (
 
 def main() -> None:
     """Run the call that stdin requests, in a process that `START` started."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored in the server
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123 - a device

@@ -51,7 +51,7 @@ time.sleep(300)
 """
 
 
-def server(folder: Path, *options: str) -> Any:
+def server(folder: Path, *options: str, **environment: str) -> Any:
     """A client that starts the server in a folder."""
     mcp = pytest.importorskip("mcp", reason="the SDK of the Model Context Protocol is missing")
     if not hasattr(mcp, "Client"):
@@ -59,7 +59,7 @@ def server(folder: Path, *options: str) -> Any:
     parameters = mcp.StdioServerParameters(
         command=sys.executable,
         args=["-m", "gpuprobe", "mcp", *options],
-        env=_environment(),
+        env={**_environment(), **environment},
         cwd=folder,
     )
     return mcp.Client(parameters)
@@ -297,11 +297,12 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-async def test_a_cancelled_call_ends_its_processes(folder: Path) -> None:
-    import anyio
-
+async def test_a_cancelled_call_ends_its_processes(folder: Path, tmp_path: Path) -> None:
+    anyio = pytest.importorskip("anyio", reason="a dependency of the SDK is missing")
     (folder / "waits.py").write_text(WAITS)
-    async with server(folder) as client:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    async with server(folder, TMPDIR=str(temporary)) as client:
         async with anyio.create_task_group() as group:
             group.start_soon(client.call_tool, "estimate", {"script": "waits.py"})
             with anyio.fail_after(60):
@@ -312,16 +313,26 @@ async def test_a_cancelled_call_ends_its_processes(folder: Path) -> None:
         with anyio.fail_after(60):
             while not all(map(ended, ids)):
                 await anyio.sleep(0.05)
+        with anyio.fail_after(60):
+            while list(temporary.glob("gpuprobe-*")):
+                await anyio.sleep(0.05)
         # The server still works.
         assert not (await client.call_tool("doctor", {"demo": "8xh100"})).is_error
 
 
+async def test_a_script_that_ends_its_process(folder: Path) -> None:
+    (folder / "ends.py").write_text("import os\nos._exit(7)\n")
+    async with server(folder) as client:
+        text = refusal(await client.call_tool("hazards", {"script": "ends.py"}))
+    assert text == "error: the process of the call ended with code 7, without a result"
+
+
 async def test_a_call_has_a_limit_of_time(folder: Path) -> None:
     (folder / "waits.py").write_text(WAITS)
-    async with server(folder, "--timeout", "0.4") as client:
+    async with server(folder, "--timeout", "0.1") as client:
         text = refusal(await client.call_tool("hazards", {"script": "waits.py"}))
     assert text == (
-        "error: hazards took longer than 0.4 s and was ended\n"
+        "error: hazards took longer than 0.1 s and was ended\n"
         "  hint: gpuprobe mcp --timeout SECONDS sets the limit"
     )
 

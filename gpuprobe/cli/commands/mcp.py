@@ -51,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
 
     folders = Folders.of(str(Path.cwd()), args.allow)
     # 0.9 s, most of it the SDK
-    from gpuprobe.agents.process import Limits
+    from gpuprobe.agents.process import CallLimits
     from gpuprobe.agents.server import serve
 
     if sys.stdin is not None and sys.stdin.isatty():
         stderr.note("serving an agent on stdin and stdout (end with Ctrl-D)")
-    serve(folders, Limits(args.timeout, args.max_output))
+    serve(folders, CallLimits(args.timeout, args.max_output))
     return exit_codes.OK
 
 
