@@ -103,8 +103,8 @@ async def test_tools_have_schemas_and_hints(folder: Path) -> None:
         jsonschema.Draft202012Validator.check_schema(tool.input_schema)
         assert tool.input_schema["additionalProperties"] is False
         assert all("description" in row for row in tool.input_schema["properties"].values())
-        if tool.name != "replay" or tool.output_schema is not None:
-            jsonschema.Draft202012Validator.check_schema(tool.output_schema)
+        jsonschema.Draft202012Validator.check_schema(tool.output_schema)
+        assert tool.output_schema["type"] == "object"
     steps = tools["estimate"].input_schema["properties"]["steps"]
     assert (steps["type"], steps["minimum"], steps["default"]) == ("integer", 1, 3)
     assert tools["fit"].input_schema["required"] == ["script", "arg"]
