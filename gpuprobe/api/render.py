@@ -130,6 +130,21 @@ def formats_of(result: str) -> dict[str, Format]:
     }
 
 
+def schema_of(result: str) -> dict[str, Any] | None:
+    """The JSON Schema of the document of a type of result, its newest major version; None if none
+    is shipped.
+    """
+    from importlib import resources
+
+    from gpuprobe.reporters.json import schema
+
+    name = _RENDERERS[result]["document"].partition(":")[0].rpartition(".")[2]
+    files = (resources.files("gpuprobe.reporters.json") / "schemas").iterdir()
+    found = [file.name.removesuffix(".json") for file in files]
+    versions = [one for one in found if one.rpartition("-")[0] == name]
+    return schema(max(versions, key=lambda one: int(one.rpartition("-")[2]))) if versions else None
+
+
 def render(result: object, form: str, stream: IO[str], **options: object) -> None:
     """Write a result to a text stream. ``form``: a name in `FORMATS` or ``"html"``; for a sequence
     of findings ``"sarif"``, ``"junit"``, ``"github"`` or ``"gitlab"``.

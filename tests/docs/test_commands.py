@@ -37,6 +37,11 @@ SKIPPED = {
         f'uvx --from "git+https://github.com/{repository.name()}" gpuprobe info',
         "it would download the repository",
     ),
+    (
+        "docs/how-to/use-from-an-agent.md",
+        'pip install "gpuprobe[mcp]"',
+        "it would download packages",
+    ),
     ("docs/how-to/choose-an-engine.md", "gpuprobe native install", "it would download 0.5 GB"),
     (
         "docs/how-to/choose-an-engine.md",

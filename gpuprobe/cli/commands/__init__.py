@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "native": "install what --engine native runs, where torch has no CUDA",
     },
     "set up": {
+        "mcp": "serve gpuprobe's tools to agents (Model Context Protocol)",
         "completion": "print a completion script for a shell",
     },
 }

@@ -1,0 +1,1 @@
+"""gpuprobe's tools for agents: a server of the Model Context Protocol."""

@@ -1,0 +1,341 @@
+"""The tools as typed functions: each one is a call of `gpuprobe.api`, as the command of its name
+makes it. The server derives the schema of the input from the signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from gpuprobe.errors import ProgramFailed
+
+Notify = Callable[[str], None]
+"""Reports what a tool does now, in one line."""
+
+
+class Parameter(NamedTuple):
+    """A parameter of a tool. ``least``: the smallest number; ``path``: a file or folder, which has
+    to be in the folders that the tools may use.
+    """
+
+    text: str
+    least: int | None = None
+    path: bool = False
+
+
+class WithFailure(ProgramFailed):
+    """A program that failed, with the result up to there."""
+
+    def __init__(self, message: str, result: object) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+Demo = Annotated[
+    str | None, Parameter("a simulated fleet instead of this machine's GPUs, such as 8xh100")
+]
+Script = Annotated[str, Parameter("the Python script, which is executed", path=True)]
+Arguments = Annotated[list[str], Parameter("the arguments of the script")]
+Gpu = Annotated[str, Parameter("the GPU, such as h100-80gb, rtx-4090 or 2xa100-40gb")]
+Steps = Annotated[int, Parameter("optimizer steps, after which the script is stopped", least=1)]
+Compute = Annotated[
+    Literal["auto", "shapes", "real"],
+    Parameter(
+        "shapes: compute only values that affect control flow; real: all values on the CPU; auto: "
+        "shapes, then real if a small script needs a value"
+    ),
+]
+Assume = Annotated[
+    list[str],
+    Parameter("values that lines read, as FILE:LINE=VALUE: true, false or a number"),
+]
+Conf = Annotated[
+    str | None, Parameter("allocator settings, as in PYTORCH_CUDA_ALLOC_CONF of the script")
+]
+Engine = Annotated[
+    Literal["auto", "native", "virtual"],
+    Parameter(
+        "native: torch's own CUDA code without a GPU; virtual: a model of that code; auto: native "
+        "if possible"
+    ),
+]
+TorchVersion = Annotated[
+    str, Parameter("the version of torch to estimate for, such as 2.6; empty: the installed one")
+]
+Rank = Annotated[
+    list[int] | Literal["distinct"],
+    Parameter(
+        "which of several ranks, from 0: of several, the one that needs most counts; distinct: one "
+        "of each group of ranks that behave alike"
+    ),
+]
+Recording = Annotated[
+    str, Parameter("a recording (directory) or a torch memory snapshot (.pickle)", path=True)
+]
+
+
+def info(
+    notify: Notify,
+    sources: Annotated[
+        list[Literal["nvml", "cuda", "torch", "pycuda", "all"]],
+        Parameter("what is queried; torch and pycuda create a CUDA context"),
+    ] = ["nvml", "cuda"],  # noqa: B006 - the default in the schema, not modified
+    demo: Demo = None,
+) -> object:
+    """List the GPUs of this machine with their state, memory and processes."""
+    from gpuprobe.api.devices import inventory
+
+    return inventory(sources, demo, detail="full")
+
+
+def doctor(notify: Notify, demo: Demo = None) -> object:
+    """Diagnose this machine's GPUs, driver, torch and settings: problems with their evidence and
+    what to do, worst first.
+    """
+    from gpuprobe.api.doctor import diagnose
+
+    return diagnose(demo)
+
+
+def estimate(
+    notify: Notify,
+    script: Script,
+    arguments: Arguments = [],  # noqa: B006
+    gpu: Gpu = "h100-80gb",
+    steps: Steps = 3,
+    compute: Compute = "auto",
+    assume: Assume = [],  # noqa: B006
+    conf: Conf = None,
+    torch: TorchVersion = "",
+    engine: Engine = "auto",
+    ranks: Annotated[int, Parameter("simulate one of this many processes", least=1)] = 1,
+    rank: Rank = [0],  # noqa: B006
+    link: Annotated[
+        str, Parameter("with ranks: model the time of communication, as nvlink:h100,ib:ndr")
+    ] = "",
+    per_node: Annotated[
+        int, Parameter("with link: ranks on each node; 0: the number of GPUs", least=0)
+    ] = 0,
+) -> object:
+    """Estimate whether a training script fits on a GPU, without that GPU. Executes the script for a
+    few optimizer steps on a simulated GPU. Sizes are bytes.
+    """
+    from gpuprobe.api.virtual import estimate_program
+    from gpuprobe.api.watch import program
+
+    return estimate_program(
+        program(script, arguments),
+        gpu,
+        steps=steps,
+        compute=compute,
+        conf=conf,
+        torch=torch,
+        engine=engine,
+        ranks=ranks,
+        rank=_one_or_several(rank),
+        assume=assume,
+        link=link,
+        per_node=per_node,
+        notify=notify,
+        suggest=True,
+    )
+
+
+def fit(
+    notify: Notify,
+    script: Script,
+    arg: Annotated[
+        str,
+        Parameter(
+            "the value to vary: an option of the script (batch_size means --batch-size), or a "
+            "number assigned at its top level (BATCH_SIZE = 8)"
+        ),
+    ],
+    arguments: Arguments = [],  # noqa: B006
+    gpu: Annotated[
+        str, Parameter("the GPU, or several to choose from, such as t4,l4,a100-40gb")
+    ] = "h100-80gb",
+    min: Annotated[int, Parameter("smallest value", least=1)] = 1,
+    max: Annotated[int, Parameter("largest value", least=1)] = 65536,
+    steps: Steps = 3,
+    compute: Compute = "auto",
+    assume: Assume = [],  # noqa: B006
+    conf: Conf = None,
+    torch: TorchVersion = "",
+    engine: Engine = "auto",
+    ranks: Annotated[
+        list[int], Parameter("simulate one of this many processes; of several, choose one")
+    ] = [1],  # noqa: B006
+    rank: Rank = [0],  # noqa: B006
+    suggestions: Annotated[
+        bool, Parameter("also estimate changes to the run that save memory")
+    ] = True,
+) -> object:
+    """Find the largest batch size, or another number, with which a script fits on a GPU. Executes
+    the script about a dozen times on a simulated GPU.
+    """
+    from gpuprobe.api.virtual import fit_program
+
+    return fit_program(
+        script,
+        arg,
+        arguments,
+        gpu=gpu,
+        least=min,
+        most=max,
+        steps=steps,
+        compute=compute,
+        conf=conf,
+        torch=torch,
+        engine=engine,
+        ranks=ranks,
+        rank=_one_or_several(rank),
+        assume=assume,
+        suggest=suggestions,
+        notify=notify,
+    )
+
+
+def _one_or_several(rank: list[int] | str) -> int | list[int] | str:
+    """The value of ``rank`` for `gpuprobe.api.virtual`."""
+    return rank[0] if isinstance(rank, list) and len(rank) == 1 else rank
+
+
+def report(
+    notify: Notify,
+    recording: Recording,
+    device: Annotated[
+        str, Parameter("whose peak is reported, such as cuda:1; empty: the highest")
+    ] = "",
+    top: Annotated[int, Parameter("rows per table", least=1)] = 10,
+) -> object:
+    """Report where the memory of a recording or torch memory snapshot went: peaks, phases,
+    categories, modules, lines, causes of an out-of-memory error, and advice. Sizes are bytes.
+    """
+    from gpuprobe.api.recordings import load_to_report, summary
+
+    return summary(load_to_report(recording), top=top, device=device)
+
+
+def diff(
+    notify: Notify,
+    before: Recording,
+    after: Recording,
+) -> object:
+    """Compare the peaks of two recordings or torch memory snapshots: what grew, shrank or moved, by
+    category, module and line. Sizes are bytes.
+    """
+    from gpuprobe.api.recordings import diff
+
+    return diff(before, after)
+
+
+def replay(
+    notify: Notify,
+    snapshot: Recording,
+    what_if: Annotated[
+        str | None,
+        Parameter("settings to simulate, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"),
+    ] = None,
+    search: Annotated[
+        bool, Parameter("try common settings and recommend the smallest change")
+    ] = False,
+    capacity: Annotated[
+        int | None, Parameter("bytes available to the allocator; null: from the trace", least=1)
+    ] = None,
+    device: Annotated[int | None, Parameter("only this CUDA device", least=0)] = None,
+) -> object:
+    """Replay the allocations of a torch memory snapshot or recording exactly, and simulate other
+    allocator settings. Sizes are bytes.
+    """
+    from gpuprobe.api.recordings import replay
+
+    return replay(snapshot, what_if, device=device, capacity=capacity, search=search)
+
+
+def hazards(
+    notify: Notify,
+    script: Script,
+    arguments: Arguments = [],  # noqa: B006
+    gpu: Annotated[
+        str | None,
+        Parameter("simulate this GPU, such as h100-80gb; null: CUDA, or an H100 without CUDA"),
+    ] = None,
+    compute: Annotated[
+        Literal["real", "shapes"],
+        Parameter("with gpu: compute values on the CPU, or only shapes and memory"),
+    ] = "real",
+    engine: Engine = "auto",
+) -> object:
+    """Detect races between CUDA streams and implicit synchronisations in a script. Executes the
+    whole script.
+    """
+    from gpuprobe.api.recordings import scratch_recording
+    from gpuprobe.api.watch import program, run
+    from gpuprobe.errors import UsageError
+
+    if gpu is None and (compute, engine) != ("real", "auto"):
+        raise UsageError("compute and engine need gpu", hint='"gpu": "h100-80gb"')
+    loaded = program(script, arguments)
+    with scratch_recording() as path:
+        ended = run(
+            loaded,
+            path,
+            warn=notify,
+            virtual=gpu,
+            compute=compute,
+            engine=engine if gpu is not None else "auto",
+            hazards=True,
+        )
+    found = ended.hazards
+    assert found is not None  # requested above
+    if found.failed:
+        raise WithFailure(f"the program failed: {found.failed}", found) from ended.error
+    return found
+
+
+class Tool(NamedTuple):
+    """A tool: its function, the type of its result (`gpuprobe.api.render`), and whether it
+    executes a script.
+    """
+
+    function: Callable[..., Any]
+    result: str
+    runs_script: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def text(self) -> str:
+        """What the tool does, for the agent."""
+        return " ".join((self.function.__doc__ or "").split())
+
+
+TOOLS: Final = {
+    tool.name: tool
+    for tool in (
+        Tool(info, "Inventory"),
+        Tool(doctor, "Diagnosis"),
+        Tool(estimate, "Estimate", runs_script=True),
+        Tool(fit, "Fit", runs_script=True),
+        Tool(report, "Report"),
+        Tool(diff, "Diff"),
+        Tool(replay, "ReplayResult"),
+        Tool(hazards, "Hazards", runs_script=True),
+    )
+}
+
+
+def parameters(tool: Tool) -> dict[str, tuple[Any, Parameter]]:
+    """The parameters of a tool by name, each with its type."""
+    from typing import get_type_hints
+
+    hints = get_type_hints(tool.function, include_extras=True)
+    found = {}
+    for name, hint in hints.items():
+        for known in getattr(hint, "__metadata__", ()):
+            if isinstance(known, Parameter):
+                found[name] = (hint.__origin__, known)
+    return found

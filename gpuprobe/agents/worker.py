@@ -1,0 +1,126 @@
+"""The process of one call of a tool.
+
+The request is one line of JSON on stdin: ``tool``, ``arguments``, ``folders`` (`Folders`) and
+``most`` (the size of a document in bytes). The process writes lines of JSON to stdout: ``progress``
+(a text), and finally ``document`` with ``cut`` (`Cut`), or ``error`` and ``hint``, or both.
+Everything else that is printed goes to stderr. If stdin ends, the server has ended, and this
+process group ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import IO, Any, Final
+
+from gpuprobe.agents.bounds import encoded, shorten
+from gpuprobe.agents.folders import Folders
+from gpuprobe.agents.tools import TOOLS, Notify, WithFailure, parameters
+from gpuprobe.errors import DataError, GpuprobeError, InternalError, ProgramFailed
+
+# Python would import a file such as json.py of the working folder. As in the command's own process,
+# the first entry is the folder of the programs, which that of a script replaces.
+START: Final = (
+    "import os, sys; "
+    "sys.path[:] = [os.path.dirname(sys.executable), *(path for path in sys.path if path)]; "
+    "from gpuprobe.agents.worker import main; main()"
+)
+
+
+def main() -> None:
+    """Run the call that stdin requests, in a process that `START` started."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored in the server
+    requests = os.fdopen(os.dup(0), "rb", buffering=0)
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123 - a device
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)  # from C too
+    request = json.loads(_line(requests))
+    threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
+
+    def notify(text: str) -> None:
+        _send(replies, {"progress": text})
+
+    with contextlib.redirect_stdout(sys.stderr):
+        reply = call(request, notify)
+    sys.stderr.flush()
+    _send(replies, reply)
+
+
+def _line(stream: IO[bytes]) -> bytes:
+    """The next line of an unbuffered stream."""
+    found = b""
+    while not found.endswith(b"\n"):
+        part = stream.read(1 << 16)
+        if not part:
+            break
+        found += part
+    return found
+
+
+def _end_with(requests: IO[bytes]) -> None:
+    """End this process group when the server has closed the stream, or has ended."""
+    while requests.read(1 << 16):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
+    rest = memoryview(encoded(reply) + b"\n")
+    while rest:
+        rest = rest[replies.write(rest) :]
+
+
+def call(request: Mapping[str, Any], notify: Notify) -> dict[str, Any]:
+    """The reply to a request."""
+    tool = TOOLS[request["tool"]]
+    try:
+        folders = Folders(tuple(request["folders"]))
+        arguments = dict(request["arguments"])
+        for name, (_, parameter) in parameters(tool).items():
+            if parameter.path:
+                arguments[name] = folders.resolve(arguments[name])
+        return _document(tool.function(notify, **arguments), tool.name, request["most"])
+    except WithFailure as failure:
+        _show_cause(failure)
+        result = _document(failure.result, tool.name, request["most"])
+        return {"error": str(failure), "hint": failure.hint, **result}
+    except GpuprobeError as error:
+        _show_cause(error)
+        return {"error": str(error), "hint": error.hint}
+    except MemoryError:
+        return {"error": "not enough memory on this machine", "hint": ""}
+    except Exception as error:  # noqa: BLE001 - the last stop: a bug of gpuprobe
+        traceback.print_exc()
+        bug = InternalError(f"internal error: {type(error).__name__}: {error}")
+        return {"error": str(bug), "hint": "please report it with the traceback on stderr"}
+
+
+def _document(result: object, tool: str, most: int) -> dict[str, Any]:
+    """The document that the command prints with ``--json``, shortened."""
+    from gpuprobe.api.render import render
+
+    text = io.StringIO()
+    render(result, "json", text)
+    document = json.loads(text.getvalue())
+    try:
+        cut = shorten(document, most)
+    except DataError as error:
+        hint = f"gpuprobe {tool} --json prints all, or gpuprobe mcp --max-output BYTES"
+        raise DataError(str(error), hint=hint) from None
+    return {"document": document, "cut": cut}
+
+
+def _show_cause(error: GpuprobeError) -> None:
+    """Print the traceback of the user's program, if it failed."""
+    if isinstance(error, ProgramFailed) and error.__cause__ is not None:
+        from gpuprobe.api.watch import own_traceback
+
+        sys.stderr.write(own_traceback(error.__cause__))
