@@ -1,6 +1,6 @@
 """Start-ups of vLLM 0.19 on H100s that others logged and published, restated without a GPU.
 
-    PYTHONPATH=. python benchmarks/serving_logs.py run --python INTERPRETER [--match TEXT] [--cold]
+    PYTHONPATH=. python benchmarks/serving_logs.py run --python INTERPRETER [--match TEXT …]
     PYTHONPATH=. python benchmarks/serving_logs.py table
 
 ``INTERPRETER`` has vLLM 0.19.1. The figures are those of ``tests/recorded/vllm/public_logs.json``,
@@ -86,14 +86,15 @@ def why_not(log: Row) -> str:
     return "" if log["model"] in models() else "its model's files are needed"
 
 
-def run(python: str, match: str, cold: bool) -> None:
-    """Run the logs that ``match``, and add their results to ``RESULTS``. ``cold``: compile all."""
+def run(python: str, parts: list[str], cold: bool) -> None:
+    """Run the logs whose names have any of ``parts``, in their order, and add the results to
+    ``RESULTS``. ``cold``: compile all.
+    """
     results: Row = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     known = models()
-    for log in logs():
+    chosen = [log for part in parts for log in logs() if part in name(log) and not why_not(log)]
+    for log in chosen:
         key = name(log)
-        if match not in key or why_not(log):
-            continue
         with tempfile.TemporaryDirectory(prefix="serving-logs-") as folder:
             model = Path(folder) / "model"
             model.mkdir()
@@ -238,12 +239,17 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
     runs.add_argument("--python", default=sys.executable)
-    runs.add_argument("--match", default="", help="only logs whose model and options have it")
+    runs.add_argument(
+        "--match",
+        action="append",
+        metavar="TEXT",
+        help="only logs whose model and options have it; several times, in this order",
+    )
     runs.add_argument("--cold", action="store_true", help="with nothing compiled before")
     commands.add_parser("table")
     args = parser.parse_args()
     if args.command == "run":
-        run(args.python, args.match, args.cold)
+        run(args.python, args.match or [""], args.cold)
     else:
         sys.stdout.write(page())
         print(f"median {median(row['found']['seconds'] for row in compared())} s", file=sys.stderr)

@@ -15,9 +15,13 @@ FILE = Path(__file__).resolve().parents[1] / "recorded" / "vllm" / "public_logs.
 GIB = 1 << 30
 
 
-def _halves() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Logs of one GPU: those that the constants were made from, and the others."""
-    logs = [log for log in json.loads(FILE.read_text())["logs"] if log["tp"] == log["pp"] == 1]
+def _halves(several: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Logs of one GPU or of several: those that the constants were made from, and the others."""
+    logs = [
+        log
+        for log in json.loads(FILE.read_text())["logs"]
+        if (log["tp"] * log["pp"] > 1) == several
+    ]
     even: list[dict[str, Any]] = []
     odd: list[dict[str, Any]] = []
     for log in logs:
@@ -27,7 +31,7 @@ def _halves() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def test_constants() -> None:
-    fitted, others = _halves()
+    fitted, others = _halves(several=False)
     assert (len(fitted), len(others)) == (29, 14)
     found = overheads(find("h100-80gb"))
     assert round(found.start / GIB, 2) == median(log["initial"] for log in fitted)
@@ -37,3 +41,30 @@ def test_constants() -> None:
     # Printed with two digits, so that each is off by up to 0.01 GiB in sum.
     rounding = 0.01 * GIB
     assert all(found.low - rounding <= total <= found.high + rounding for total in sums)
+
+
+def test_constants_of_tensor_parallelism() -> None:
+    """On several GPUs: the sum of both constants, and of the experts' communicator if there is
+    one.
+    """
+    experts = ("Kimi-VL", "Mixtral", "Scout", "gpt-oss")
+    fitted, others = _halves(several=True)
+    assert (len(fitted), len(others)) == (10, 8)
+    found = {ranks: overheads(find("h100-80gb"), ranks) for ranks in (2, 4)}
+    for ranks in (2, 4):
+        dense = [
+            log
+            for log in fitted
+            if log["tp"] == ranks and not any(name in log["model"] for name in experts)
+        ]
+        assert abs(found[ranks].start / GIB - median(log["initial"] for log in dense)) < 0.006
+        assert abs(found[ranks].first_use / GIB - median(log["non_torch"] for log in dense)) < 0.006
+    errors = []
+    for log in others:
+        ours = found[log["tp"]]
+        more = ours.experts if any(name in log["model"] for name in experts) else 0
+        errors.append(
+            (log["initial"] + log["non_torch"]) - (ours.start + ours.first_use + more) / GIB
+        )
+    assert mean(map(abs, errors)) < 0.04
+    assert max(map(abs, errors)) < 0.09

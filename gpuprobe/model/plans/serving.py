@@ -17,8 +17,21 @@ class PeakLine:
 
 
 @dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The memory of one process of a vLLM on its GPU; None: it failed before. Unit: bytes."""
+
+    rank: int
+    weights: Bytes | None
+    activation: Bytes | None
+    non_torch: Bytes | None
+    kv_cache: Bytes | None
+    graphs: Bytes | None
+    left: Bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class ServingEstimate:
-    """A vLLM that was started to the end on one GPU, as vLLM itself measured it. Unit: bytes.
+    """A vLLM that was started to the end, as vLLM itself measured it. Unit: bytes.
 
     ``started``: its engine came up; otherwise ``error`` is vLLM's message, ``stage`` where it
     was, ``advice`` what would help, and figures of later stages are None. ``requested`` is
@@ -28,7 +41,10 @@ class ServingEstimate:
     kernels: a constant, ``non_torch_low`` to ``non_torch_high`` is its range. ``kv_cache`` is the
     pool of ``blocks`` blocks of ``block_size`` tokens; it has room for ``tokens`` tokens, and for
     ``concurrency`` requests of ``max_model_len`` tokens. ``left`` is free afterwards. ``peak``
-    has the lines that allocated what is live at the activations' peak.
+    has the lines that allocated what is live at the activations' peak. With several GPUs,
+    ``ranks`` has the figures of each, and the others are those of the rank with the most memory
+    outside of the KV cache; ``capacity`` is that of one GPU. ``unquantized``: why the model seems
+    to be a quantised one, if no weight was quantised.
     """
 
     command: str
@@ -43,6 +59,7 @@ class ServingEstimate:
     model: str = ""
     dtype: str = ""
     quantization: str = ""
+    unquantized: str = ""
     kv_cache_dtype: str = ""
     compile_cache: str = ""
     max_model_len: Count | None = None
@@ -54,6 +71,7 @@ class ServingEstimate:
     activation: Bytes | None = None
     graphs: Bytes | None = None
     graphs_captured: Count | None = None
+    graph_nodes: Count | None = None
     non_torch: Bytes | None = None
     non_torch_low: Bytes | None = None
     non_torch_high: Bytes | None = None
@@ -64,4 +82,5 @@ class ServingEstimate:
     concurrency: float | None = None
     left: Bytes | None = None
     peak: tuple[PeakLine, ...] = ()
+    ranks: tuple[RankMemory, ...] = ()
     assumed: tuple[str, ...] = ()

@@ -381,11 +381,15 @@ def serving_sections(found: ServingEstimate) -> list[Section]:
         Line(", ".join(settings)),
         Line("engine: native (torch's own CUDA code, without a GPU)"),
     ]
+    if found.unquantized:
+        lines.insert(0, Line(found.unquantized, "alert"))
     if not found.started:
         lines.insert(0, Line(found.error, "alert"))
     sections = [Section(f"{found.gpu}: {verdict} ({found.command})", (table, *lines))]
     if found.advice:
         sections.append(Section("What would help", bulleted(found.advice)))
+    if found.ranks:
+        sections.append(_ranks(found))
     if found.peak:
         sections.append(_peak(found))
     sections.append(Section("Assumed", bulleted(found.assumed)))
@@ -405,7 +409,7 @@ def _rows(found: ServingEstimate) -> list[Row]:
     add("activation peak", found.activation, _prefill(found))
     if found.non_torch is not None and found.non_torch_low is not None:
         span = f"{human_bytes(found.non_torch_low)} to {human_bytes(found.non_torch_high or 0)}"
-        add("non-torch", found.non_torch, f"{span}: the CUDA context and kernels")
+        add("non-torch", found.non_torch, f"{span}: the CUDA context{_nccl(found)} and kernels")
     if found.blocks is not None and found.block_size is not None:
         text = f"{found.blocks:,} blocks of {found.block_size} tokens"
         if found.tokens is not None:
@@ -426,10 +430,42 @@ def _rows(found: ServingEstimate) -> list[Row]:
     return rows
 
 
+def _nccl(found: ServingEstimate) -> str:
+    return ", NCCL" if found.ranks else ""
+
+
 def _prefill(found: ServingEstimate) -> str:
     if found.max_num_batched_tokens is None or found.max_num_seqs is None:
         return "of the profiling run"
     return f"{found.max_num_batched_tokens:,} tokens, {found.max_num_seqs:,} sequences"
+
+
+def _ranks(found: ServingEstimate) -> Section:
+    titles = ("weights", "activations", "non-torch", "KV cache", "graphs", "left over")
+    columns = (
+        Column("rank", 4, number=True),
+        *(Column(title, AUTO, gap=2, number=True) for title in titles),
+    )
+    rows = tuple(
+        Row(
+            (
+                Cell(str(one.rank)),
+                *(
+                    Cell("–") if value is None else size(value)
+                    for value in (
+                        one.weights,
+                        one.activation,
+                        one.non_torch,
+                        one.kv_cache,
+                        one.graphs,
+                        one.left,
+                    )
+                ),
+            )
+        )
+        for one in found.ranks
+    )
+    return Section("Ranks", (Table("ranks", columns, rows),))
 
 
 def _peak(found: ServingEstimate) -> Section:
