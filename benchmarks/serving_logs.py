@@ -54,6 +54,12 @@ def models() -> dict[str, Row]:
     return found
 
 
+def frozen_digest() -> str:
+    """A SHA-256 of all figures and configurations."""
+    data = json.dumps([logs(), models()], sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()
+
+
 def held_out(log: Row) -> bool:
     """Whether a log is of the half that no constant was made from."""
     return hashlib.sha256(log["model"].lower().encode()).digest()[0] % 2 == 1
@@ -136,7 +142,7 @@ _KEPT: Final = (
 def _kept(found: Row, folder: str) -> Row:
     row = {name: found[name] for name in _KEPT if found.get(name) is not None}
     row["error"] = row.get("error", "").replace(folder, "").partition("\n")[0][:200]
-    return {name: value for name, value in row.items() if value != ""}
+    return {name: value for name, value in row.items() if value not in ("", [])}
 
 
 def error(ours: float | None, theirs: float | None) -> float | None:
@@ -154,8 +160,9 @@ def compared() -> list[Row]:
         found = results.get(name(log))
         if found is None:
             continue
+        first = found["ranks"][0] if found.get("ranks") else found  # the logs are of rank 0
         gib = {
-            key: found[key] / GIB if found.get(key) is not None else None
+            key: first[key] / GIB if first.get(key) is not None else None
             for key in ("weights", "activation", "kv_cache", "graphs")
         }
         rows.append(
@@ -182,8 +189,8 @@ def page() -> str:
     rows = compared()
     left_out = [log for log in logs() if why_not(log)]
     text = [
-        f"{len(rows)} of {len(logs())} logs were restated; {len(left_out)} need files of their "
-        "models. Errors in percent: mean of the absolute ones, and the largest.",
+        f"{len(rows)} of {len(logs())} logs were run; {len(left_out)} need files of their models. "
+        "Errors in percent: mean of the absolute ones, and the largest.",
         "",
         "| half | logs | weights | activation peak | KV cache, GiB | KV cache, tokens | graphs "
         "| starts or fails as logged |",
