@@ -15,7 +15,7 @@ from gpuprobe.errors import EnvironmentUnavailable, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.catalogue.gpu_model import GpuModel
-    from gpuprobe.model.plans.serving import ServingEstimate
+    from gpuprobe.model.plans.serving import ServingEstimate, ServingFit
     from gpuprobe.planning.serving.command import ServingCommand
 
 _PROGRESS: Final = {
@@ -102,6 +102,59 @@ def estimate_serving(
             "--attention-backend TRITON_ATTN",
         )
     return found
+
+
+def fit_serving(
+    words: Sequence[str],
+    gpu: str = "h100-80gb",
+    *,
+    input_len: int = 0,
+    output_len: int = 0,
+    suggest: bool = True,
+    notify: Callable[[str], None] = lambda text: None,
+) -> ServingFit | None:
+    """Find out how far a deployment goes, by starts of vLLM as in `estimate_serving`: the first of
+    the machines in ``gpu`` (``"l4,2xh100-80gb"``) on which it comes up, with the fewest ranks; the
+    longest context; how many sequences of ``input_len + output_len`` tokens there are at one time;
+    and what a KV cache or weights in fp8, no CUDA graphs and smaller batches change (``suggest``).
+    None if the command does not start vLLM.
+
+    Raises what `estimate_serving` raises; UsageError for a script, whose options are its own.
+    """
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.planning.serving.command import serving_command
+    from gpuprobe.planning.serving.search import search
+
+    command = serving_command(words)
+    if command is None:
+        return None
+    if not command.gpus:
+        raise UsageError(
+            "a script's vLLM cannot be searched: its options are in the script",
+            hint="gpuprobe fit --gpu GPU -- vllm serve MODEL",
+        )
+    machines = []
+    for part in gpu.split(","):
+        models = parse_spec(part)
+        machines.append((len(models), models[0].name))
+    if command.gpus > max(count for count, _ in machines):
+        _gpus(command, gpu.rpartition(",")[2])
+
+    def start(words: Sequence[str], machine: str) -> ServingEstimate:
+        notify(f"{machine}: {shlex.join(words)}")
+        found = estimate_serving(words, machine)
+        assert found is not None
+        return found
+
+    return search(
+        start,
+        words,
+        command,
+        machines,
+        input_len=input_len,
+        output_len=output_len,
+        changes=suggest,
+    )
 
 
 def _gpus(command: ServingCommand, spec: str) -> tuple[GpuModel, ...]:

@@ -84,3 +84,38 @@ class ServingEstimate:
     peak: tuple[PeakLine, ...] = ()
     ranks: tuple[RankMemory, ...] = ()
     assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServingTrial:
+    """One start of vLLM in a search, with ``options`` added to the command. ``sequences``: those
+    of the searched length that its KV cache holds at one time. None: it failed before.
+    """
+
+    machine: str
+    gpu: str
+    options: tuple[str, ...]
+    started: bool
+    error: str
+    quantization: str
+    weights: Bytes | None
+    activation: Bytes | None
+    kv_cache: Bytes | None
+    tokens: int | None
+    max_model_len: int | None
+    max_num_batched_tokens: int | None
+    sequences: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServingFit:
+    """The result of a search: ``found`` is the first start that came up, None if none did;
+    ``longest`` the longest ``max_model_len`` of which its KV cache holds one sequence, or the
+    model's own limit. ``tokens_each`` is the length of a sequence, 0 for ``max_model_len``.
+    """
+
+    command: str
+    tokens_each: int
+    found: ServingTrial | None
+    longest: int | None
+    trials: tuple[ServingTrial, ...]

@@ -8,7 +8,7 @@ from typing import Final
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.links import LinkTime
-from gpuprobe.model.plans.serving import ServingEstimate
+from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTrial
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -389,11 +389,57 @@ def serving_sections(found: ServingEstimate) -> list[Section]:
     if found.advice:
         sections.append(Section("What would help", bulleted(found.advice)))
     if found.ranks:
-        sections.append(_ranks(found))
+        sections.append(_serving_ranks(found))
     if found.peak:
         sections.append(_peak(found))
     sections.append(Section("Assumed", bulleted(found.assumed)))
     return sections
+
+
+def serving_fit_sections(fit: ServingFit) -> list[Section]:
+    """The result of a search: the first start that came up, and a row for each start."""
+    found = fit.found
+    if found is None:
+        title = f"does not start on any of these GPUs ({fit.command})"
+        lines = [Line(fit.trials[-1].error, "alert")] if fit.trials else []
+    else:
+        title = f"{found.gpu}: starts ({' '.join([fit.command, *found.options])})"
+        lines = []
+        if fit.longest is not None:
+            lines.append(Line(f"longest --max-model-len: {fit.longest:,} tokens"))
+        if found.sequences is not None:
+            text = f"sequences of {fit.tokens_each or found.max_model_len:,} tokens at one time"
+            lines.append(Line(f"{text}: {found.sequences:,}"))
+        else:
+            lines.append(Line(f"sequences of {fit.tokens_each:,} tokens are longer than allowed"))
+    columns = (
+        Column("GPU", AUTO),
+        Column("weights", AUTO, gap=2, number=True),
+        Column("activations", AUTO, gap=2, number=True),
+        Column("KV cache", AUTO, gap=2, number=True),
+        Column("tokens", AUTO, gap=2, number=True),
+        Column("length", AUTO, gap=2, number=True),
+        Column("sequences", AUTO, gap=2, number=True),
+        Column("added options", 0, gap=2, cut=False),
+    )
+    rows = tuple(_serving_trial(trial) for trial in fit.trials)
+    starts = Section(f"{plural(len(rows), 'start')} of vLLM", (Table("starts", columns, rows),))
+    return [Section(title, tuple(lines)), starts]
+
+
+def _serving_trial(trial: ServingTrial) -> Row:
+    counts = (trial.tokens, trial.max_model_len, trial.sequences)
+    return Row(
+        (
+            trial.machine,
+            *(
+                Cell("–") if value is None else size(value)
+                for value in (trial.weights, trial.activation, trial.kv_cache)
+            ),
+            *(Cell("–") if value is None else Cell(f"{value:,}", value) for value in counts),
+            " ".join(trial.options) if trial.started else " ".join([*trial.options, "(fails)"]),
+        )
+    )
 
 
 def _rows(found: ServingEstimate) -> list[Row]:
@@ -440,7 +486,7 @@ def _prefill(found: ServingEstimate) -> str:
     return f"{found.max_num_batched_tokens:,} tokens, {found.max_num_seqs:,} sequences"
 
 
-def _ranks(found: ServingEstimate) -> Section:
+def _serving_ranks(found: ServingEstimate) -> Section:
     titles = ("weights", "activations", "non-torch", "KV cache", "graphs", "left over")
     columns = (
         Column("rank", 4, number=True),
