@@ -28,6 +28,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final
 
+from gpuprobe.planning.serving.figures import GRAPH
+
 HERE = Path(__file__).resolve().parent
 LOGS = HERE.parent / "tests" / "recorded" / "vllm" / "public_logs.json"
 MODELS = HERE / "serving_models.json"
@@ -134,15 +136,29 @@ def _compiled() -> Path:
 
 
 _KEPT: Final = (
-    "started", "stage", "error", "compile_cache", "weights", "activation", "graphs",
-    "graphs_captured", "graph_nodes", "non_torch", "kv_cache", "tokens", "ranks",
+    "started", "stage", "error", "compile_cache", "weights", "activation", "graphs_captured",
+    "graph_nodes", "non_torch", "kv_cache", "tokens", "ranks",
 )  # fmt: skip
 
 
 def _kept(found: Row, folder: str) -> Row:
     row = {name: found[name] for name in _KEPT if found.get(name) is not None}
+    if found.get("graphs") is not None:
+        row["graph_pool"] = found["graphs"] - driver(found)
     row["error"] = row.get("error", "").replace(folder, "").partition("\n")[0][:200]
     return {name: value for name, value in row.items() if value not in ("", [])}
+
+
+def driver(found: Row) -> int:
+    """The driver's part of CUDA graphs as estimated, by their number and that of their nodes."""
+    return int(GRAPH[0] * found["graphs_captured"] + GRAPH[1] * found["graph_nodes"])
+
+
+def graphs(found: Row) -> float | None:
+    """GiB that capturing CUDA graphs takes."""
+    if "graph_nodes" not in found or "graph_pool" not in found:
+        return None
+    return float((found["graph_pool"] + driver(found)) / GIB)
 
 
 def error(ours: float | None, theirs: float | None) -> float | None:
@@ -163,7 +179,7 @@ def compared() -> list[Row]:
         first = found["ranks"][0] if found.get("ranks") else found  # the logs are of rank 0
         gib = {
             key: first[key] / GIB if first.get(key) is not None else None
-            for key in ("weights", "activation", "kv_cache", "graphs")
+            for key in ("weights", "activation", "kv_cache")
         }
         rows.append(
             {
@@ -174,7 +190,7 @@ def compared() -> list[Row]:
                 "activation": error(gib["activation"], log.get("activation")),
                 "kv_cache": error(gib["kv_cache"], log.get("kv")),
                 "tokens": error(found.get("tokens"), log.get("tokens")),
-                "graphs": error(gib["graphs"], log.get("graphs")),
+                "graphs": error(graphs(found), log.get("graphs")),
                 "verdict": found["started"] == log["started"],
             }
         )

@@ -49,7 +49,12 @@ def estimate_serving(
     from gpuprobe.native.libraries import libraries_for, torch_build
     from gpuprobe.native.process import add_to_environment, settings_text
     from gpuprobe.planning.serving import launch
-    from gpuprobe.planning.serving.figures import needs_compiler, overheads, serving_estimate
+    from gpuprobe.planning.serving.figures import (
+        GRAPH,
+        needs_compiler,
+        overheads,
+        serving_estimate,
+    )
 
     gpus = _gpus(command, gpu)
     try:
@@ -63,7 +68,7 @@ def estimate_serving(
     machine = [replace(one, context=(constants.context, constants.context)) for one in gpus]
     environment = dict(os.environ)
     libraries = libraries_for(build)
-    add_to_environment(environment, libraries, settings_text(machine, build), build)
+    add_to_environment(environment, libraries, settings_text(machine, build, graph=GRAPH), build)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(_cache(version))}
     with tempfile.TemporaryDirectory(prefix="gpuprobe-serving-") as name:

@@ -8,8 +8,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import serving_logs
+
 from gpuprobe.catalogue.gpus import find
-from gpuprobe.planning.serving.figures import overheads
+from gpuprobe.planning.serving.figures import GRAPH, overheads
 
 FILE = Path(__file__).resolve().parents[1] / "recorded" / "vllm" / "public_logs.json"
 GIB = 1 << 30
@@ -68,3 +70,45 @@ def test_constants_of_tensor_parallelism() -> None:
         )
     assert mean(map(abs, errors)) < 0.04
     assert max(map(abs, errors)) < 0.09
+
+
+def test_the_driver_s_part_of_cuda_graphs() -> None:
+    """Least squares over the starts of one half on one GPU, and the errors of the other half."""
+    rows = [
+        (row["found"]["graphs_captured"], row["found"]["graph_nodes"], _driver(row), row)
+        for row in serving_logs.compared()
+        if row["log"].get("graphs") and "graph_nodes" in row["found"]
+    ]
+    fitted = [row for row in rows if not row[3]["held_out"] and row[3]["log"]["tp"] == 1]
+    others = [row for row in rows if row[3]["held_out"] and row[3]["log"]["tp"] == 1]
+    assert len(fitted) >= 3
+    assert len(others) >= 3
+    gg, gn, nn, gd, nd = (
+        sum(first(row) * second(row) for row in fitted)
+        for first, second in (
+            (_graphs, _graphs), (_graphs, _nodes), (_nodes, _nodes),
+            (_graphs, _taken), (_nodes, _taken),
+        )
+    )  # fmt: skip
+    determinant = gg * nn - gn * gn
+    assert abs((gd * nn - nd * gn) / determinant / GRAPH[0] - 1) < 0.01
+    assert abs((gg * nd - gn * gd) / determinant / GRAPH[1] - 1) < 0.01
+    errors = [abs(GRAPH[0] * row[0] + GRAPH[1] * row[1] - row[2]) / GIB for row in others]
+    assert mean(errors) < 0.05
+
+
+def _driver(row: dict[str, Any]) -> float:
+    """What a log has for CUDA graphs beyond what torch's allocator took here, in bytes."""
+    return float(row["log"]["graphs"] * GIB - row["found"]["graph_pool"])
+
+
+def _graphs(row: tuple[Any, ...]) -> float:
+    return float(row[0])
+
+
+def _nodes(row: tuple[Any, ...]) -> float:
+    return float(row[1])
+
+
+def _taken(row: tuple[Any, ...]) -> float:
+    return float(row[2])

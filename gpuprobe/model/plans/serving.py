@@ -17,7 +17,7 @@ class PeakLine:
 
 
 @dataclass(frozen=True, slots=True)
-class RankMemory:
+class ServingRank:
     """The memory of one process of a vLLM on its GPU; None: it failed before. Unit: bytes."""
 
     rank: int
@@ -36,8 +36,8 @@ class ServingEstimate:
     ``started``: its engine came up; otherwise ``error`` is vLLM's message, ``stage`` where it
     was, ``advice`` what would help, and figures of later stages are None. ``requested`` is
     ``gpu_memory_utilization`` of ``capacity``. ``weights`` is the model as loaded, ``activation``
-    the peak of the profiling run above it, ``graphs`` what capturing CUDA graphs adds to torch's
-    allocator (the driver's part is unknown). ``non_torch`` is the CUDA context and the code of
+    the peak of the profiling run above it, ``graphs`` what capturing CUDA graphs adds,
+    with a constant for the driver's part. ``non_torch`` is the CUDA context and the code of
     kernels: a constant, ``non_torch_low`` to ``non_torch_high`` is its range. ``kv_cache`` is the
     pool of ``blocks`` blocks of ``block_size`` tokens; it has room for ``tokens`` tokens, and for
     ``concurrency`` requests of ``max_model_len`` tokens. ``left`` is free afterwards. ``peak``
@@ -82,7 +82,7 @@ class ServingEstimate:
     concurrency: float | None = None
     left: Bytes | None = None
     peak: tuple[PeakLine, ...] = ()
-    ranks: tuple[RankMemory, ...] = ()
+    ranks: tuple[ServingRank, ...] = ()
     assumed: tuple[str, ...] = ()
 
 

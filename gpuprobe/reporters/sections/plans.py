@@ -467,7 +467,7 @@ def _rows(found: ServingEstimate) -> list[Row]:
         add(
             "CUDA graphs",
             found.graphs,
-            f"{found.graphs_captured:,} graphs, without the driver's part",
+            f"{found.graphs_captured:,} graphs, with the driver's part",
         )
     add("left over", found.left, "of the whole GPU")
     if found.concurrency is not None and found.max_model_len is not None:
