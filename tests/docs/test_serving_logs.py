@@ -8,7 +8,7 @@ import blocks
 import serving_logs
 
 FROZEN = "01f3d60d48f49078b8d926057da909fd2cbb288d87d4786222d891837b8f24f0"
-"""Of the figures and configurations of commit 2320d28b, before any of them was run."""
+"""Of the figures and configurations, before any of them was run."""
 
 
 def test_figures_and_configurations_are_those_that_were_frozen() -> None:

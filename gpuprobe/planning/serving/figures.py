@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.catalogue.gpu_model import GpuModel
-from gpuprobe.model.plans.serving import PeakLine, ServingRank, ServingEstimate
+from gpuprobe.model.plans.serving import PeakLine, ServingEstimate, ServingRank
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.serving.observer import Event
 

@@ -8,8 +8,6 @@ from gpuprobe.model.plans.serving import (
     PeakLine,
     ServingEstimate,
     ServingFit,
-    RankMemory,
-    ServingTrial,
 )
 from gpuprobe.reporters.json.documents import Document
 
