@@ -43,6 +43,7 @@ FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
     "report-2": (report.DOCUMENT,),
     "scale-1": (scale.DOCUMENT,),
     "serving-1": (serving.DOCUMENT,),
+    "serving-fit-1": (serving.FIT,),
 }
 
 

@@ -555,8 +555,18 @@ def blind_truth() -> str:
     return text
 
 
+def serving_logs() -> str:
+    """The results of `benchmarks/serving_logs.py`."""
+    benchmarks = str(ROOT / "benchmarks")
+    if benchmarks not in sys.path:
+        sys.path.append(benchmarks)
+    text: str = importlib.import_module("serving_logs").page()
+    return text
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "blind-truth": blind_truth,
+    "serving-logs": serving_logs,
     "layers": layers,
     "packages": packages,
     "gate-metrics": gate_metrics,

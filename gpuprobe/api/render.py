@@ -115,6 +115,10 @@ _RENDERERS: dict[str, dict[str, str]] = {
         "sections": ".sections.plans:serving_sections",
         "document": ".json.serving:document",
     },
+    "ServingFit": {
+        "sections": ".sections.plans:serving_fit_sections",
+        "document": ".json.serving:fit_document",
+    },
     "list": _FINDINGS,
     "tuple": _FINDINGS,
 }

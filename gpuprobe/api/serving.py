@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from gpuprobe.model.plans.serving import ServingEstimate
+    from gpuprobe.catalogue.gpu_model import GpuModel
+    from gpuprobe.model.plans.serving import ServingEstimate, ServingFit
+    from gpuprobe.planning.serving.command import ServingCommand
 
 _PROGRESS: Final = {
     "load_model: begins": "loading the model (dummy weights)",
@@ -34,27 +36,27 @@ def estimate_serving(
     its engine is up. ``words``: a command such as ``["vllm", "serve", "MODEL"]``; ``module``: its
     first word is the name of a module. None if the command does not start vLLM.
 
-    Raises UsageError for a command of vLLM that starts no engine or needs several GPUs; ConfigError
-    for an unknown GPU; EnvironmentUnavailable without vLLM, without a torch for CUDA, and if vLLM
-    has to compile kernels without nvcc.
+    Raises UsageError for a command of vLLM that starts no engine, needs more GPUs than ``gpu``
+    names, several kinds of them, or data parallelism; ConfigError for an unknown GPU;
+    EnvironmentUnavailable without vLLM, without a torch for CUDA, and if vLLM has to compile
+    kernels without nvcc.
     """
     from gpuprobe.planning.serving.command import serving_command
 
     command = serving_command(words, module=module)
     if command is None:
         return None
-    from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.libraries import libraries_for, torch_build
     from gpuprobe.native.process import add_to_environment, settings_text
     from gpuprobe.planning.serving import launch
-    from gpuprobe.planning.serving.figures import needs_compiler, overheads, serving_estimate
+    from gpuprobe.planning.serving.figures import (
+        GRAPH,
+        needs_compiler,
+        overheads,
+        serving_estimate,
+    )
 
-    gpus = parse_spec(gpu)
-    if command.gpus > 1 or len(gpus) > 1:
-        raise UsageError(
-            "a vLLM on several GPUs cannot be estimated yet: there is no figure for NCCL's memory",
-            hint="estimate one GPU: --tensor-parallel-size 1",
-        )
+    gpus = _gpus(command, gpu)
     try:
         version = metadata.version("vllm")
     except metadata.PackageNotFoundError:
@@ -62,16 +64,17 @@ def estimate_serving(
     build = torch_build()
     if build is None:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install vllm")
-    constants = overheads(gpus[0])
-    started = replace(gpus[0], context=(constants.start, constants.start))
+    constants = overheads(gpus[0], command.tensor or len(gpus), command.pipeline or 1)
+    machine = [replace(one, context=(constants.context, constants.context)) for one in gpus]
     environment = dict(os.environ)
     libraries = libraries_for(build)
-    add_to_environment(environment, libraries, settings_text([started], build), build)
+    add_to_environment(environment, libraries, settings_text(machine, build, graph=GRAPH), build)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(_cache(version))}
     with tempfile.TemporaryDirectory(prefix="gpuprobe-serving-") as name:
         folder = Path(name)
-        launch.prepare(folder, {"first_use": constants.first_use}, environment)
+        plan = {name: getattr(constants, name) for name in ("start", "experts", "first_use")}
+        launch.prepare(folder, plan, environment)
 
         def observed(event: Mapping[str, Any]) -> None:
             if event["stage"] in _PROGRESS:
@@ -89,7 +92,7 @@ def estimate_serving(
         events,
         log,
         command=shlex.join(words),
-        gpu=gpus[0].title,
+        gpu=gpus[0].title if len(gpus) == 1 else f"{len(gpus)} x {gpus[0].title}",
         vllm=version,
         torch=build.version,
         capacity=gpus[0].total_memory,
@@ -104,6 +107,84 @@ def estimate_serving(
             "--attention-backend TRITON_ATTN",
         )
     return found
+
+
+def fit_serving(
+    words: Sequence[str],
+    gpu: str = "h100-80gb",
+    *,
+    input_len: int = 0,
+    output_len: int = 0,
+    suggest: bool = True,
+    notify: Callable[[str], None] = lambda text: None,
+) -> ServingFit | None:
+    """Find out how far a deployment goes, by starts of vLLM as in `estimate_serving`: the first of
+    the machines in ``gpu`` (``"l4,2xh100-80gb"``) on which it comes up, with the fewest ranks; the
+    longest context; how many sequences of ``input_len + output_len`` tokens there are at one time;
+    and what a KV cache or weights in fp8, no CUDA graphs and smaller batches change (``suggest``).
+    None if the command does not start vLLM.
+
+    Raises what `estimate_serving` raises; UsageError for a script, whose options are its own.
+    """
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.planning.serving.command import serving_command
+    from gpuprobe.planning.serving.search import search
+
+    command = serving_command(words)
+    if command is None:
+        return None
+    if not command.gpus:
+        raise UsageError(
+            "a script's vLLM cannot be searched: its options are in the script",
+            hint="gpuprobe fit --gpu GPU -- vllm serve MODEL",
+        )
+    machines = []
+    for part in gpu.split(","):
+        models = parse_spec(part)
+        machines.append((len(models), models[0].name))
+    if command.gpus > max(count for count, _ in machines):
+        _gpus(command, gpu.rpartition(",")[2])
+
+    def start(words: Sequence[str], machine: str) -> ServingEstimate:
+        notify(f"{machine}: {shlex.join(words)}")
+        found = estimate_serving(words, machine)
+        assert found is not None
+        return found
+
+    return search(
+        start,
+        words,
+        command,
+        machines,
+        input_len=input_len,
+        output_len=output_len,
+        changes=suggest,
+    )
+
+
+def _gpus(command: ServingCommand, spec: str) -> tuple[GpuModel, ...]:
+    """The GPUs that a command uses, of those that ``spec`` names; all of them for a script."""
+    from gpuprobe.catalogue.gpus import parse_spec
+
+    gpus = parse_spec(spec)
+    if command.data > 1:
+        raise UsageError(
+            "data parallelism cannot be estimated: there is no measurement of its memory",
+            hint="estimate one replica: without --data-parallel-size",
+        )
+    if command.gpus > len(gpus):
+        raise UsageError(
+            f"this command needs {command.gpus} GPUs, and --gpu names {len(gpus)}",
+            hint=f"--gpu {command.gpus}x{gpus[0].name}",
+        )
+    used = gpus[: command.gpus] if command.gpus else gpus
+    if len({one.title for one in used}) > 1:
+        raise UsageError(
+            "several kinds of GPUs cannot be estimated: vLLM would size the KV cache by the "
+            "smallest one",
+            hint="estimate the smallest one",
+        )
+    return used
 
 
 def _cache(version: str) -> Path:

@@ -84,6 +84,18 @@ SKIPPED = {
         "--gpu-memory-utilization 0.95",
         "it needs vLLM and a build of torch with CUDA",
     ),
+    (
+        "docs/how-to/plan-a-vllm-deployment.md",
+        "gpuprobe estimate --gpu 2xh100-80gb -- vllm serve ./llama-3.1-8b -tp 2 "
+        "--max-model-len 8192 --gpu-memory-utilization 0.95",
+        "it needs vLLM and a build of torch with CUDA",
+    ),
+    (
+        "docs/how-to/plan-a-vllm-deployment.md",
+        "gpuprobe fit --gpu h100-80gb --input-len 2000 --output-len 500 -- "
+        "vllm serve ./llama-3.1-8b",
+        "it needs vLLM and a build of torch with CUDA",
+    ),
     ("docs/how-to/install.md", "make demo", "run by test_make_demo"),
     ("docs/how-to/install.md", "source .venv/bin/activate", "run by test_make_demo"),
     ("docs/how-to/install.md", "gpuprobe report demo.gpuprobe", "run by test_make_demo"),

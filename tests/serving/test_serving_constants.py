@@ -8,16 +8,22 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import serving_logs
+
 from gpuprobe.catalogue.gpus import find
-from gpuprobe.planning.serving.figures import overheads
+from gpuprobe.planning.serving.figures import GRAPH, overheads
 
 FILE = Path(__file__).resolve().parents[1] / "recorded" / "vllm" / "public_logs.json"
 GIB = 1 << 30
 
 
-def _halves() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Logs of one GPU: those that the constants were made from, and the others."""
-    logs = [log for log in json.loads(FILE.read_text())["logs"] if log["tp"] == log["pp"] == 1]
+def _halves(several: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Logs of one GPU or of several: those that the constants were made from, and the others."""
+    logs = [
+        log
+        for log in json.loads(FILE.read_text())["logs"]
+        if (log["tp"] * log["pp"] > 1) == several
+    ]
     even: list[dict[str, Any]] = []
     odd: list[dict[str, Any]] = []
     for log in logs:
@@ -27,7 +33,7 @@ def _halves() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def test_constants() -> None:
-    fitted, others = _halves()
+    fitted, others = _halves(several=False)
     assert (len(fitted), len(others)) == (29, 14)
     found = overheads(find("h100-80gb"))
     assert round(found.start / GIB, 2) == median(log["initial"] for log in fitted)
@@ -37,3 +43,74 @@ def test_constants() -> None:
     # Printed with two digits, so that each is off by up to 0.01 GiB in sum.
     rounding = 0.01 * GIB
     assert all(found.low - rounding <= total <= found.high + rounding for total in sums)
+
+
+def test_constants_of_tensor_parallelism() -> None:
+    """On several GPUs: the sum of both constants, and of the experts' communicator if there is
+    one.
+    """
+    experts = ("Kimi-VL", "Mixtral", "Scout", "gpt-oss")
+    fitted, others = _halves(several=True)
+    assert (len(fitted), len(others)) == (10, 8)
+    found = {ranks: overheads(find("h100-80gb"), ranks) for ranks in (2, 4)}
+    for ranks in (2, 4):
+        dense = [
+            log
+            for log in fitted
+            if log["tp"] == ranks and not any(name in log["model"] for name in experts)
+        ]
+        assert abs(found[ranks].start / GIB - median(log["initial"] for log in dense)) < 0.006
+        assert abs(found[ranks].first_use / GIB - median(log["non_torch"] for log in dense)) < 0.006
+    errors = []
+    for log in others:
+        ours = found[log["tp"]]
+        more = ours.experts if any(name in log["model"] for name in experts) else 0
+        errors.append(
+            (log["initial"] + log["non_torch"]) - (ours.start + ours.first_use + more) / GIB
+        )
+    assert mean(map(abs, errors)) < 0.04
+    assert max(map(abs, errors)) < 0.09
+
+
+def test_the_driver_s_part_of_cuda_graphs() -> None:
+    """Least squares over the starts of one half on one GPU, and the errors of the other half."""
+    rows = [
+        (row["found"]["graphs_captured"], row["found"]["graph_nodes"], _driver(row), row)
+        for row in serving_logs.compared()
+        if row["log"].get("graphs")
+        and "graph_nodes" in row["found"]
+        and row["log"]["tp"] * row["log"]["pp"] == 1
+    ]
+    fitted = [row for row in rows if not row[3]["held_out"]]
+    others = [row for row in rows if row[3]["held_out"]]
+    assert len(fitted) >= 3
+    assert len(others) >= 3
+    gg, gn, nn, gd, nd = (
+        sum(first(row) * second(row) for row in fitted)
+        for first, second in (
+            (_graphs, _graphs), (_graphs, _nodes), (_nodes, _nodes),
+            (_graphs, _taken), (_nodes, _taken),
+        )
+    )  # fmt: skip
+    determinant = gg * nn - gn * gn
+    assert abs((gd * nn - nd * gn) / determinant / GRAPH[0] - 1) < 0.01
+    assert abs((gg * nd - gn * gd) / determinant / GRAPH[1] - 1) < 0.01
+    errors = [abs(GRAPH[0] * row[0] + GRAPH[1] * row[1] - row[2]) / GIB for row in others]
+    assert mean(errors) < 0.05
+
+
+def _driver(row: dict[str, Any]) -> float:
+    """What a log has for CUDA graphs beyond what torch's allocator took here, in bytes."""
+    return float(row["log"]["graphs"] * GIB - row["found"]["graph_pool"])
+
+
+def _graphs(row: tuple[Any, ...]) -> float:
+    return float(row[0])
+
+
+def _nodes(row: tuple[Any, ...]) -> float:
+    return float(row[1])
+
+
+def _taken(row: tuple[Any, ...]) -> float:
+    return float(row[2])

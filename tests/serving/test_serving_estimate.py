@@ -22,15 +22,16 @@ from gpuprobe.planning.serving.figures import (
     needs_compiler,
     overheads,
     serving_estimate,
+    unquantized,
 )
-from gpuprobe.planning.serving.observer import AllocationPeak, find_peak
+from gpuprobe.planning.serving.observer import rows_at_peak
 from gpuprobe.reporters.json import serving as serving_json
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
 
 
-def _recorded(name: str, log: str = "") -> ServingEstimate:
+def _recorded(name: str, log: str = "", tensor: int = 1) -> ServingEstimate:
     text = (ROOT / f"tests/recorded/vllm/{name}.events").read_text()
     gpu = find("h100-80gb")
     return serving_estimate(
@@ -41,7 +42,7 @@ def _recorded(name: str, log: str = "") -> ServingEstimate:
         vllm="0.19.1",
         torch="2.10.0+cu128",
         capacity=gpu.total_memory,
-        constants=overheads(gpu),
+        constants=overheads(gpu, tensor),
     )
 
 
@@ -75,6 +76,31 @@ def test_an_8b_model_against_the_log_of_an_h100() -> None:
         assert part in text
 
 
+def test_two_ranks_against_the_log_of_two_h100s() -> None:
+    """The public log of Llama-3.1-8B with TP 2: weights 7.51, activations 1.89, non-torch 1.51 and
+    2.07, KV cache 63.76 GiB, 1,044,688 tokens.
+    """
+    found = _recorded("llama-3.1-8b-tp2", tensor=2)
+    assert found.started
+    assert [one.rank for one in found.ranks] == [0, 1]
+    first = found.ranks[0]
+    assert first.weights is not None
+    assert first.activation is not None
+    assert first.non_torch is not None
+    assert first.kv_cache is not None
+    assert round(first.weights / GIB, 2) == 7.51
+    assert round(first.activation / GIB, 2) == 1.89
+    assert round(first.non_torch / GIB, 2) == 1.51 + 2.07
+    assert abs(first.kv_cache / GIB - 63.76) < 0.02
+    assert found.tokens is not None
+    assert abs(found.tokens / 1_044_688 - 1) < 0.001
+    # The figures outside of the list are those of the rank with the most memory.
+    assert (found.weights, found.kv_cache) == (first.weights, first.kv_cache)
+    text = " ".join(_text(found).split())
+    assert "the CUDA context, NCCL and kernels" in text
+    assert "rank weights activations non-torch KV cache graphs left over 0 7.5 GiB" in text
+
+
 def test_a_context_that_is_too_long() -> None:
     found = _recorded("kv-cache-too-small")
     assert not found.started
@@ -85,7 +111,7 @@ def test_a_context_that_is_too_long() -> None:
     assert "does not start: it fails sizing the KV cache" in " ".join(_text(found).split())
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "kv-cache-too-small"])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-8b-tp2", "kv-cache-too-small"])
 def test_the_document_is_valid(name: str) -> None:
     document = serving_json.document(_recorded(name))
     schema: dict[str, Any] = json.loads(
@@ -93,7 +119,9 @@ def test_the_document_is_valid(name: str) -> None:
     )
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(document)))
-    assert set(document) == set(schema["properties"]) == set(schema["required"])
+    assert set(document) == set(schema["properties"])
+    added = set(serving_json.DOCUMENT.added)
+    assert set(schema["required"]) == set(document) - added
 
 
 def test_an_error_before_any_stage() -> None:
@@ -115,6 +143,30 @@ def test_an_error_before_any_stage() -> None:
     assert last_error("nothing\n") == "vLLM ended without a message"
 
 
+@pytest.mark.parametrize(
+    ("model", "method", "quantized", "reason"),
+    [
+        ("/m/Llama-3.1-8B-AWQ", None, False, "named AWQ"),
+        ("org/Llama-3.1-8B-Instruct-quantized.w4a16", None, False, "named w4a16"),
+        ("org/Llama-3.1-8B-AWQ", "awq_marlin", True, ""),
+        ("org/model", "compressed-tensors", False, "config_groups"),
+        ("org/flawed-bitter-fp80", None, False, ""),
+        ("org/Llama-3.1-8B", None, False, ""),
+    ],
+)
+def test_a_quantised_model_without_its_method(
+    model: str, method: str | None, quantized: bool, reason: str
+) -> None:
+    found = unquantized(
+        {
+            "engine": {"model": model, "quantization": method},
+            "parameters": {"quantized": quantized},
+        }
+    )
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
 def test_advice_for_memory_that_runs_out() -> None:
     error = "OutOfMemoryError: CUDA out of memory."
     assert "do not fit" in advice(error, "load_model")[0]
@@ -130,38 +182,42 @@ def test_the_highest_moment_of_a_history() -> None:
         ]
         return {"action": action, "addr": address, "size": size, "frames": frames}
 
-    found = AllocationPeak()
-    find_peak(
+    rows = rows_at_peak(
         [
             event("alloc", 1, 10, "a.py"),
             event("alloc", 2, 30, "b.py"),
             event("free_completed", 2, 30, "b.py"),
             event("alloc", 2, 20, "c.py"),
             event("free_completed", 9, 99, "before.py"),
-        ],
-        found,
+        ]
     )
-    assert found.bytes == 40
-    assert [tuple(row) for row in found.rows] == [
+    assert [tuple(row) for row in rows] == [
         ("b.py:5", "forward", 30),
         ("a.py:5", "forward", 10),
     ]
 
 
-def test_several_gpus_are_refused() -> None:
-    for words, gpu in (
-        (["vllm", "serve", "m", "-tp", "2"], "h100"),
-        (["vllm", "serve", "m"], "2xh100"),
-    ):
-        with pytest.raises(UsageError, match="several GPUs"):
-            estimate_serving(words, gpu)
+@pytest.mark.parametrize(
+    ("words", "gpu", "problem"),
+    [
+        (["-tp", "2"], "h100", "needs 2 GPUs, and --gpu names 1"),
+        (["-dp", "2"], "2xh100", "data parallelism"),
+        (["-pp", "2"], "h100,a100-80gb", "several kinds"),
+    ],
+)
+def test_gpus_that_do_not_fit_the_command(words: list[str], gpu: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        estimate_serving(["vllm", "serve", "m", *words], gpu)
 
 
 def test_the_constants_of_other_gpus_hold_their_context() -> None:
     for name in ("h100-80gb", "h200-141gb", "a100-40gb", "t4"):
         gpu = find(name)
-        found = overheads(gpu)
-        assert 0 < found.low <= found.start + found.first_use <= found.high
+        for tensor, pipeline in ((1, 1), (2, 1), (8, 1), (1, 2), (2, 2)):
+            found = overheads(gpu, tensor, pipeline)
+            assert 0 < found.low <= found.start + found.first_use <= found.high
+            assert found.context <= found.start
+            assert bool(found.note) == ((tensor, pipeline) in ((8, 1), (2, 2)))
 
 
 @pytest.mark.slow

@@ -12,19 +12,19 @@ from gpuprobe.planning.serving.command import serving_command
 
 
 @pytest.mark.parametrize(
-    ("words", "gpus", "model"),
+    ("words", "gpus"),
     [
-        (["vllm", "serve", "org/m"], 1, "org/m"),
-        (["/env/bin/vllm", "serve", "org/m", "-tp", "2", "--pipeline-parallel-size=3"], 6, "org/m"),
-        (["vllm", "serve", "org/m", "--tensor_parallel_size", "4"], 4, "org/m"),
-        (["vllm", "bench", "latency", "--model", "org/m"], 1, "org/m"),
-        (["python3", "-m", "vllm.entrypoints.openai.api_server", "--model=org/m"], 1, "org/m"),
+        (["vllm", "serve", "org/m"], 1),
+        (["/env/bin/vllm", "serve", "org/m", "-tp", "2", "--pipeline-parallel-size=3"], 6),
+        (["vllm", "serve", "org/m", "--tensor_parallel_size", "4"], 4),
+        (["vllm", "bench", "latency", "--model", "org/m"], 1),
+        (["python3", "-m", "vllm.entrypoints.openai.api_server", "--model=org/m"], 1),
     ],
 )
-def test_commands_of_vllm(words: list[str], gpus: int, model: str) -> None:
+def test_commands_of_vllm(words: list[str], gpus: int) -> None:
     found = serving_command(words)
     assert found is not None
-    assert (found.gpus, found.model) == (gpus, model)
+    assert found.gpus == gpus
 
 
 def test_a_server_listens_on_this_machine_alone() -> None:
@@ -37,14 +37,39 @@ def test_a_server_listens_on_this_machine_alone() -> None:
     assert words[-1] != "80"
 
 
-def test_scripts_that_import_vllm(tmp_path: Path) -> None:
-    ours, other = tmp_path / "ours.py", tmp_path / "other.py"
-    ours.write_text("import torch\nfrom vllm import LLM\nLLM('m')\n")
-    other.write_text("import torch  # no vllm\n")
-    found = serving_command(["python", str(ours), "--batch", "1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from vllm import LLM\nLLM('m')\n",
+        "from vllm import LLM as Model\nif __name__ == '__main__':\n    Model('m').generate('a')\n",
+        "import vllm\nvllm.LLM(model='m')\n",
+        "from vllm.engine.async_llm_engine import AsyncLLMEngine as A\nA.from_engine_args(1)\n",
+        "import vllm.entrypoints.openai.api_server as s\ns.run_server(None)\n",
+    ],
+)
+def test_scripts_that_make_an_engine(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "ours.py"
+    script.write_text(text)
+    found = serving_command(["python", str(script), "--batch", "1"])
     assert found is not None
-    assert found.arguments() == [sys.executable, str(ours), "--batch", "1"]
-    assert serving_command([str(other)]) is None
+    assert found.arguments() == [sys.executable, str(script), "--batch", "1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch  # no vllm\n",
+        "import vllm\nfrom trl import GRPOTrainer\nGRPOTrainer('m', use_vllm=True).train()\n",
+        "from vllm import LLM, SamplingParams\nfor batch in data:\n    loss(LLM('m')).backward()\n",
+        "from vllm import SamplingParams\nSamplingParams(n=2)\n",
+        "class LLM: pass\nimport vllm\nLLM()\n",
+        "from vllm import LLM\ndef f(:\n",
+    ],
+)
+def test_scripts_that_make_no_engine(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "other.py"
+    script.write_text(text)
+    assert serving_command(["python", str(script)]) is None
     assert serving_command(["train"], module=True) is None
 
 

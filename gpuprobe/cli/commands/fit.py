@@ -1,13 +1,17 @@
-"""Find the largest batch size (or another number) with which a script fits on a GPU.
+"""Find the largest batch size (or another number) with which a script fits on a GPU, or how long
+a context and how many sequences a vLLM server takes.
 
 Every figure is an estimate from running the script on a virtual GPU; see gpuprobe estimate.
 Options of gpuprobe go before or after the script; arguments after -- are passed to the script.
+A command of vLLM goes after --, and is started for each figure:
+gpuprobe fit --gpu l4,h100-80gb --input-len 2000 --output-len 500 -- vllm serve MODEL
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from gpuprobe.cli import exit_codes, stderr
@@ -33,14 +37,14 @@ EXAMPLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe fit SCRIPT --arg NAME [--gpu GPU,...|all] [--min N] [--max N] [--steps N] "
+        "gpuprobe fit (SCRIPT --arg NAME | -- vllm serve MODEL) [--gpu GPU,...|all] "
+        "[--min N] [--max N] [--steps N] [--input-len N] [--output-len N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
         "[--engine auto|native|virtual] "
         "[--ranks N,... [--rank R,...|distinct]] [--no-suggestions] [--json] [--] [ARGS ...]"
     )
     parser.add_argument(
         "--arg",
-        required=True,
         metavar="NAME",
         help="the value to vary: an option of the script (batch_size means --batch-size), or a "
         "number assigned at its top level (BATCH_SIZE = 8)",
@@ -51,6 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max", type=positive, default=65536, metavar="N", help="largest value (default: 65536)"
     )
+    for name in ("input", "output"):
+        parser.add_argument(
+            f"--{name}-len",
+            type=positive,
+            default=0,
+            metavar="N",
+            help=f"for vLLM: the {name} tokens of a sequence (default: the longest context in all)",
+        )
     add_virtual_run(parser, several=True)
     parser.add_argument(
         "--no-suggestions",
@@ -72,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             stderr.note(f"{message}")
 
+    if args.arg is None:
+        return _serving(args, [target.target, *target.arguments], notify)
     found = fit_program(
         target.target,
         args.arg,
@@ -94,3 +108,24 @@ def run(args: argparse.Namespace) -> int:
     if found.interrupted:
         return exit_codes.INTERRUPTED
     return exit_codes.OK if found.largest is not None else exit_codes.FINDINGS
+
+
+def _serving(args: argparse.Namespace, words: list[str], notify: Callable[[str], None]) -> int:
+    from gpuprobe.api.render import render
+    from gpuprobe.api.serving import fit_serving
+    from gpuprobe.errors import UsageError
+
+    found = fit_serving(
+        words,
+        args.gpu,
+        input_len=args.input_len,
+        output_len=args.output_len,
+        suggest=not args.no_suggestions,
+        notify=notify,
+    )
+    if found is None:
+        raise UsageError(
+            "--arg is missing: the value to vary", hint="gpuprobe fit SCRIPT --arg batch_size"
+        )
+    render(found, format_of(args), sys.stdout, cwd=str(Path.cwd()))
+    return exit_codes.OK if found.found is not None else exit_codes.FINDINGS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import socket
 import sys
@@ -20,7 +21,8 @@ _SIZES: Final = {
     "--data-parallel-size": "data",
     "-dp": "data",
 }
-_IMPORTS: Final = re.compile(r"^\s*(?:from|import)\s+vllm\b", re.MULTILINE)
+_ENGINES: Final = ("LLM", "from_engine_args", "from_vllm_config", "run_server")
+_TRAINING: Final = ("backward", "train")
 _PYTHON: Final = re.compile(r"python(?:3(?:\.\d+)?)?$")
 _SERVERS: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
@@ -28,15 +30,21 @@ _SERVERS: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_s
 @dataclass(frozen=True)
 class ServingCommand:
     """A command that starts vLLM. ``words`` are the user's, without the interpreter; ``module``:
-    the first word is the name of a module. ``server``: it listens on a port. ``gpus``: the number
-    of GPUs that it needs; 0 if unknown (for a script).
+    the first word is the name of a module. ``server``: it listens on a port. ``tensor``,
+    ``pipeline`` and ``data`` are the sizes of its parallelism; 0 if unknown (for a script).
     """
 
     words: tuple[str, ...]
     module: bool
     server: bool
-    gpus: int
-    model: str
+    tensor: int = 0
+    pipeline: int = 0
+    data: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that it needs; 0 if unknown."""
+        return self.tensor * self.pipeline * self.data
 
     def arguments(self) -> list[str]:
         """The command line to run, with this interpreter, on a free port of this machine only."""
@@ -53,7 +61,8 @@ class ServingCommand:
 
 def serving_command(words: Sequence[str], *, module: bool = False) -> ServingCommand | None:
     """The command if it starts vLLM: ``vllm serve …``, ``vllm bench latency …``, ``python -m
-    vllm.entrypoints…`` or a script that imports vllm. None for all other programs.
+    vllm.entrypoints…`` or a script that makes an engine (`_makes_engine`). None for all other
+    programs.
 
     Raises UsageError for a command of vLLM that starts no engine.
     """
@@ -68,8 +77,8 @@ def serving_command(words: Sequence[str], *, module: bool = False) -> ServingCom
         return _module(words)
     if Path(words[0]).name == "vllm":
         return _vllm(words)
-    if words[0].endswith(".py") and _imports_vllm(Path(words[0])):
-        return ServingCommand(tuple(words), False, False, 0, "")
+    if words[0].endswith(".py") and _makes_engine(Path(words[0])):
+        return ServingCommand(tuple(words), module=False, server=False)
     return None
 
 
@@ -94,30 +103,54 @@ def _vllm(words: list[str]) -> ServingCommand:
     )
 
 
-def _imports_vllm(script: Path) -> bool:
+def _makes_engine(script: Path) -> bool:
+    """Whether a script's own code calls ``LLM(...)``, an engine's ``from_engine_args`` or
+    ``from_vllm_config``, or ``run_server``, of vllm, and does not train: it calls neither
+    ``backward()`` nor ``train()``. Importing vllm is not enough, as trainers do that for rollouts.
+    """
     try:
-        text = script.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError):
         return False
-    return _IMPORTS.search(text) is not None
+    calls = [_dotted(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    if any(len(name) > 1 and name[-1] in _TRAINING for name in calls):
+        return False
+    ours = _names_of_vllm(tree)
+    return any([ours[first], *rest][-1] in _ENGINES for first, *rest in calls if first in ours)
+
+
+def _names_of_vllm(tree: ast.Module) -> dict[str, str]:
+    """The names by which a script knows vllm and what is in it, with the names that vllm gave."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "vllm":
+                    found[alias.asname or "vllm"] = alias.name
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm":
+            found |= {alias.asname or alias.name: alias.name for alias in node.names}
+    return found
+
+
+def _dotted(node: ast.expr) -> list[str]:
+    """The parts of ``vllm.LLM``; empty strings for what is not a name."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute):
+        return [*_dotted(node.value), node.attr]
+    return [""]
 
 
 def _with_options(words: list[str], *, module: bool, server: bool) -> ServingCommand:
-    """A command with the model and the number of GPUs from its options."""
+    """A command with the sizes of its parallelism from its options."""
     sizes = {"tensor": 1, "pipeline": 1, "data": 1}
-    model = ""
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-") if name.startswith("--") else name
         value = value if equals else (words[at + 1] if at + 1 < len(words) else "")
         if name in _SIZES and value.isdecimal():
             sizes[_SIZES[name]] = max(int(value), 1)
-        elif name == "--model":
-            model = value
-    if not model and not module and words[1:2] == ["serve"] and len(words) > 2:
-        model = next((word for word in words[2:3] if not word.startswith("-")), "")
-    gpus = sizes["tensor"] * sizes["pipeline"] * sizes["data"]
-    return ServingCommand(tuple(words), module, server, gpus, model)
+    return ServingCommand(tuple(words), module, server, **sizes)
 
 
 def _free_port() -> int:

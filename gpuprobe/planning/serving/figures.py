@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.catalogue.gpu_model import GpuModel
-from gpuprobe.model.plans.serving import PeakLine, ServingEstimate
+from gpuprobe.model.plans.serving import PeakLine, ServingEstimate, ServingRank
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.serving.observer import Event
 
@@ -19,6 +21,21 @@ _STAGES: Final = {
     "compile_or_warm_up_model": "warming up and capturing CUDA graphs",
     "engine": "sizing the KV cache",
 }
+_QUANTIZED_NAME: Final = re.compile(
+    r"(?<![a-z0-9])(?:awq|gptq|gguf|bnb|fp8|fp4|nvfp4|mxfp4|nf4|w\d+a\d+|int[48]|[48]-?bit)"
+    r"(?![a-z0-9])",
+    re.IGNORECASE,
+)
+"""Words for quantised weights in names of models on the Hugging Face Hub."""
+_OF_RANKS: Final = (
+    "init_device",
+    "load_model",
+    "peak",
+    "determine_available_memory",
+    "initialize_from_config",
+    "graphs",
+    "compile_or_warm_up_model",
+)
 _ENGINE_FIELDS: Final = (
     "model",
     "dtype",
@@ -53,41 +70,25 @@ def serving_estimate(
     """
     by_stage = {event["stage"]: event for event in events}
     fields: dict[str, Any] = {}
-    device, load = by_stage.get("init_device"), by_stage.get("load_model")
-    profile, cache = (
-        by_stage.get("determine_available_memory"),
-        by_stage.get("initialize_from_config"),
-    )
-    warm, engine = by_stage.get("compile_or_warm_up_model"), by_stage.get("engine")
-    if device is not None:
-        fields["requested"] = Bytes(device["requested"])
-    if load is not None:
-        fields["weights"] = Bytes(load["weights"])
-    if profile is not None:
-        if profile["activation"] is not None:
-            fields["activation"] = Bytes(profile["activation"])
-        fields["compile_cache"] = profile["said"].get("compile_cache", "")
-        fields["non_torch"] = Bytes(profile["in_use"] - profile["reserved"])
-        fields["non_torch_low"] = Bytes(constants.low)
-        fields["non_torch_high"] = Bytes(constants.high)
-    if cache is not None:
-        fields["kv_cache"], fields["blocks"] = Bytes(cache["kv_bytes"]), cache["blocks"]
-    graphs = by_stage.get("graphs")
-    if graphs is not None:
-        fields["graphs"], fields["graphs_captured"] = Bytes(graphs["bytes"]), graphs["count"]
-    if warm is not None:
-        fields["left"] = Bytes(max(capacity - warm["in_use"], 0))
+    by_rank: dict[int, dict[str, Event]] = {}
+    for event in events:
+        if event["stage"] in _OF_RANKS:
+            by_rank.setdefault(event["rank"], {})[event["stage"]] = event
+    ranks = {rank: _rank(rank, found, capacity) for rank, found in sorted(by_rank.items())}
+    if ranks:
+        fullest = max(ranks.values(), key=_outside_of_the_cache)
+        fields |= asdict(fullest)
+        fields.pop("rank")
+        fields["ranks"] = tuple(ranks.values()) if len(ranks) > 1 else ()
+        fields |= _of_fullest(by_rank[fullest.rank], constants)
+    engine = by_stage.get("engine")
     if engine is not None:
         fields |= {
             "utilization": engine["gpu_memory_utilization"],
             "quantization": engine["quantization"] or "",
             **{name: engine[name] for name in _ENGINE_FIELDS},
         }
-    peak = by_stage.get("peak")
-    if peak is not None:
-        fields["peak"] = tuple(
-            PeakLine(row["place"], row["function"], Bytes(row["bytes"])) for row in peak["rows"]
-        )
+    fields["unquantized"] = unquantized(by_stage)
     started = "up" in by_stage
     if not started:
         fields |= _failure(events, log, hangs)
@@ -98,18 +99,93 @@ def serving_estimate(
         torch=torch,
         capacity=Bytes(capacity),
         started=started,
-        assumed=_assumed(by_stage),
+        assumed=_assumed(by_stage, constants),
         **fields,
     )
 
 
-def _assumed(by_stage: Mapping[str, Event]) -> tuple[str, ...]:
+def unquantized(by_stage: Mapping[str, Event]) -> str:
+    """The reason why a model that was estimated without quantisation seems to be a quantised one;
+    ``""`` if none.
+    """
+    engine, parameters = by_stage.get("engine"), by_stage.get("parameters")
+    if engine is None or parameters is None or parameters["quantized"]:
+        return ""
+    if engine["quantization"]:
+        return (
+            f"no weight is quantised, although the method is {engine['quantization']}: "
+            "quantization_config in config.json may lack fields, such as config_groups, or "
+            "modules_in_block_to_quantize of GPTQ, which vLLM takes from the weights otherwise"
+        )
+    name = Path(engine["model"]).name
+    found = _QUANTIZED_NAME.search(name)
+    if found is None:
+        return ""
+    return (
+        f"no weight is quantised, although {name} is named {found[0]}: its config.json has no "
+        "quantization_config"
+    )
+
+
+def _rank(rank: int, by_stage: Mapping[str, Event], capacity: int) -> ServingRank:
+    """The memory of one rank, from its events by stage."""
+
+    def value(stage: str, name: str) -> Bytes | None:
+        found = by_stage.get(stage, {}).get(name)
+        return None if found is None else Bytes(found)
+
+    profile, warm = (
+        by_stage.get("determine_available_memory"),
+        by_stage.get("compile_or_warm_up_model"),
+    )
+    return ServingRank(
+        rank=rank,
+        weights=value("load_model", "weights"),
+        activation=value("determine_available_memory", "activation"),
+        non_torch=None if profile is None else Bytes(profile["in_use"] - profile["reserved"]),
+        kv_cache=value("initialize_from_config", "kv_bytes"),
+        graphs=value("graphs", "bytes"),
+        left=None if warm is None else Bytes(max(capacity - warm["in_use"], 0)),
+    )
+
+
+def _outside_of_the_cache(found: ServingRank) -> int:
+    return (found.weights or 0) + (found.activation or 0) + (found.non_torch or 0)
+
+
+def _of_fullest(by_stage: Mapping[str, Event], constants: Overheads) -> dict[str, Any]:
+    """Figures that are given for the rank with the most memory outside of the KV cache."""
+    fields: dict[str, Any] = {}
+    for stage, name, field in (
+        ("init_device", "requested", "requested"),
+        ("initialize_from_config", "blocks", "blocks"),
+        ("graphs", "count", "graphs_captured"),
+        ("graphs", "nodes", "graph_nodes"),
+    ):
+        if stage in by_stage:
+            fields[field] = by_stage[stage][name]
+    if "determine_available_memory" in by_stage:
+        cached = by_stage["determine_available_memory"]["said"].get("compile_cache", "")
+        fields["compile_cache"] = cached
+        fields["non_torch_low"] = Bytes(constants.low)
+        fields["non_torch_high"] = Bytes(constants.high)
+    if "peak" in by_stage:
+        fields["peak"] = tuple(
+            PeakLine(row["place"], row["function"], Bytes(row["bytes"]))
+            for row in by_stage["peak"]["rows"]
+        )
+    return fields
+
+
+def _assumed(by_stage: Mapping[str, Event], constants: Overheads) -> tuple[str, ...]:
     texts = [
         "memory outside of torch's allocator: a constant from public start-up logs of vLLM 0.19 "
         "on an H100, or from the catalogue for other GPUs",
-        "the driver's memory for CUDA graphs is not included in 'left over': "
-        "0.2 to 1.5 GiB in public logs",
+        "the driver's memory for CUDA graphs: fitted to public start-up logs, from which it is off "
+        "by 0.04 GiB on average",
     ]
+    if constants.note:
+        texts.append(constants.note)
     options = by_stage.get("options")
     if options is not None:
         if options["load_format"] != "dummy":
@@ -117,7 +193,7 @@ def _assumed(by_stage: Mapping[str, Event]) -> tuple[str, ...]:
         if not options["tokenizer"]:
             texts.append("there is no tokenizer in the model's folder: none was loaded")
     if "not observed" in by_stage:
-        texts.append(f"part of this vLLM is unknown: {by_stage['not observed']['error']}")
+        texts.append(f"part of vLLM was not observed: {by_stage['not observed']['error']}")
     return tuple(texts)
 
 
@@ -189,14 +265,18 @@ def advice(error: str, stage: str) -> tuple[str, ...]:
 
 
 # Memory of a vLLM process outside of torch's allocator, which no simulation can find. The figures
-# are those of vLLM 0.19.0 on one H100 80GB, from public start-up logs. For other GPUs the
-# catalogue has the context, which is divided in the same proportion.
+# are those of vLLM 0.19.0 on H100s of 80 GB, from public start-up logs. For other GPUs the
+# catalogue has the context, which is divided in the same proportion; NCCL's part is the same.
 #
 # Source: llm-d-incubation/llm-d-planner, pull request 205, `accuracy/results/v0.19.0/logs`: 43
-# starts on one GPU, split by model. The median of one half (29 starts) is used: 0.51 GiB at the
-# start and 0.25 GiB more after the profiling run. In the other half (14 starts) the sum is off by
-# 0.02 GiB on average. `tests/recorded/vllm/public_logs.json` has the figures and the rule of the
-# split, and `tests/serving/test_serving_constants.py` repeats this.
+# starts on one GPU and 18 on several, split by model. Medians of one half (29 and 12 starts) are
+# used. On one GPU that is 0.51 GiB at the start and 0.25 GiB more after the profiling run; in the
+# other half (14 starts) the sum is off by 0.02 GiB on average. With tensor parallelism it is
+# 3.58 GiB (two ranks) or 3.66 GiB (four), and 0.48 GiB more for a mixture of experts, which has a
+# communicator for its experts; in the other half (7 starts that came up) the sum is off by
+# 0.03 GiB on average. Pipelines: one log of two ranks and one of four, without any to compare.
+# `tests/recorded/vllm/public_logs.json` has the figures and the rule of the split, and
+# `tests/serving/test_serving_constants.py` repeats this.
 
 _GIB: Final = 1 << 30
 _START: Final = 0.51 * _GIB
@@ -206,23 +286,39 @@ _FIRST_USE: Final = 0.25 * _GIB
 _BELOW: Final = 0.02 * _GIB
 _ABOVE: Final = 0.22 * _GIB
 """The distances of the least and the most in the public logs from the sum of both."""
+_TENSOR: Final = {2: (1.51 * _GIB, 2.07 * _GIB), 4: (1.53 * _GIB, 2.13 * _GIB)}
+_PIPELINE: Final = {2: (1.43 * _GIB, 0.07 * _GIB), 4: (1.48 * _GIB, 0.07 * _GIB)}
+"""Bytes at the start and added by the profiling run, with NCCL, by the number of ranks."""
+_EXPERTS: Final = 0.48 * _GIB
+"""Bytes at the start that a mixture of experts adds, if there are several tensor parallel ranks."""
 _REFERENCE: Final = "NVIDIA H100 80GB HBM3"
 
 
+GRAPH: Final = (113_787, 11_512)
+"""Bytes that the driver takes for a CUDA graph, and for each of its nodes. Least squares over the
+logs of one half whose starts were repeated on the native engine, which counts graphs and nodes
+(`benchmarks/serving_results.json`; `tests/serving/test_serving_constants.py` repeats this).
+"""
+
+
 class Overheads(NamedTuple):
-    """Bytes of one process on one GPU outside of torch's allocator: at the start, added by the
-    profiling run, and the range of both together.
+    """Bytes of one process on one GPU outside of torch's allocator: at the start (``experts`` more
+    for a mixture of experts), added by the profiling run, and the range of both together.
+    ``context``: those at the start on one GPU. ``note``: what is assumed without any measurement.
     """
 
+    context: int
     start: int
+    experts: int
     first_use: int
     low: int
     high: int
+    note: str = ""
 
 
-def overheads(gpu: GpuModel) -> Overheads:
-    """The overheads on a GPU of the catalogue. A GPU without a context there is assumed to be like
-    an H100.
+def overheads(gpu: GpuModel, tensor: int = 1, pipeline: int = 1) -> Overheads:
+    """The overheads on a GPU of the catalogue with these numbers of parallel ranks. A GPU without a
+    context there is assumed to be like an H100.
     """
     total = _START + _FIRST_USE
     low, high = total - _BELOW, total + _ABOVE
@@ -230,5 +326,21 @@ def overheads(gpu: GpuModel) -> Overheads:
         middle = (gpu.context_low + gpu.context_high) / 2
         low, high = min(gpu.context_low, middle - _BELOW), max(gpu.context_high, middle + _ABOVE)
         total = middle
-    start = int(total * _START / (_START + _FIRST_USE))
-    return Overheads(start, int(total) - start, int(low), int(high))
+    context = total * _START / (_START + _FIRST_USE)
+    start, first_use, note = context, total - context, ""
+    if tensor * pipeline > 1:
+        logs, ranks = (_TENSOR, tensor) if tensor > 1 else (_PIPELINE, pipeline)
+        nearest = 2 if ranks == 2 else 4
+        more = sum(logs[nearest]) - _START - _FIRST_USE
+        start += logs[nearest][0] - _START
+        first_use = max(first_use + logs[nearest][1] - _FIRST_USE, 0)
+        low, high = low + more, high + more
+        if (tensor > 1 and pipeline > 1) or ranks not in logs:
+            note = (
+                f"NCCL's memory: of {nearest} ranks, as no public log has "
+                f"--tensor-parallel-size {tensor} with --pipeline-parallel-size {pipeline}"
+            )
+    experts = int(_EXPERTS) if tensor > 1 else 0
+    return Overheads(
+        int(context), int(start), experts, int(first_use), int(low), int(high) + experts, note
+    )

@@ -48,10 +48,10 @@ def prepare(folder: Path, plan: Mapping[str, int], environment: dict[str, str]) 
         "Metadata-Version: 2.1\nName: gpuprobe-observer\nVersion: 0\n", encoding="utf-8"
     )
     (entry / "entry_points.txt").write_text(_ENTRY, encoding="utf-8")
-    package = Path(__file__).parents[3]
+    package = Path(__file__).parents[3]  # last: what else is in that folder must not replace theirs
     before = environment.get("PYTHONPATH", "")
     environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(folder / "plugin"), str(package), before])
+        filter(None, [str(folder / "plugin"), before, str(package)])
     )
     environment[FOLDER] = str(folder)
     if "VLLM_PLUGINS" in environment:
@@ -63,12 +63,11 @@ def run(
     environment: Mapping[str, str],
     folder: Path,
     *,
-    engines: int = 1,
     observed: Callable[[Event], None] = lambda event: None,
     stalled: float = STALLED_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Event]:
-    """Run a vLLM until all its ``engines`` are up, and return its events. Its processes have always
+    """Run a vLLM until its engine is up, and return its events. Its processes have always
     ended when this returns or raises.
 
     Raises `ServerFailed` if vLLM ends before that, or makes no progress for ``stalled`` seconds of
@@ -86,7 +85,7 @@ def run(
         )
     try:
         with _signals_end_this():
-            return _follow(process, folder, engines, observed, stalled, clock)
+            return _follow(process, folder, observed, stalled, clock)
     finally:
         end(process)
 
@@ -94,7 +93,6 @@ def run(
 def _follow(
     process: subprocess.Popen[bytes],
     folder: Path,
-    engines: int,
     observed: Callable[[Event], None],
     stalled: float,
     clock: Callable[[], float],
@@ -107,7 +105,7 @@ def _follow(
         new = reader.new()
         for event in new:
             observed(event)
-        if sum(event["stage"] == UP for event in reader.events) >= engines:
+        if any(event["stage"] == UP for event in new):
             return reader.events
         if code is not None:
             raise ServerFailed(code)

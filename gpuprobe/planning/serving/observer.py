@@ -13,13 +13,14 @@ import json
 import logging
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from gpuprobe.patching import when_imported
+
+if TYPE_CHECKING:
+    from gpuprobe.native.process import Runtime
 
 FOLDER: Final = "GPUPROBE_SERVING"
 """The environment variable that names the folder of an estimate, with `PLAN` and the events."""
@@ -29,7 +30,6 @@ EVENTS: Final = "*.events"
 UP: Final = "up"
 """The last stage of an engine: weights, KV cache and CUDA graphs are allocated."""
 
-_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 _REAL_LOADERS: Final = ("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors")
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 _MOST_TEXT: Final = 20_000
@@ -76,7 +76,8 @@ class _Observer:
         self._file = folder / f"{os.getpid()}{EVENTS[1:]}"
         self._plan: dict[str, int] = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         self._rank = -1
-        self._logged: LoggedFigures = {}
+        self._start = 0
+        self.logged: LoggedFigures = {}
 
     def write(self, stage: str, **values: object) -> None:
         """Append an event. Fails silently: the folder is removed when the estimate is over."""
@@ -98,7 +99,7 @@ class _Observer:
 
     def listen(self) -> None:
         """Parse the few lines of the log with figures that no object has."""
-        handler = _Handler(self._logged)
+        handler = _Handler(self)
         for name in ("vllm.v1.core.kv_cache_utils", "vllm.compilation"):
             logging.getLogger(name).addHandler(handler)
 
@@ -121,20 +122,10 @@ class _Observer:
         given = str(args.load_format)
         if given in _REAL_LOADERS:
             args.load_format = "dummy"
-        model = Path(str(args.tokenizer or args.model))
-        missing = model.is_dir() and not any((model / name).exists() for name in _TOKENIZERS)
-        if missing and not args.skip_tokenizer_init:
+        tokenizer = Path(str(args.tokenizer or args.model))
+        if tokenizer.is_dir() and not any((tokenizer / name).exists() for name in _TOKENIZERS):
             args.skip_tokenizer_init = True
-        weights = model.is_dir() and any(
-            file.suffix in _WEIGHTS for file in Path(str(args.model)).iterdir()
-        )
-        self.write(
-            "options",
-            model=str(args.model),
-            load_format=given,
-            tokenizer=not args.skip_tokenizer_init,
-            weights=weights,
-        )
+        self.write("options", load_format=given, tokenizer=not args.skip_tokenizer_init)
 
     # --- workers
 
@@ -142,11 +133,14 @@ class _Observer:
         """Observe the stages of a worker, which has one process for each GPU."""
         import vllm.v1.worker.gpu_worker as module
 
+        module.init_worker_distributed_environment = self._with_communicators(
+            module.init_worker_distributed_environment
+        )
         self._stage(module.Worker, "init_device", self._device)
         self._stage(module.Worker, "load_model", self._weights, before=self._before_load)
         self._stage(module.Worker, "determine_available_memory", self._profile)
         self._stage(module.Worker, "initialize_from_config", self._kv_cache)
-        self._stage(module.Worker, "compile_or_warm_up_model", self._graphs)
+        self._stage(module.Worker, "compile_or_warm_up_model", self._warm)
 
     def _stage(
         self,
@@ -176,40 +170,26 @@ class _Observer:
         setattr(owner, name, stage)
 
     def failed(self, stage: str, error: BaseException) -> None:
-        """Write an exception that vLLM raised in a stage, with the memory at that time."""
-        frames = traceback.extract_tb(error.__traceback__)
-        memory: dict[str, int] = {}
-        self.guarded(lambda: memory.update(_memory()))
-        self.write(
-            f"{stage}: failed",
-            error=type(error).__name__,
-            message=str(error)[:_MOST_TEXT],
-            places=[f"{frame.filename}:{frame.lineno}" for frame in frames[-12:]],
-            **memory,
-        )
+        """Write an exception that vLLM raised in a stage."""
+        self.write(f"{stage}: failed", error=type(error).__name__, message=str(error)[:_MOST_TEXT])
 
-    def _hold(self, more: int) -> None:
-        """Allocate bytes on the GPU that torch does not know of."""
-        from gpuprobe.native.process import loaded
+    def _with_communicators(self, original: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def initialize(config: Any, *given: object, **named: object) -> object:
+            result = original(config, *given, **named)
 
-        runtime = loaded()
-        if runtime is not None and more > 0:
-            import torch
+            def hold() -> None:
+                experts = self._plan["experts"] if config.model_config.is_moe else 0
+                _hold_up_to(self._plan["start"] + experts)
 
-            runtime.hold(torch.cuda.current_device(), more)
+            self.guarded(hold)
+            return result
+
+        return initialize
 
     def _device(self, worker: Any, _: object) -> Values:
-        snapshot = worker.init_snapshot
-        config = worker.parallel_config
-        tensor = int(config.tensor_parallel_size)
-        return {
-            "total": int(snapshot.total_memory),
-            "free": int(snapshot.free_memory),
-            "requested": int(worker.requested_memory),
-            "tensor_rank": worker.rank % tensor,
-            "pipeline_rank": worker.rank // tensor,
-            "data_rank": int(getattr(config, "data_parallel_rank", 0) or 0),
-        }
+        self._start = _outside()
+        return {"requested": int(worker.requested_memory)}
 
     def _before_load(self, worker: Any) -> None:
         runner = worker.model_runner
@@ -217,15 +197,12 @@ class _Observer:
             original = runner.profile_run
 
             def profile_run(*given: object, **named: object) -> object:
-                with traced_peak() as found:
+                with traced_peak(self.guarded) as found:
                     result = original(*given, **named)
                 # The driver loads the code of kernels at their first use.
-                self._hold(int(self._plan["first_use"]))
-                self.guarded(
-                    lambda: self.write(
-                        "peak", bytes=found.bytes, rows=[row._asdict() for row in found.rows]
-                    )
-                )
+                self.guarded(lambda: _hold_up_to(self._start + self._plan["first_use"]))
+                rows = [row._asdict() for row in found]
+                self.guarded(lambda: self.write("peak", rows=rows))
                 return result
 
             runner.profile_run = profile_run
@@ -233,48 +210,39 @@ class _Observer:
             capture = runner.capture_model
 
             def capture_model(*given: object, **named: object) -> object:
-                before = _memory()["graphs_made"]
-                taken = capture(*given, **named)
-                self.guarded(
-                    lambda: self.write(
-                        "graphs", bytes=int(taken), count=_memory()["graphs_made"] - before
-                    )
-                )
+                made: list[tuple[int, int]] = []
+                self.guarded(lambda: made.append(_graphs()))
+                taken: Any = capture(*given, **named)
+                if made:
+                    self.guarded(lambda: self._captured(taken, made[0]))
                 return taken
 
             runner.capture_model = capture_model
 
+    def _captured(self, taken: Any, before: tuple[int, int]) -> None:
+        graphs, nodes = _graphs()
+        self.write("graphs", bytes=int(taken), count=graphs - before[0], nodes=nodes - before[1])
+
     def _weights(self, worker: Any, *_: object, **__: object) -> Values:
-        return {"weights": int(worker.model_runner.model_memory_usage)}
+        runner = worker.model_runner
+        self.guarded(lambda: self.write("parameters", quantized=_quantized(runner.model)))
+        return {"weights": int(runner.model_memory_usage)}
 
-    def _profile(self, worker: object, available: int) -> Values:
-        found: Values = {"available": int(available)}
-        for name, attribute in (
-            ("activation", "peak_activation_memory"),
-            ("non_torch", "non_torch_memory"),
-            ("graphs_estimated", "cudagraph_memory_estimate"),
-        ):
-            value = getattr(worker, attribute, None)
-            found[name] = None if value is None else int(value)
-        found["said"] = dict(self._logged)
-        return found
+    def _profile(self, worker: object, _: object) -> Values:
+        activation = getattr(worker, "peak_activation_memory", None)
+        return {
+            "activation": None if activation is None else int(activation),
+            "said": dict(self.logged),
+        }
 
-    def _kv_cache(self, worker: object, _: object, config: Any) -> Values:
+    def _kv_cache(self, _: object, __: object, config: Any) -> Values:
         return {
             "blocks": int(config.num_blocks),
             "kv_bytes": sum(int(tensor.size) for tensor in config.kv_cache_tensors),
-            "groups": [
-                {
-                    "layers": len(group.layer_names),
-                    "kind": type(group.kv_cache_spec).__name__,
-                    "block_size": int(group.kv_cache_spec.block_size),
-                }
-                for group in config.kv_cache_groups
-            ],
         }
 
-    def _graphs(self, worker: Any, *_: object, **__: object) -> Values:
-        return {"eager": bool(worker.model_config.enforce_eager)}
+    def _warm(self, *_: object, **__: object) -> Values:
+        return {}
 
     # --- the engine
 
@@ -292,7 +260,7 @@ class _Observer:
             except BaseException as error:
                 self.failed("engine", error)
                 raise
-            self.guarded(lambda: self.write("engine", **_engine(config, result, self._logged)))
+            self.guarded(lambda: self.write("engine", **_engine(config, result, self.logged)))
             self.write(UP)
             return result
 
@@ -302,70 +270,85 @@ class _Observer:
 class _Handler(logging.Handler):
     """Collects the figures of vLLM's log lines, by their templates."""
 
-    def __init__(self, logged: LoggedFigures) -> None:
+    def __init__(self, observer: _Observer) -> None:
         super().__init__()
-        self._logged = logged
+        self._observer = observer
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if text.startswith("GPU KV cache size:"):
-            self._logged["tokens"] = int("".join(filter(str.isdecimal, text)))
-        elif text.startswith("Maximum concurrency for"):
-            self._logged["concurrency"] = float(text.rpartition(":")[2].strip().rstrip("x"))
-        elif text.startswith("Directly load the compiled graph"):
-            self._logged["compile_cache"] = "warm"
-        elif text.startswith(("Compiling a graph", "Cache the graph")):
-            self._logged.setdefault("compile_cache", "cold")
+        self._observer.guarded(lambda: _parse(record.getMessage(), self._observer.logged))
+
+
+def _parse(text: str, logged: LoggedFigures) -> None:
+    """Add the figures of a line of vLLM's log."""
+    if text.startswith("GPU KV cache size:"):
+        logged["tokens"] = int("".join(filter(str.isdecimal, text)))
+    elif text.startswith("Maximum concurrency for"):
+        logged["concurrency"] = float(text.rpartition(":")[2].strip().rstrip("x"))
+    elif text.startswith("Directly load the compiled graph"):
+        logged["compile_cache"] = "warm"
+    elif text.startswith(("Compiling a graph", "Cache the graph")):
+        logged.setdefault("compile_cache", "cold")
 
 
 def _memory() -> dict[str, int]:
-    """Memory of torch's allocator and of the device, in bytes; and numbers of CUDA graphs."""
+    """Bytes that torch's allocator reserved, and all that are in use on the device."""
     import torch
 
+    free, total = torch.cuda.mem_get_info()
+    return {"reserved": torch.cuda.memory_reserved(), "in_use": total - free}
+
+
+def _quantized(model: Any) -> bool:
+    """Whether any parameter is quantised: a float8, or integers, which may be packed 4-bit ones."""
+    return any(
+        not parameter.is_floating_point() or parameter.element_size() == 1
+        for parameter in model.parameters()
+    )
+
+
+def _runtime() -> Runtime:
     from gpuprobe.native.process import loaded
 
-    free, total = torch.cuda.mem_get_info()
     runtime = loaded()
-    graphs, nodes = (0, 0) if runtime is None else runtime.graphs()
-    return {
-        "allocated": torch.cuda.memory_allocated(),
-        "reserved": torch.cuda.memory_reserved(),
-        "in_use": total - free,
-        "graphs_made": graphs,
-        "graph_nodes": nodes,
-    }
+    if runtime is None:
+        raise RuntimeError("the native engine is not loaded")
+    return runtime
+
+
+def _graphs() -> tuple[int, int]:
+    """CUDA graphs that were instantiated so far, and their nodes."""
+    return _runtime().graphs()
+
+
+def _outside() -> int:
+    """Bytes in use on the device that are not of torch's allocator."""
+    found = _memory()
+    return found["in_use"] - found["reserved"]
+
+
+def _hold_up_to(total: int) -> None:
+    """Allocate bytes on the GPU that torch does not know of, until those are ``total``."""
+    import torch
+
+    _runtime().hold(torch.cuda.current_device(), max(total - _outside(), 0))
 
 
 def _engine(config: Any, cache: Any, logged: LoggedFigures) -> Values:
     """The settings of an engine, with vLLM's names; and its KV cache in tokens."""
     sizes = [int(group.kv_cache_spec.block_size) for group in cache.kv_cache_groups]
-    model, scheduler, parallel = (
-        config.model_config,
-        config.scheduler_config,
-        config.parallel_config,
-    )
-    compilation = config.compilation_config
+    model, scheduler = config.model_config, config.scheduler_config
     return {
         "model": str(model.model),
-        "architectures": [str(name) for name in model.architectures],
         "dtype": str(model.dtype).removeprefix("torch."),
         "quantization": model.quantization,
         "max_model_len": int(model.max_model_len),
-        "enforce_eager": bool(model.enforce_eager),
         "kv_cache_dtype": str(config.cache_config.cache_dtype),
         "gpu_memory_utilization": float(config.cache_config.gpu_memory_utilization),
         "max_num_seqs": int(scheduler.max_num_seqs),
         "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),
-        "tensor_parallel_size": int(parallel.tensor_parallel_size),
-        "pipeline_parallel_size": int(parallel.pipeline_parallel_size),
-        "data_parallel_size": int(parallel.data_parallel_size),
-        "capture_sizes": len(compilation.cudagraph_capture_sizes or ()),
-        "blocks": int(cache.num_blocks),
         "block_size": min(sizes, default=0),
-        "groups": len(sizes),
         "tokens": logged.get("tokens"),
         "concurrency": logged.get("concurrency"),
-        "compile_cache": logged.get("compile_cache"),
     }
 
 
@@ -410,34 +393,43 @@ class PeakRow(NamedTuple):
     bytes: int
 
 
-@dataclass
-class AllocationPeak:
-    """The peak of allocated memory in bytes; and by line."""
-
-    bytes: int = 0
-    rows: list[PeakRow] = field(default_factory=list)
-
-
 @contextlib.contextmanager
-def traced_peak() -> Iterator[AllocationPeak]:
-    """Trace the allocations of the block on the current device, and find their peak at its end."""
-    import torch
-
-    found = AllocationPeak()
-    record = torch.cuda.memory._record_memory_history
-    record("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
+def traced_peak(guarded: Callable[[Callable[[], None]], None]) -> Iterator[list[PeakRow]]:
+    """Trace the allocations of the block on the current device; at its end, the rows of their peak
+    are in the list. All that is done apart from the block runs ``guarded``.
+    """
+    found: list[PeakRow] = []
+    guarded(_begin_trace)
     try:
         yield found
-        device = torch.cuda.current_device()
-        snapshot = torch.cuda.memory._snapshot(device)
-        traces = snapshot["device_traces"]
-        find_peak(traces[device if device < len(traces) else 0], found)
+        guarded(lambda: found.extend(_traced()))
     finally:
-        record(None)
+        guarded(_end_trace)
 
 
-def find_peak(events: Sequence[HistoryEvent], found: AllocationPeak) -> None:
-    """Fill in ``found`` from the events of one device, in torch's format."""
+def _begin_trace() -> None:
+    import torch
+
+    record = torch.cuda.memory._record_memory_history
+    record("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
+
+
+def _end_trace() -> None:
+    import torch
+
+    torch.cuda.memory._record_memory_history(None)
+
+
+def _traced() -> list[PeakRow]:
+    import torch
+
+    device = torch.cuda.current_device()
+    traces = torch.cuda.memory._snapshot(device)["device_traces"]
+    return rows_at_peak(traces[device if device < len(traces) else 0])
+
+
+def rows_at_peak(events: Sequence[HistoryEvent]) -> list[PeakRow]:
+    """What is live at the peak of a device's events (in torch's format), by line, largest first."""
     live = 0
     top, when = 0, -1
     sizes: dict[int, int] = {}
@@ -460,8 +452,7 @@ def find_peak(events: Sequence[HistoryEvent], found: AllocationPeak) -> None:
         key = _line(block.get("frames", ()))
         rows[key] = rows.get(key, 0) + block["size"]
     ordered = sorted(rows.items(), key=lambda item: (-item[1], item[0]))
-    found.bytes = top
-    found.rows = [PeakRow(place, name, size) for (place, name), size in ordered[:_MOST_ROWS]]
+    return [PeakRow(place, name, size) for (place, name), size in ordered[:_MOST_ROWS]]
 
 
 def _line(frames: Sequence[HistoryFrame]) -> tuple[str, str]:

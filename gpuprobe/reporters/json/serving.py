@@ -1,23 +1,41 @@
-"""A serving estimate as a JSON document."""
+"""Estimates of servers, and searches with them, as JSON documents."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from gpuprobe.model.plans.serving import PeakLine, ServingEstimate
+from gpuprobe.model.plans.serving import (
+    PeakLine,
+    ServingEstimate,
+    ServingFit,
+)
 from gpuprobe.reporters.json.documents import Document
 
 DOCUMENT: Final = Document(
     "gpuprobe.serving",
-    (1, 0),
+    (1, 1),
     ServingEstimate,
     "A vLLM that was started without a GPU. Sizes are bytes; null: vLLM failed before.",
     title="gpuprobe estimate of a vLLM server",
     closed={PeakLine},
+    added={"1.1": "graph_nodes ranks unquantized"},
 )
 """History:
 * 1.0: first version. ``schemas/serving-1.json``.
+* 1.1: ``graph_nodes``, ``ranks``, ``unquantized``.
+"""
+
+FIT: Final = Document(
+    "gpuprobe.serving-fit",
+    (1, 0),
+    ServingFit,
+    "How far a vLLM deployment goes, by starts without a GPU. Sizes are bytes; null: it failed.",
+    title="gpuprobe fit of a vLLM server",
+)
+"""History:
+* 1.0: first version. ``schemas/serving-fit-1.json``.
 """
 
 document = DOCUMENT.plain
 write = DOCUMENT.write
+fit_document = FIT.plain

@@ -9,7 +9,7 @@ from gpuprobe.analysis.repeats import RepeatedShare, share_groups
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare, RoomyGpu
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.links import LinkTime
-from gpuprobe.model.plans.serving import ServingEstimate
+from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTrial
 from gpuprobe.model.report import ShareRow
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
@@ -463,15 +463,65 @@ def serving_sections(found: ServingEstimate) -> list[Section]:
         Line(", ".join(settings)),
         Line("engine: native (torch's own CUDA code, without a GPU)"),
     ]
+    if found.unquantized:
+        lines.insert(0, Line(found.unquantized, "alert"))
     if not found.started:
         lines.insert(0, Line(found.error, "alert"))
     sections = [Section(f"{found.gpu}: {verdict} ({found.command})", (table, *lines))]
     if found.advice:
         sections.append(Section("What would help", bulleted(found.advice)))
+    if found.ranks:
+        sections.append(_serving_ranks(found))
     if found.peak:
         sections.append(_peak(found))
     sections.append(Section("Assumed", bulleted(found.assumed)))
     return sections
+
+
+def serving_fit_sections(fit: ServingFit) -> list[Section]:
+    """The result of a search: the first start that came up, and a row for each start."""
+    found = fit.found
+    if found is None:
+        title = f"does not start on any of these GPUs ({fit.command})"
+        lines = [Line(fit.trials[-1].error, "alert")] if fit.trials else []
+    else:
+        title = f"{found.gpu}: starts ({' '.join([fit.command, *found.options])})"
+        lines = []
+        if fit.longest is not None:
+            lines.append(Line(f"longest --max-model-len: {fit.longest:,} tokens"))
+        if found.sequences is not None:
+            text = f"sequences of {fit.tokens_each or found.max_model_len:,} tokens at one time"
+            lines.append(Line(f"{text}: {found.sequences:,}"))
+        else:
+            lines.append(Line(f"sequences of {fit.tokens_each:,} tokens are longer than allowed"))
+    columns = (
+        Column("GPU", AUTO),
+        Column("weights", AUTO, gap=2, number=True),
+        Column("activations", AUTO, gap=2, number=True),
+        Column("KV cache", AUTO, gap=2, number=True),
+        Column("tokens", AUTO, gap=2, number=True),
+        Column("length", AUTO, gap=2, number=True),
+        Column("sequences", AUTO, gap=2, number=True),
+        Column("added options", 0, gap=2, cut=False),
+    )
+    rows = tuple(_serving_trial(trial) for trial in fit.trials)
+    starts = Section(f"{plural(len(rows), 'start')} of vLLM", (Table("starts", columns, rows),))
+    return [Section(title, tuple(lines)), starts]
+
+
+def _serving_trial(trial: ServingTrial) -> Row:
+    counts = (trial.tokens, trial.max_model_len, trial.sequences)
+    return Row(
+        (
+            trial.machine,
+            *(
+                Cell("–") if value is None else size(value)
+                for value in (trial.weights, trial.activation, trial.kv_cache)
+            ),
+            *(Cell("–") if value is None else Cell(f"{value:,}", value) for value in counts),
+            " ".join(trial.options) if trial.started else " ".join([*trial.options, "(fails)"]),
+        )
+    )
 
 
 def _rows(found: ServingEstimate) -> list[Row]:
@@ -487,7 +537,7 @@ def _rows(found: ServingEstimate) -> list[Row]:
     add("activation peak", found.activation, _prefill(found))
     if found.non_torch is not None and found.non_torch_low is not None:
         span = f"{human_bytes(found.non_torch_low)} to {human_bytes(found.non_torch_high or 0)}"
-        add("non-torch", found.non_torch, f"{span}: the CUDA context and kernels")
+        add("non-torch", found.non_torch, f"{span}: the CUDA context{_nccl(found)} and kernels")
     if found.blocks is not None and found.block_size is not None:
         text = f"{found.blocks:,} blocks of {found.block_size} tokens"
         if found.tokens is not None:
@@ -499,7 +549,7 @@ def _rows(found: ServingEstimate) -> list[Row]:
         add(
             "CUDA graphs",
             found.graphs,
-            f"{found.graphs_captured:,} graphs, without the driver's part",
+            f"{found.graphs_captured:,} graphs, with the driver's part",
         )
     add("left over", found.left, "of the whole GPU")
     if found.concurrency is not None and found.max_model_len is not None:
@@ -508,10 +558,42 @@ def _rows(found: ServingEstimate) -> list[Row]:
     return rows
 
 
+def _nccl(found: ServingEstimate) -> str:
+    return ", NCCL" if found.ranks else ""
+
+
 def _prefill(found: ServingEstimate) -> str:
     if found.max_num_batched_tokens is None or found.max_num_seqs is None:
         return "of the profiling run"
     return f"{found.max_num_batched_tokens:,} tokens, {found.max_num_seqs:,} sequences"
+
+
+def _serving_ranks(found: ServingEstimate) -> Section:
+    titles = ("weights", "activations", "non-torch", "KV cache", "graphs", "left over")
+    columns = (
+        Column("rank", 4, number=True),
+        *(Column(title, AUTO, gap=2, number=True) for title in titles),
+    )
+    rows = tuple(
+        Row(
+            (
+                Cell(str(one.rank)),
+                *(
+                    Cell("–") if value is None else size(value)
+                    for value in (
+                        one.weights,
+                        one.activation,
+                        one.non_torch,
+                        one.kv_cache,
+                        one.graphs,
+                        one.left,
+                    )
+                ),
+            )
+        )
+        for one in found.ranks
+    )
+    return Section("Ranks", (Table("ranks", columns, rows),))
 
 
 def _peak(found: ServingEstimate) -> Section:

@@ -1,0 +1,300 @@
+"""Start-ups of vLLM 0.19 on H100s that others logged and published, restated without a GPU.
+
+    PYTHONPATH=. python benchmarks/serving_logs.py run --python INTERPRETER [--match TEXT …]
+    PYTHONPATH=. python benchmarks/serving_logs.py table
+
+``INTERPRETER`` has vLLM 0.19.1. The figures are those of ``tests/recorded/vllm/public_logs.json``,
+``serving_models.json`` has the models' configurations, each with its source. A log is left out
+(`why_not`) if its model's configuration is not there: vLLM profiles multimodal models with their
+processors, which are files of the model.
+
+Half of the logs is held out: those whose model's name, in lower case, has a SHA-256 with an odd
+first byte. The constants of ``gpuprobe/planning/serving/figures.py`` come from the other half.
+Figures, configurations and split were committed before the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Final
+
+from gpuprobe.planning.serving.figures import GRAPH
+
+HERE = Path(__file__).resolve().parent
+LOGS = HERE.parent / "tests" / "recorded" / "vllm" / "public_logs.json"
+MODELS = HERE / "serving_models.json"
+RESULTS = HERE / "serving_results.json"
+GIB: Final = 1 << 30
+VERDICTS: Final = (
+    {"model": "microsoft/phi-2", "tp": 1, "pp": 1, "max_model_len": 8192, "started": False},
+    {"model": "Qwen/Qwen3-14B", "tp": 5, "pp": 1, "max_model_len": 8192, "started": False},
+)
+"""Logs of starts that failed before any figure, for a reason that is not the machine's."""
+
+CORRECTED: Final = {
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16": {
+        "modules_in_block_to_quantize": [
+            ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            ["self_attn.o_proj"],
+            ["mlp.up_proj", "mlp.gate_proj"],
+            ["mlp.down_proj"],
+        ]
+    }
+}
+"""Fields of ``quantization_config`` that were missing in the first run. vLLM takes them from the
+checkpoint's weights, without which the model was in 16 bits: weights of 14.99 GiB in place of 5.38.
+"""
+
+Row = dict[str, Any]
+
+
+def logs() -> list[Row]:
+    """The logs, with ``gpu_memory_utilization`` 0.95 if one does not state another."""
+    rows: list[Row] = json.loads(LOGS.read_text(encoding="utf-8"))["logs"]
+    return rows + [{**row, "utilization": 0.95} for row in VERDICTS]
+
+
+def models() -> dict[str, Row]:
+    """Configurations by the names of models: ``source`` and ``config``."""
+    found: dict[str, Row] = json.loads(MODELS.read_text(encoding="utf-8"))
+    return found
+
+
+def frozen_digest() -> str:
+    """A SHA-256 of all figures and configurations."""
+    data = json.dumps([logs(), models()], sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()
+
+
+def held_out(log: Row) -> bool:
+    """Whether a log is of the half that no constant was made from."""
+    return hashlib.sha256(log["model"].lower().encode()).digest()[0] % 2 == 1
+
+
+def options(log: Row) -> list[str]:
+    """The options of ``vllm serve`` that a log shows."""
+    words = ["--max-model-len", str(log["max_model_len"]), "--no-enable-prefix-caching"]
+    for name, option in (
+        ("utilization", "--gpu-memory-utilization"),
+        ("dtype", "--dtype"),
+        ("quantization", "--quantization"),
+        ("kv_cache_dtype", "--kv-cache-dtype"),
+    ):
+        if log.get(name) is not None:
+            words += [option, str(log[name])]
+    for name, option in (("tp", "--tensor-parallel-size"), ("pp", "--pipeline-parallel-size")):
+        if log[name] > 1:
+            words += [option, str(log[name])]
+    return words
+
+
+def name(log: Row) -> str:
+    """The key of a log: its model and options."""
+    return " ".join([log["model"], *options(log)])
+
+
+def why_not(log: Row) -> str:
+    """The reason why a log cannot be restated, ``""`` if it can."""
+    return "" if log["model"] in models() else "its model's files are needed"
+
+
+def run(python: str, parts: list[str], cold: bool) -> None:
+    """Run the logs whose names have any of ``parts``, in their order, and add the results to
+    ``RESULTS``. ``cold``: compile all.
+    """
+    results: Row = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known = models()
+    chosen = [log for part in parts for log in logs() if part in name(log) and not why_not(log)]
+    for log in chosen:
+        key = name(log)
+        with tempfile.TemporaryDirectory(prefix="serving-logs-") as folder:
+            model = Path(folder) / "model"
+            model.mkdir()
+            config = known[log["model"]]["config"]
+            config.get("quantization_config", {}).update(CORRECTED.get(log["model"], {}))
+            (model / "config.json").write_text(json.dumps(config))
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+            if cold:
+                shutil.rmtree(_compiled(), ignore_errors=True)
+            gpus = log["tp"] * log["pp"]
+            command = [python, "-m", "gpuprobe", "estimate", "--json", "--gpu"]
+            command += [f"{gpus}xh100-80gb" if gpus > 1 else "h100-80gb", "--"]
+            command += ["vllm", "serve", str(model), *options(log)]
+            began = time.monotonic()
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            seconds = time.monotonic() - began
+        try:
+            found = json.loads(done.stdout)
+        except ValueError:
+            found = {"started": None, "error": done.stderr.strip()[-400:]}
+        results[key] = {"seconds": round(seconds), **_kept(found, folder)}
+        print(f"{seconds:4.0f} s  {key}", flush=True)
+        print(f"        {json.dumps(results[key])[:300]}", flush=True)
+        RESULTS.write_text(
+            "{\n" + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in results.items())
+            + "\n}\n"
+        )  # fmt: skip
+
+
+def _compiled() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gpuprobe" / "serving"
+
+
+_KEPT: Final = (
+    "started", "stage", "error", "compile_cache", "weights", "activation", "graphs_captured",
+    "graph_nodes", "non_torch", "kv_cache", "tokens", "ranks",
+)  # fmt: skip
+
+
+def _kept(found: Row, folder: str) -> Row:
+    row = {name: found[name] for name in _KEPT if found.get(name) is not None}
+    if found.get("graphs") is not None:
+        row["graph_pool"] = found["graphs"] - driver(found)
+    row["error"] = row.get("error", "").replace(folder, "").partition("\n")[0][:200]
+    return {name: value for name, value in row.items() if value not in ("", [])}
+
+
+def driver(found: Row) -> int:
+    """The driver's part of CUDA graphs as estimated, by their number and that of their nodes."""
+    return int(GRAPH[0] * found["graphs_captured"] + GRAPH[1] * found["graph_nodes"])
+
+
+def graphs(found: Row) -> float | None:
+    """GiB that capturing CUDA graphs takes."""
+    if "graph_nodes" not in found or "graph_pool" not in found:
+        return None
+    return float((found["graph_pool"] + driver(found)) / GIB)
+
+
+def error(ours: float | None, theirs: float | None) -> float | None:
+    """The error of a figure in percent of the log's."""
+    return None if ours is None or not theirs else (ours / theirs - 1) * 100
+
+
+def compared() -> list[Row]:
+    """For each log with a result: errors in percent of weights, activations, KV cache in GiB and in
+    tokens, and both verdicts.
+    """
+    results: Row = json.loads(RESULTS.read_text(encoding="utf-8"))
+    rows = []
+    for log in logs():
+        found = results.get(name(log))
+        if found is None:
+            continue
+        first = found["ranks"][0] if found.get("ranks") else found  # the logs are of rank 0
+        gib = {
+            key: first[key] / GIB if first.get(key) is not None else None
+            for key in ("weights", "activation", "kv_cache")
+        }
+        rows.append(
+            {
+                "log": log,
+                "found": found,
+                "held_out": held_out(log),
+                "weights": error(gib["weights"], log.get("weights")),
+                "activation": error(gib["activation"], log.get("activation")),
+                "kv_cache": error(gib["kv_cache"], log.get("kv")),
+                "tokens": error(found.get("tokens"), log.get("tokens")),
+                "graphs": error(graphs(found), log.get("graphs")),
+                "corrected": log["model"] in CORRECTED,
+                "verdict": found["started"] == log["started"],
+            }
+        )
+    return rows
+
+
+FIGURES: Final = ("weights", "activation", "kv_cache", "tokens", "graphs")
+
+
+def page() -> str:
+    """The results as Markdown: means of both halves, then each log."""
+    rows = compared()
+    left_out = [log for log in logs() if why_not(log)]
+    text = [
+        f"{len(rows)} of {len(logs())} logs were run; {len(left_out)} need files of their models. "
+        "Errors in percent: mean of the absolute ones, and the largest.",
+        "",
+        "| half | logs | weights | activation peak | KV cache, GiB | KV cache, tokens | graphs "
+        "| starts or fails as logged |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for title, half in (
+        ("held out, one GPU", [row for row in rows if row["held_out"] and not _several(row)]),
+        ("held out, several GPUs", [row for row in rows if row["held_out"] and _several(row)]),
+        ("used, one GPU", [row for row in rows if not row["held_out"] and not _several(row)]),
+        ("used, several GPUs", [row for row in rows if not row["held_out"] and _several(row)]),
+    ):
+        if half:
+            cells = [_summary([row[figure] for row in half]) for figure in FIGURES]
+            right = sum(row["verdict"] for row in half)
+            text.append(f"| {title} | {len(half)} | {' | '.join(cells)} | {right} of {len(half)} |")
+    text += [
+        "",
+        "| log | half | weights | activation peak | KV cache, GiB | KV cache, tokens | CUDA graphs "
+        "| result |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        cells = ["–" if row[key] is None else f"{row[key]:+.2f}" for key in FIGURES]
+        half = "held out" if row["held_out"] else "used"
+        logged = "starts" if row["log"]["started"] else "fails"
+        ours = {True: "starts", False: "fails", None: "not run"}[row["found"]["started"]]
+        half += ", corrected" if row["corrected"] else ""
+        result = logged if row["verdict"] else f"{logged}; here: {ours}"
+        text.append(f"| {_title(row['log'])} | {half} | {' | '.join(cells)} | {result} |")
+    return "\n".join(text) + "\n"
+
+
+def _several(row: Row) -> bool:
+    return bool(row["log"]["tp"] * row["log"]["pp"] > 1)
+
+
+def _title(log: Row) -> str:
+    parts = [log["model"], f"{log['max_model_len']:,}"]
+    parts += [f"TP {log['tp']}"] if log["tp"] > 1 else []
+    parts += [f"PP {log['pp']}"] if log["pp"] > 1 else []
+    parts += [log["dtype"]] if log.get("dtype") else []
+    parts += [f"--quantization {log['quantization']}"] if log.get("quantization") else []
+    parts += [f"KV cache {log['kv_cache_dtype']}"] if log.get("kv_cache_dtype") else []
+    return ", ".join(parts)
+
+
+def _summary(values: list[float | None]) -> str:
+    known = [abs(value) for value in values if value is not None]
+    return f"{mean(known):.2f}, {max(known):.2f}" if known else "–"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="public start-up logs of vLLM, without a GPU")
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("--python", default=sys.executable)
+    runs.add_argument(
+        "--match",
+        action="append",
+        metavar="TEXT",
+        help="only logs whose model and options have it; several times, in this order",
+    )
+    runs.add_argument("--cold", action="store_true", help="with nothing compiled before")
+    commands.add_parser("table")
+    args = parser.parse_args()
+    if args.command == "run":
+        run(args.python, args.match or [""], args.cold)
+    else:
+        sys.stdout.write(page())
+        print(f"median {median(row['found']['seconds'] for row in compared())} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The observer inside a process of vLLM: classes with vLLM's names and attributes, and faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuprobe.planning.serving import launch, observer
+
+
+class _Torch(ModuleType):
+    """torch.cuda, as far as the observer uses it, whose ``broken`` functions raise."""
+
+    def __init__(self, broken: str) -> None:
+        super().__init__("torch")
+        self.in_use = 40
+
+        def call(name: str, value: object) -> Any:
+            def function(*_: object, **__: object) -> object:
+                if name == broken:
+                    raise RuntimeError(f"no {name}")
+                return value
+
+            return function
+
+        frames = [{"filename": "/m/model.py", "line": 3, "name": "forward"}]
+        trace = [[{"action": "alloc", "addr": 1, "size": 8, "frames": frames}]]
+        self.cuda = SimpleNamespace(
+            current_device=call("current_device", 0),
+            mem_get_info=lambda: call("mem_get_info", (100 - self.in_use, 100))(),
+            memory_reserved=call("memory_reserved", 30),
+            memory=SimpleNamespace(
+                _record_memory_history=call("_record_memory_history", None),
+                _snapshot=call("_snapshot", {"device_traces": trace}),
+            ),
+        )
+
+
+class _Weight:
+    def __init__(self, size: int, floating: bool) -> None:
+        self.size, self.floating = size, floating
+
+    def element_size(self) -> int:
+        return self.size
+
+    def is_floating_point(self) -> bool:
+        return self.floating
+
+
+class _Runner:
+    model_memory_usage = 20
+    model = SimpleNamespace(parameters=lambda: [_Weight(2, True)])
+
+    def profile_run(self) -> str:
+        return "profiled"
+
+    def capture_model(self) -> int:
+        return 5
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.model_runner = _Runner()
+        self.rank = 0
+        self.requested_memory = 95
+        self.peak_activation_memory = 4
+
+    def init_device(self) -> None:
+        experts = SimpleNamespace(is_moe=True)
+        config = SimpleNamespace(model_config=experts)
+        sys.modules["vllm.v1.worker.gpu_worker"].init_worker_distributed_environment(config)
+
+    def load_model(self) -> None: ...
+
+    def determine_available_memory(self) -> int:
+        assert self.model_runner.profile_run() == "profiled"
+        return 50
+
+    def initialize_from_config(self, config: object) -> None: ...
+
+    def compile_or_warm_up_model(self) -> int:
+        return self.model_runner.capture_model()
+
+
+class _Runtime:
+    def __init__(self, torch: _Torch) -> None:
+        self.torch = torch
+        self.held = 0
+
+    def hold(self, _: int, more: int) -> None:
+        self.held += more
+        self.torch.in_use += more
+
+    def graphs(self) -> tuple[int, int]:
+        return (2, 7)
+
+
+def _serve(folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str = "") -> dict[str, Any]:
+    """The events of a start, by stage; and what the observer held."""
+    module = ModuleType("vllm.v1.worker.gpu_worker")
+    worker = type("Worker", (_Worker,), dict(vars(_Worker)))
+    module.Worker = worker  # type: ignore[attr-defined]
+    module.init_worker_distributed_environment = lambda config: None  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    sys.modules["vllm.v1.worker"].gpu_worker = module  # type: ignore[attr-defined]
+    torch = _Torch(broken)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    runtime = _Runtime(torch)
+
+    def found() -> _Runtime:
+        if broken == "runtime":
+            raise RuntimeError("no runtime")
+        return runtime
+
+    monkeypatch.setattr(observer, "_runtime", found)
+    launch.prepare(folder, {"start": 12, "experts": 1, "first_use": 6}, {})
+    observer._Observer(folder).worker()
+    started = worker()
+    started.init_device()
+    started.load_model()
+    assert started.determine_available_memory() == 50
+    pools = SimpleNamespace(num_blocks=3, kv_cache_tensors=[SimpleNamespace(size=9)])
+    started.initialize_from_config(pools)
+    assert started.compile_or_warm_up_model() == 5
+    events = launch.all_events(folder)
+    return {"held": runtime.held, **{event["stage"]: event for event in events}}
+
+
+def test_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _serve(tmp_path, monkeypatch)
+    assert "not observed" not in found
+    assert found["init_device"]["requested"] == 95
+    assert found["load_model"]["weights"] == 20
+    assert found["parameters"]["quantized"] is False
+    assert found["determine_available_memory"]["activation"] == 4
+    # 13 outside of torch's allocator after the communicators, 6 more after the profiling run
+    assert found["init_device"]["in_use"] - found["init_device"]["reserved"] == 13
+    profiled = found["determine_available_memory"]
+    assert profiled["in_use"] - profiled["reserved"] == 19
+    assert found["initialize_from_config"]["kv_bytes"] == 9
+    assert found["graphs"]["bytes"] == 5
+    assert found["graphs"]["count"] == 0
+    assert [row["place"] for row in found["peak"]["rows"]] == ["/m/model.py:3"]
+    assert found["held"] == 3 + 6
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "_record_memory_history",
+        "_snapshot",
+        "current_device",
+        "mem_get_info",
+        "memory_reserved",
+        "runtime",
+    ],
+)
+def test_a_fault_is_reported_and_changes_nothing(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _serve(tmp_path, monkeypatch, broken)
+    assert f"no {broken}" in found["not observed"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("size", "floating", "quantized"), [(2, True, False), (1, True, True), (4, False, True)]
+)
+def test_weights_that_are_quantised(size: int, floating: bool, quantized: bool) -> None:
+    weights = [_Weight(2, True), _Weight(size, floating)]
+    model = SimpleNamespace(parameters=lambda: weights)
+    assert observer._quantized(model) is quantized
+
+
+def test_a_model_of_the_hub_with_a_tokenizer_in_a_folder(tmp_path: Path) -> None:
+    args = SimpleNamespace(
+        load_format="auto",
+        model="org/model",
+        tokenizer=str(tmp_path),
+        skip_tokenizer_init=False,
+    )
+    (tmp_path / "tokenizer.json").touch()
+    launch.prepare(tmp_path, {"first_use": 0}, {})
+    observer._Observer(tmp_path)._without_files(args)
+    (event,) = launch.all_events(tmp_path)
+    assert (event["stage"], event["tokenizer"]) == ("options", True)
+    assert args.load_format == "dummy"
+    (tmp_path / "tokenizer.json").unlink()
+    observer._Observer(tmp_path)._without_files(args)
+    assert args.skip_tokenizer_init
+
+
+def test_a_line_of_the_log_that_has_changed(tmp_path: Path) -> None:
+    import logging
+
+    launch.prepare(tmp_path, {"first_use": 0}, {})
+    ours = observer._Observer(tmp_path)
+    handler = observer._Handler(ours)
+    for text in ("GPU KV cache size: 1,024 tokens", "Maximum concurrency for 8: unknown"):
+        handler.emit(logging.LogRecord("n", logging.INFO, "f", 1, text, (), None))
+    assert ours.logged == {"tokens": 1024}
+    assert [event["stage"] for event in launch.all_events(tmp_path)] == ["not observed"]
+
+
+def test_what_the_program_imports_comes_before_the_folder_of_gpuprobe(tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": "/theirs"}
+    launch.prepare(tmp_path, {"first_use": 0}, environment)
+    parts = environment["PYTHONPATH"].split(os.pathsep)
+    package = str(Path(launch.__file__).parents[3])
+    assert parts == [str(tmp_path / "plugin"), "/theirs", package]
+    assert json.loads((tmp_path / observer.PLAN).read_text()) == {"first_use": 0}
