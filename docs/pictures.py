@@ -407,7 +407,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         if args.native is not None:
-            write_estimate(blocks.Runner(Path(scratch), args.native.parent))
+            write_estimate(blocks.Runner(Path(scratch), args.native.parent.absolute()))
         missing = write(blocks.Runner(Path(scratch)))
     for line in missing:
         sys.stderr.write(f"not made: {line}\n")
