@@ -48,6 +48,15 @@ def _nothing_is_left(folder: Path) -> None:
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def _ends(folder: Path) -> None:
+    """Return once the server has ended: by then its processes are being ended."""
+    server, _ = (folder / "children").read_text().split()
+    while psutil.pid_exists(int(server)) and (
+        psutil.Process(int(server)).status() != psutil.STATUS_ZOMBIE
+    ):
+        time.sleep(0.02)
+
+
 def _run(
     server: Path, how: str, folder: Path, clock: Callable[[], float] = time.monotonic
 ) -> list[str]:
@@ -86,10 +95,12 @@ def test_it_hangs(server: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted(server: Path, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_interrupted(server: Path, tmp_path: Path, number: signal.Signals, times: int) -> None:
+    """A second signal comes while the processes have time to end by themselves."""
     program = (
         "import sys, os; from pathlib import Path; from gpuprobe.planning.serving import launch\n"
-        "launch._PATIENCE_S = 0.5\n"
+        f"launch._PATIENCE_S = {0.5 if times == 1 else 300}\n"
         "launch.run([sys.executable, *sys.argv[1:]], os.environ, Path(sys.argv[2]))"
     )
     process = subprocess.Popen(
@@ -99,7 +110,10 @@ def test_interrupted(server: Path, tmp_path: Path, number: signal.Signals) -> No
     while not (list(tmp_path.glob("*.events")) and (tmp_path / "children").read_text()):
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(number)
+    for _ in range(times):
+        process.send_signal(number)
+        if times > 1:
+            _ends(tmp_path)
     assert process.wait(timeout=60) != 0
     _nothing_is_left(tmp_path)
 

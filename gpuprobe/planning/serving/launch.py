@@ -9,13 +9,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from gpuprobe.planning.serving.observer import EVENTS, FOLDER, PLAN, UP, Event
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOG: Final = "vllm.log"
 STALLED_S: Final = 300.0
@@ -23,6 +26,8 @@ STALLED_S: Final = 300.0
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 15.0
 """The time that processes get to end after SIGTERM."""
+_KILLED_S: Final = 15.0
+"""The time that the kernel gets to end processes after SIGKILL."""
 _ENTRY: Final = """[vllm.general_plugins]
 gpuprobe = gpuprobe.planning.serving.observer:register
 """
@@ -83,11 +88,12 @@ def run(
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-    try:
-        with _signals_end_this():
+    with _Signals(process) as signals:
+        try:
             return _follow(process, folder, observed, stalled, clock)
-    finally:
-        end(process)
+        finally:
+            signals.ending = True
+            end(process)
 
 
 def _follow(
@@ -152,8 +158,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(psutil.Error):
             other.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=_PATIENCE_S)
-    psutil.wait_procs(_processes(process.pid), timeout=_PATIENCE_S)
+        process.wait(timeout=_KILLED_S)
+    psutil.wait_procs(_processes(process.pid), timeout=_KILLED_S)
 
 
 def _processes(root: int) -> list[psutil.Process]:
@@ -173,22 +179,36 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
-@contextlib.contextmanager
-def _signals_end_this() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt."""
+class _Signals:
+    """SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt. While vLLM is being
+    ended they kill its processes instead: a second signal must not leave them behind.
+    """
 
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.ending = False
+        self._process = process
+        self._before: dict[int, Any] = {}
 
-    before = {}
-    with contextlib.suppress(ValueError):  # not the main thread
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            before[number] = signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> Self:
+        with contextlib.suppress(ValueError):  # not the main thread
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _received(self, number: int, frame: object) -> None:
+        if self.ending:
+            for process in _processes(self._process.pid):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            return
+        self.ending = True
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
 
 
 def all_events(folder: Path) -> list[Event]:
