@@ -29,6 +29,7 @@ class Sorted(NamedTuple):
 def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Sorted:
     """Move the long options that ``parser`` knows from after the script to before it."""
     known = parser._option_string_actions  # argparse has no public list
+    scripts_own = parser.get_default("scripts_own") or ()
     own: list[str] = []
     script_words: list[str] = []
     moved: list[str] = []
@@ -43,6 +44,8 @@ def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> S
             return Sorted([*own, *script_words], ())  # separated by the user
         name = word.partition("=")[0]
         action = known.get(name) if word.startswith("-") else None
+        if script and name in scripts_own:
+            action = None
         if not script and (word == "-m" or not word.startswith("-")):
             script = True
             script_words.append(word)

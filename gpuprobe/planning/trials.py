@@ -293,6 +293,10 @@ class EstimateServer:
         return parse_response(reply["output"], reply["code"], reply["errors"].splitlines())
 
     def _start(self) -> subprocess.Popen[bytes]:
+        environment = os.environ if self._start_of is None else self._start_of.environment
+        # OpenMP's threads wait in a busy loop by default. In forked processes on a machine whose
+        # cores are taken, small tensors took four times as long.
+        passive = {"OMP_WAIT_POLICY": "passive", **environment}
         return subprocess.Popen(
             [sys.executable, "-c", SERVE, self._engine],
             stdin=subprocess.PIPE,
@@ -300,7 +304,7 @@ class EstimateServer:
             stderr=self._stderr,
             start_new_session=True,  # Ctrl-C is handled by this process
             cwd=None if self._start_of is None else self._start_of.cwd,
-            env=None if self._start_of is None else self._start_of.environment,
+            env=passive,
         )
 
     def _ended(self, server: subprocess.Popen[bytes]) -> Document:

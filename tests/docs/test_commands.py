@@ -38,6 +38,21 @@ SKIPPED = {
         "it would download the repository",
     ),
     (
+        "docs/how-to/estimate-a-model.md",
+        "pip install 'gpuprobe[models]'",
+        "it needs transformers, which make test does not install",
+    ),
+    (
+        "docs/how-to/estimate-a-model.md",
+        "gpuprobe estimate --model llama-3.1-8b --method lora --checkpointing --gpu rtx-4090",
+        "it needs transformers, which make test does not install",
+    ),
+    (
+        "docs/how-to/estimate-a-model.md",
+        "gpuprobe estimate --model llama-3.1-8b --gpu rtx-4090",
+        "it needs transformers, which make test does not install",
+    ),
+    (
         "docs/how-to/use-from-an-agent.md",
         'pip install "gpuprobe[mcp]"',
         "it would download packages",

@@ -4,6 +4,7 @@ The script runs on a virtual GPU, without computing values of large tensors, and
 few optimizer steps. Options of gpuprobe go before or after the script; arguments after -- are
 passed to the script. A command of vLLM goes after --, and is run until its engine is up:
 gpuprobe estimate --gpu h100-80gb -- vllm serve MODEL
+With --model, gpuprobe writes the script: gpuprobe estimate --model llama-3.1-8b --gpu rtx4090
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuprobe.cli import exit_codes, status_line, stderr
+from gpuprobe.cli.model_options import add_model, check_model_options, model_script_of
 from gpuprobe.cli.options import (
+    Target,
     add_formats,
     add_program,
     add_top,
@@ -25,20 +29,23 @@ from gpuprobe.cli.options import (
     rank_of,
 )
 
+if TYPE_CHECKING:
+    from gpuprobe.api.models import ModelScript
+
 OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
 
 
 EXAMPLES = {
     "gpuprobe estimate train.py --gpu rtx4090": "does it fit on 24 GB?",
-    "gpuprobe estimate train.py --gpu 8xh100-80gb --ranks 8": "one of eight ranks",
+    "gpuprobe estimate --model llama-3.1-8b --method lora --gpu rtx4090": "without a script",
     "gpuprobe estimate train.py --gpu a100-40gb -- --batch-size 16": "with an option of the script",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
+        "gpuprobe estimate (SCRIPT | -m MODULE | --model NAME) [--gpu GPU] [--steps N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
         "[--engine auto|native|virtual] "
         "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [-o NAME.gpuprobe] "
@@ -69,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_formats(parser, "Estimate")
     add_top(parser, 8)
+    add_model(parser)
     add_program(parser)
 
 
@@ -80,13 +88,15 @@ def _notify(text: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api import watch
     from gpuprobe.api.render import render
-    from gpuprobe.api.virtual import estimate_program, prepare_engine
 
-    target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT")
+    if check_model_options(args):
+        with model_script_of(args, "estimate") as model:
+            return _estimate(args, Target(model.path, (), False), model)
     from gpuprobe.api.serving import estimate_serving
+    from gpuprobe.api.virtual import prepare_engine
 
+    target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT, or --model NAME")
     words = [target.target, *target.arguments]
     server = estimate_serving(words, args.gpu, module=target.module, notify=stderr.note)
     if server is not None:
@@ -94,6 +104,15 @@ def run(args: argparse.Namespace) -> int:
         return exit_codes.OK if server.started else exit_codes.FINDINGS
     if target.module:
         prepare_engine(args.engine, args.gpu, estimated=True, torch=args.torch)
+    return _estimate(args, target)
+
+
+def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | None = None) -> int:
+    """Estimate a program and print the result; returns the exit code."""
+    from gpuprobe.api import watch
+    from gpuprobe.api.render import render
+    from gpuprobe.api.virtual import estimate_program
+
     program = watch.program(*target)
     progress = status_line.PROGRESS  # without one, the command was called from Python
     with output_to_stderr():
@@ -112,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
             per_node=args.per_node,
             output=args.output or "",
             suggest=not args.no_suggestions,
+            alternatives=None if model is None else model.alternatives,
             notify=_notify,
             progress=None if progress is None else progress.step,
         )

@@ -5,16 +5,18 @@ Every figure is an estimate from running the script on a virtual GPU; see gpupro
 Options of gpuprobe go before or after the script; arguments after -- are passed to the script.
 A command of vLLM goes after --, and is started for each figure:
 gpuprobe fit --gpu l4,h100-80gb --input-len 2000 --output-len 500 -- vllm serve MODEL
+With --model, gpuprobe writes the script: gpuprobe fit --model llama-3.1-8b --gpu a100-40gb
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.model_options import add_model, check_model_options, model_script_of
 from gpuprobe.cli.options import (
     add_formats,
     add_program,
@@ -24,6 +26,7 @@ from gpuprobe.cli.options import (
     program_of,
     rank_of,
 )
+from gpuprobe.errors import UsageError
 
 OPTIONS_AFTER_SCRIPT = True
 
@@ -31,13 +34,13 @@ OPTIONS_AFTER_SCRIPT = True
 EXAMPLES = {
     "gpuprobe fit train.py --arg batch_size --gpu a100-40gb": "the largest batch that fits",
     "gpuprobe fit train.py --arg batch_size --gpu t4,l4,a10g": "the same for each of three GPUs",
-    "gpuprobe fit train.py --arg seq_len --max 8192 --no-suggestions": "the longest sequence",
+    "gpuprobe fit --model llama-3.1-8b --method lora --gpu a100-40gb": "a model, without a script",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe fit (SCRIPT --arg NAME | -- vllm serve MODEL) [--gpu GPU,...|all] "
+        "gpuprobe fit (SCRIPT --arg NAME | --model NAME | -- vllm serve MODEL) [--gpu GPU,...|all] "
         "[--min N] [--max N] [--steps N] [--input-len N] [--output-len N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
         "[--engine auto|native|virtual] "
@@ -47,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arg",
         metavar="NAME",
         help="the value to vary: an option of the script (batch_size means --batch-size), or a "
-        "number assigned at its top level (BATCH_SIZE = 8)",
+        "number assigned at its top level (BATCH_SIZE = 8); with --model the default is batch_size",
     )
     parser.add_argument(
         "--min", type=positive, default=1, metavar="N", help="smallest value (default: 1)"
@@ -71,25 +74,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_formats(parser, "Fit")
     parser.add_argument("--quiet", action="store_true", help="do not print progress")
+    add_model(parser)
     add_program(parser, modules=False)
 
 
 def run(args: argparse.Namespace) -> int:
+    if check_model_options(args):
+        if len(args.ranks) > 1:
+            raise UsageError(
+                "--model writes a script for one number of ranks", hint="one run for each --ranks N"
+            )
+        with model_script_of(args, "estimate") as model:
+            return _fit(args, model.path, (), args.arg or "batch_size")
+    target = program_of(args, "gpuprobe fit SCRIPT --gpu GPU --arg batch_size, or --model NAME")
+    if args.arg is None:
+        return _serving(args, [target.target, *target.arguments])
+    return _fit(args, target.target, target.arguments, args.arg)
+
+
+def _notify(args: argparse.Namespace) -> Callable[[str], None]:
+    return (lambda message: None) if args.quiet else stderr.note
+
+
+def _fit(args: argparse.Namespace, script: str, arguments: Sequence[str], name: str) -> int:
+    """Search for the largest value and print the result; returns the exit code."""
     from gpuprobe.api.render import render
     from gpuprobe.api.virtual import fit_program
 
-    target = program_of(args, "gpuprobe fit SCRIPT --gpu GPU --arg batch_size")
-
-    def notify(message: str) -> None:
-        if not args.quiet:
-            stderr.note(f"{message}")
-
-    if args.arg is None:
-        return _serving(args, [target.target, *target.arguments], notify)
     found = fit_program(
-        target.target,
-        args.arg,
-        target.arguments,
+        script,
+        name,
+        arguments,
         gpu=args.gpu,
         least=args.min,
         most=args.max,
@@ -102,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         rank=rank_of(args),
         assume=args.assume,
         suggest=not args.no_suggestions,
-        notify=notify,
+        notify=_notify(args),
     )
     render(found, format_of(args), sys.stdout, cwd=str(Path.cwd()))
     if found.interrupted:
@@ -110,10 +125,9 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.OK if found.largest is not None else exit_codes.FINDINGS
 
 
-def _serving(args: argparse.Namespace, words: list[str], notify: Callable[[str], None]) -> int:
+def _serving(args: argparse.Namespace, words: list[str]) -> int:
     from gpuprobe.api.render import render
     from gpuprobe.api.serving import fit_serving
-    from gpuprobe.errors import UsageError
 
     found = fit_serving(
         words,
@@ -121,7 +135,7 @@ def _serving(args: argparse.Namespace, words: list[str], notify: Callable[[str],
         input_len=args.input_len,
         output_len=args.output_len,
         suggest=not args.no_suggestions,
-        notify=notify,
+        notify=_notify(args),
     )
     if found is None:
         raise UsageError(

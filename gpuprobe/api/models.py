@@ -1,0 +1,74 @@
+"""Scripts for open models: what ``gpuprobe estimate --model`` and ``gpuprobe fit --model`` run."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpuprobe.errors import EnvironmentUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.planning.suggestions import Provider
+
+
+class ModelScript(NamedTuple):
+    """A model's script, at ``path``, and its ``alternatives``: the changes to try if it does not
+    fit.
+    """
+
+    path: str
+    alternatives: Provider
+
+
+@contextlib.contextmanager
+def model_script(
+    name: str,
+    options: Mapping[str, object] | None = None,
+    *,
+    output: str = "",
+    command: str = "",
+) -> Iterator[ModelScript]:
+    """Write the script that trains the model ``name``, or generates tokens. See
+    `gpuprobe.planning.models.run.ModelRun` for the ``options``.
+
+    The script is in a temporary folder, which is removed on exit, or (``output``) in a file that
+    must not exist yet. ``command`` is named in its docstring.
+
+    Raises UsageError for an unknown model, for options that exclude each other and for an existing
+    file; DataError for a file that is not a configuration; MissingExtra for a package that the
+    script needs; EnvironmentUnavailable if the script cannot be written.
+    """
+    from gpuprobe.planning.models.alternatives import ModelChanges
+    from gpuprobe.planning.models.configs import find_model
+    from gpuprobe.planning.models.run import ModelRun
+    from gpuprobe.planning.models.script import script
+
+    run = ModelRun(find_model(name)).changed(**(options or {}))
+    run.check()
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuprobe-")))
+            plain = re.sub(r"[^a-z0-9]+", "_", run.model.name.lower()).strip("_")
+            path = Path(output) if output else folder / f"train_{plain}.py"
+            with path.open("x", encoding="utf-8") as file:
+                file.write(script(run, command))
+        except FileExistsError:
+            raise UsageError(
+                f"{output} exists already", hint="choose another name, or delete it"
+            ) from None
+        except OSError as error:
+            raise EnvironmentUnavailable(
+                f"the script cannot be written: {error.strerror or error}: {output or 'TMPDIR'}"
+            ) from error
+        yield ModelScript(str(path), ModelChanges(run, folder))
+
+
+def known_model_names() -> list[tuple[str, int, str]]:
+    """The models that gpuprobe knows: name, number of parameters, the repository's name."""
+    from gpuprobe.planning.models.configs import known_models
+
+    return [(model.name, model.parameters, model.source) for model in known_models().values()]

@@ -1,0 +1,1 @@
+"""Training and inference scripts for open models, from a name or a config.json."""

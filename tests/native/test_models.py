@@ -1,0 +1,92 @@
+"""Scripts for models on the native engine: sizes of the classes, and the same bytes by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity_account import environment
+
+pytestmark = [pytest.mark.native, pytest.mark.slow]
+
+COUNT = """\
+import json
+import torch
+import transformers
+
+transformers.logging.set_verbosity_error()
+from gpuprobe.planning.models.configs import known_models
+from gpuprobe.planning.models.script import AUTO_CLASS
+
+found = {}
+for name, model in known_models().items():
+    config = transformers.AutoConfig.for_model(**model.fields)
+    with torch.device("meta"):
+        built = getattr(transformers, AUTO_CLASS[model.task]).from_config(config)
+    found[name] = [sum(each.numel() for each in built.parameters()), model.parameters]
+print(json.dumps(found))
+"""
+
+
+def run_gpuprobe(*words: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", *words],
+        cwd=folder,
+        env={**environment(), "TRANSFORMERS_VERBOSITY": "error"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_known_models_have_as_many_parameters_as_published(tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text(COUNT, encoding="utf-8")
+    options = ["--gpu", "h100-80gb", "--engine", "native", "-o", "run.gpuprobe"]
+    output = run_gpuprobe("run", *options, "count.py", folder=tmp_path)
+    found = json.loads(output.strip().rpartition("\n")[2])
+    assert len(found) >= 60
+    assert {name: pair for name, pair in found.items() if pair[0] != pair[1]} == {}
+
+
+def peaks(*words: str, folder: Path) -> dict[str, Any]:
+    options = ["--gpu", "h100-80gb", "--engine", "native", "--json"]
+    document = json.loads(run_gpuprobe("estimate", *words, *options, folder=folder))
+    keys = ("peak_allocated", "reserved", "total", "steps", "by_category")
+    return {key: document[key] for key in keys}
+
+
+MODELS = [
+    ["--model", "pythia-70m", "--optimizer", "adamw-fused"],
+    ["--model", "smollm2-135m", "--checkpointing", "--batch-size", "2"],
+    ["--model", "t5-small", "--inference"],
+    ["--model", "pythia-70m", "--method", "lora"],
+    ["--model", "pythia-70m", "--method", "qlora"],
+]
+
+
+@pytest.mark.parametrize("options", MODELS, ids=" ".join)
+def test_a_written_script_has_the_same_peak_by_hand(options: list[str], tmp_path: Path) -> None:
+    """Also after it moved: nothing depends on where the script is."""
+    needed = {"lora": ["peft"], "qlora": ["peft", "bitsandbytes"]}.get(options[-1], [])
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"without {missing[0]}")
+    written = ["--sequence-length", "128", "--write-script", "train.py"]
+    found = peaks(*options, *written, folder=tmp_path)
+    assert found["steps"] == (0 if "--inference" in options else 3)
+    (tmp_path / "train.py").rename(tmp_path / "mine.py")
+    assert peaks("mine.py", folder=tmp_path) == found
+
+
+def test_a_larger_batch_is_an_option_of_the_script(tmp_path: Path) -> None:
+    model = ["--model", "pythia-70m", "--sequence-length", "128"]
+    found = peaks(*model, "--batch-size", "4", folder=tmp_path)
+    peaks(*model, "--write-script", "train.py", folder=tmp_path)
+    assert peaks("train.py", "--batch-size", "4", folder=tmp_path) == found
