@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,11 @@ class ModelChanges:
         self._written = 0
 
     def __call__(self, request: Request) -> Changes:
-        """Yield each change alone; if none is enough, more and more of them together."""
-        enough = False
-        for change in _changes(self._run):
-            found = yield from self._change(request, [change])
-            enough = enough or found
-        if enough:
-            return
-        for several in _together(self._run):
-            if (yield from self._change(request, several)):
-                return
+        """Yield each change alone, then together with the easier ones until the run fits."""
+        for steps in _families(self._run):
+            for changes in steps:
+                if (yield from self._change(request, changes)):
+                    break
 
     def _change(
         self, request: Request, changes: list[_Change]
@@ -80,29 +75,48 @@ class ModelChanges:
         return result is not None and result.fits
 
 
-def _changes(run: ModelRun) -> Iterator[_Change]:
-    """The changes that the run does not have yet."""
-    half = max(1, run.batch_size // 2)
+def _families(run: ModelRun) -> Iterator[list[list[_Change]]]:
+    """The changes to try. Each family is a change alone, then with more and more others."""
+    easier: list[_Change] = []
     if run.batch_size > 1:
-        name = f"batch size {half}"
-        if not run.inference:
-            name += ", with gradient accumulation"
-        yield _Change(name, f"--batch-size {half}", batch_size=half)
+        yield [[_smaller_batch(run, size)] for size in _halves(run.batch_size)]
+        easier = [_smaller_batch(run, 1)]
     if run.inference:
         if run.method != "qlora":
-            yield _QUANTIZED
+            yield _growing(_QUANTIZED, easier)
         return
     if not run.checkpointing:
-        yield _CHECKPOINTING
-    if run.method == "full" and run.optimizer in ("adamw", "adamw-fused"):
-        yield _EIGHT_BIT
+        yield _growing(_CHECKPOINTING, easier)
+        easier = [_CHECKPOINTING, *easier]
     if run.method == "full":
-        yield _LORA
+        if run.optimizer in ("adamw", "adamw-fused"):
+            yield _growing(_EIGHT_BIT, easier)
+        yield _growing(_LORA, easier)
     if run.method != "qlora":
-        yield _QLORA
-        for ranks in (2 * run.ranks, 8 * run.ranks):
-            options = f"--ranks {ranks} --sharding fsdp"
-            yield _Change(f"{ranks} GPUs with FSDP2", options, ranks=ranks, sharding="fsdp")
+        yield _growing(_QLORA, easier)[-1:]
+        two, eight = _with_ranks(2 * run.ranks), _with_ranks(8 * run.ranks)
+        yield [[two], *_growing(eight, easier), [*easier, _with_ranks(64 * run.ranks)]]
+
+
+def _growing(change: _Change, easier: Sequence[_Change]) -> list[list[_Change]]:
+    """A change alone, with the first of the easier ones, with the first two, and so on."""
+    return [[*easier[:count], change] for count in range(len(easier) + 1)]
+
+
+def _halves(value: int) -> Iterator[int]:
+    while value > 1:
+        value //= 2
+        yield value
+
+
+def _smaller_batch(run: ModelRun, size: int) -> _Change:
+    accumulated = "" if run.inference else ", with gradient accumulation"
+    return _Change(f"batch size {size}{accumulated}", f"--batch-size {size}", batch_size=size)
+
+
+def _with_ranks(ranks: int) -> _Change:
+    options = f"--ranks {ranks} --sharding fsdp"
+    return _Change(f"{ranks} GPUs with FSDP2", options, ranks=ranks, sharding="fsdp")
 
 
 _CHECKPOINTING = _Change("activation checkpointing", "--checkpointing", checkpointing=True)
@@ -112,26 +126,3 @@ _QLORA = _Change(
     "QLoRA", "--method qlora", method="qlora", ranks=1, dtype="bf16", optimizer="adamw"
 )
 _QUANTIZED = _Change("4-bit weights", "--method qlora", method="qlora", dtype="bf16")
-
-
-def _together(run: ModelRun) -> Iterator[list[_Change]]:
-    """Changes together, of which each needs less memory than the one before."""
-    smallest = []
-    if run.batch_size > 1:
-        smallest = [_Change("batch size 1", "--batch-size 1", batch_size=1)]
-    if run.inference:
-        yield [*smallest, _QUANTIZED]
-        return
-    less = [*smallest, *([] if run.checkpointing else [_CHECKPOINTING])]
-    if less[1:]:
-        yield less
-    if less and run.method == "full":
-        yield [*less, _EIGHT_BIT]
-        yield [*less, _LORA]
-    if less and run.method != "qlora":
-        yield [*less, _QLORA]
-        for ranks in (8, 16, 64):
-            if ranks > run.ranks:
-                options = f"--ranks {ranks} --sharding fsdp"
-                more = _Change(f"{ranks} GPUs with FSDP2", options, ranks=ranks, sharding="fsdp")
-                yield [*less, more]
