@@ -359,7 +359,7 @@ def test_selected_log_probabilities_are_measured_in_the_published_order(
     found: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append("E"))
     utils = SimpleNamespace(SingleBenchmarkRunInput=SimpleNamespace, CustomEncoder=None)
-    measuring = liger_programs._Measuring(utils, [], wanted, [])
+    measuring = liger_programs._Measuring(utils, [], wanted)
     for metric in ("speed", "memory"):
 
         def measured(given: SimpleNamespace, letter: str = metric[0].upper()) -> SimpleNamespace:
