@@ -18,6 +18,7 @@ import textwrap
 import tokenize
 from collections.abc import Callable, Sequence
 from enum import EnumMeta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -546,27 +547,18 @@ def packages() -> str:
     return table(("package", "contents", "folders"), rows)
 
 
-def blind_truth() -> str:
-    """The results of `benchmarks/blind_truth.py`."""
+def results_of(benchmark: str) -> str:
+    """The page of a benchmark's results, without a run of it."""
     benchmarks = str(ROOT / "benchmarks")
     if benchmarks not in sys.path:
         sys.path.append(benchmarks)
-    text: str = importlib.import_module("blind_truth").page()
-    return text
-
-
-def serving_logs() -> str:
-    """The results of `benchmarks/serving_logs.py`."""
-    benchmarks = str(ROOT / "benchmarks")
-    if benchmarks not in sys.path:
-        sys.path.append(benchmarks)
-    text: str = importlib.import_module("serving_logs").page()
+    text: str = importlib.import_module(benchmark).page()
     return text
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "blind-truth": blind_truth,
-    "serving-logs": serving_logs,
+    "blind-truth": partial(results_of, "blind_truth"),
+    "serving-logs": partial(results_of, "serving_logs"),
     "layers": layers,
     "packages": packages,
     "gate-metrics": gate_metrics,

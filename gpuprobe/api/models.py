@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.planning.suggestions import Provider
+
+METHODS: Final = ("full", "lora", "qlora")
+OPTIMIZERS: Final = ("adamw", "adamw-fused", "adamw-8bit", "adafactor", "sgd")
+DTYPES: Final = ("bf16", "fp16", "fp32", "bf16-mixed")
+ATTENTIONS: Final = ("sdpa", "eager", "flash_attention_2")
+SHARDINGS: Final = ("fsdp", "ddp", "zero1", "zero2", "zero3")
 
 
 class ModelScript(NamedTuple):
@@ -42,6 +47,8 @@ def model_script(
     file; DataError for a file that is not a configuration; MissingExtra for a package that the
     script needs; EnvironmentUnavailable if the script cannot be written.
     """
+    import tempfile  # 5 ms, and the choices above are needed without it
+
     from gpuprobe.planning.models.alternatives import ModelChanges
     from gpuprobe.planning.models.configs import find_model
     from gpuprobe.planning.models.run import ModelRun
@@ -67,8 +74,8 @@ def model_script(
         yield ModelScript(str(path), ModelChanges(run, folder))
 
 
-def known_model_names() -> list[tuple[str, int, str]]:
-    """The models that gpuprobe knows: name, number of parameters, the repository's name."""
+def known_models() -> list[tuple[str, int]]:
+    """The models that gpuprobe knows: name and number of parameters."""
     from gpuprobe.planning.models.configs import known_models
 
-    return [(model.name, model.parameters, model.source) for model in known_models().values()]
+    return [(model.name, model.parameters) for model in known_models().values()]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from gpuprobe.cli import output
-from gpuprobe.cli.options import positive
+from gpuprobe.api.models import ATTENTIONS, DTYPES, METHODS, OPTIMIZERS, SHARDINGS
+from gpuprobe.cli.options import Listed, positive
 from gpuprobe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,29 +31,11 @@ _OPTIONS: Final = (
 )
 
 
-class _Model(argparse.Action):
-    """The name of a model. ``list`` prints those that gpuprobe knows and exits."""
+def _models() -> list[tuple[str, str]]:
+    """The models that gpuprobe knows, with their numbers of parameters."""
+    from gpuprobe.api.models import known_models
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if values == "list":
-            from gpuprobe.api.models import known_model_names
-
-            names = known_model_names()
-            width = max(len(name) for name, _, _ in names)
-            try:
-                for name, parameters, _ in names:
-                    sys.stdout.write(f"{name:<{width}}  {parameters:>15,} parameters\n")
-                sys.stdout.flush()
-            except BrokenPipeError:
-                output.give_up()  # the reader closed the pipe (``| head``)
-            parser.exit()
-        setattr(namespace, self.dest, values)
+    return [(name, f"{number:>15,} parameters") for name, number in known_models()]
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -71,14 +52,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         metavar="NAME",
-        action=_Model,
+        action=Listed,
+        rows=_models,
         help="a known model, such as llama-3.1-8b (list: print them), a config.json or its folder, "
         "or OWNER/NAME from the Hugging Face cache",
     )
     add("--write-script", metavar="FILE", help="keep the script, to run or to change")
     add(
         "--method",
-        choices=("full", "lora", "qlora"),
+        choices=METHODS,
         help="what is trained: all parameters (default), adapters, or adapters on 4-bit layers",
     )
     add("--lora-rank", type=positive, metavar="N", help="rank of the adapters (default: 16)")
@@ -90,12 +72,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--optimizer",
-        choices=("adamw", "adamw-fused", "adamw-8bit", "adafactor", "sgd"),
+        choices=OPTIMIZERS,
         help="(default: adamw)",
     )
     add(
         "--dtype",
-        choices=("bf16", "fp16", "fp32", "bf16-mixed"),
+        choices=DTYPES,
         help="of the weights (default: bf16); bf16-mixed: fp32 weights and bf16 autocast",
     )
     add("--batch-size", type=positive, metavar="N", help="sequences on each GPU (default: 1)")
@@ -108,12 +90,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--checkpointing", action="store_true", default=None, help="recompute activations")
     add(
         "--attention",
-        choices=("sdpa", "eager", "flash_attention_2"),
+        choices=ATTENTIONS,
         help="attention implementation (default: what transformers selects, mostly sdpa)",
     )
     add(
         "--sharding",
-        choices=("fsdp", "ddp", "zero1", "zero2", "zero3"),
+        choices=SHARDINGS,
         help="with --ranks: how ranks share the model; FSDP2 (default, as zero3), DDP, or a stage "
         "of ZeRO with PyTorch's own classes",
     )
@@ -174,25 +156,24 @@ def _check_pairs(args: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def model_script_of(args: argparse.Namespace, command: str) -> Iterator[ModelScript]:
+def model_script_of(args: argparse.Namespace) -> Iterator[ModelScript]:
     """The script of the parsed options; see `gpuprobe.api.models.model_script`."""
     from gpuprobe.api.models import model_script
 
     given = {name: getattr(args, name) for name in _OPTIONS}
     options = {name: value for name, value in given.items() if value is not None}
     ranks = args.ranks[0] if isinstance(args.ranks, list) else args.ranks
-    words = [f"gpuprobe {command}", "--model", args.model]
+    words = ["gpuprobe", "estimate", "--model", args.model]
     for name, value in options.items():
         words.append(_written(name))
         if value is not True:
             words.append(",".join(value) if isinstance(value, tuple) else str(value))
     if ranks > 1:
         words += ["--ranks", str(ranks)]
-    text = " ".join([words[0], *(shlex.quote(word) for word in words[1:])])
     with model_script(
         args.model,
         {**options, "ranks": ranks},
         output=args.write_script or "",
-        command=text,
+        command=shlex.join(words),
     ) as found:
         yield found

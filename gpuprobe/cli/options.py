@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.api.render import FORMATS, formats_of
@@ -98,8 +98,12 @@ def add_demo(parser: argparse.ArgumentParser, more: str = "") -> None:
     )
 
 
-class _Gpu(argparse.Action):
-    """The name of a GPU. ``list`` prints the names in the catalogue and exits."""
+class Listed(argparse.Action):
+    """A name of a table. ``list`` prints ``rows``, with what belongs to each name, and exits."""
+
+    def __init__(self, *args: Any, rows: Callable[[], list[tuple[str, str]]], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._rows = rows
 
     def __call__(
         self,
@@ -109,20 +113,27 @@ class _Gpu(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if values == "list":
-            from gpuprobe.api.devices import known_gpus
-            from gpuprobe.model.text import human_bytes, visible
-
-            gpus = known_gpus()
-            width = max(len(gpu.name) for gpu in gpus)
+            rows = self._rows()
+            width = max(len(name) for name, _ in rows)
             try:
-                for gpu in gpus:
-                    size = human_bytes(gpu.total_memory)
-                    sys.stdout.write(f"{gpu.name:<{width}}  {size:>9}  {visible(gpu.title)}\n")
+                for name, text in rows:
+                    sys.stdout.write(f"{name:<{width}}  {text}\n")
                 sys.stdout.flush()
             except BrokenPipeError:
                 output.give_up()  # the reader closed the pipe (``| head``)
             parser.exit()
         setattr(namespace, self.dest, values)
+
+
+def _gpus() -> list[tuple[str, str]]:
+    """The GPUs of the catalogue, with their memory and title."""
+    from gpuprobe.api.devices import known_gpus
+    from gpuprobe.model.text import human_bytes, visible
+
+    return [
+        (gpu.name, f"{human_bytes(gpu.total_memory):>9}  {visible(gpu.title)}")
+        for gpu in known_gpus()
+    ]
 
 
 def add_gpu(
@@ -136,7 +147,9 @@ def add_gpu(
     ``--virtual`` is an older name for it, which ``torchrun`` parses as its own option.
     """
     names = ["--gpu", *(["--virtual"] if default is None else []), *(["--gpus"] if several else [])]
-    parser.add_argument(*names, dest="gpu", default=default, metavar="GPU", action=_Gpu, help=text)
+    parser.add_argument(
+        *names, dest="gpu", default=default, metavar="GPU", action=Listed, rows=_gpus, help=text
+    )
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpuprobe.api.models import DTYPES, METHODS, OPTIMIZERS, SHARDINGS
 from gpuprobe.errors import GpuprobeError, MissingExtra, UsageError
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning import alternatives as alternatives_module
 from gpuprobe.planning.models import run as run_module
 from gpuprobe.planning.models.alternatives import ModelChanges
 from gpuprobe.planning.models.configs import ModelConfig, find_model, known_models
-from gpuprobe.planning.models.run import DTYPES, METHODS, OPTIMIZERS, SHARDINGS, ModelRun
+from gpuprobe.planning.models.run import ModelRun
 from gpuprobe.planning.models.script import script
 from gpuprobe.planning.suggestions import Alternative, EstimatedChange, Skipped
 
@@ -230,3 +232,22 @@ def test_weights_of_an_unknown_model_are_not_compared(tmp_path: Path) -> None:
     unknown = ModelConfig("mine", LLAMA.fields)
     found = tried(ModelRun(unknown), tmp_path)
     assert not [change for change in found if isinstance(change, Skipped)]
+
+
+def test_the_least_memory_of_a_rank_is_what_it_holds() -> None:
+    """A run is not tried if this exceeds the GPU: it must not be more than the run needs."""
+    model = known_models()["llama-3.1-70b"]
+    gib = model.parameters / 2**30
+
+    def least(**fields: Any) -> float:
+        return ModelRun(model, **fields).least_memory / 2**30
+
+    assert least() == pytest.approx(8 * gib)
+    assert least(ranks=8) == pytest.approx(gib)
+    assert least(ranks=8, sharding="ddp") == pytest.approx(8 * gib)
+    assert least(ranks=8, sharding="zero1") == pytest.approx((2 + 2 + 4 / 8) * gib)
+    assert least(ranks=8, sharding="zero2") == pytest.approx((2 + 2 / 8 + 4 / 8) * gib)
+    assert least(method="lora") == pytest.approx(2 * gib)
+    assert least(method="lora", ranks=8) == pytest.approx(2 / 8 * gib)
+    assert least(method="qlora") == pytest.approx(0.5 * gib)
+    assert least(inference=True) == pytest.approx(2 * gib)

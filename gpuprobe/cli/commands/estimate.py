@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.render import render
 
     if check_model_options(args):
-        with model_script_of(args, "estimate") as model:
+        with model_script_of(args) as model:
             return _estimate(args, Target(model.path, (), False), model)
     from gpuprobe.api.serving import estimate_serving
     from gpuprobe.api.virtual import prepare_engine

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(
                 "--model writes a script for one number of ranks", hint="one run for each --ranks N"
             )
-        with model_script_of(args, "estimate") as model:
+        with model_script_of(args) as model:
             return _fit(args, model.path, (), args.arg or "batch_size")
     target = program_of(args, "gpuprobe fit SCRIPT --gpu GPU --arg batch_size, or --model NAME")
     if args.arg is None:

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
 
     code = _exit_code(result)
     source = partial(watch.source_of, program)
-    hint = misplaced_option(_parser(), target.arguments, source, code)
+    hint = misplaced_option(_parser(), target.arguments, source, code) if target.arguments else ""
     if hint:
         before = f"-m {target.target}" if target.module else target.target
         stderr.note(f"{hint} belongs before {before}: after it, it is the program's own argument")

@@ -9,12 +9,6 @@ from typing import Any, Final
 from gpuprobe.errors import EnvironmentUnavailable, MissingExtra, UsageError
 from gpuprobe.planning.models.configs import ModelConfig
 
-METHODS: Final = ("full", "lora", "qlora")
-OPTIMIZERS: Final = ("adamw", "adamw-fused", "adamw-8bit", "adafactor", "sgd")
-DTYPES: Final = ("bf16", "fp16", "fp32", "bf16-mixed")
-ATTENTIONS: Final = ("sdpa", "eager", "flash_attention_2")
-SHARDINGS: Final = ("fsdp", "ddp", "zero1", "zero2", "zero3")
-
 _SEQUENCE: Final = 2048  # tokens, by default
 
 _LEARNED_POSITIONS: Final = {
@@ -84,15 +78,18 @@ class ModelRun:
         """Bytes of weights, gradients and optimizer state on each rank: less than the run needs. 0
         if the number of parameters is unknown.
         """
-        weights = {"fp32": 4.0, "bf16-mixed": 4.0}.get(self.dtype, 2.0)
+        size = {"fp32": 4.0, "bf16-mixed": 4.0}.get(self.dtype, 2.0)
         if self.method == "qlora":
-            return int(0.5 * self.model.parameters)
-        if self.inference or self.method == "lora":
-            return int(weights * self.model.parameters)
-        states = {"adamw": 2 * weights, "adamw-fused": 2 * weights, "adamw-8bit": 2.0}
-        state = states.get(self.optimizer, 0.0)
-        shards = self.ranks if self.sharding in ("fsdp", "zero3") else 1
-        return int((2 * weights + state) * self.model.parameters / shards)
+            size = 0.5
+        # zero2 has whole weights in the forward and backward pass.
+        weights = size / (self.ranks if self.sharding in ("fsdp", "zero3") else 1)
+        trained = 0.0
+        if self.method == "full" and not self.inference:
+            states = {"adamw": 2 * size, "adamw-fused": 2 * size, "adamw-8bit": 2.0}
+            gradients = size / (self.ranks if self.sharded else 1)
+            shards = 1 if self.sharding == "ddp" else self.ranks
+            trained = gradients + states.get(self.optimizer, 0.0) / shards
+        return int((weights + trained) * self.model.parameters)
 
     def changed(self, **fields: Any) -> ModelRun:
         return replace(self, **fields)

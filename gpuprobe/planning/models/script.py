@@ -287,8 +287,7 @@ def _batch(run: ModelRun) -> Iterator[str]:
     yield '    """A batch of random data, in place of one from your data loader."""'
     task = run.model.task
     if task == "images":
-        yield "    size = config.num_channels, config.image_size, config.image_size"
-        yield f'    images = torch.rand(args.batch_size, *size, dtype={_input(run)}, device="cuda")'
+        yield from _images(run)
         yield "    labels = torch.randint("
         yield '        config.num_labels, (args.batch_size,), device="cuda"'
         yield "    )"
@@ -297,14 +296,23 @@ def _batch(run: ModelRun) -> Iterator[str]:
     yield "    shape = args.batch_size, args.sequence_length"
     yield '    tokens = torch.randint(config.vocab_size, shape, device="cuda")'
     if task == "speech":
-        yield "    frames = 2 * config.max_source_positions  # 30 s of sound"
-        yield "    sound = torch.rand("
-        yield "        args.batch_size, config.num_mel_bins, frames,"
-        yield f'        dtype={_input(run)}, device="cuda",'
-        yield "    )"
+        yield from _sound(run)
         yield '    return {"input_features": sound, "labels": tokens}'
     else:
         yield '    return {"input_ids": tokens, "labels": tokens}'
+
+
+def _images(run: ModelRun) -> Iterator[str]:
+    yield "    size = config.num_channels, config.image_size, config.image_size"
+    yield f'    images = torch.rand(args.batch_size, *size, dtype={_input(run)}, device="cuda")'
+
+
+def _sound(run: ModelRun) -> Iterator[str]:
+    yield "    frames = 2 * config.max_source_positions  # 30 s of sound"
+    yield "    sound = torch.rand("
+    yield "        args.batch_size, config.num_mel_bins, frames,"
+    yield f'        dtype={_input(run)}, device="cuda",'
+    yield "    )"
 
 
 def _input(run: ModelRun) -> str:
@@ -356,8 +364,7 @@ def _generate(run: ModelRun) -> Iterator[str]:
     yield "def generate(args, model):"
     yield "    config = model.config"
     if task == "images":
-        yield "    size = config.num_channels, config.image_size, config.image_size"
-        yield f'    images = torch.rand(args.batch_size, *size, dtype={_input(run)}, device="cuda")'
+        yield from _images(run)
         yield "    model(pixel_values=images)"
         return
     yield "    shape = args.batch_size, args.sequence_length"
@@ -370,11 +377,7 @@ def _generate(run: ModelRun) -> Iterator[str]:
         yield from _decode("input_ids=token, past_key_values=output.past_key_values")
     else:
         if task == "speech":
-            yield "    frames = 2 * config.max_source_positions  # 30 s of sound"
-            yield "    sound = torch.rand("
-            yield "        args.batch_size, config.num_mel_bins, frames,"
-            yield f'        dtype={_input(run)}, device="cuda",'
-            yield "    )"
+            yield from _sound(run)
             yield "    encoded = model.get_encoder()(sound)"
         else:
             yield "    encoded = model.get_encoder()(input_ids=tokens)"
