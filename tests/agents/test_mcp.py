@@ -10,8 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import jsonschema
 import psutil
 import pytest
 from snapshot_samples import modern
+from waiting import read_fifo, wait_for_end
 
 from gpuprobe.agents.bounds import encoded, shorten
 from gpuprobe.agents.folders import Folders
@@ -41,13 +40,13 @@ for _ in range(2):
     optimizer.step()
 """
 FAILS = "import torch\ntorch.zeros(8, device='cuda')\nraise ValueError('a wrong number')\n"
-# One process of its own group, whose id is in the file with that of the script.
+# One process of its own group, whose id is in the file, or FIFO, with that of the script.
 WAITS = """
-import os, pathlib, subprocess, sys, time
-other = subprocess.Popen(["sleep", "300"], start_new_session=True)
-pathlib.Path("ids.new").write_text(f"{os.getpid()} {other.pid}")
-os.rename("ids.new", "ids")
-time.sleep(300)
+import os, pathlib, signal, subprocess, sys
+pause = [sys.executable, "-c", "import signal; signal.pause()"]
+other = subprocess.Popen(pause, start_new_session=True)
+pathlib.Path("ids").write_text(f"{os.getpid()} {other.pid}")
+signal.pause()
 """
 
 
@@ -291,32 +290,19 @@ def ended(pid: int) -> bool:
         return True
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 async def test_a_cancelled_call_ends_its_processes(folder: Path, tmp_path: Path) -> None:
     anyio = pytest.importorskip("anyio", reason="a dependency of the SDK is missing")
     (folder / "waits.py").write_text(WAITS)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
+    os.mkfifo(folder / "ids")
     async with server(folder, TMPDIR=str(temporary)) as client:
         async with anyio.create_task_group() as group:
             group.start_soon(client.call_tool, "estimate", {"script": "waits.py"})
-            with anyio.fail_after(60):
-                while not (folder / "ids").exists():
-                    await anyio.sleep(0.05)
+            ids = await anyio.to_thread.run_sync(read_fifo, folder / "ids")
             group.cancel_scope.cancel()
-        ids = [int(pid) for pid in (folder / "ids").read_text().split()]
-        with anyio.fail_after(60):
-            while not all(map(ended, ids)):
-                await anyio.sleep(0.05)
-        with anyio.fail_after(60):
-            while list(temporary.glob("gpuprobe-*")):
-                await anyio.sleep(0.05)
+        await anyio.to_thread.run_sync(wait_for_end, *map(int, ids.split()))
+        assert not list(temporary.glob("gpuprobe-*"))
         # The server still works.
         assert not (await client.call_tool("doctor", {"demo": "8xh100"})).is_error
 
@@ -343,6 +329,7 @@ def test_calls_end_with_the_server(folder: Path, how: Any) -> None:
     """However the server ends; all that it has written to stdout is the protocol."""
     pytest.importorskip("mcp_types", reason="version 2 of the SDK is missing")
     (folder / "waits.py").write_text("print('printed', flush=True)" + WAITS)
+    os.mkfifo(folder / "ids")
     process = subprocess.Popen(
         [sys.executable, "-m", "gpuprobe", "mcp"],
         stdin=subprocess.PIPE,
@@ -362,17 +349,16 @@ def test_calls_end_with_the_server(folder: Path, how: Any) -> None:
     ):
         process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
         process.stdin.flush()
-    until((folder / "ids").exists)
-    pid, other = map(int, (folder / "ids").read_text().split())
+    pid, other = map(int, read_fifo(folder / "ids").split())
     if how != "stdin":
         process.send_signal(how)
     else:
         process.stdin.close()
         process.stdin = None
     try:
-        until(lambda: ended(pid))
+        wait_for_end(pid)
         if how is not signal.SIGKILL:  # then no process is left to find that of another group
-            until(lambda: ended(other))
+            wait_for_end(other)
     finally:
         if not ended(other):
             os.kill(other, signal.SIGKILL)

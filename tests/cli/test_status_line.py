@@ -24,8 +24,17 @@ STEP = Step(7, 0, 31_900_000, host=HostWindow(rss_end=Bytes(512 << 20)))
 
 
 class Terminal(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
     def isatty(self) -> bool:
         return True
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        self.written.set()
+        return count
 
 
 class Clock:
@@ -144,14 +153,9 @@ SLOW = "slow_module_of_the_status_line"
 
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """A module whose import ends when its line is on the terminal, or not at all within 10 s."""
+    """A module whose import ends when its line is on the terminal."""
     terminal = Terminal()
-    source = (
-        "import time\nfrom test_status_line import watched\n"
-        "until = time.monotonic() + 10\n"
-        "while 'importing' not in watched[0].getvalue() and time.monotonic() < until:\n"
-        "    time.sleep(0.01)\n"
-    )
+    source = "from test_status_line import watched\nwatched[0].written.wait(10)\n"
     (tmp_path / f"{SLOW}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import read_fifo, wait_for_end
 
 from gpuprobe.planning.serving import launch
 
@@ -21,7 +22,7 @@ _SERVER = """
 import json, os, signal, subprocess, sys, time
 folder, how = sys.argv[1:]
 child = subprocess.Popen([sys.executable, "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"])
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"])
 with open(f"{folder}/children", "w") as file:
     file.write(f"{os.getpid()} {child.pid}")
 def event(stage):
@@ -32,7 +33,9 @@ if how == "dies":
     sys.exit("ValueError: no such model")
 if how == "up":
     event("up")
-time.sleep(600)
+if os.path.exists(f"{folder}/begun"):
+    open(f"{folder}/begun", "w").close()
+signal.pause()
 """
 
 
@@ -46,15 +49,6 @@ def server(tmp_path: Path) -> Path:
 def _nothing_is_left(folder: Path) -> None:
     for pid in map(int, (folder / "children").read_text().split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def _ends(folder: Path) -> None:
-    """Return once the server has ended: by then its processes are being ended."""
-    server, _ = (folder / "children").read_text().split()
-    while psutil.pid_exists(int(server)) and (
-        psutil.Process(int(server)).status() != psutil.STATUS_ZOMBIE
-    ):
-        time.sleep(0.02)
 
 
 def _run(
@@ -103,17 +97,17 @@ def test_interrupted(server: Path, tmp_path: Path, number: signal.Signals, times
         f"launch._PATIENCE_S = {0.5 if times == 1 else 300}\n"
         "launch.run([sys.executable, *sys.argv[1:]], os.environ, Path(sys.argv[2]))"
     )
+    os.mkfifo(tmp_path / "begun")
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(server), str(tmp_path), "hangs"],
         stderr=subprocess.DEVNULL,
     )
-    while not (list(tmp_path.glob("*.events")) and (tmp_path / "children").read_text()):
-        assert process.poll() is None
-        time.sleep(0.02)
+    read_fifo(tmp_path / "begun")
+    server_id, _ = map(int, (tmp_path / "children").read_text().split())
     for _ in range(times):
         process.send_signal(number)
-        if times > 1:
-            _ends(tmp_path)
+        if times > 1:  # once the server has ended, its processes are being ended
+            wait_for_end(server_id)
     assert process.wait(timeout=60) != 0
     _nothing_is_left(tmp_path)
 
