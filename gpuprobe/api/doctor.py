@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.machine.diagnosis import Diagnosis, RankDiagnosis
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -156,10 +156,4 @@ def diagnosis_lines(diagnosis: Diagnosis, columns: int) -> list[DrawnLine]:
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text.draw import draw
 
-    if columns < _VERDICTS_FROM:
-        diagnosis = replace(diagnosis, verdicts=())
     return list(draw(doctor_sections(diagnosis), Style(width=columns)))
-
-
-_VERDICTS_FROM: Final = 64
-"""Columns of a screen that shows the verdict on each GPU; the findings name the GPUs, too."""

@@ -17,6 +17,7 @@ from gpuprobe.model.findings import Level
 from gpuprobe.reporters import markdown
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.sections.parts import (
+    AUTO,
     Cell,
     Code,
     Column,
@@ -87,6 +88,22 @@ def test_no_column_is_lost_in_short_lines(widths: list[int], width: int) -> None
     for name in ("first", "second"):
         words = [word for line in drawn for word in line.split() if line.split()[0] == name]
         assert [word for word in words if word != name] == figures
+
+
+WORDS = st.lists(st.text("abcde", min_size=1, max_size=9), min_size=1, max_size=8).map(" ".join)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1, max_size=4), st.integers(24, 100))
+def test_text_that_may_not_be_cut_is_whole_and_fits(
+    rows: list[tuple[str, str, str]], width: int
+) -> None:
+    columns = (Column("who", AUTO), Column("what", 9, cut=False), Column("why", 0, cut=False))
+    table = Table("t", columns, tuple(map(Row, rows)), indent=0)
+    drawn = list(draw.lines([Section("T", (table,))], Style(width=width)))
+    if all(len(what) <= 9 for _, what, _ in rows):
+        assert all(len(line) <= width for line in drawn)
+    text = " ".join(" ".join(drawn).split())
+    assert all(part in text for row in rows for part in row)
 
 
 @given(SECTIONS)

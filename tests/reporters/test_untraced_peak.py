@@ -105,20 +105,7 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
 
 def test_the_tables_of_an_estimate_say_when_they_are_not_of_the_peak() -> None:
     share = (EstimateShare("activation", Bytes(100)),)
-    figures = {name: Bytes(130) for name in _SIZES}
-    found = Estimate(
-        gpu="t4",
-        devices=1,
-        steps=3,
-        verdict="fits",
-        attributed=Bytes(130),
-        by_category=share,
-        by_module=share,
-        by_line=share,
-        assumed=(),
-        not_modelled=(),
-        **figures,
-    )
+    found = estimate(130, by_category=share, by_module=share, by_line=share)
     assert "Categories at the peak" in titles(found)
     below = replace(found, attributed=Bytes(100))
     assert "Lines at the highest traced instant, 30 B below the peak" in titles(below)
@@ -127,19 +114,7 @@ def test_the_tables_of_an_estimate_say_when_they_are_not_of_the_peak() -> None:
 
 def test_the_modules_of_equal_layers_are_one_row_of_an_estimate() -> None:
     modules = [EstimateShare(f"GPT.h.{i}.mlp", Bytes(2)) for i in range(48)]
-    found = Estimate(
-        gpu="t4",
-        devices=1,
-        steps=3,
-        verdict="fits",
-        attributed=Bytes(100),
-        by_category=(),
-        by_module=(EstimateShare("GPT.head", Bytes(4)), *modules),
-        by_line=(),
-        assumed=(),
-        not_modelled=(),
-        **{name: Bytes(100) for name in _SIZES},
-    )
+    found = estimate(100, by_module=(EstimateShare("GPT.head", Bytes(4)), *modules))
     text = "\n".join(draw.lines(estimate_sections(found), Style()))
     rows = text.partition("Modules at the peak\n")[2].splitlines()[:3]
     assert [" ".join(row.split()) for row in rows] == [
@@ -162,5 +137,20 @@ _SIZES = (
 )
 
 
-def titles(estimate: Estimate) -> list[str]:
-    return [section.title for section in estimate_sections(estimate)]
+def estimate(size: int, **shares: tuple[EstimateShare, ...]) -> Estimate:
+    """An estimate in which all amounts are ``size``, with these tables."""
+    return Estimate(
+        gpu="t4",
+        devices=1,
+        steps=3,
+        verdict="fits",
+        attributed=Bytes(size),
+        assumed=(),
+        not_modelled=(),
+        **{name: Bytes(size) for name in _SIZES},
+        **{"by_category": (), "by_module": (), "by_line": (), **shares},
+    )
+
+
+def titles(found: Estimate) -> list[str]:
+    return [section.title for section in estimate_sections(found)]

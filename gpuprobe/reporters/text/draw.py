@@ -164,7 +164,9 @@ def _sentence(line: Line, style: Style, numbers: Iterator[int]) -> Iterable[str]
 
 
 def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]:
-    """A table. Columns that do not fit are drawn below the others, each part with the first one."""
+    """A table. Columns that do not fit are drawn below the others, each part with the first one; if
+    not even two of them fit in a line, each row is a sentence.
+    """
     chosen = drawn_columns(table, narrow=not style.wide)
     chosen = sorted(chosen, key=lambda i: table.columns[i].bar)  # bars are last
     columns = [table.columns[i] for i in chosen]
@@ -182,7 +184,14 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
         columns, widths = _with_bars(columns, widths, [cells for _, cells in rows], table, style)
     if wide:
         yield DrawnLine(f"  {style.text(table.caption)}:")
-    parts = [list(range(len(columns)))] if wide else _fitting(columns, widths, table, style)
+    parts = [list(range(len(columns)))]
+    if not wide:
+        needs = _needs(columns, widths, [cells for _, cells in rows])
+        room = style.width - (2 if table.flags else table.indent)
+        parts = _fitting(needs, room)
+        if any(len(part) > 1 and sum(needs[i] for i in part) > room for part in parts):
+            yield from _as_sentences(rows, columns, table, style)
+            return
     for number, part in enumerate(parts):
         some, lengths = [columns[i] for i in part], [widths[i] for i in part]
         if (table.header or wide) and any(column.title for column in some):
@@ -226,16 +235,35 @@ def _with_bars(
     return columns[:-1], widths[:-1]
 
 
-def _fitting(
-    columns: list[Column], widths: list[int], table: Table, style: Style
-) -> list[list[int]]:
+def _needs(columns: list[Column], widths: list[int], rows: list[list[Cell]]) -> list[int]:
+    """The characters that each column needs. Text that may not be cut needs its whole length."""
+    needs = []
+    for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        longest = max((len(cells[i].text) for cells in rows), default=0)
+        least = max(_LEAST_NAME, 0 if column.cut or width else longest)
+        needs.append(column.gap + (width or least))
+    return needs
+
+
+def _as_sentences(
+    rows: list[tuple[Row, list[Cell]]], columns: list[Column], table: Table, style: Style
+) -> Iterator[DrawnLine]:
+    """Each row as its first cell and what the others are, wrapped."""
+    start = " " * table.indent
+    for row, (first, *others) in rows:
+        named = zip(columns[1:], others, strict=True)
+        texts = [f"{column.title} {one.text}".strip() for column, one in named if one.text]
+        text = f"{first.text}: {', '.join(texts)}"
+        yield from map(DrawnLine, style.wrapped(text, first=start, rest=f"{start}  "))
+        if row.note:
+            note = " " * table.note_indent
+            yield from map(DrawnLine, style.wrapped(row.note, first=note, rest=note))
+
+
+def _fitting(needs: list[int], room: int) -> list[list[int]]:
     """The indices of the columns, in parts that fit in a line. Each part begins with the first
     column.
     """
-    needs = [
-        column.gap + (width or _LEAST_NAME) for column, width in zip(columns, widths, strict=True)
-    ]
-    room = style.width - (2 if table.flags else table.indent)
     parts: list[list[int]] = [[]]
     used = 0
     for i, need in enumerate(needs):
