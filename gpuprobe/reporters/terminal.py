@@ -107,7 +107,8 @@ class Style:
         return [line.replace("\u00a0", " ") for line in lines]
 
 
-_WIDTH = 80
+WIDTH = 80
+"""The usual length of lines."""
 _NARROWEST = 40  # room for a figure of a table and a name
 
 
@@ -122,4 +123,4 @@ def columns_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> int:
             found = os.get_terminal_size(stream.fileno()).columns
         except (OSError, ValueError, AttributeError):  # no terminal; closed; in memory
             found = 0
-    return max(_NARROWEST, min(found or _WIDTH, _WIDTH))
+    return max(_NARROWEST, min(found or WIDTH, WIDTH))

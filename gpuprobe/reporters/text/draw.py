@@ -28,7 +28,7 @@ from gpuprobe.reporters.sections.parts import (
     cell,
     drawn_columns,
 )
-from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.terminal import WIDTH, Style
 
 _SHORT = 34
 """The longest name in a table with bars; with longer names there are no bars."""
@@ -186,7 +186,7 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
         yield DrawnLine(f"  {style.text(table.caption)}:")
     parts = [list(range(len(columns)))]
     if not wide:
-        needs = _needs(columns, widths, [cells for _, cells in rows])
+        needs = _needs(columns, widths, [cells for _, cells in rows], style)
         room = style.width - (2 if table.flags else table.indent)
         parts = _fitting(needs, room)
         if any(len(part) > 1 and sum(needs[i] for i in part) > room for part in parts):
@@ -235,12 +235,17 @@ def _with_bars(
     return columns[:-1], widths[:-1]
 
 
-def _needs(columns: list[Column], widths: list[int], rows: list[list[Cell]]) -> list[int]:
-    """The characters that each column needs. Text that may not be cut needs its whole length."""
+def _needs(
+    columns: list[Column], widths: list[int], rows: list[list[Cell]], style: Style
+) -> list[int]:
+    """The characters that each column needs. In lines that are shorter than the usual ones, text
+    that may not be cut needs its whole length; code positions are never broken.
+    """
     needs = []
     for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
-        longest = max((len(cells[i].text) for cells in rows), default=0)
-        least = max(_LEAST_NAME, 0 if column.cut or width else longest)
+        least = _LEAST_NAME
+        if style.width < WIDTH and not column.cut:
+            least = max(least, *(len(cells[i].text) for cells in rows if not cells[i].place), 0)
         needs.append(column.gap + (width or least))
     return needs
 
