@@ -186,7 +186,7 @@ def _number(version: str) -> list[int]:
 
 
 KINDS = {
-    "restated": "the program did not restate its source",
+    "restated": "the program differed from its source",
     "runner": "the run",
     "engine": "gpuprobe",
     "library": "workspaces of libraries",
