@@ -55,7 +55,7 @@ class GpuprobeError(Exception):
 
 
 class UsageError(GpuprobeError):
-    """A call or a command line that cannot mean anything."""
+    """A call or a command line is invalid."""
 
 
 class ConfigError(UsageError):
@@ -67,7 +67,7 @@ class EnvironmentUnavailable(GpuprobeError):
 
 
 class MissingExtra(EnvironmentUnavailable):
-    """A Python package is not installed; ``extra`` names the gpuprobe extra that brings it."""
+    """A Python package is not installed; ``extra`` names the gpuprobe extra that installs it."""
 
     def __init__(self, package: str, extra: str, *, why: str = "") -> None:
         what = f"{package} is not installed" + (f" ({why})" if why else "")
@@ -77,7 +77,7 @@ class MissingExtra(EnvironmentUnavailable):
 
 
 class DriverUnavailable(EnvironmentUnavailable):
-    """The NVIDIA driver or its management library is absent or does not answer."""
+    """The NVIDIA driver or its management library is absent or does not respond."""
 
 
 class DataError(GpuprobeError):
@@ -102,7 +102,7 @@ class ProgramFailed(GpuprobeError):
 
 class ValueNeeded(ProgramFailed, RuntimeError):
     """A program needs the value of a tensor that a virtual device did not compute. ``place`` is
-    the line that does, as ``file:line``.
+    the line that needs it, as ``file:line``.
     """
 
     def __init__(self, message: str, *, hint: str = "", place: str = "") -> None:
@@ -115,8 +115,8 @@ class NotModelled(ProgramFailed, RuntimeError):
 
 
 class TooLarge(BaseException):
-    """A run that computes values which were not requested is too large for this machine. Not an
-    Exception: a program that catches those must not continue.
+    """A run in which values had to be computed without a request is too large for this machine. Not
+    a subclass of Exception: a program that catches those must not continue.
     """
 
 

@@ -260,7 +260,7 @@ class Blaming:
         failed = sum(1 for figures in self._known.values() if figures.failed)
         text = (
             f"{runs} run{'s' * (runs != 1)} of the {self._trials.what} with parts of its "
-            f"{len(tried)} change{'s' * (len(tried) != 1)} taken back"
+            f"{len(tried)} change{'s' * (len(tried) != 1)} reverted"
         )
         if failed:
             text += f"; {failed} of them failed"
@@ -282,7 +282,7 @@ class Blaming:
         if new and outside > growth * _LEFT:
             text = (
                 f"{'; '.join(new)}: {amount_of(outside, growth, metric.unit)} remain with every "
-                "change of the program taken back"
+                "change of the program reverted"
             )
             cause = Cause(text, saved=outside)
             causes.insert(0 if outside > (causes[0].saved or 0 if causes else 0) else 1, cause)
@@ -297,7 +297,7 @@ class Blaming:
                 text += ": over the budget (--blame-budget)"
             elif found.floor is not None and found.floor - metric.before > growth * _LEFT:
                 text += (
-                    ": it remains with every change of the project's files taken back "
+                    ": it remains with every change of the project's files reverted "
                     "(packages, data, environment)"
                 )
             causes.append(Cause(text))
@@ -328,7 +328,7 @@ class Blaming:
     def _cause(self, metric: MetricResult, tried: Tried, at: int) -> Cause:
         hunks = [self._change.hunks[number] for number in tried.hunks]
         place = place_of(hunks[0], self._change, metric.causes)
-        text = f"taking back {place} ({described(hunks[0])})"
+        text = f"reverting {place} ({described(hunks[0])})"
         if len(hunks) > 1:
             text += f" together with {', '.join(self._place(hunk) for hunk in hunks[1:4])}"
             if len(hunks) > 4:
@@ -353,7 +353,7 @@ class Blaming:
         if not order:
             text = "no file of the program has changed since the baseline"
         elif found.floor is not None:
-            text = "taking back every change of the project's files does not lower it"
+            text = "reverting every change of the project's files does not lower it"
         else:
             failed = next((row.failed for row in self._known.values() if row.failed), "")
             return self.ranked(

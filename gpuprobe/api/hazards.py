@@ -61,9 +61,9 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     ``gpu`` names one from the catalogue, on a new virtual GPU (default: ``h100-80gb``).
     Synchronisation is checked, not timing, so a race is found even if the results of this run are
     right. Findings are available when the context ends; nothing is aborted, and nothing stays
-    enabled. On CUDA, what ``torch.compile`` compiled before is compiled again inside.
+    enabled. On CUDA, functions that ``torch.compile`` compiled before are compiled again.
 
-    Raises MissingExtra without torch, UsageError inside another one.
+    Raises MissingExtra without torch, UsageError inside another `detect_hazards`.
     """
     global _source
     if find_spec("torch") is None:

@@ -21,7 +21,8 @@ REPLACEMENTS: Final = {
     "repeat_interleave": "pass output_size=",
     "empty_cache": "remove it from the loop: it waits for the device and frees memory that the "
     "next step allocates again",
-    "check of a matrix": "the function with _ex in its name, and its info read later",
+    "check of a matrix": "the variant whose name ends in _ex, such as inv_ex, whose info can be "
+    "read later",
     "equal": "compare on the device and read the result later",
 }
 """The usual replacement, by reason."""

@@ -66,13 +66,13 @@ GRAPH: Final = define(
     "read-after-write",
     Level.ERROR,
     "a CUDA graph's memory is used without synchronisation with its replay",
-    remedy="order the use against replay(): wait for the stream that replays",
+    remedy="make the stream that uses the memory wait for the stream that replays the graph",
 )
 GRADIENT: Final = define(
     "GP209",
     "read-after-write",
     Level.ERROR,
-    "a gradient is used on another stream than backward() was called on",
+    "a gradient is used on a different stream than backward() was called on",
     remedy="wait for the stream that backward() was called on before gradients are used",
 )
 SELF_WAIT: Final = define(
@@ -80,8 +80,8 @@ SELF_WAIT: Final = define(
     "read-after-write",
     Level.WARNING,
     "a stream waits for itself, which has no effect",
-    remedy="capture the outer stream before entering `with torch.cuda.stream(...)`, and wait for "
-    "that",
+    remedy="save torch.cuda.current_stream() before entering `with torch.cuda.stream(...)`, and "
+    "wait for that stream",
 )
 LATENT: Final = define(
     "GP213",

@@ -156,8 +156,8 @@ def estimate_of(
     if device.margin.why:
         run.assume(
             f"that the virtual GPU is off for {device.margin.why} by no more than in calls which "
-            "were compared with torch's CUDA code: hence the range; a build of torch with CUDA is "
-            "exact"
+            "were compared with torch's CUDA code, so the estimate is a range; with a CUDA build "
+            "of torch it is exact"
         )
     outside_high = model.context_high + nccl_high + others.high
     growing = _growing(report, f"cuda:{device.index}")

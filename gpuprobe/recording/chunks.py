@@ -12,7 +12,7 @@
 
 All integers are little-endian. The header gives every blob's typecode, number of rows, stored
 length and the crc32 of its stored bytes. A column that is zero in every row is left out.
-A reader skips columns it does not know; a new major version means it must not.
+A reader skips columns that it does not know, and rejects a newer major version.
 """
 
 from __future__ import annotations

@@ -438,7 +438,7 @@ def test_a_growth_from_elsewhere_stays_unexplained() -> None:
 
 
 def test_a_dependent_alone_is_the_cause_where_it_saves_as_much() -> None:
-    """A definition is taken back with its use; the use, which is what costs, alone."""
+    """A definition is reverted with its use; the use, which is what costs, alone."""
     needed = [frozenset((0, 1)), frozenset((1,))]
     found = search([0, 1], needed, 0, 100, lambda taken: 0 if 1 in taken else 100)
     assert [cause.hunks for cause in found.causes] == [(1,)]

@@ -252,7 +252,7 @@ def test_a_program_that_only_infers_is_gated(here: Path, capfd: pytest.CaptureFi
     assert main(["check", *TO_FILE, "--repeat", "1", "--json"]) == 1
     result = json.loads(capfd.readouterr().out)
     assert next(m["name"] for m in result["metrics"] if m["regressed"]) == "peak_allocated"
-    assert result["cause"].startswith("taking back train.py:5 in <module> (")
+    assert result["cause"].startswith("reverting train.py:5 in <module> (")
     leak = INFERENCE.format(rows=512) + "        torch.kept = getattr(torch, 'kept', []) + [x]\n"
     (here / "train.py").write_text(leak, encoding="utf-8")
     assert main(["check", *TO_FILE, "--repeat", "1", "--json"]) == 1

@@ -1,4 +1,4 @@
-"""Causes of a failed check that were tried: runs with parts of the change taken back."""
+"""Causes of a failed check that were tried: runs with parts of the change reverted."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_removed_decorator_is_the_cause_of_what_other_lines_keep(project: Path
     assert cause["place"].startswith("parts/model.py:9 in evaluate")
     assert "removed `@torch.no_grad()`" in cause["text"]
     assert (cause["saved"], cause["unexplained"]) == (cause["delta"], 0)
-    assert "taken back" in document["trials"][0]
+    assert "reverted" in document["trials"][0]
 
 
 def test_every_format_names_the_same_first_cause(project: Path) -> None:
@@ -172,7 +172,7 @@ def test_every_format_names_the_same_first_cause(project: Path) -> None:
     edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
     edit(project, "train.py", HARMLESS)
     cause = checked(project)["cause"]
-    assert cause.startswith("taking back parts/model.py:9 in evaluate")
+    assert cause.startswith("reverting parts/model.py:9 in evaluate")
     files = [project.parent / f"report.{form}" for form in ("sarif", "xml", "html")]
     options = [
         part
@@ -215,7 +215,7 @@ def test_what_changed_because_torch_changed_is_told_apart(project: Path) -> None
     document = checked(project, "--accept-environment")
     assert document["cause"].startswith("torch '2.6' in the baseline, ")
     assert (
-        "3.00 of 3.00 MiB remain with every change of the program taken back" in (document["cause"])
+        "3.00 of 3.00 MiB remain with every change of the program reverted" in (document["cause"])
     )
     # And with a change, each has its share.
     edit(project, "train.py", ("torch.zeros(1024,", "torch.zeros(2048,"), HARMLESS)
@@ -282,7 +282,7 @@ def test_a_likelier_change_that_cannot_be_taken_back_is_told(project: Path) -> N
 
 
 def test_a_definition_and_its_use(project: Path) -> None:
-    """Without the function the program does not run: it is taken back with its call, and the call
+    """Without the function the program does not run: it is reverted with its call, and the call
     is what costs."""
     edit(
         project,

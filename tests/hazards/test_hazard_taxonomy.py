@@ -192,7 +192,7 @@ def test_an_explanation_names_the_wait_that_did_not_help() -> None:
     early = message(BY_NAME["event_recorded_too_early"].text)
     assert "The wait at line 5 covers only work queued before the write at line 4." in early
     wrong = message(BY_NAME["wait_in_the_wrong_direction"].text)
-    assert "goes the other way" in wrong
+    assert "is in the wrong direction" in wrong
     own = message(BY_NAME["self_wait"].text)
     assert "makes a stream wait for itself" in own
     never = message(BY_NAME["event_never_recorded"].text)

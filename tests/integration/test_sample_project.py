@@ -320,6 +320,6 @@ def test_the_command_passes_and_fails(tmp_path: Path) -> None:
     project = copied(tmp_path / "edited", PLANTED["a removed activation checkpoint"].edits)
     failed = gpuprobe(project, "check")
     assert failed.returncode == 1, failed.stderr
-    assert re.search(r"first cause: taking back tagger/model\.py:68 in forward", failed.stdout)
+    assert re.search(r"first cause: reverting tagger/model\.py:68 in forward", failed.stdout)
     assert "epoch 0: loss" in failed.stderr  # what the program prints is no part of the report
     assert "epoch 0: loss" not in failed.stdout

@@ -106,9 +106,9 @@ def test_a_check_tries_the_causes_on_the_same_engine(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
     assert document["cause"].startswith(
-        "taking back model.py:4 in evaluate (removed `@torch.no_grad()`) saves "
+        "reverting model.py:4 in evaluate (removed `@torch.no_grad()`) saves "
     )
     metric = next(row for row in document["metrics"] if row["name"] == "peak_allocated")
     assert metric["causes"][0]["saved"] == metric["delta"] > 0
     assert metric["unexplained"] == 0
-    assert document["trials"] == ["1 run of the program with parts of its 2 changes taken back"]
+    assert document["trials"] == ["1 run of the program with parts of its 2 changes reverted"]

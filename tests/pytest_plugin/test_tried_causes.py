@@ -1,5 +1,5 @@
 """The cause of a test's regression, in real pytest processes: the test is run with parts of the
-change taken back."""
+change reverted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CHANGE = (
         '    assert "no" + "_grad" not in open(__file__).read()\n    return len(x)\n',
     ),
 )
-CAUSE = "taking back net/model.py:9 in evaluate (removed `@torch.no_grad()`)"
+CAUSE = "reverting net/model.py:9 in evaluate (removed `@torch.no_grad()`)"
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def why(project: Path, *options: str) -> str:
 def test_the_first_cause_was_measured(project: Path, options: tuple[str, ...]) -> None:
     text = why(project, *options)
     assert f"first cause: {CAUSE} saves " in text
-    assert "1 run of the test with parts of its 1 change taken back" in text
+    assert "1 run of the test with parts of its 1 change reverted" in text
     assert "not tried" not in text
 
 
@@ -107,7 +107,7 @@ def test_switched_off_the_same_line_is_named_by_rules(project: Path) -> None:
 
 
 def test_a_test_that_fails_does_not_need_less(project: Path) -> None:
-    """With the decorator taken back, this test fails before it has taken any memory."""
+    """With the decorator reverted, this test fails before it has taken any memory."""
     path = project / "net" / "model.py"
     before = path.read_text()
     path.write_text(before.replace(*CHANGE[1]))

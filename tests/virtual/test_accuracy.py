@@ -21,7 +21,7 @@ def test_operators_that_are_equal_give_no_range() -> None:
 
     found = gpuprobe.estimate(step, gpu="h100-80gb", engine="virtual")
     assert found.allocated_low == found.peak_allocated == found.allocated_high
-    assert not [text for text in found.assumed if "hence the range" in text]
+    assert not [text for text in found.assumed if "so the estimate is a range" in text]
 
 
 def test_operators_that_make_nothing_new_give_no_range() -> None:
@@ -53,7 +53,7 @@ def test_an_operator_that_differs_gives_a_range_with_its_name() -> None:
     assert found.allocated_low == found.peak_allocated - below
     assert found.reserved_high >= found.allocated_high
     assert found.total_high >= found.allocated_high
-    (reason,) = [text for text in found.assumed if "hence the range" in text]
+    (reason,) = [text for text in found.assumed if "so the estimate is a range" in text]
     assert reason.startswith("that the virtual GPU is off for _fft_r2c by no more than")
 
 

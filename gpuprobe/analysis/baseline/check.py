@@ -59,7 +59,8 @@ _WHY = {
     "use. It also grows with fragmentation.",
     "device_allocs_after_warm_up": "Each call of cudaMalloc waits for the device. Once steps\n"
     "repeat, the allocator's cache should serve them.",
-    "implicit_syncs_per_step": "Each makes the host wait for the device, which is then\nidle.",
+    "implicit_syncs_per_step": "Each implicit synchronisation makes the host wait for the device,\n"
+    "which is then idle.",
     "races": "Two streams use one tensor without synchronisation: the results are random.",
 }
 _METRICS = {

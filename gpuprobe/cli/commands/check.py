@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--blame-budget",
         type=seconds,
         metavar="SECONDS",
-        help="if memory grew, run the script with parts of the change taken back for at most this "
+        help="if memory grew, run the script with parts of the change reverted for at most this "
         "long, to find the cause (default: twice the time of the check; 0: do not)",
     )
     parser.add_argument(

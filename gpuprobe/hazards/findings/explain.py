@@ -221,7 +221,7 @@ class _Report:
         # A wait before the first access is for its input.
         if wait and (first.actor == HOST or wait.waiter_time >= first.time):
             at = self._line_of(wait)
-            return f"The wait at {at} goes the other way: {one} waits for {other}."
+            return f"The wait at {at} is in the wrong direction: {one} waits for {other}."
         if wait := self._newest("wait-unrecorded", waiter=second.actor):
             at = self._line_of(wait)
             return f"The event waited for at {at} was never recorded, so the wait does nothing."

@@ -374,8 +374,8 @@ class DeviceWait(Repair):
     """The host waits for all that was launched before the second access."""
 
     words = (
-        "wait for the device; an event for the first access would keep the overlap, if the "
-        "code can pass one"
+        "wait for the device; if the code can pass an event recorded after the first access, "
+        "waiting for that keeps the overlap"
     )
     shared = True
 

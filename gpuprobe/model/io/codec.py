@@ -6,7 +6,7 @@ The rules, so that a file can be read without this package:
 * an enum is its value; a tuple is an array; a dict with enum keys has their values as keys;
 * `Unavailable` is ``{"unavailable": reason, "status": status}``;
 * a float that is not finite is ``{"float": "inf"}``: JSON has no notation for it;
-* a finding has every key, and is as in every other document (`findings.to_document`);
+* a finding has every key, as in all other documents (`findings.to_document`);
 * a whole number has at most 64 bits, a count of bytes 60, other numbers what their field's
   `gpuprobe.model.values.Bounds` allow;
 * a reader ignores keys it does not know (a newer minor version only adds keys).

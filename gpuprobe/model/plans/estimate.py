@@ -113,7 +113,7 @@ class RoomyGpu:
 
 @dataclass(frozen=True, slots=True)
 class Estimate(Displayed):
-    """The memory of a training run on a GPU that is not here. Unit: bytes.
+    """The memory of a training run on a GPU that this machine does not have. Unit: bytes.
 
     ``peak_allocated`` and ``peak_reserved`` are the caching allocator's, over the whole run;
     ``allocated_low`` to ``allocated_high`` is the range of the former if a virtual GPU's model is

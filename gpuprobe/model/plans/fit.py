@@ -85,7 +85,7 @@ class Fit(Displayed):
 
     ``ranks`` is the number of processes, of which one is estimated, and ``largest`` the value of
     each. If several GPUs or numbers of ranks were given, ``choices`` has a row for each, and the
-    other fields are about the one where the values of all ranks are most in total.
+    other fields are about the one with the largest sum of the values of all ranks.
     """
 
     gpu: str

@@ -55,7 +55,7 @@ class Links:
 @dataclass(frozen=True, slots=True)
 class LinkTime:
     """How long operations of one kind take in a step by the model, in nanoseconds. ``overlaps``:
-    they are asynchronous or on a stream apart, so that computation can hide them.
+    they are asynchronous or on a separate stream, so that computation can hide them.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""The memory of an inference server on a GPU that is not here."""
+"""The memory of an inference server on a GPU that this machine does not have."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ _NOT_SET = Unavailable("not set")
 
 @record(frozen=True, slots=True)
 class Environment:
-    """Where the recording was made. Versions are text; absent ones say why."""
+    """Where the recording was made. A version that could not be read is
+    `Unavailable`, with the reason."""
 
     gpuprobe: str
     python: str
@@ -68,7 +69,7 @@ class Session:
     rank: Rank = 0
     local_rank: Rank = 0
     world_size: World = 1
-    virtual: bool = False  # "cuda:0", … are GPUs in software: what they do takes no time
+    virtual: bool = False  # "cuda:0", … are simulated: their work takes no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class AllocatorActivity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWindow:
-    """One device's memory between two instants. Peaks say whether they are exact."""
+    """One device's memory between two instants. A peak is exact or a range."""
 
     device: str
     start: AllocatorCounts
@@ -91,11 +92,11 @@ class DeviceWindow:
     peak_allocated: Peak | Unavailable = _NOT_COLLECTED
     peak_reserved: Peak | Unavailable = _NOT_COLLECTED
     activity: AllocatorActivity | Unavailable = _NOT_COLLECTED
-    # At the end: free parts of segments that are partly in use, which no other pool, and no
-    # allocation that is larger, can have.
+    # At the end: free parts of segments that are partly in use, which other pools and larger
+    # allocations cannot use.
     inactive_split: Bytes | Unavailable = _NOT_COLLECTED
-    # At the end of a step, and not more than once a second: all that is in use on the device
-    # (cudaMemGetInfo), by whomever. Less what is reserved: contexts, libraries, other processes.
+    # At the end of a step, and not more than once a second: all memory in use on the device, by
+    # any process (cudaMemGetInfo). Minus reserved memory: contexts, libraries, other processes.
     device_used: Bytes | Unavailable = _NOT_COLLECTED
 
     @property
@@ -139,11 +140,11 @@ class Phase:
     entries: Count
     windows: Windows = ()
     host: HostWindow = field(default_factory=HostWindow)
-    # Between the same places of the program as duration_ns, when the GPU came to them: by
-    # events on the current stream.
+    # The GPU's time between the same places of the program as duration_ns, by events on the
+    # current stream.
     gpu_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
-    # Of a phase of depth one in a job of several ranks: how long its thread was blocked until other
-    # ranks came to a collective, and it was over.
+    # Of a top-level phase in a job of several ranks: how long its thread was blocked in
+    # collectives, until the other ranks had called them and they were complete.
     waited_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
     # Likewise: in calls that move tensors to a device.
     copied_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
@@ -190,11 +191,11 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Something of the program, and the device it is on.
+    """A module, an input or a batch, and the device it is on.
 
     ``what``: ``module`` (``name`` is its dotted path; all below it is on that device; ``bytes``
     are its parameters and buffers), ``input`` (an argument of the model) or ``batch`` (what a
-    DataLoader gave). ``kind`` is the class of a module, and ``pageable``, ``pinned`` or "" for
+    DataLoader returned). ``kind`` is the class of a module, and ``pageable``, ``pinned`` or "" for
     the others. For inputs and batches, bytes are those of one step.
     """
 
@@ -258,7 +259,7 @@ class SessionEnd:
 
     duration_ns: Nanoseconds
     error: ProgramError | None = None
-    gpuprobe_faults: tuple[str, ...] = ()  # faults inside gpuprobe, survived
-    # What torch.compile did, in words: its graphs, graph breaks with their lines and reasons, and
+    gpuprobe_faults: tuple[str, ...] = ()  # internal errors of gpuprobe, which the run survived
+    # What torch.compile did, as text: its graphs, graph breaks with their lines and reasons, and
     # recompilations.
     compiled: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ ENVIRONMENT = define(
     reads=("environment",),
     description="""
     A rank needs `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`, and they
-    must fit each other. `torchrun` sets them all; other launchers need a script that does.
+    must be consistent. `torchrun` sets them all; with other launchers a script must set them.
     """,
 )
 DISAGREEMENT = define(
@@ -37,8 +37,9 @@ DISAGREEMENT = define(
         "torch",
     ),
     description="""
-    All ranks must have the same `WORLD_SIZE` and each rank its own `RANK` and, on one GPU, its own
-    `LOCAL_RANK`; two nodes of a job may be on one host. Different versions of torch are a warning.
+    All ranks must have the same `WORLD_SIZE` and each rank its own `RANK`. Ranks that would use the
+    same GPU must differ in `LOCAL_RANK`; two nodes of a job may be on one host. Different versions
+    of torch are a warning.
     """,
 )
 UNREACHABLE = define(
@@ -51,9 +52,9 @@ UNREACHABLE = define(
         "MASTER_PORT",
     ),
     description="""
-    All ranks meet at `MASTER_ADDR:MASTER_PORT`. A name that does not resolve, an address without a
-    route or behind a firewall, or a rank 0 that never started. On rank 0, an address of a different
-    machine is a note: a service may forward it.
+    All ranks connect to `MASTER_ADDR:MASTER_PORT`. Usual causes: the name does not resolve, there
+    is no route to the address or a firewall blocks it, or rank 0 never started. On rank 0, an
+    address of a different machine is a note: a service may forward it.
     """,
 )
 PORT_TAKEN = define(
@@ -74,8 +75,8 @@ MISSING = define(
     "Every rank joins in time",
     reads=("the ranks' store",),
     description="""
-    Some ranks did not reach the meeting point within the time limit; the finding names them. A
-    process that did not start, a host that is down, or a firewall.
+    Some ranks did not connect to rank 0 within the time limit; the finding names them. Usual
+    causes: a process did not start, a host is down, or a firewall blocks the connection.
     """,
 )
 COLLECTIVE = define(
@@ -85,8 +86,9 @@ COLLECTIVE = define(
     "Process group, barrier and collectives work",
     reads=("torch.distributed",),
     description="""
-    The ranks met, but the process group could not be set up, or a collective failed or did
-    not end in time. The backend uses other ports and interfaces than the meeting point.
+    All ranks connected to rank 0, but the process group could not be set up, or a collective
+    failed or did not end in time. The backend uses other ports and network interfaces than that
+    connection.
     """,
 )
 WRONG = define(
@@ -96,8 +98,8 @@ WRONG = define(
     "Collectives give the right values on every rank",
     reads=("torch.distributed",),
     description="""
-    A collective whose result is known beforehand gave wrong values: broken hardware, a broken link,
-    or peer-to-peer copies under an IOMMU that redirects them.
+    A collective whose result is known beforehand gave wrong values. Usual causes: broken hardware,
+    a broken link, or peer-to-peer copies that an IOMMU redirects.
     """,
 )
 DEVICES = define(
@@ -107,9 +109,9 @@ DEVICES = define(
     "Every rank has its own GPU",
     reads=("GPU UUID of every rank",),
     description="""
-    Two ranks on one GPU: NCCL refuses it. Usually `torch.cuda.set_device(LOCAL_RANK)` is
-    missing, or more processes than GPUs were started. That some ranks have a GPU and others
-    none is a warning.
+    Two ranks use one GPU, which NCCL rejects. Usually `torch.cuda.set_device(LOCAL_RANK)` is
+    missing, or more processes than GPUs were started. If some ranks have a GPU and others
+    have none, that is a warning.
     """,
 )
 SKEW = define(
@@ -119,9 +121,9 @@ SKEW = define(
     "The clocks of the ranks agree",
     reads=("wall clocks of all ranks",),
     description="""
-    Clocks that differ make logs and traces of several hosts hard to put in order, and
-    certificates and tokens fail. Over a second is a warning, over 50 ms a note, both beyond the
-    error of the measurement.
+    If clocks differ, logs and traces of several hosts are hard to put in order, and certificates
+    and tokens may be rejected. More than a second is a warning, more than 50 ms a note, after the
+    error of the measurement is subtracted.
     """,
 )
 

@@ -217,8 +217,8 @@ def runs_on(arch: str, capability: tuple[int, int]) -> bool:
 def torch_arch_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """torch's wheels hold machine code for a list of GPU architectures
     (`torch.cuda.get_arch_list()`). A GPU that none of them fits fails at the first kernel:
-    "no kernel image is available for execution on the device". Very old and very new GPUs
-    are concerned.
+    "no kernel image is available for execution on the device". This happens with very old and
+    very new GPUs.
     """
     if isinstance(facts.torch, Unavailable):
         yield facts.torch

@@ -118,7 +118,7 @@ def _torch_version(facts: MachineFacts) -> tuple[int, int] | None:
 )
 def conf_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """A key or a value that torch refuses: the program ends with "Unrecognized key" or the
-    like, at its first use of the GPU. Booleans are `True` and `False`, spelled so.
+    like, at its first use of the GPU. Booleans must be written `True` and `False`.
     """
     if isinstance(facts.environ, Unavailable):
         yield facts.environ

@@ -59,8 +59,8 @@ def selection_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Una
 )
 def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """`CUDA_VISIBLE_DEVICES` hides GPUs from every CUDA program. On a shared machine this is
-    on purpose, so it is a note; that *all* are hidden is a warning. So are GPUs hidden by one
-    in MIG mode: CUDA shows a program one MIG instance and no other GPUs.
+    on purpose, so it is a note; that *all* are hidden is a warning. If one GPU is in MIG mode,
+    CUDA shows a program one MIG instance and no other GPUs; that, too, is a warning.
     """
     inventory = inventory_of(facts)
     if isinstance(inventory, Unavailable):

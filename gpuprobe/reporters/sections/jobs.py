@@ -69,9 +69,9 @@ def _arrivals(found: HangReport) -> Section:
     )
     columns = (
         Column("rank", 6, number=True),
-        Column("last to come", 14, number=True),
+        Column("last to call", 14, number=True),
         Column("of", 8, number=True),
-        Column("later by, in total", 20, number=True),
+        Column("late by, in total", 20, number=True),
     )
     parts: list[Part] = [Table("arrivals", columns, rows)]
     if len(found.arrivals) > _FEW_ROWS:
@@ -85,7 +85,11 @@ def _section(hang: Hang, number: int) -> Section:
     verb = "called:" if hang.kind == MISMATCH else "in"
     parts += _sides(hang.sides, verb)
     for side in hang.absent[:_MOST_SIDES]:
-        last = f"last called {side.op} (number {side.sequence})" if side.op else "has called none"
+        last = (
+            f"last called {side.op} (number {side.sequence})"
+            if side.op
+            else "has called no collective"
+        )
         parts.append(Line(f"{_ranks(side.ranks)} {last}{_at(side)}", "item", "missing"))
     if hang.no_dump:
         text = f"{_ranks(hang.no_dump)} left no dump: ended, or blocked outside collectives"

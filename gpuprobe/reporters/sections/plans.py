@@ -132,7 +132,7 @@ def _gpus(gpus: Sequence[RoomyGpu]) -> Table:
                 one.gpu,
                 size(one.needed),
                 size(one.capacity),
-                "estimated there" if one.estimated else "by the need above",
+                "estimated there" if one.estimated else "from the need above",
             )
         )
         for one in gpus
@@ -310,7 +310,7 @@ def _times(estimate: Estimate) -> Section:
 
 
 _EXPOSED: Final = "exposed: in line with computation"
-_HIDDEN: Final = "can be hidden: asynchronous, or on a stream apart"
+_HIDDEN: Final = "can be hidden: asynchronous, or on a separate stream"
 
 
 def _milliseconds(rows: Sequence[LinkTime]) -> str:

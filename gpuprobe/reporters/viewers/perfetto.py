@@ -215,7 +215,7 @@ def _flow(number: int, meeting: Sequence[tuple[int, int, int, int]]) -> Iterator
     """Flows from the last rank to arrive to each of the others."""
     *others, (start, pid, tid, _) = meeting
     for other, (began, other_pid, other_tid, spent) in enumerate(others):
-        common = {"cat": "communication", "name": "last to come", "id": f"{number}.{other}"}
+        common = {"cat": "communication", "name": "last to call", "id": f"{number}.{other}"}
         yield {"ph": "s", "pid": pid, "tid": tid, "ts": start, **common}
         end = max(start, began + spent)
         yield {"ph": "f", "bp": "e", "pid": other_pid, "tid": other_tid, "ts": end, **common}

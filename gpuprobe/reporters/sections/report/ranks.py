@@ -338,10 +338,10 @@ def _own_time(spent: RankTime) -> Table:
         Row((f"its whole step, mean of {steps}", duration(spent.step_ns // steps))),
     ]
     rows += [
-        Row((f"how much later rank {spent.slowest} comes, median", duration(spent.late_ns))),
+        Row((f"how late rank {spent.slowest} is, median", duration(spent.late_ns))),
         Row((f"steps in which rank {spent.slowest} is late", count(spent.late_steps))),
-        Row(("what chance explains of that", duration(spent.chance_ns))),
-        Row(("cause", spent.cause or "none: it does not stand out")),
+        Row(("lateness that chance explains", duration(spent.chance_ns))),
+        Row(("cause", spent.cause or "none: no rank stands out as slow")),
     ]
     rows += [
         Row((f"more in {row.key}", Cell(_more(row, steps).split(" ")[0], row.ns)))
