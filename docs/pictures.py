@@ -42,11 +42,8 @@ TOP = IMAGES / "top.svg"
 PAGE = IMAGES / "page-light.png"
 
 # The question that the README answers first, and the packages that its program imports.
-QUESTION = (
-    "gpuprobe estimate --gpu rtx4090 examples/train_gpt.py -- "
-    "--layers 24 --embed 1024 --context 1024 --batch-size 8 --amp"
-)
-QUESTION_NEEDS: tuple[str, ...] = ()
+QUESTION = "gpuprobe estimate --model llama-3.1-8b --method lora --checkpointing --gpu rtx-4090"
+QUESTION_NEEDS = ("transformers", "peft")
 
 # Sections of the answer that the picture leaves out.
 QUESTION_WITHOUT = (

@@ -25,7 +25,8 @@ from gpuprobe.api.render import schema_of
 from gpuprobe.model.text import cut, visible
 
 _INSTRUCTIONS: Final = (
-    "GPU memory of PyTorch programs: whether a training script fits on a GPU (estimate, fit), "
+    "GPU memory of PyTorch programs: whether a training script fits on a GPU (estimate, fit) or a "
+    "model does, by its name (estimate_model), "
     "where the memory of a recording went (report, diff, replay), races between streams (hazards), "
     "and the state of this machine's GPUs (info, doctor). No tool needs a GPU. estimate, fit and "
     "hazards execute the script; the others only read. Sizes are bytes."

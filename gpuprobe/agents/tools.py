@@ -15,12 +15,14 @@ Notify = Callable[[str], None]
 
 class Parameter(NamedTuple):
     """A parameter of a tool. ``least``: the smallest number; ``path``: a file or folder, which has
-    to be in the folders that the tools may use.
+    to be in the folders that the tools may use; ``name_or_path``: such a path, if it exists, and
+    otherwise a name.
     """
 
     text: str
     least: int | None = None
     path: bool = False
+    name_or_path: bool = False
 
 
 class WithFailure(ProgramFailed):
@@ -139,6 +141,95 @@ def estimate(
         notify=notify,
         suggest=True,
     )
+
+
+def estimate_model(
+    notify: Notify,
+    model: Annotated[
+        str,
+        Parameter(
+            "a known model, such as llama-3.1-8b; OWNER/NAME of a model in the Hugging Face cache; "
+            "or a config.json or its folder",
+            name_or_path=True,
+        ),
+    ],
+    gpu: Gpu = "h100-80gb",
+    method: Annotated[
+        Literal["full", "lora", "qlora"] | None,
+        Parameter("train all parameters (null: this), adapters, or adapters on 4-bit layers"),
+    ] = None,
+    lora_rank: Annotated[int | None, Parameter("rank of the adapters; null: 16", least=1)] = None,
+    lora_targets: Annotated[
+        list[str] | None, Parameter("layers with adapters, such as q_proj; null: all linear layers")
+    ] = None,
+    optimizer: Annotated[
+        Literal["adamw", "adamw-fused", "adamw-8bit", "adafactor", "sgd"] | None,
+        Parameter("null: adamw"),
+    ] = None,
+    dtype: Annotated[
+        Literal["bf16", "fp16", "fp32", "bf16-mixed"] | None,
+        Parameter("of the weights; null: bf16; bf16-mixed: fp32 weights and bf16 autocast"),
+    ] = None,
+    batch_size: Annotated[int | None, Parameter("sequences on each GPU; null: 1", least=1)] = None,
+    sequence_length: Annotated[
+        int | None,
+        Parameter("tokens of each sequence, or of the prompt; null: 2048 or fewer", least=1),
+    ] = None,
+    checkpointing: Annotated[bool | None, Parameter("recompute activations")] = None,
+    attention: Annotated[
+        Literal["sdpa", "eager", "flash_attention_2"] | None,
+        Parameter("null: what transformers selects"),
+    ] = None,
+    sharding: Annotated[
+        Literal["fsdp", "ddp", "zero1", "zero2", "zero3"] | None,
+        Parameter("with ranks: how they share the model; null: fsdp"),
+    ] = None,
+    inference: Annotated[bool | None, Parameter("generate tokens; no training")] = None,
+    new_tokens: Annotated[
+        int | None, Parameter("with inference: tokens to generate; null: 32", least=1)
+    ] = None,
+    steps: Steps = 3,
+    conf: Conf = None,
+    torch: TorchVersion = "",
+    engine: Engine = "auto",
+    ranks: Annotated[int, Parameter("simulate one of this many processes", least=1)] = 1,
+) -> object:
+    """Estimate whether training or running an open model fits on a GPU, from its name, without its
+    weights and without the GPU. Sizes are bytes. If it does not fit, changes that help are
+    estimated too.
+    """
+    from gpuprobe.api.models import model_script
+    from gpuprobe.api.virtual import estimate_program
+    from gpuprobe.api.watch import program
+
+    options = {
+        "method": method,
+        "lora_rank": lora_rank,
+        "lora_targets": None if lora_targets is None else tuple(lora_targets),
+        "optimizer": optimizer,
+        "dtype": dtype,
+        "batch_size": batch_size,
+        "sequence_length": sequence_length,
+        "checkpointing": checkpointing or None,
+        "attention": attention,
+        "sharding": sharding,
+        "inference": inference or None,
+        "new_tokens": new_tokens,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    with model_script(model, {**given, "ranks": ranks}) as written:
+        return estimate_program(
+            program(written.path, ()),
+            gpu,
+            steps=steps,
+            conf=conf,
+            torch=torch,
+            engine=engine,
+            ranks=ranks,
+            alternatives=written.alternatives,
+            notify=notify,
+            suggest=True,
+        )
 
 
 def fit(
@@ -319,6 +410,7 @@ TOOLS: Final = {
         Tool(info, "Inventory"),
         Tool(doctor, "Diagnosis"),
         Tool(estimate, "Estimate", runs_script=True),
+        Tool(estimate_model, "Estimate"),
         Tool(fit, "Fit", runs_script=True),
         Tool(report, "Report"),
         Tool(diff, "Diff"),

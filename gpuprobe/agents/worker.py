@@ -51,6 +51,8 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         reply = call(request, notify)
     sys.stderr.flush()
+    # The server interrupts a process that still runs when it has the reply.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _send(replies, reply)
 
 
@@ -85,7 +87,7 @@ def call(request: Mapping[str, Any], notify: Notify) -> dict[str, Any]:
         folders = Folders(tuple(request["folders"]))
         arguments = dict(request["arguments"])
         for name, (_, parameter) in parameters(tool).items():
-            if parameter.path:
+            if parameter.path or (parameter.name_or_path and _exists(arguments[name])):
                 arguments[name] = folders.resolve(arguments[name])
         return _document(tool.function(notify, **arguments), tool.name, request["most"])
     except WithFailure as failure:
@@ -101,6 +103,11 @@ def call(request: Mapping[str, Any], notify: Notify) -> dict[str, Any]:
         traceback.print_exc()
         bug = InternalError(f"internal error: {type(error).__name__}: {error}")
         return {"error": str(bug), "hint": "please report it with the traceback on stderr"}
+
+
+def _exists(path: str) -> bool:
+    # A Path raises OSError for a name that is too long for a file.
+    return bool(path) and os.path.exists(path)  # noqa: PTH110
 
 
 def _document(result: object, tool: str, most: int) -> dict[str, Any]:

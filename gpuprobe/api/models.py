@@ -40,8 +40,9 @@ def model_script(
     """Write the script that trains the model ``name``, or generates tokens. See
     `gpuprobe.planning.models.run.ModelRun` for the ``options``.
 
-    The script is in a temporary folder, which is removed on exit, or (``output``) in a file that
-    must not exist yet. ``command`` is named in its docstring.
+    Options that are missing have their defaults. The script is in a temporary folder, which is
+    removed on exit, or (``output``) in a file that must not exist yet. ``command`` is named in its
+    docstring.
 
     Raises UsageError for an unknown model, for options that exclude each other and for an existing
     file; DataError for a file that is not a configuration; MissingExtra for a package that the
@@ -54,6 +55,7 @@ def model_script(
     from gpuprobe.planning.models.run import ModelRun
     from gpuprobe.planning.models.script import script
 
+    _check_pairs(options or {})
     run = ModelRun(find_model(name)).changed(**(options or {}))
     run.check()
     with contextlib.ExitStack() as stack:
@@ -72,6 +74,22 @@ def model_script(
                 f"the script cannot be written: {error.strerror or error}: {output or 'TMPDIR'}"
             ) from error
         yield ModelScript(str(path), ModelChanges(run, folder))
+
+
+def _check_pairs(options: Mapping[str, object]) -> None:
+    """Raises UsageError for an option that has no effect with the others."""
+    if options.get("method") not in ("lora", "qlora"):
+        for name in ("lora_rank", "lora_targets"):
+            if name in options:
+                raise UsageError(f"--{name.replace('_', '-')} needs --method lora or qlora")
+    if "new_tokens" in options and not options.get("inference"):
+        raise UsageError("--new-tokens needs --inference")
+    if "sharding" in options and options.get("ranks", 1) == 1:
+        raise UsageError(f"--sharding {options['sharding']} needs --ranks N, from 2")
+    if options.get("inference"):
+        for name in ("optimizer", "checkpointing"):
+            if name in options:
+                raise UsageError(f"--{name} is for training, not for --inference")
 
 
 def known_models() -> list[tuple[str, int]]:

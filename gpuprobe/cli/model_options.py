@@ -135,24 +135,7 @@ def check_model_options(args: argparse.Namespace) -> bool:
             f"both --model and a script: {script}",
             hint="--model writes its own script; --write-script FILE keeps it",
         )
-    _check_pairs(args)
     return True
-
-
-def _check_pairs(args: argparse.Namespace) -> None:
-    adapters = args.method in ("lora", "qlora")
-    for name in ("lora_rank", "lora_targets"):
-        if getattr(args, name) is not None and not adapters:
-            raise UsageError(f"{_written(name)} needs --method lora or qlora")
-    if args.new_tokens is not None and not args.inference:
-        raise UsageError("--new-tokens needs --inference")
-    several = args.ranks if isinstance(args.ranks, list) else [args.ranks]
-    if args.sharding is not None and several == [1]:
-        raise UsageError(f"--sharding {args.sharding} needs --ranks N, from 2")
-    if args.inference:
-        for name in ("optimizer", "checkpointing"):
-            if getattr(args, name) is not None:
-                raise UsageError(f"{_written(name)} is for training, not for --inference")
 
 
 @contextlib.contextmanager

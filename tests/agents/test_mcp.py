@@ -114,8 +114,9 @@ def test_signatures_have_the_names_of_the_options() -> None:
     from gpuprobe.cli.parser import command_parser
 
     renamed = {"arguments": "args", "suggestions": "no_suggestions", "sources": "source"}
+    commands = {"hazards": "run", "estimate_model": "estimate"}
     for name, tool in TOOLS.items():
-        _, parser = command_parser("run" if name == "hazards" else name)
+        _, parser = command_parser(commands.get(name, name))
         known = {action.dest for action in parser._actions}
         assert {renamed.get(one, one) for one in parameters(tool)} <= known, name
 
@@ -216,6 +217,48 @@ async def test_a_script_that_fails(folder: Path) -> None:
     assert json.loads(texts(hazards)[1]) == document
     assert document["failed"] == "ValueError: a wrong number"
     assert document["operations"] == 1
+
+
+def test_choices_of_a_model_are_those_of_the_options() -> None:
+    from typing import get_args
+
+    from gpuprobe.agents.tools import parameters
+    from gpuprobe.cli.parser import command_parser
+
+    _, parser = command_parser("estimate")
+    choices = {action.dest: tuple(action.choices) for action in parser._actions if action.choices}
+    found = 0
+    for name, (kind, _) in parameters(TOOLS["estimate_model"]).items():
+        literal = [one for one in get_args(kind) if get_args(one)] or [kind]
+        if name in choices:
+            assert get_args(literal[0]) == choices[name], name
+            found += 1
+    assert found >= 6
+
+
+async def test_models_are_names_or_files_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (folder / "config.json").write_text("[]")
+    async with server(folder) as client:
+
+        async def refused(model: str, **options: Any) -> str:
+            return refusal(await client.call_tool("estimate_model", {"model": model, **options}))
+
+        for path in ("../config.json", str(tmp_path / "config.json"), "..", "/etc/passwd"):
+            assert (await refused(path)).startswith(f"error: {path} is outside the folders")
+        assert (await refused("lama-3.1-8b")).startswith(
+            "error: unknown model 'lama-3.1-8b'\n  hint: did you mean llama-3.1-8b or "
+        )
+        assert "not in the Hugging Face cache" in await refused("someone/something")
+        assert str(folder / "config.json") in await refused("config.json")
+        for name in ("a\0b", "x" * 5000, ""):
+            assert (await refused(name)).startswith("error: unknown model")
+        assert await refused("gpt2", lora_rank=4) == (
+            "error: --lora-rank needs --method lora or qlora"
+        )
+        assert "method: Input should be 'full', 'lora' or 'qlora'" in await refused(
+            "gpt2", method="dora"
+        )
 
 
 async def test_paths_are_those_of_the_folder(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gpuprobe.errors import GpuprobeError, MissingExtra, UsageError
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning import alternatives as alternatives_module
 from gpuprobe.planning.models import run as run_module
+from gpuprobe.planning.models import script as script_module
 from gpuprobe.planning.models.alternatives import ModelChanges
 from gpuprobe.planning.models.configs import ModelConfig, find_model, known_models
 from gpuprobe.planning.models.run import ModelRun
@@ -98,6 +99,27 @@ def test_every_known_model_has_a_script_to_train_and_to_run_it(name: str) -> Non
         run = ModelRun(find_model(name), inference=inference)
         run.check()
         names_in(script(run, "gpuprobe estimate"))
+
+
+@pytest.mark.parametrize(
+    ("version", "dtype", "checkpointing"),
+    [
+        ("4.55.4", "torch_dtype=", "gradient_checkpointing_enable("),
+        ("4.56.0", "dtype=", "gradient_checkpointing_enable("),
+        ("5.22.2", "dtype=", "gradient_checkpointing_enable("),
+        ("5.23.0", "dtype=", "activation_checkpointing_enable("),
+        ("unknown", "dtype=", "activation_checkpointing_enable("),
+    ],
+)
+def test_a_script_has_the_names_of_the_installed_transformers(
+    monkeypatch: pytest.MonkeyPatch, version: str, dtype: str, checkpointing: str
+) -> None:
+    monkeypatch.setattr(
+        script_module.metadata, "version", lambda name: {"transformers": version}[name]
+    )
+    text = script(ModelRun(find_model("llama-3.2-1b"), checkpointing=True))
+    assert f"model.{checkpointing}" in text
+    assert f" {dtype}torch.bfloat16" in text or f"({dtype}torch.bfloat16" in text
 
 
 def test_a_script_shows_its_command_and_choices() -> None:

@@ -85,6 +85,33 @@ def test_a_written_script_has_the_same_peak_by_hand(options: list[str], tmp_path
     assert peaks("mine.py", folder=tmp_path) == found
 
 
+CALL = """\
+import json
+import sys
+
+from gpuprobe.agents.worker import call
+
+arguments = {"model": "pythia-70m", "gpu": "h100-80gb", "sequence_length": 128, "batch_size": 2}
+request = {"tool": "estimate_model", "arguments": arguments, "folders": [sys.argv[1]]}
+print("\\n" + json.dumps(call({**request, "most": 1 << 20}, lambda text: None)))
+"""
+
+
+def test_a_tool_for_agents_gives_the_same_estimate(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, str(tmp_path)],
+        cwd=tmp_path,
+        env={**environment(), "TRANSFORMERS_VERBOSITY": "error"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    document = json.loads(done.stdout.rpartition("\n")[0].rpartition("\n")[2])["document"]
+    options = ["--model", "pythia-70m", "--sequence-length", "128", "--batch-size", "2"]
+    found = peaks(*options, folder=tmp_path)
+    assert {key: document[key] for key in found} == found
+
+
 def test_a_larger_batch_is_an_option_of_the_script(tmp_path: Path) -> None:
     model = ["--model", "pythia-70m", "--sequence-length", "128"]
     found = peaks(*model, "--batch-size", "4", folder=tmp_path)

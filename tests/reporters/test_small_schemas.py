@@ -51,6 +51,19 @@ def test_a_shipped_schema_is_the_one_of_the_types(name: str) -> None:
     assert schema(name) == made, "run python docs/schemas.py"
 
 
+@pytest.mark.parametrize("name", schemas.FILES)
+def test_objects_may_get_further_keys(name: str) -> None:
+    """A minor version adds keys: readers with an older schema accept its documents."""
+    found = [schema(name)]
+    for rule in found:
+        if isinstance(rule, dict):
+            assert rule.get("additionalProperties", True) is not False, rule
+            found += rule.values()
+        elif isinstance(rule, list):
+            found += rule
+    assert len(found) > 50
+
+
 def test_estimate() -> None:
     size = Bytes(1 << 20)
     shares = (EstimateShare("activation", size),)

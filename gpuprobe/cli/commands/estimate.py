@@ -135,5 +135,7 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
             notify=_notify,
             progress=None if progress is None else progress.step,
         )
-    render(found, format_of(args), sys.stdout, top=args.top, cwd=str(Path.cwd()))
+    # A written script may be in a temporary folder, whose name is random.
+    folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
+    render(found, format_of(args), sys.stdout, top=args.top, cwd=str(folder))
     return exit_codes.OK if found.fits else exit_codes.FINDINGS

@@ -65,10 +65,11 @@ def find_model(name: str) -> ModelConfig:
     """
     models = known_models()
     known = models.get(name.lower()) or models.get(name.lower().rpartition("/")[2])
-    path = Path(name)
-    if path.is_dir() and (path / "config.json").is_file():
+    path = Path(name or os.devnull)  # Path("") is the working folder
+    # os.path: a Path raises OSError for a name that is too long for a file.
+    if os.path.isfile(path / "config.json"):  # noqa: PTH113
         return _read(path / "config.json", path.resolve().name)
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113
         return _read(path, path.resolve().parent.name if path.name == "config.json" else path.stem)
     if name.endswith(".json"):
         raise UsageError(f"no such file: {name}", hint="--model takes a name, or a config.json")

@@ -148,13 +148,29 @@ def _option(name: str, kind: str, default: object, text: str) -> str:
 # -- the model
 
 
-def _dtype_argument() -> str:
-    """The name of the argument for the dtype: transformers renamed ``torch_dtype`` in 4.56."""
+_NEWEST: Final = (1_000_000, 0)
+
+
+def _transformers() -> tuple[int, int]:
+    """The version of transformers; if it is unknown, one after all others."""
     try:
         parts = metadata.version("transformers").split(".")
-        return "dtype" if (int(parts[0]), int(parts[1])) >= (4, 56) else "torch_dtype"
+        return int(parts[0]), int(parts[1])
     except (metadata.PackageNotFoundError, ValueError, IndexError):
-        return "dtype"
+        return _NEWEST
+
+
+def _dtype_argument() -> str:
+    """The name of the argument for the dtype: transformers renamed ``torch_dtype`` in 4.56."""
+    return "dtype" if _transformers() >= (4, 56) else "torch_dtype"
+
+
+def _name_of_checkpointing() -> str:
+    """What transformers calls it: it renamed ``gradient_checkpointing_enable`` in 5.23, and 6 will
+    not have the old name.
+    """
+    renamed = _transformers() >= (5, 23)
+    return "activation_checkpointing" if renamed else "gradient_checkpointing"
 
 
 def _model(run: ModelRun) -> Iterator[str]:
@@ -199,8 +215,9 @@ def _model(run: ModelRun) -> Iterator[str]:
 
 def _checkpointing(run: ModelRun) -> Iterator[str]:
     if run.checkpointing and run.method != "qlora":
-        yield "    model.gradient_checkpointing_enable("
-        yield '        gradient_checkpointing_kwargs={"use_reentrant": False}'
+        name = _name_of_checkpointing()
+        yield f"    model.{name}_enable("
+        yield f'        {name}_kwargs={{"use_reentrant": False}}'
         yield "    )"
 
 

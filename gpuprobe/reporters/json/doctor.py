@@ -9,11 +9,9 @@ from gpuprobe.model.machine.diagnosis import (
     SCHEMA_VERSION,
     DeviceVerdict,
     Diagnosis,
-    LinkSpeed,
     NotChecked,
     RankDiagnosis,
 )
-from gpuprobe.model.place import Place
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Matches, OneOf, ReadStatus, Unavailable
 from gpuprobe.reporters.json.documents import FINDING, Document, NotEmpty, keys
@@ -67,7 +65,6 @@ _SHAPES: Final[Shapes] = {
     Unavailable: {"unavailable": "reason", "status": _status},
     Rule: {"id": _id, **keys("kind title")},
 }
-_CLOSED: Final = (Finding, Place, LinkSpeed, Unavailable)
 
 MACHINE: Final = Document(
     "gpuprobe.doctor",
@@ -75,7 +72,6 @@ MACHINE: Final = Document(
     Diagnosis,
     _DESCRIPTION,
     shapes=_SHAPES,
-    closed=_CLOSED,
     added={"2.1": "verdicts"},
 )
 """``gpuprobe doctor --json``."""
@@ -86,7 +82,6 @@ RANKS: Final = Document(
     RankDiagnosis,
     _DESCRIPTION,
     shapes=_SHAPES,
-    closed=_CLOSED,
 )
 """``gpuprobe doctor --distributed --json``."""
 

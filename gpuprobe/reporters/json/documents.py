@@ -21,7 +21,7 @@ schemas that are shipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
@@ -30,7 +30,6 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
-from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bounds, Matches, Unavailable
 
@@ -142,8 +141,8 @@ class Document(Generic[T]):
 
     ``added`` lists, by minor version, the keys that this version added and that documents of an
     earlier one do not have: of the document, or of an object in it (``RankEstimate.alike``).
-    ``closed`` are the types whose objects will get no further keys. ``bounded``: the schema has the
-    least values of numbers.
+    ``bounded``: the schema has the least values of numbers. Objects may have further keys, which
+    a later minor version adds.
     """
 
     def __init__(
@@ -155,7 +154,6 @@ class Document(Generic[T]):
         *,
         title: str = "",
         shapes: Shapes | None = None,
-        closed: Collection[type] = (Finding, Place),
         added: Mapping[str, str] | None = None,
         bounded: bool = True,
     ) -> None:
@@ -166,7 +164,6 @@ class Document(Generic[T]):
         self.description = description
         self.bounded = bounded
         self.shapes: Shapes = {**_COMMON, **(shapes or {})}
-        self.closed = frozenset(closed)
         self.added = {
             key: version for version, keys in (added or {}).items() for key in keys.split()
         }

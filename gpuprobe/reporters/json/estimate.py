@@ -50,7 +50,6 @@ DOCUMENT: Final = Document(
         EstimatedChange: keys("name how verdict needed"),
         Transfer: keys("op axis ranks dtype count payload wire module", place=_place),
     },
-    closed={Transfer},
     added={
         "2.1": "compute compute_why",
         "2.2": "compiled",

@@ -90,8 +90,6 @@ class _Types:
         keyless = not about or about == cls.__name__ or about.startswith(f"{cls.__name__}(")
         rule: Schema = {} if keyless else {"description": about}
         rule |= self.keys(cls, shape, bound or {}, "" if top else f"{cls.__name__}.")
-        if cls in self.document.closed:
-            rule["additionalProperties"] = False
         return rule
 
     def keys(self, cls: type, shape: Shape, bound: Mapping[Any, Any], owner: str) -> Schema:

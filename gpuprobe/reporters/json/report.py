@@ -233,7 +233,6 @@ DOCUMENT: Final = Document(
         "2.6": "compiled children",
         "2.7": "launches",
     },
-    closed=(Finding,),
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from gpuprobe.model.plans.serving import (
-    PeakLine,
     ServingEstimate,
     ServingFit,
 )
@@ -17,7 +16,6 @@ DOCUMENT: Final = Document(
     ServingEstimate,
     "A vLLM that was started without a GPU. Sizes are bytes; null: vLLM failed before.",
     title="gpuprobe estimate of a vLLM server",
-    closed={PeakLine},
     added={"1.1": "graph_nodes ranks unquantized"},
 )
 """History:
