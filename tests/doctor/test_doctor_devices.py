@@ -217,6 +217,18 @@ def test_memory_in_use_without_a_listed_process(machine: Machine) -> None:
     assert reasons("GP130", inside)
 
 
+def test_a_lost_gpu_hides_no_memory_in_use_on_the_next(machine: Machine) -> None:
+    found = fleet_facts(machine, "lost-gpu")
+    assert isinstance(found.inventory, Inventory)
+    devices = found.inventory.devices
+    used = replace(devices[-1].memory, used=read(Bytes(20 * GIB)))
+    last = replace(devices[-1], memory=used)
+    facts = replace(
+        found, inventory=replace(found.inventory, devices=(*devices[:-1], last), processes=())
+    )
+    assert last.key in {finding.subject for finding in of("GP130", facts)}
+
+
 def test_memory_in_use_begins_at_a_gibibyte(machine: Machine) -> None:
     for used, found in ((GIB - 1, 0), (GIB, 1)):
         memory = replace(machine.first.memory, used=read(Bytes(used)))
