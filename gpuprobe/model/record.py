@@ -44,6 +44,7 @@ else:
             elif f.default_factory is not dataclasses.MISSING:
                 defaults.append((f.name, None, f.default_factory))
         made._record_names = tuple(names)
+        made._record_name_set = frozenset(names)
         made._record_defaults = tuple(defaults)
         for method in (__init__, __repr__, __eq__, __hash__, __setattr__, __delattr__):
             if method.__name__ not in cls.__dict__:
@@ -55,19 +56,22 @@ else:
 
 
 def __init__(self: Any, *args: object, **values: object) -> None:
+    # A report makes thousands of these: no loop over the names in Python unless one is missing.
     names = self._record_names
-    if len(args) > len(names):
-        raise TypeError(f"{type(self).__name__} takes {len(names)} values, not {len(args)}")
     state = self.__dict__
-    for name, value in zip(names, args, strict=False):
-        if name in values:
+    if args:
+        if len(args) > len(names):
+            raise TypeError(f"{type(self).__name__} takes {len(names)} values, not {len(args)}")
+        state.update(zip(names, args, strict=False))
+        if values and not values.keys().isdisjoint(state):
+            name = next(name for name in state if name in values)
             raise TypeError(f"{type(self).__name__} got two values for {name!r}")
-        state[name] = value
     state.update(values)
-    for name, default, factory in self._record_defaults:
-        if name not in state:
-            state[name] = default if factory is None else factory()
-    if len(state) != len(names) or any(name not in state for name in names):
+    if len(state) < len(names):
+        for name, default, factory in self._record_defaults:
+            if name not in state:
+                state[name] = default if factory is None else factory()
+    if state.keys() != self._record_name_set:
         wrong = sorted(set(values) - set(names)) or sorted(set(names) - set(state))
         raise TypeError(f"{type(self).__name__}: missing or unknown: {', '.join(wrong)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from allocator_programs import MIB, POOLS, STREAMS, Program, cut
@@ -14,6 +15,7 @@ from shared_files import shared_snapshots
 from test_allocator_invariants import CONFS, programs
 
 import gpuprobe
+from gpuprobe.allocator.blocks import TieRule
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.recorder import TraceRecorder
@@ -348,9 +350,19 @@ def test_ties_by_registration_are_recognised() -> None:
     result = replay_trace(trace)
     assert result.exact
     assert result.tie_rule == "block"
+    assert result.tie_rules == ("block", "segment")
     late = replay_trace(cut(trace, 12))  # all three blocks are older than the trace
     assert late.exact
     assert any("ties" in note for note in late.notes)
+
+
+def test_without_ties_all_rules_explain_a_trace_and_none_a_wrong_one() -> None:
+    trace = Program(3, parse_conf("")).run(4).trace()
+    assert replay_trace(trace).tie_rules == get_args(TieRule)
+    assert replay_trace(trace, torch="2.13.0").tie_rules == ("segment",)
+    index = list(trace.events.action).index(TraceAction.SEGMENT_ALLOC.code)
+    wrong = mutated(trace, index, size=trace.events.size[index] + 2 * MIB)
+    assert replay_trace(wrong).tie_rules == ()
 
 
 def test_pools_of_older_snapshots_are_known_from_the_layout() -> None:

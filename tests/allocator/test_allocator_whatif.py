@@ -193,6 +193,23 @@ def test_giving_up_with_memory_left_to_release_is_found() -> None:
     assert divergence.expected.startswith("frees the segment")
 
 
+@pytest.mark.parametrize(
+    ("conf", "reserved", "active"),
+    [("", sum(range(40, 88, 4)), 84), ("expandable_segments:True", 100, 84)],
+)
+def test_fragmentation_is_the_part_of_the_reserved_peak_that_was_not_in_use(
+    conf: str, reserved: int, active: int
+) -> None:
+    """MiB, when reserved memory first reached its peak: each new segment next to all older ones, or
+    the pages of the last block, up to a multiple of 20 MiB.
+    """
+    trace = fragmenting()
+    outcome = what_if(trace, replay_trace(trace), parse_conf(conf))
+    assert outcome.peak_reserved == Range(reserved * MIB, reserved * MIB)
+    part = (reserved - active) * 1_000_000 // reserved
+    assert outcome.fragmentation == Range(part, part)
+
+
 def test_ranges_cover_several_address_orders() -> None:
     trace = Program(4, parse_conf(""), capacity=None).run(300).trace()
     recorded = replay_trace(trace)

@@ -217,6 +217,18 @@ def test_memory_in_use_without_a_listed_process(machine: Machine) -> None:
     assert reasons("GP130", inside)
 
 
+def test_a_lost_gpu_hides_no_memory_in_use_on_the_next(machine: Machine) -> None:
+    found = fleet_facts(machine, "lost-gpu")
+    assert isinstance(found.inventory, Inventory)
+    devices = found.inventory.devices
+    used = replace(devices[-1].memory, used=read(Bytes(20 * GIB)))
+    last = replace(devices[-1], memory=used)
+    facts = replace(
+        found, inventory=replace(found.inventory, devices=(*devices[:-1], last), processes=())
+    )
+    assert last.key in {finding.subject for finding in of("GP130", facts)}
+
+
 def test_memory_in_use_begins_at_a_gibibyte(machine: Machine) -> None:
     for used, found in ((GIB - 1, 0), (GIB, 1)):
         memory = replace(machine.first.memory, used=read(Bytes(used)))
@@ -295,9 +307,40 @@ def test_an_unreadable_log_is_not_checked(machine: Machine) -> None:
     assert reasons("GP124", machine.but(kernel_log=refused)) == [refused.reason]
 
 
-def test_the_codes_that_matter_are_in_the_table() -> None:
-    required = {13, 31, 43, 45, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120}
-    assert required <= set(XIDS)
+# NVIDIA's descriptions (docs.nvidia.com/deploy/xid-errors), and a word of the meaning.
+DESCRIPTIONS = {
+    13: ("Graphics Engine Exception", "compute engine does not allow"),
+    31: ("GPU memory page fault", "page fault"),
+    32: ("Invalid or corrupted push buffer stream", "command stream"),
+    43: ("GPU stopped processing", "stopped work"),
+    45: ("Preemptive cleanup, due to previous errors", "aborted"),
+    48: ("Double Bit ECC Error", "two bits"),
+    61: ("Internal micro-controller breakpoint/warning", "breakpoint"),
+    62: ("Internal micro-controller halt", "microcontroller halted"),
+    63: ("ECC page retirement or row remapping recording event", "page was retired"),
+    64: ("ECC page retirement or row remapper recording failure", "row failed"),
+    68: ("NVDEC0 Exception", "video decoder"),
+    69: ("Graphics Engine class error", "invalid class"),
+    74: ("NVLINK Error", "NVLink"),
+    79: ("GPU has fallen off the bus", "fallen off the bus"),
+    92: ("High single-bit ECC error rate", "high rate"),
+    94: ("Contained memory error", "was contained"),
+    95: ("Uncontained memory error", "was not contained"),
+    109: ("Context Switch Timeout Error", "did not yield"),
+    119: ("GSP RPC Timeout", "did not answer"),
+    120: ("GSP Error", "firmware"),
+    121: ("C2C Link corrected error", "C2C"),
+    140: ("Unrecovered ECC Error", "not recovered"),
+    154: ("GPU Recovery Action Changed", "recovery action"),
+}
+
+
+def test_codes_have_the_meanings_that_nvidia_documents() -> None:
+    assert list(DESCRIPTIONS) == list(XIDS)
+    for code, (description, word) in DESCRIPTIONS.items():
+        line = f"NVRM: Xid (PCI:0000:18:00): {code}, {description}"
+        (event,) = parse_xids([KernelMessage(1.0, line)])
+        assert word in event.advice.meaning, code
 
 
 def test_every_finding_of_every_fleet_has_evidence_and_a_fix(machine: Machine) -> None:

@@ -45,6 +45,18 @@ def test_in_a_container_the_fix_is_the_containers(machine: Machine) -> None:
     found = only("GP101", machine.but(inventory=gone, in_container=True))
     assert found.fix is not None
     assert "--gpus all" in found.fix.code
+    assert dict(found.evidence)["inside a container"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("inside", "text"), [(False, "no"), (Unavailable("/proc/1: denied"), "unknown")]
+)
+def test_whether_it_is_a_container_is_in_the_evidence(
+    machine: Machine, inside: bool | Unavailable, text: str
+) -> None:
+    gone = inventory(("nvml",), "no-driver", environ={})
+    facts = machine.but(inventory=gone, libraries=(), in_container=inside)
+    assert dict(only("GP101", facts).evidence)["inside a container"] == text
 
 
 def test_a_missing_python_package_is_no_missing_driver(machine: Machine) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 from default_sigint import default_sigint
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -187,12 +188,7 @@ def test_a_constant_is_replaced() -> None:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "fit", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm_python.gpuprobe("fit", *words)
 
 
 def test_changes_are_estimated_on_the_unchanged_script(script: Path) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.plans.fit import Fit, FitChoice, Trial
@@ -35,12 +34,7 @@ def test_gpus_and_numbers_of_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SHARDED)
     words = ["fit", str(script), "--arg", "ROWS", "--gpu", "l4,t4", "--ranks", "4,3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *words, "--min", "8", "--max", "32", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_python.gpuprobe(*words, "--min", "8", "--max", "32", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     rows = {(row["gpu"], row["ranks"]): row for row in found["choices"]}

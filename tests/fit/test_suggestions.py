@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm_python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -337,13 +338,7 @@ for _ in range(10):
 
 def command(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     words = ["estimate", "--gpu", "t4", "--engine", "virtual", "--steps", "1", *options, str(path)]
-    return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=path.parent,
-    )
+    return warm_python.gpuprobe(*words, cwd=path.parent)
 
 
 def test_an_estimate_that_does_not_fit_ends_with_what_to_do(tmp_path: Path) -> None:
@@ -395,6 +390,7 @@ def test_if_nothing_is_enough_the_title_is_another() -> None:
 
 
 def test_fit_on_all_gpus_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python.shared().python)
     names = ("t4", "a10", "a100-40gb")
     monkeypatch.setattr(planning_fit, "all_models", lambda: [find(name) for name in names])
     path = tmp_path / "train.py"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 from hazard_case import Case
 from hazard_corpus import CASES
 from test_hazard_corpus import gpus, judge
@@ -318,16 +319,11 @@ def test_all_changes_are_one_patch_that_git_applies(tmp_path: Path, outside: boo
     elsewhere.mkdir()
     path = project / "race.py"
     path.write_text(TWO_RACES, encoding="utf-8")
-    command = [sys.executable, "-m", "gpuprobe", "run", "--gpu", "t4", "--engine", "virtual"]
+    command = ("run", "--gpu", "t4", "--engine", "virtual", "--force", "-o", "run")
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, "--force", "-o", "run", *options, str(path)],
-            cwd=elsewhere if outside else project,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        folder = elsewhere if outside else project
+        return warm_python.gpuprobe(*command, *options, path, cwd=folder)
 
     done = run("--hazards-patch", "fixes.patch")
     assert done.returncode == 1

@@ -5,7 +5,8 @@ than most programs of the tests. `WarmPython` starts one process that imports bo
 folder with commands ``python`` and ``gpuprobe``. Each connects to that process, which forks: the
 child has the command's arguments, environment, folder and streams, and ends as it ends. Only what
 imports torch is run that way, and only with the server's own interpreter settings (`_KEPT`);
-everything else is executed as usual.
+everything else is executed as usual. With `NESTED` in its environment, a program that is run that
+way starts others of its kind that way too: ``sys.executable`` is the command ``python``.
 
 What a program of this kind cannot show is the import of torch: tests of that, such as
 `tests/test_imports.py`, start interpreters with `sys.executable`.
@@ -29,11 +30,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_COMMANDS = ("baseline", "check", "estimate", "run")
-"""Commands of gpuprobe that import torch."""
+_COMMANDS = ("baseline", "check", "estimate", "fit", "run")
+"""Commands of gpuprobe that import torch, or start a process that does."""
 _KEPT = ("LANG", "LC_", "LD_", "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH")
 """Beginnings of the names of settings that an interpreter or torch reads at its start."""
 _ANY = (
+    "OMP_WAIT_POLICY",  # libgomp reads it at its start; how threads wait, of which there is one
     "PYTHONDONTWRITEBYTECODE",
     "PYTHONUNBUFFERED",
     "PYTHONWARNINGS",
@@ -41,6 +43,8 @@ _ANY = (
 )
 """Of these, the ones that may differ: `_begin` applies them, or they are read at each use."""
 
+NESTED = {"WARM_PYTHON_NESTED": "1"}
+"""For the environment of a program whose own processes import torch as well."""
 
 _BEGAN_WITH = dict(os.environ)
 """The environment before the first test that starts a process changes it."""
@@ -66,11 +70,13 @@ def gpuprobe(
     *arguments: object, cwd: Path | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """One command of gpuprobe, with what it printed; in a process that may crash, and that may not
-    hang: after ``timeout`` seconds subprocess.TimeoutExpired is raised.
+    hang: after ``timeout`` seconds subprocess.TimeoutExpired is raised. The processes that the
+    command starts are forked as well (`NESTED`).
     """
     return subprocess.run(
         [shared().python, "-m", "gpuprobe", *map(str, arguments)],
         cwd=cwd,
+        env={**os.environ, **NESTED},
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -141,7 +147,13 @@ def _client() -> None:
     argv = [interpreter, *(("-m", "gpuprobe") if name == "gpuprobe" else ()), *words]
     if not _imports_torch(argv[1:]) or _settings(dict(os.environ)) != json.loads(settings):
         os.execv(interpreter, argv)
-    request = {"argv": argv[1:], "cwd": str(Path.cwd()), "environment": dict(os.environ)}
+    request = {
+        "argv": argv[1:],
+        "cwd": str(Path.cwd()),
+        "environment": dict(os.environ),
+        "session": os.getsid(0) == os.getpid(),
+        "command": str(Path(address).parent / "bin" / "python"),
+    }
     line = socket.socket(socket.AF_UNIX)
     line.connect(address)
     message = json.dumps(request).encode()
@@ -165,6 +177,8 @@ def _send(process: int, number: int) -> None:
 
 
 def _imports_torch(words: list[str]) -> bool:
+    if words[:2] == ["-m", "gpuprobe.api.trial_server"]:
+        return True
     if words[:2] == ["-m", "gpuprobe"]:
         return len(words) > 2 and words[2] in _COMMANDS and not {"-h", "--help"} & {*words}
     return words[:1] == ["-c"] or words[:2] == ["-m", "pytest"] or words[:1][0].endswith(".py")
@@ -203,17 +217,23 @@ def _serve(listening: socket.socket) -> list[str]:
         request = json.loads(text)
         process = os.fork()
         if process:
-            _wait(process, line)
+            _wait(process, line, whole_session=request["session"])
+        if request["session"]:
+            os.setsid()
         line.close()
         return _begin(request, streams)
 
 
-def _wait(process: int, line: socket.socket) -> None:
-    """Report to the command how its process ended; end the process if the command is gone."""
+def _wait(process: int, line: socket.socket, whole_session: bool) -> None:
+    """Report to the command how its process ended. If the command is gone, end the process, and its
+    process group if the command led a session: it was ended as a group too."""
     line.sendall(f"{process}\n".encode())
     ended = os.pidfd_open(process)
     if ended not in select.select([ended, line], [], [])[0]:
         os.kill(process, signal.SIGKILL)
+        if whole_session:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     with contextlib.suppress(OSError):
         line.sendall(f"{status}\n".encode())
@@ -232,6 +252,8 @@ def _begin(request: dict[str, Any], streams: list[int]) -> list[str]:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    if NESTED.items() <= os.environ.items():
+        sys.executable = request["command"]
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
         at_once = bool(request["environment"].get("PYTHONUNBUFFERED"))

@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import warm_python
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -371,7 +371,11 @@ def test_workers_send_samples_with_values_and_without(tmp_path: Path) -> None:
             f"    exec({_LOADER!r}, {{'__name__': '__main__'}})\n"
         )
         done = subprocess.run(
-            [sys.executable, script], capture_output=True, text=True, timeout=300, check=False
+            [warm_python.shared().python, script],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)

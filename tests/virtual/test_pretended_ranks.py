@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import warm_python
 from torch import nn
 
 import gpuprobe
@@ -167,12 +166,7 @@ def test_stages_of_a_pipeline_tell_each_other_their_shapes(tmp_path: Path) -> No
     """Two ranks side by side, each in a process of its own, against what real ones count."""
     words = ["estimate", "--ranks", "2", "--rank", "distinct", "--steps", "9", "--json"]
     words.append(str(PROGRAM))
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *words, "--", "pp", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_python.gpuprobe(*words, "--", "pp", tmp_path)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     rows = {row["rank"]: row for row in answer["by_rank"]}

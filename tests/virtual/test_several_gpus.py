@@ -6,13 +6,13 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import warm_python
 from torch import nn
 
 import gpuprobe
@@ -250,7 +250,7 @@ def test_two_nodes_on_one_host(tmp_path: Path) -> None:
         words = ["-m", "gpuprobe", "run", "--gpu", gpu, "-o", "run.gpuprobe", "train.py", "."]
         ranks.append(
             subprocess.Popen(
-                [sys.executable, *words],
+                [warm_python.shared().python, *words],
                 cwd=tmp_path,
                 env=environment,
                 stderr=subprocess.PIPE,

@@ -15,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import warm_python
+from waiting import read_fifo
 
 import gpuprobe
 from gpuprobe.api import watch
@@ -30,8 +32,7 @@ def worker(rank: int, folder: str, queue: Any = None) -> None:
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
     if queue is not None:
         queue.put(held * 2)
-        while not (Path(folder) / "taken").exists():  # it owns the memory
-            pass
+        read_fifo(Path(folder) / "taken")  # it owns the memory
 
 
 def test_spawned_processes_have_the_same_gpus(
@@ -43,10 +44,11 @@ def test_spawned_processes_have_the_same_gpus(
     with gpuprobe.virtual_gpu("h100-80gb,t4"):
         context = mp.get_context("spawn")
         queue = context.Queue()
+        os.mkfifo(tmp_path / "taken")
         process = context.Process(target=worker, args=(1, str(tmp_path), queue))
         process.start()
         tensor = queue.get(timeout=120)
-        (tmp_path / "taken").touch()
+        (tmp_path / "taken").write_text("taken")
         process.join()
         assert process.exitcode == 0
         assert (str(tensor.device), tensor.sum().item()) == ("cuda:1", 2 << 20)
@@ -91,7 +93,7 @@ def test_what_a_program_spawns_finds_them_and_is_recorded(tmp_path: Path) -> Non
     """At the top level of its module, too; processes of one spawn are the ranks of a recording."""
     (tmp_path / "script.py").write_text(WITH_A_DEVICE)
     done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "run", "--gpu", "2xt4", "script.py"],
+        [warm_python.shared().python, "-m", "gpuprobe", "run", "--gpu", "2xt4", "script.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+import warm_python
 
 import gpuprobe
 
@@ -37,7 +37,7 @@ with gpuprobe.virtual_gpu("a100-80gb", {compute!r}):
     assert layer.weight.grad.is_cuda
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [warm_python.shared().python, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
