@@ -61,6 +61,12 @@ CORRECTED: Final = {
 checkpoint's weights, without which the model was in 16 bits: weights of 14.99 GiB in place of 5.38.
 """
 
+FIRST_PROFILED: Final = {4: 2}
+"""The rank whose weights and activations a log of a pipeline has, by the number of ranks, if it is
+not the first one: figures are those of the first line, and ranks end their profiling run in any
+order. Lines in the logs themselves name the ranks.
+"""
+
 Row = dict[str, Any]
 
 
@@ -228,8 +234,11 @@ def compared() -> list[Row]:
         found = results.get(name(log))
         if found is None:
             continue
-        first = found["ranks"][0] if found.get("ranks") else found  # the logs are of rank 0
+        ranks = found.get("ranks")
+        first = ranks[FIRST_PROFILED.get(log["pp"], 0)] if ranks else found
         gib = {key: _gib(first.get(key)) for key in ("weights", "activation", "kv_cache")}
+        if log["pp"] > 1:  # the log has what a rank has left, which is not what all ranks take
+            gib["kv_cache"] = None
         rows.append(
             {
                 "log": log,
