@@ -84,23 +84,24 @@ class _Sampler(threading.Thread):
         return sum(self._processor.values())
 
 
-def measure(python: str, words: list[str], cache: Path) -> Cost:
-    """Run an estimate with its caches in a folder."""
-    with tempfile.TemporaryDirectory(prefix="serving-cost-") as folder:
-        config = serving_logs.models()[MODEL]["config"]
-        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        command = [python, "-m", "gpuprobe", "estimate", "--json", "--gpu", "h100-80gb", "--"]
-        command += ["vllm", "serve", folder, *words]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(cache)}
-        began = time.monotonic()
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        sampler = _Sampler(process.pid)
-        sampler.start()
-        out, _ = process.communicate()
-        seconds = time.monotonic() - began
-        processor = sampler.stop()
+def measure(python: str, words: list[str], folder: Path) -> Cost:
+    """Run an estimate with its caches and the model in a folder, which is part of vLLM's keys."""
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    config = serving_logs.models()[MODEL]["config"]
+    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    command = [python, "-m", "gpuprobe", "estimate", "--json", "--gpu", "h100-80gb", "--"]
+    command += ["vllm", "serve", str(model), *words]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder)}
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    sampler = _Sampler(process.pid)
+    sampler.start()
+    out, _ = process.communicate()
+    seconds = time.monotonic() - began
+    processor = sampler.stop()
     found = json.loads(out)
     load = sum(sampler.loads) / max(len(sampler.loads), 1)
     return Cost(
@@ -129,9 +130,9 @@ def main() -> None:
     parser.add_argument("options", nargs="*", default=list(OPTIONS))
     args = parser.parse_args()
     results = {}
-    with tempfile.TemporaryDirectory(prefix="serving-cache-") as cache:
-        for title in ("cold", "warm"):
-            cost = measure(args.python, args.options, Path(cache))
+    with tempfile.TemporaryDirectory(prefix="serving-cost-") as folder:
+        for title in ("empty", "from the first"):
+            cost = measure(args.python, args.options, Path(folder))
             print(f"{title}: {cost}", flush=True)
             results[title] = cost._asdict()
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -20,6 +20,7 @@ Figures, configurations and split were committed before the first run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -155,15 +156,21 @@ def run_other(python: str, parts: list[str]) -> None:
         for log in document["logs"]:
             if part in other_name(log):
                 config = known[log["model"]]["config"]
-                row = _estimate(python, log["gpu"], config, log["options"])
+                digest = hashlib.sha256(json.dumps(config).encode()).hexdigest()[:12]
+                folder = str(Path(tempfile.gettempdir()) / f"serving-logs-{digest}")
+                row = _estimate(python, log["gpu"], config, log["options"], folder)
                 _add(OTHER_RESULTS, other_name(log), row)
 
 
-def _estimate(python: str, gpu: str, config: Row, words: list[str]) -> Row:
-    """What ``gpuprobe estimate`` finds for a model with ``config`` and these options."""
-    with tempfile.TemporaryDirectory(prefix="serving-logs-") as folder:
+def _estimate(python: str, gpu: str, config: Row, words: list[str], folder: str = "") -> Row:
+    """What ``gpuprobe estimate`` finds for a model with ``config`` and these options. In the same
+    ``folder`` vLLM finds what it compiled for the model before; by default it is a new one.
+    """
+    with contextlib.ExitStack() as stack:
+        if not folder:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="serving-logs-"))
         model = Path(folder) / "model"
-        model.mkdir()
+        model.mkdir(parents=True, exist_ok=True)
         (model / "config.json").write_text(json.dumps(config))
         command = [python, "-m", "gpuprobe", "estimate", "--json", "--gpu", gpu, "--"]
         command += ["vllm", "serve", str(model), *words]
