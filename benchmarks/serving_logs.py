@@ -1,6 +1,7 @@
 """Start-ups of vLLM 0.19 on H100s that others logged and published, restated without a GPU.
 
     PYTHONPATH=. python benchmarks/serving_logs.py run --python INTERPRETER [--match TEXT …]
+    PYTHONPATH=. python benchmarks/serving_logs.py run --other --python INTERPRETER [--match TEXT …]
     PYTHONPATH=. python benchmarks/serving_logs.py table
 
 ``INTERPRETER`` has vLLM 0.19.1. The figures are those of ``tests/recorded/vllm/public_logs.json``,
@@ -11,11 +12,15 @@ processors, which are files of the model.
 Half of the logs is held out: those whose model's name, in lower case, has a SHA-256 with an odd
 first byte. The constants of ``gpuprobe/planning/serving/figures.py`` come from the other half.
 Figures, configurations and split were committed before the first run.
+
+``--other`` runs start-ups from other sources, on other GPUs and with other versions of vLLM:
+``tests/recorded/vllm/other_logs.json``. All of them are held out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -34,6 +39,8 @@ HERE = Path(__file__).resolve().parent
 LOGS = HERE.parent / "tests" / "recorded" / "vllm" / "public_logs.json"
 MODELS = HERE / "serving_models.json"
 RESULTS = HERE / "serving_results.json"
+OTHER = LOGS.with_name("other_logs.json")
+OTHER_RESULTS = HERE / "serving_results_other.json"
 GIB: Final = 1 << 30
 VERDICTS: Final = (
     {"model": "microsoft/phi-2", "tp": 1, "pp": 1, "max_model_len": 8192, "started": False},
@@ -53,6 +60,12 @@ CORRECTED: Final = {
 }
 """Fields of ``quantization_config`` that were missing in the first run. vLLM takes them from the
 checkpoint's weights, without which the model was in 16 bits: weights of 14.99 GiB in place of 5.38.
+"""
+
+FIRST_PROFILED: Final = {4: 2}
+"""The rank whose weights and activations a log of a pipeline has, by the number of ranks, if it is
+not the first one: figures are those of the first line, and ranks end their profiling run in any
+order. Lines in the logs themselves name the ranks.
 """
 
 Row = dict[str, Any]
@@ -108,42 +121,78 @@ def why_not(log: Row) -> str:
     return "" if log["model"] in models() else "its model's files are needed"
 
 
+def other() -> Row:
+    """Start-ups from other sources: ``logs``, ``models`` that `models` lacks, ``left_out``."""
+    found: Row = json.loads(OTHER.read_text(encoding="utf-8"))
+    return found
+
+
+def other_name(log: Row) -> str:
+    """The key of a log from another source."""
+    return " ".join([log["gpu"], log["model"], *log["options"]])
+
+
 def run(python: str, parts: list[str], cold: bool) -> None:
     """Run the logs whose names have any of ``parts``, in their order, and add the results to
     ``RESULTS``. ``cold``: compile all.
     """
-    results: Row = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     known = models()
     chosen = [log for part in parts for log in logs() if part in name(log) and not why_not(log)]
     for log in chosen:
-        key = name(log)
-        with tempfile.TemporaryDirectory(prefix="serving-logs-") as folder:
-            model = Path(folder) / "model"
-            model.mkdir()
-            config = known[log["model"]]["config"]
-            config.get("quantization_config", {}).update(CORRECTED.get(log["model"], {}))
-            (model / "config.json").write_text(json.dumps(config))
-            environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-            if cold:
-                shutil.rmtree(_compiled(), ignore_errors=True)
-            gpus = log["tp"] * log["pp"]
-            command = [python, "-m", "gpuprobe", "estimate", "--json", "--gpu"]
-            command += [f"{gpus}xh100-80gb" if gpus > 1 else "h100-80gb", "--"]
-            command += ["vllm", "serve", str(model), *options(log)]
-            began = time.monotonic()
-            done = subprocess.run(command, env=environment, capture_output=True, text=True)
-            seconds = time.monotonic() - began
-        try:
-            found = json.loads(done.stdout)
-        except ValueError:
-            found = {"started": None, "error": done.stderr.strip()[-400:]}
-        results[key] = {"seconds": round(seconds), **_kept(found, folder)}
-        print(f"{seconds:4.0f} s  {key}", flush=True)
-        print(f"        {json.dumps(results[key])[:300]}", flush=True)
-        RESULTS.write_text(
-            "{\n" + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in results.items())
-            + "\n}\n"
-        )  # fmt: skip
+        if cold:
+            shutil.rmtree(_compiled(), ignore_errors=True)
+        gpus = log["tp"] * log["pp"]
+        gpu = f"{gpus}xh100-80gb" if gpus > 1 else "h100-80gb"
+        config = known[log["model"]]["config"]
+        config.get("quantization_config", {}).update(CORRECTED.get(log["model"], {}))
+        _add(RESULTS, name(log), _estimate(python, gpu, config, options(log)))
+
+
+def run_other(python: str, parts: list[str]) -> None:
+    """Run the logs from other sources whose names have any of ``parts``."""
+    document = other()
+    known = {**models(), **document["models"]}
+    for part in parts:
+        for log in document["logs"]:
+            if part in other_name(log):
+                config = known[log["model"]]["config"]
+                digest = hashlib.sha256(json.dumps(config).encode()).hexdigest()[:12]
+                folder = str(Path(tempfile.gettempdir()) / f"serving-logs-{digest}")
+                row = _estimate(python, log["gpu"], config, log["options"], folder)
+                _add(OTHER_RESULTS, other_name(log), row)
+
+
+def _estimate(python: str, gpu: str, config: Row, words: list[str], folder: str = "") -> Row:
+    """What ``gpuprobe estimate`` finds for a model with ``config`` and these options. In the same
+    ``folder`` vLLM finds what it compiled for the model before; by default it is a new one.
+    """
+    with contextlib.ExitStack() as stack:
+        if not folder:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="serving-logs-"))
+        model = Path(folder) / "model"
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text(json.dumps(config))
+        command = [python, "-m", "gpuprobe", "estimate", "--json", "--gpu", gpu, "--"]
+        command += ["vllm", "serve", str(model), *words]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        began = time.monotonic()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        seconds = time.monotonic() - began
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        found = {"started": None, "error": done.stderr.strip()[-400:]}
+    return {"seconds": round(seconds), **_kept(found, folder)}
+
+
+def _add(path: Path, key: str, row: Row) -> None:
+    """Add a result to a file of them."""
+    results: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    results[key] = row
+    print(f"{row['seconds']:4.0f} s  {key}", flush=True)
+    print(f"        {json.dumps(row)[:300]}", flush=True)
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(row)}" for key, row in results.items())
+    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 def _compiled() -> Path:
@@ -192,11 +241,11 @@ def compared() -> list[Row]:
         found = results.get(name(log))
         if found is None:
             continue
-        first = found["ranks"][0] if found.get("ranks") else found  # the logs are of rank 0
-        gib = {
-            key: first[key] / GIB if first.get(key) is not None else None
-            for key in ("weights", "activation", "kv_cache")
-        }
+        ranks = found.get("ranks")
+        first = ranks[FIRST_PROFILED.get(log["pp"], 0)] if ranks else found
+        gib = {key: _gib(first.get(key)) for key in ("weights", "activation", "kv_cache")}
+        if log["pp"] > 1:  # the log has what a rank has left, which is not what all ranks take
+            gib["kv_cache"] = None
         rows.append(
             {
                 "log": log,
@@ -248,12 +297,65 @@ def page() -> str:
     for row in rows:
         cells = ["–" if row[key] is None else f"{row[key]:+.2f}" for key in FIGURES]
         half = "held out" if row["held_out"] else "used"
-        logged = "starts" if row["log"]["started"] else "fails"
-        ours = {True: "starts", False: "fails", None: "not run"}[row["found"]["started"]]
+        logged, ours = _verdict(row["log"]["started"]), _verdict(row["found"]["started"])
         half += ", corrected" if row["corrected"] else ""
         result = logged if row["verdict"] else f"{logged}; here: {ours}"
         text.append(f"| {_title(row['log'])} | {half} | {' | '.join(cells)} | {result} |")
-    return "\n".join(text) + "\n"
+    return "\n".join([*text, *_other_page()]) + "\n"
+
+
+def compared_other() -> list[Row]:
+    """For each log from another source with a result: errors in percent, and both verdicts."""
+    results: Row = {}
+    if OTHER_RESULTS.exists():
+        results = json.loads(OTHER_RESULTS.read_text(encoding="utf-8"))
+    rows = []
+    for log in other()["logs"]:
+        found = results.get(other_name(log))
+        if found is None:
+            continue
+        first = found["ranks"][0] if found.get("ranks") else found
+        ours = {
+            "weights": _gib(first.get("weights")),
+            "kv_cache": _gib(first.get("kv_cache")),
+            "tokens": found.get("tokens"),
+            "graphs": graphs(found),
+        }
+        errors = {key: error(ours[key], log[key]) for key in log["compared"]}
+        verdict = found["started"] == log["started"]
+        rows.append({"log": log, "found": found, "verdict": verdict, **errors})
+    return rows
+
+
+def _other_page() -> list[str]:
+    rows, document = compared_other(), other()
+    text = [
+        "",
+        f"{len(rows)} of {len(document['logs'])} start-ups from other sources were run.",
+        "",
+        "| start-up | vLLM | weights | KV cache, GiB | KV cache, tokens | graphs | result "
+        "| source |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        log = row["log"]
+        found = [row.get(key) for key in ("weights", "kv_cache", "tokens", "graphs")]
+        cells = ["–" if value is None else f"{value:+.2f}" for value in found]
+        logged, ours = _verdict(log["started"]), _verdict(row["found"]["started"])
+        result = logged if row["verdict"] else f"{logged}; here: {ours}"
+        title = f"{log['gpu']}: {log['model']} {' '.join(log['options'])}".strip()
+        text.append(
+            f"| {title} | {log['vllm']} | {' | '.join(cells)} | {result} | {log['source']} |"
+        )
+    return text if rows else []
+
+
+def _verdict(started: bool | None) -> str:
+    return {True: "starts", False: "fails", None: "not run"}[started]
+
+
+def _gib(size: int | None) -> float | None:
+    return None if size is None else size / GIB
 
 
 def _several(row: Row) -> bool:
@@ -287,9 +389,12 @@ def main() -> None:
         help="only logs whose model and options have it; several times, in this order",
     )
     runs.add_argument("--cold", action="store_true", help="with nothing compiled before")
+    runs.add_argument("--other", action="store_true", help="start-ups from other sources")
     commands.add_parser("table")
     args = parser.parse_args()
-    if args.command == "run":
+    if args.command == "run" and args.other:
+        run_other(args.python, args.match or [""])
+    elif args.command == "run":
         run(args.python, args.match or [""], args.cold)
     else:
         sys.stdout.write(page())

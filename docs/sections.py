@@ -559,6 +559,7 @@ def results_of(benchmark: str) -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "blind-truth": partial(results_of, "blind_truth"),
     "serving-logs": partial(results_of, "serving_logs"),
+    "serving-cost": partial(results_of, "serving_cost"),
     "layers": layers,
     "packages": packages,
     "gate-metrics": gate_metrics,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import blocks
@@ -9,10 +10,24 @@ import serving_logs
 
 FROZEN = "01f3d60d48f49078b8d926057da909fd2cbb288d87d4786222d891837b8f24f0"
 """Of the figures and configurations, before any of them was run."""
+FROZEN_OTHER = "9d40889249bf98c586a54f8ff4866f28d66b993fcea9e7b4062914cc96ca4d67"
+"""Of the start-ups from other sources, likewise."""
 
 
 def test_figures_and_configurations_are_those_that_were_frozen() -> None:
     assert serving_logs.frozen_digest() == FROZEN
+
+
+def test_start_ups_from_other_sources_are_those_that_were_frozen() -> None:
+    data = json.dumps(serving_logs.other(), sort_keys=True).encode()
+    assert hashlib.sha256(data).hexdigest() == FROZEN_OTHER
+    known = {*serving_logs.models(), *serving_logs.other()["models"]}
+    logs = serving_logs.other()["logs"]
+    assert len({serving_logs.other_name(log) for log in logs}) == len(logs) >= 20
+    for log in logs:
+        assert log["model"] in known
+        assert log["source"]
+        assert all(log[figure] is not None for figure in log["compared"])
 
 
 def test_the_page_has_the_results() -> None:

@@ -182,7 +182,7 @@ def _assumed(by_stage: Mapping[str, Event], constants: Overheads) -> tuple[str, 
         "memory outside of torch's allocator: a constant from public start-up logs of vLLM 0.19 "
         "on an H100, or from the catalogue for other GPUs",
         "the driver's memory for CUDA graphs: fitted to public start-up logs, from which it is off "
-        "by 0.04 GiB on average",
+        "by 0.05 GiB on average",
     ]
     if constants.note:
         texts.append(constants.note)
@@ -294,7 +294,7 @@ _EXPERTS: Final = 0.48 * _GIB
 _REFERENCE: Final = "NVIDIA H100 80GB HBM3"
 
 
-GRAPH: Final = (113_787, 11_512)
+GRAPH: Final = (122_097, 11_336)
 """Bytes that the driver takes for a CUDA graph, and for each of its nodes. Least squares over the
 logs of one half whose starts were repeated on the native engine, which counts graphs and nodes
 (`benchmarks/serving_results.json`; `tests/serving/test_serving_constants.py` repeats this).
