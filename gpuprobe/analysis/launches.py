@@ -68,11 +68,20 @@ def launches_of(rank: RankRecording, index: int | None = None) -> LaunchReport |
                 place.phase,
                 parse_place(place.place),
                 place.module,
+                place.decoding,
                 count,
             )
             for kernel, place, count in rows_of(launches)
         ),
-        key=lambda row: (-row.count, row.kernel, row.phase, str(row.place), row.module, row.grid),
+        key=lambda row: (
+            -row.count,
+            row.kernel,
+            row.phase,
+            str(row.place),
+            row.module,
+            row.grid,
+            row.decoding,
+        ),
     )
     launched = [row for row in rows if not row.captured]
 
@@ -91,6 +100,7 @@ def launches_of(rank: RankRecording, index: int | None = None) -> LaunchReport |
         captured=sum(row.count for row in rows if row.captured),
         tiny=total(lambda row: row.tiny),
         mergeable=total(lambda row: row.kind is LaunchKind.KERNEL and mergeable(row.kernel)),
+        decoded=launches.decoded,
         multiprocessors=_multiprocessors(launches.kernels),
         steps=tuple(LaunchesOfStep(step.index, launch_count(found)) for step, found in counted),
         rows=tuple(rows),

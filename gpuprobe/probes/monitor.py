@@ -28,6 +28,7 @@ from gpuprobe.probes.host import (
 )
 from gpuprobe.probes.inventory import assemble
 from gpuprobe.probes.joining import join_drivers
+from gpuprobe.probes.vllm import ServerWatch
 
 if TYPE_CHECKING:
     from gpuprobe.probes.health.xid import XidEvent
@@ -77,6 +78,7 @@ class Monitor:
                     self._motion = Motion(self._fleet, Path(proc_root()))
             clock = time.monotonic if self._motion is None else self._motion.clock
             self._host = HostWatch(clock=clock)
+            self._servers = ServerWatch(self._host.tree, clock)
             self._nvml = LiveNvmlSource(self._interval)
             stack.callback(self._nvml.close)
             self._stack = stack.pop_all()
@@ -116,7 +118,15 @@ class Monitor:
         self._readings += 1
         if not status.available:
             self._nvml.close()  # initialised again at the next reading: the driver may return
-        return Moment(inventory, self._host.load(), loads, self._nvml.rates, xids, self._nvml.work)
+        return Moment(
+            inventory,
+            self._host.load(),
+            loads,
+            self._nvml.rates,
+            xids,
+            self._nvml.work,
+            self._servers.read(processes) if self._fleet is None else (),
+        )
 
     def _read_xids(self, inventory: Inventory) -> tuple[XidNote, ...] | Unavailable:
         now = time.monotonic()

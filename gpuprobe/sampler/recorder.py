@@ -198,6 +198,8 @@ class Recorder:
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
 
         self._inference = InferenceSteps(self._inferred)
+        if self._traces.launches is not None:
+            self._traces.launches.in_generate = self._inference.in_generate
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self.fault))
             self._timeline.restart()
@@ -404,6 +406,8 @@ class Recorder:
     @_guarded
     def _inferred(self) -> None:
         """A call of a model, or of its ``generate``, was a step."""
+        if self._traces.launches is not None:
+            self._traces.launches.call_begins(False, False)  # what follows decodes nothing
         if not self._manual and not self._passes.depth:
             self._last, self._last_traces = [], ()
             self._close_step("inference")
@@ -430,8 +434,12 @@ class Recorder:
     @_guarded
     def module_begins(self, module: Module) -> None:
         """The forward of any module begins; called while allocations are traced."""
-        if self._traces.modules is not None:
-            self._traces.modules.enter_module(module)
+        if self._traces.modules is None:
+            return
+        if self._traces.launches is not None and self._traces.launches.outside_modules:
+            decodes = self._inference.decodes(module)
+            self._traces.launches.call_begins(decodes, self._inference.mixed)
+        self._traces.modules.enter_module(module)
 
     @_guarded
     def module_ends(self, module: Module) -> None:

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from parity_account import environment
 
+import gpuprobe
+from gpuprobe.analysis.launches import launches_of
+from gpuprobe.model.run.launches import LaunchKind, LaunchReport
+
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 
 START = """\
@@ -68,6 +72,22 @@ GRAPH = """
         with recorder.step():
             for _ in range(3):
                 graph.replay()  # replays
+"""
+GENERATE = """
+    import transformers
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=100, bos_token_id=None, eos_token_id=None)
+    model = transformers.LlamaForCausalLM(config).cuda().bfloat16().eval()
+    prompt = torch.ones(2, 16, dtype=torch.long, device="cuda")
+    class Shift(transformers.LogitsProcessor):
+        def __call__(self, ids, scores):
+            return scores + 1  # shift
+    options = dict(do_sample=False, logits_processor=[Shift()], pad_token_id=0)
+    with gpuprobe.record("r.gpuprobe", level="trace"):
+        for tokens in (5, 9):
+            made = model.generate(prompt, max_new_tokens=tokens, **options)  # generates
+            made + 1  # after
 """
 KERNEL = """\
 import triton, triton.language as tl
@@ -230,6 +250,38 @@ def test_a_product_of_matrices_is_one_call_of_the_library(tmp_path: Path) -> Non
     assert row["kernel"].startswith("cublas")
     assert row["line"] == line(MATRICES, "products")
     assert (found["count"], found["library"], found["kernels"]) == (6, 6, 0)
+
+
+def test_generate_shows_the_launches_of_each_token(tmp_path: Path) -> None:
+    python(GENERATE, tmp_path, "real")
+    (rank,) = gpuprobe.load(tmp_path / "r.gpuprobe").ranks
+    for step, tokens in ((0, 5), (1, 9)):  # the first call began before its model was known
+        found = launches_of(rank, step)
+        assert isinstance(found, LaunchReport)
+        assert found.decoded == tokens - 1
+        decoding = [row for row in found.rows if row.decoding]
+        library = [row for row in decoding if row.kind is LaunchKind.LIBRARY]
+        products = [row for row in library if row.kernel.startswith("cublas")]
+        # Seven linear layers of each decoder layer, and the head: each is one call of cuBLAS.
+        assert sum(row.count for row in products) == (7 * 3 + 1) * found.decoded
+        heads = [row for row in products if row.module == "LlamaForCausalLM.lm_head"]
+        assert sum(row.count for row in heads) == found.decoded
+        lines = {str(row.place).partition(" ")[0].rpartition(":")[2] for row in decoding}
+        expected = {line(GENERATE, "generates"), line(GENERATE, "shift")}
+        assert lines == {str(number) for number in expected}
+        shifts = [row for row in found.rows if f":{line(GENERATE, 'shift')} " in str(row.place)]
+        assert sum(row.count for row in shifts) == tokens  # one of them in the prefill
+        assert sum(row.count for row in shifts if row.decoding) == tokens - 1
+    shown = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "report", "r.gpuprobe"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "Launches per decoded token in step 1\n" in shown
+    assert "mean of 8 tokens" in shown
 
 
 def test_the_backward_pass_has_lines_and_modules(tmp_path: Path) -> None:

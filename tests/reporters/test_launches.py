@@ -148,6 +148,7 @@ PLACES = st.builds(
     phase=st.sampled_from(["forward", "backward", "forward/a"]),
     place=st.sampled_from(["a.py:1", "a.py:2 in f", "(unknown)"]),
     module=st.sampled_from(["", "Model.a", "Model.b"]),
+    decoding=st.booleans(),
 )
 ROWS = st.lists(st.tuples(KERNELS, PLACES, st.integers(1, 10**6)), max_size=30)
 
@@ -172,6 +173,9 @@ def test_two_parts_of_a_step_are_one(one: Sequence[Launched], two: Sequence[Laun
     whole = joined(step_launches(one), step_launches(two))
     assert isinstance(whole, StepLaunches)
     assert launch_count(whole) == launch_count(step_launches([*one, *two]))
+    more = joined(step_launches(one, 3), step_launches(two, 4))
+    assert isinstance(more, StepLaunches)
+    assert more.decoded == 7
     assert sorted(map(repr, rows_of(whole))) == sorted(
         map(repr, rows_of(step_launches([*two, *one])))
     )
@@ -196,9 +200,9 @@ def written(path: Path, *launches: StepLaunches | Unavailable) -> Path:
 def test_a_recording_holds_the_rows(
     rows: Sequence[Launched], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = written(tmp_path_factory.mktemp("r") / "r.gpuprobe", step_launches(rows))
+    path = written(tmp_path_factory.mktemp("r") / "r.gpuprobe", step_launches(rows, 3))
     (step,) = read_recording(path).ranks[0].steps
-    assert step.launches == step_launches(rows)
+    assert step.launches == step_launches(rows, 3)
 
 
 def test_a_recording_of_before_has_none(tmp_path: Path) -> None:
@@ -206,7 +210,7 @@ def test_a_recording_of_before_has_none(tmp_path: Path) -> None:
     stream = path / "rank-00000.jsonl"
     lines = stream.read_text().splitlines()
     assert "launches" not in lines[-1]
-    stream.write_text("\n".join([lines[0].replace("[2,4]", "[2,3]"), *lines[1:]]) + "\n")
+    stream.write_text("\n".join([lines[0].replace("[2,5]", "[2,3]"), *lines[1:]]) + "\n")
     found = read_recording(path)
     assert found.schema_version == (2, 3)
     assert isinstance(found.ranks[0].steps[0].launches, Unavailable)
@@ -269,6 +273,35 @@ def test_the_report_shows_them() -> None:
     assert "132    128" in full
 
 
+DECODE = LaunchPlace("forward", "chat.py:3", "Model.a", decoding=True)
+AFTER = LaunchPlace("forward", "chat.py:3", "", decoding=True)
+DECODED: list[Launched] = [
+    (kernel(), DECODE, 30),
+    (kernel(blocks=132), DECODE, 5),
+    (LIBRARY, DECODE, 15),
+    (kernel("argmax", blocks=4), AFTER, 6),
+    (kernel("caught", captured=True), DECODE, 9),
+]
+
+
+def test_the_launches_of_a_decoded_token_have_a_section() -> None:
+    shown = text(recorded(steps(step_launches([*STEP, *DECODED], 5))))
+    found = shown[shown.index("Launches per decoded token in step 0") :]
+    assert "11.2 launches, 8.2 of them kernels; mean of 5 tokens of every sequence" in found
+    assert "tiny: 7.2 of 8.2 kernels (88%)" in found
+    assert f"            7        6  {ADD}" in found
+    assert "         11.2      7.2  chat.py:3" in found
+    assert "           10        6  Model.a" in found
+    assert "          1.2      1.2  (no module)" in found
+    assert "Model.b" not in found
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "74 launches" in shown  # the section of the step has all of them
+
+
+def test_without_a_token_there_is_no_such_section() -> None:
+    assert "per decoded token" not in text(recorded(steps(step_launches(STEP))))
+
+
 def test_a_step_that_launches_nothing() -> None:
     assert "  0 launches\n" in text(recorded(steps(step_launches([]))))
 
@@ -306,6 +339,7 @@ def test_json_has_every_row() -> None:
         "line": 7,
         "function": "step",
         "module": "Model.a",
+        "decoding": False,
         "count": 3,
     }
     without = report_json.to_document(summarize(recorded(steps(Unavailable("not counted")))))

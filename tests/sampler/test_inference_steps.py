@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 import gpuprobe
 from gpuprobe.analysis.trace.parts import full_steps
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.run.session import Step
+from gpuprobe.sampler.hooks.inference import InferenceSteps
 
 
 def steps(path: Path) -> list[Step]:
@@ -157,6 +163,87 @@ def test_generating_while_training_is_no_step(tmp_path: Path) -> None:
             model(torch.ones(1, 1, 8))[0].sum().backward()
             optimizer.step()
     assert ends(tmp_path / "a.gpuprobe") == ["optimizer"] * 2
+
+
+class Transcriber(Decoder):
+    """Encodes once, then decodes; ``generate`` calls both parts."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.encoder = torch.nn.Linear(8, 8)
+
+    @torch.no_grad()
+    def generate(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        past = None
+        x = self.encoder(x)
+        for _ in range(tokens):
+            x, past = self(x, past)
+        return x
+
+
+class Assisted(Decoder):
+    """Speculative decoding: another model drafts, this one verifies."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.drafts = [Decoder(8)]  # in a list: no submodule
+
+    @torch.no_grad()
+    def generate(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        for _ in range(tokens):
+            x, _ = self(self.drafts[0].generate(x, 2))
+        return x
+
+
+def decoding_calls(model: torch.nn.Module, call: Callable[[], object]) -> tuple[list[bool], bool]:
+    """Which outermost calls of modules decode a token, and whether several models are called."""
+    inference = InferenceSteps(lambda: None)
+    found: list[bool] = []
+    depth = 0
+
+    def begins(module: torch.nn.Module, args: object) -> None:
+        nonlocal depth
+        if not depth:
+            found.append(inference.decodes(module))
+        depth += 1
+
+    def ends(module: torch.nn.Module, args: object, result: object) -> None:
+        nonlocal depth
+        depth -= 1
+
+    handles = [register_module_forward_pre_hook(begins), register_module_forward_hook(ends)]
+    inference.watch([model])
+    try:
+        call()
+    finally:
+        inference.remove()
+        for handle in handles:
+            handle.remove()
+    return found, inference.mixed
+
+
+def test_each_call_of_the_model_after_the_prefill_decodes_a_token() -> None:
+    x = torch.ones(1, 1, 8)
+    model = Decoder(8)
+
+    def twice() -> None:
+        model.generate(x, 4)
+        model.generate(x, 2)
+
+    assert decoding_calls(model, twice) == ([False, True, True, True, False, True], False)
+    assert decoding_calls(model, lambda: [model(x) for _ in range(3)]) == ([False] * 3, False)
+    encoded = Transcriber()
+    # The encoder, and the first call of the decoder.
+    assert decoding_calls(encoded, lambda: encoded.generate(x, 3)) == (
+        [False, False, True, True],
+        False,
+    )
+
+
+def test_a_draft_model_makes_calls_no_tokens() -> None:
+    model = Assisted()
+    _, mixed = decoding_calls(model, lambda: model.generate(torch.ones(1, 1, 8), 3))
+    assert mixed
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -15,13 +15,14 @@ from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 SCHEMA = "gpuprobe.monitor-log"
 """The schema in the first line of a file of readings."""
 
-SCHEMA_VERSION = (2, 0)
+SCHEMA_VERSION = (2, 1)
 """(major, minor) of a file of readings. A newer minor only adds keys.
 
 History:
 * 1.0: first version.
 * 1.1: ``work``, what each process does on each GPU.
 * 2.0: the header of every document, for ``format`` (``gpuprobe-moments``) and ``schema_version``.
+* 2.1: ``servers``, the servers of vLLM.
 """
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
@@ -89,6 +90,24 @@ class GpuWork:
 
 
 @record(frozen=True, slots=True)
+class ServerLoad:
+    """A server of vLLM, as its ``/metrics`` at ``host`` and ``port`` report it.
+
+    ``pid``: of the process with vLLM's command line; ``processes``: those on GPUs that belong to
+    it, itself or descendants. ``kv_cache``: the used fraction, 0 to 1. ``running`` and ``waiting``
+    are requests.
+    """
+
+    pid: int
+    processes: tuple[int, ...] = ()
+    host: str = ""
+    port: int = 0
+    kv_cache: Reading[float] = NOT_READ
+    running: Reading[int] = NOT_READ
+    waiting: Reading[int] = NOT_READ
+
+
+@record(frozen=True, slots=True)
 class XidNote:
     """GPU errors of one number in the kernel log. ``seconds`` since boot, of the last one;
     ``level``: ``note``, ``warning`` or ``error``.
@@ -116,3 +135,4 @@ class Moment:
     links: tuple[LinkRate, ...] = ()
     xids: tuple[XidNote, ...] | Unavailable = _NOT_COLLECTED
     work: tuple[GpuWork, ...] = ()
+    servers: tuple[ServerLoad, ...] = ()

@@ -74,18 +74,21 @@ class LaunchedKernel:
 @dataclass(frozen=True, slots=True)
 class LaunchPlace:
     """Where launches are from. ``place`` is the text of a place. In the backward pass line and
-    module are those of the operator whose gradient is computed.
+    module are those of the operator whose gradient is computed. ``decoding``: in ``generate``, from
+    the second call of the model on, with what the program does between the calls.
     """
 
     phase: str
     place: str
     module: str = ""
+    decoding: bool = False
 
 
 @record(frozen=True, slots=True)
 class StepLaunches:
     """The launches of one step. ``count[i]`` launches of ``kernels[kernel[i]]`` are from
-    ``places[place[i]]``.
+    ``places[place[i]]``. ``decoded``: the calls of the model in ``generate`` that each decoded one
+    token of every sequence.
     """
 
     kernels: Annotated[tuple[LaunchedKernel, ...], AtMost(MOST_ROWS)] = ()
@@ -93,13 +96,14 @@ class StepLaunches:
     kernel: Annotated[tuple[Index, ...], AtMost(MOST_ROWS)] = ()
     place: Annotated[tuple[Index, ...], AtMost(MOST_ROWS)] = ()
     count: Annotated[tuple[Count, ...], AtMost(MOST_ROWS)] = ()
+    decoded: Count = 0
 
 
 Launched = tuple[LaunchedKernel, LaunchPlace, int]
 """A kernel, where it was launched, and how often."""
 
 
-def step_launches(rows: Iterable[Launched]) -> StepLaunches:
+def step_launches(rows: Iterable[Launched], decoded: int = 0) -> StepLaunches:
     """Rows as a recording has them. Equal ones are added up; the most frequent kernels come first.
     Of more than `MOST_ROWS` different ones, the rest is left out.
     """
@@ -123,6 +127,7 @@ def step_launches(rows: Iterable[Launched]) -> StepLaunches:
         tuple(kernel for kernel, _, _ in columns),
         tuple(place for _, place, _ in columns),
         tuple(count for _, _, count in columns),
+        decoded,
     )
 
 
@@ -144,7 +149,8 @@ def joined(
         return later
     if isinstance(later, Unavailable):
         return earlier
-    return step_launches([*rows_of(earlier), *rows_of(later)])
+    rows = [*rows_of(earlier), *rows_of(later)]
+    return step_launches(rows, earlier.decoded + later.decoded)
 
 
 def check_launches(launches: StepLaunches | Unavailable) -> None:
@@ -178,6 +184,7 @@ class LaunchRow:
     phase: str
     place: SourceLine
     module: str
+    decoding: bool
     count: int
 
 
@@ -195,7 +202,8 @@ class LaunchReport:
     ``graphs``, and is the sum of the rows that were not captured. ``tiny`` of the kernels have
     fewer blocks than ``multiprocessors`` (of the first device; 0 where unknown); ``replayed``
     kernels ran within the graphs, and ``captured`` were captured in one instead of being launched.
-    ``mergeable`` of the kernels are elementwise or reductions.
+    ``mergeable`` of the kernels are elementwise or reductions. The rows with ``decoding`` are those
+    of ``decoded`` tokens of every sequence, after the prefill of ``generate``.
 
     ``steps`` are all steps whose launches were counted.
     """
@@ -211,6 +219,7 @@ class LaunchReport:
     captured: int
     tiny: int
     mergeable: int
+    decoded: int
     multiprocessors: int
     steps: tuple[LaunchesOfStep, ...]
     rows: tuple[LaunchRow, ...]

@@ -184,7 +184,7 @@ def _fields(kind: type, *without: str) -> str:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 7),
+    (2, 8),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -232,6 +232,7 @@ DOCUMENT: Final = Document(
         "2.5": "communication",
         "2.6": "compiled children",
         "2.7": "launches",
+        "2.8": "LaunchReport.decoded LaunchRow.decoding",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -253,6 +254,7 @@ DOCUMENT: Final = Document(
 * 2.5: ``communication``.
 * 2.6: ``compiled``; ``children``.
 * 2.7: ``launches``.
+* 2.8: ``launches.decoded``, ``launches.rows[].decoding``.
 """
 
 to_document = DOCUMENT.plain

@@ -36,6 +36,9 @@ class InferenceSteps:
         self._missed = False  # a call of generate began before it was replaced
         self._restore: list[Callable[[], None]] = []
         self._thread = threading.get_ident()
+        self._calls: dict[int, int] = {}  # of each module, by id, since generate began
+        self.mixed = False
+        """``generate`` calls several models again and again: one drafts, one verifies."""
 
     def begins(self) -> None:
         self._open += 1
@@ -53,6 +56,25 @@ class InferenceSteps:
     def infers(self) -> bool:
         """Whether models are called for inference: nothing is kept for a backward pass."""
         return not torch.is_grad_enabled()
+
+    def decodes(self, module: torch.nn.Module) -> bool:
+        """Whether the outermost call of a module, which begins, decodes one token of each sequence:
+        in ``generate``, each but its first call of the model, the prefill.
+
+        A prompt that is prefilled in chunks (``prefill_chunk_size``) is a prefill and tokens.
+        """
+        if torch.is_grad_enabled() or not self.in_generate():
+            self._calls.clear()
+            self.mixed = False
+            return False
+        calls = self._calls
+        calls[id(module)] = calls.get(id(module), 0) + 1
+        self.mixed = sum(number > 1 for number in calls.values()) > 1
+        return calls[id(module)] > 1
+
+    def in_generate(self) -> bool:
+        """Whether a call of ``generate`` is in progress in this thread."""
+        return bool(self._codes) and self._in_replaced()
 
     def ends_step(self, model: torch.nn.Module) -> bool:
         """Whether the call of ``model`` that has just ended was a step."""
@@ -102,6 +124,8 @@ class InferenceSteps:
         if self._missed:
             self._missed = False
             self._ended()
+        if not self._generating:
+            self._calls.clear()
         self._generating += 1
         try:
             yield

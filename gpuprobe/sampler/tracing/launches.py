@@ -34,6 +34,9 @@ _thread_now: Final = threading.get_ident
 _OUTSIDE: Final = 0
 """The place of kernels that no operator launched."""
 
+_DECODING: Final = "decoding"
+"""In the keys of places while ``generate`` decodes."""
+
 
 class LaunchTrace:
     """The launches of steps, while this is on."""
@@ -53,7 +56,13 @@ class LaunchTrace:
         self._path = path
         self._on_fault = on_fault
         self.on = False
-        self._places: list[tuple[SourceLine, str]] = [(NoPlace.UNKNOWN, "")]
+        self.in_generate: Callable[[], bool] = lambda: False
+        """Whether a call of ``generate`` is in progress in this thread."""
+        self._decoding = False
+        self._decoded = 0
+        self._mixed = False
+        # Line, module, and whether they decode.
+        self._places: list[tuple[SourceLine, str, bool]] = [(NoPlace.UNKNOWN, "", False)]
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._is_user: dict[str, bool] = {}  # by file name
         self._of_node: dict[int, int] = {}  # sequence number -> place
@@ -82,6 +91,19 @@ class LaunchTrace:
         if self.on:
             self._counter.phase(self._phases.setdefault(path, len(self._phases)))
 
+    @property
+    def outside_modules(self) -> bool:
+        """Whether no module is running."""
+        return not self._modules.running
+
+    def call_begins(self, decodes: bool, mixed: bool) -> None:
+        """An outermost call of a module begins. ``decodes``: one token of each sequence, in
+        ``generate``; ``mixed``: that calls several models, so that no call is one token.
+        """
+        self._mixed |= mixed
+        self._decoded += decodes and self.on
+        self._decoding = decodes
+
     def take(self) -> StepLaunches | None:
         """The launches since the last call; None while this is off."""
         if not self.on:
@@ -92,11 +114,14 @@ class LaunchTrace:
         for kernel, number, phase, count in self._counter.take():
             where = known.get((number, phase))
             if where is None:
-                place, module = self._places[number]
-                where = known[number, phase] = LaunchPlace(phases[phase], str(place), module)
+                place, module, decodes = self._places[number]
+                where = LaunchPlace(phases[phase], str(place), module, decodes and not self._mixed)
+                known[number, phase] = where
             found.append((kernel, where, count))
         self._of_node.clear()
-        return step_launches(found)
+        decoded = 0 if self._mixed else self._decoded
+        self._decoded, self._mixed = 0, False
+        return step_launches(found, decoded)
 
     def _here(self) -> int:
         """The number of the place that calls the operator."""
@@ -143,8 +168,8 @@ class LaunchTrace:
         module = self._modules.running
         if frame is None:
             return self._number((module,), NoPlace.NO_USER_FRAME, module)
-        key = (file, frame.f_lineno, code.co_name, module)
-        number = self._numbers.get(key)
+        key: tuple[Any, ...] = (file, frame.f_lineno, code.co_name, module)
+        number = self._numbers.get((*key, _DECODING) if self._decoding else key)
         if number is None:
             shown = Frame(name_of(file), frame.f_lineno or 0, code.co_name)
             number = self._number(key, place_of(shown), module)
@@ -180,8 +205,11 @@ class LaunchTrace:
         return number
 
     def _number(self, key: tuple[Any, ...], place: SourceLine, module: str) -> int:
+        if self._decoding:
+            key = (*key, _DECODING)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._places)
-            self._places.append((place, module))
+            # Not what follows a call of generate, up to the next call of a model.
+            self._places.append((place, module, self._decoding and self.in_generate()))
         return number

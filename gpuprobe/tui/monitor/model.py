@@ -89,13 +89,14 @@ def divide(
 
 EXPORT_SCHEMA = "gpuprobe.top"
 
-EXPORT_VERSION = (2, 1)
+EXPORT_VERSION = (2, 2)
 """(major, minor) of the document that ``e`` exports. A newer minor only adds keys.
 
 History:
 * 1.0: first version.
 * 1.1: ``work``, what each GPU does for each process.
 * 2.1: ``selection`` and ``tagged`` of what is shown.
+* 2.2: ``servers``, the servers of vLLM.
 """
 
 
@@ -407,6 +408,7 @@ class TopModel:
             if isinstance(self.moment.xids, Unavailable)
             else [to_plain(note) for note in self.moment.xids],
             "processes": listed,
+            "servers": [to_plain(one) for one in self.moment.servers],
             "shown": {
                 "sort": self.options.sort,
                 "reverse": self.options.reverse,

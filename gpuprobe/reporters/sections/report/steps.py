@@ -10,7 +10,7 @@ from gpuprobe.analysis.launches import summed as summed_launches
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.report import Report, TimeShares
 from gpuprobe.model.run.communication import Transfer
-from gpuprobe.model.run.launches import LaunchReport
+from gpuprobe.model.run.launches import LaunchKind, LaunchReport, LaunchRow
 from gpuprobe.model.run.recording import StepRow, StepRows
 from gpuprobe.model.run.session import Collective, DeviceWindow
 from gpuprobe.model.text import human_bytes, human_ns
@@ -312,11 +312,46 @@ def launch_sections(report: Report, *, full: bool) -> list[Section]:
     title = f"Launches in {of}step {found.step}"
     tables: tuple[Table, ...]
     if full:
-        tables = (_configurations(found), *(_table(found, by, _MANY_LAUNCHES) for by in _TABLES))
+        tables = (
+            _configurations(found),
+            *(_table(found.rows, by, _MANY_LAUNCHES) for by in _TABLES),
+        )
     else:
-        tables = tuple(_table(found, by, _FEW_LAUNCHES) for by in ("kernel", "line", "module"))
+        tables = tuple(_table(found.rows, by, _FEW_LAUNCHES) for by in ("kernel", "line", "module"))
     figure = Cell(f"{found.count:,}")
-    return [Section(title, (*_sentences(found), *tables), "launches", "Launches", figure=figure)]
+    whole = Section(title, (*_sentences(found), *tables), "launches", "Launches", figure=figure)
+    return [whole, *_decoding(found, of, _MANY_LAUNCHES if full else _FEW_LAUNCHES)]
+
+
+def _decoding(found: LaunchReport, of: str, top: int) -> list[Section]:
+    """What ``generate`` launched for each token after the prefill, if it decoded any."""
+    if not found.decoded:
+        return []
+    tokens = found.decoded
+    rows = [row for row in found.rows if row.decoding and not row.captured]
+    kernels = sum(row.count for row in rows if row.kind is LaunchKind.KERNEL)
+    launches = sum(row.count for row in rows)
+    tiny = sum(row.count for row in rows if row.tiny)
+    parts: list[Line | Table] = [
+        Line(
+            f"{_mean(launches, tokens)} launches, {_mean(kernels, tokens)} of them kernels; mean "
+            f"of {plural(tokens, 'token')} of every sequence, after the prefill",
+            "item",
+        )
+    ]
+    if kernels:
+        text = f"{_mean(tiny, tokens)} of {_mean(kernels, tokens)} kernels"
+        parts.append(Line(f"{text} ({tiny / kernels:.0%})", "item", "tiny"))
+    parts += [_table(rows, by, top, tokens) for by in ("kernel", "line", "module")]
+    title = f"Launches per decoded token in {of}step {found.step}"
+    figure = Cell(_mean(launches, tokens))
+    return [Section(title, tuple(parts), "decoding", "Decoding", figure=figure)]
+
+
+def _mean(number: int, tokens: int) -> str:
+    """``103``, or ``103.4``."""
+    mean = number / tokens
+    return f"{mean:,.0f}" if number % tokens == 0 else f"{mean:,.1f}"
 
 
 def _sentences(found: LaunchReport) -> Iterator[Line]:
@@ -364,8 +399,13 @@ def _launches(number: int) -> str:
     return f"{number:,} launch{'' if number == 1 else 'es'}"
 
 
-def _table(found: LaunchReport, by: str, top: int) -> Table:
-    sums = summed_launches(found.rows, by)
+def _table(launched: Sequence[LaunchRow], by: str, top: int, tokens: int = 1) -> Table:
+    """Launches by one of their keys; with ``tokens``, for each of them."""
+
+    def mean(number: int) -> Cell:
+        return Cell(_mean(number, tokens), number / tokens) if tokens > 1 else count(number)
+
+    sums = summed_launches(launched, by)
     columns = (
         Column("launches", 10, gap=1, number=True),
         Column("tiny", 8, gap=1, number=True),
@@ -373,7 +413,7 @@ def _table(found: LaunchReport, by: str, top: int) -> Table:
     )
     place = by in ("line", "module")
     rows = tuple(
-        Row((count(number), count(tiny), Cell(name, place=place)))
+        Row((mean(number), mean(tiny), Cell(name, place=place)))
         for name, number, tiny in sums[:top]
     )
     rest = sums[top:]
@@ -381,8 +421,9 @@ def _table(found: LaunchReport, by: str, top: int) -> Table:
     if rest:
         more = sum(number for _, number, _ in rest)
         tiny_ones = sum(tiny for _, _, tiny in rest)
-        foot = (Row((count(more), count(tiny_ones), f"({len(rest)} more)")),)
-    return Table(f"launches by {by}", columns, rows, foot)
+        foot = (Row((mean(more), mean(tiny_ones), f"({len(rest)} more)")),)
+    title = f"launches by {by}" if tokens == 1 else f"launches per token by {by}"
+    return Table(title, columns, rows, foot)
 
 
 def _configurations(found: LaunchReport) -> Table:
