@@ -11,6 +11,8 @@ page as a browser shows it.
   word, but no figure, as figures differ between machines.
 * ``estimate.svg``, at the top of the README, is drawn from ``estimate.txt``: the command and what
   it printed with a build of torch with CUDA. Its figures are checked against an estimate made here.
+* ``serving.svg`` is drawn from ``serving.txt``: the command and what it printed with vLLM, copied
+  without its assumptions.
 * ``page-light.png`` holds a fingerprint of the page that it shows: pixels differ between browsers.
 """
 
@@ -36,6 +38,8 @@ import blocks
 IMAGES = blocks.DOCS / "images"
 ESTIMATE = IMAGES / "estimate.svg"
 ESTIMATE_TEXT = IMAGES / "estimate.txt"
+SERVING = IMAGES / "serving.svg"
+SERVING_TEXT = IMAGES / "serving.txt"
 REPORT = IMAGES / "report.svg"
 VIEW = IMAGES / "view.svg"
 TOP = IMAGES / "top.svg"
@@ -86,7 +90,9 @@ def question_lacks() -> str:
 
 
 def question_svg(text: str) -> str:
-    """The picture of ``estimate.txt``: the command, wrapped as in a shell, and its output."""
+    """The picture of ``estimate.txt`` or ``serving.txt``: the command, wrapped as in a shell, and
+    its output.
+    """
     return svg(text.rstrip("\n").splitlines(), "gpuprobe estimate")
 
 
@@ -378,6 +384,7 @@ def write(runner: blocks.Runner) -> list[str]:
     if parts_of(question)[0] != QUESTION:
         missing.append(f"{ESTIMATE_TEXT.name}: it needs a build of torch with CUDA (--native)")
     _write(ESTIMATE, question_svg(question))
+    _write(SERVING, question_svg(SERVING_TEXT.read_text(encoding="utf-8")))
     lines = report_lines(runner)
     if not REPORT.exists() or not current(lines, REPORT.read_text(encoding="utf-8")):
         _write(REPORT, svg(lines, "gpuprobe report"))

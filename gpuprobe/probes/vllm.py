@@ -77,6 +77,10 @@ def endpoint_of(arguments: Sequence[str]) -> Endpoint | Unavailable | None:
         return Unavailable("it serves a Unix socket", ReadStatus.UNSUPPORTED)
     if "ssl-keyfile" in options or "ssl-certfile" in options:
         return Unavailable("it serves TLS", ReadStatus.UNSUPPORTED)
+    if "headless" in options:
+        return Unavailable("it has no API server (--headless)", ReadStatus.UNSUPPORTED)
+    if "config" in options and "port" not in options:
+        return Unavailable("its port is in its --config", ReadStatus.UNSUPPORTED)
     port = options.get("port", str(_PORT))
     if not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16):
         return Unavailable("its --port is not a port")

@@ -32,6 +32,17 @@ def test_the_estimate_is_drawn_from_the_committed_output() -> None:
     assert pictures.ESTIMATE.read_text(encoding="utf-8") == pictures.question_svg(text), AGAIN
 
 
+def test_the_start_of_vllm_is_drawn_from_the_committed_output() -> None:
+    text = pictures.SERVING_TEXT.read_text(encoding="utf-8")
+    assert pictures.SERVING.read_text(encoding="utf-8") == pictures.question_svg(text), AGAIN
+    command, lines = pictures.parts_of(text)
+    page = (pictures.blocks.DOCS / "how-to" / "plan-a-vllm-deployment.md").read_text("utf-8")
+    assert f"$ {command}\n" in page
+    for row in ("requested", "weights", "activation peak", "non-torch", "KV cache"):
+        (shown,) = [line for line in lines if line.startswith(f"  {row} ")]
+        assert f"{shown}\n" in page  # the same figures
+
+
 def test_the_estimate_agrees_with_one_made_here(runner: blocks.Runner) -> None:
     """torch's CUDA code made the picture. The model of that code must have the same verdict, the
     same rows in the same order, and ranges with the picture's peaks in them, to the digit printed.
@@ -106,6 +117,13 @@ def test_every_picture_is_shown_and_made() -> None:
         for page in blocks.pages()
         for name in re.findall(r"images/([\w.-]+)", page.read_text(encoding="utf-8"))
     }
-    made = {pictures.ESTIMATE, pictures.REPORT, pictures.VIEW, pictures.TOP, pictures.PAGE}
+    made = {
+        pictures.ESTIMATE,
+        pictures.SERVING,
+        pictures.REPORT,
+        pictures.VIEW,
+        pictures.TOP,
+        pictures.PAGE,
+    }
     assert shown == {path.name for path in made}
-    assert set(pictures.IMAGES.iterdir()) == made | {pictures.ESTIMATE_TEXT}
+    assert set(pictures.IMAGES.iterdir()) == made | {pictures.ESTIMATE_TEXT, pictures.SERVING_TEXT}

@@ -74,6 +74,9 @@ ONE = exposed([0.421], [3], [1], "vllm:kv_cache_usage_perc")
         ("vllm serve m --port 8000000000000000000000", None),
         ("vllm serve m --uds /tmp/s", None),
         ("vllm serve m --ssl_keyfile k", None),
+        ("vllm serve m --headless", None),
+        ("vllm serve m --config c.yaml", None),
+        ("vllm serve m --config c.yaml --port 7", ("127.0.0.1", 7)),
     ],
 )
 def test_the_command_line_names_the_endpoint(
