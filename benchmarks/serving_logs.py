@@ -333,9 +333,9 @@ def _other_page() -> list[str]:
         "",
         f"{len(rows)} of {len(document['logs'])} start-ups from other sources were run.",
         "",
-        "| start-up | vLLM | weights | KV cache, GiB | KV cache, tokens | graphs | result "
-        "| source |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| start-up | vLLM | compile cache here | weights | KV cache, GiB | KV cache, tokens "
+        "| graphs | result | source |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         log = row["log"]
@@ -344,9 +344,9 @@ def _other_page() -> list[str]:
         logged, ours = _verdict(log["started"]), _verdict(row["found"]["started"])
         result = logged if row["verdict"] else f"{logged}; here: {ours}"
         title = f"{log['gpu']}: {log['model']} {' '.join(log['options'])}".strip()
-        text.append(
-            f"| {title} | {log['vllm']} | {' | '.join(cells)} | {result} | {log['source']} |"
-        )
+        cells.insert(0, row["found"].get("compile_cache", "–"))
+        cells.insert(0, log["vllm"])
+        text.append(f"| {title} | {' | '.join(cells)} | {result} | {log['source']} |")
     return text if rows else []
 
 
