@@ -1,5 +1,5 @@
-"""What the backward pass of memory-efficient attention needs: figures of torch's own CUDA code, from
-the native engine with torch 2.13, per call of one batch with one head (12 of the last).
+"""What the backward pass of memory-efficient attention needs: bytes beyond its results that torch's
+own CUDA code allocated on the native engine, with torch 2.13.
 """
 
 from __future__ import annotations
