@@ -146,21 +146,68 @@ def _flash_backward(call: Call) -> None:
             call.scratch(batch * heads * key.size(2) * dim * query.element_size())
 
 
-def efficient_backward_scratch(query: Any, key: Any) -> tuple[int, ...]:
-    """Bytes of ``delta``, and of the float accumulators that half precision needs. Source:
-    ``_efficient_attention_backward`` in
-    ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``.
+class EfficientKernel(NamedTuple):
+    """A backward kernel of memory-efficient attention: the tile of rows of the query
+    (``queries``) and of the key (``keys``) that a block of threads works on, and whether gradients
+    of key and value stay in registers.
     """
-    batch, heads, length, dim = query.shape
-    delta = batch * heads * _up(length, 32) * 4
-    if query.dtype is torch.float32:
-        return (delta,)
-    return (delta, batch * heads * length * dim * 4)
+
+    queries: int
+    keys: int
+    in_registers: bool
+
+
+def efficient_backward_kernel(
+    capability: tuple[int, int], half: bool, width: int, dropout: bool
+) -> EfficientKernel:
+    """The kernel that CUDA takes for heads of ``width`` elements: the first in torch's list whose
+    shared memory the GPU has. Source: ``mem_eff_attention/kernels/cutlassB.h``.
+    """
+    small = capability[0] in (8, 12) and capability not in ((8, 0), (8, 7))  # 100 KiB a block
+    if width <= 64:
+        return EfficientKernel(64, 64, half)
+    if not half:
+        return EfficientKernel(64 if small or capability < (8, 0) else 128, 64, False)
+    if width > 128:
+        return EfficientKernel(128, 64, False)
+    if capability < (8, 0) or (width <= 96 and capability in ((8, 6), (8, 9)) and not dropout):
+        return EfficientKernel(128, 64, True)
+    return EfficientKernel(64, 64, False) if small else EfficientKernel(128, 128, True)
+
+
+def efficient_backward_scratch(
+    capability: tuple[int, int], query: Any, key: Any, value: Any, dropout: bool
+) -> tuple[int, int]:
+    """Bytes of ``delta``, and of the workspace: accumulators of dQ in tiles, each with a lock, and
+    those of dK and dV of kernels in half precision that cannot keep them in registers. Source:
+    ``_efficient_attention_backward`` in
+    ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``, and ``workspace_size`` in
+    ``mem_eff_attention/kernel_backward.h``.
+    """
+    batch, heads, length, width = query.shape
+    half = query.dtype in _HALF
+    kernel = efficient_backward_kernel(capability, half, max(width, value.size(-1)), dropout)
+    lock = 4  # in elements of float32, as all that follows
+    tiles = -(-length // kernel.queries) * -(-width // kernel.keys)
+    elements = tiles * (kernel.queries * kernel.keys + lock)
+    if half and not kernel.in_registers:
+        splits = min(-(-key.size(2) // kernel.keys), 200 // max(batch * heads, 1))
+        if torch.are_deterministic_algorithms_enabled():
+            splits = 1
+        for wide in (width, value.size(-1)):
+            elements += max(splits, 1) * kernel.keys * _up(wide, kernel.queries)
+    return batch * heads * length * 4, batch * heads * elements * 4
 
 
 def _efficient_backward(call: Call) -> None:
-    query, key = call.argument("query"), call.argument("key")
-    for size in efficient_backward_scratch(query, key):
+    sizes = efficient_backward_scratch(
+        call.device.model.capability,
+        call.argument("query"),
+        call.argument("key"),
+        call.argument("value"),
+        bool(call.argument("dropout_p", 0.0)),
+    )
+    for size in sizes:
         call.scratch(size)
 
 
@@ -173,7 +220,7 @@ ROWS: Final = (
     ),
     OperatorRow(
         "_scaled_dot_product_efficient_attention_backward",
-        "delta, and an accumulator of dQ in half precision",
+        "delta, and accumulators of dQ, in half precision of dK and dV too",
         "aten/src/ATen/native/transformers/cuda/attention_backward.cu",
         after=_efficient_backward,
     ),
