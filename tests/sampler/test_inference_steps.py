@@ -63,6 +63,29 @@ def test_other_calls_are_none(tmp_path: Path) -> None:
     del optimizer
 
 
+class Decorated(torch.nn.Linear):
+    """Has a ``generate`` under `torch.no_grad`, as models of transformers do."""
+
+    @torch.no_grad()
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+
+def test_functions_with_the_decorator_of_generate_are_not_generate(tmp_path: Path) -> None:
+    """Torch's decorators run the same code around every function."""
+    model = Decorated(4, 4)
+
+    @torch.inference_mode()
+    def infer() -> None:
+        for _ in range(3):
+            model(torch.ones(2, 4))
+
+    with gpuprobe.record(tmp_path / "a.gpuprobe"):
+        infer()
+        model.generate(torch.ones(2, 4))
+    assert ends(tmp_path / "a.gpuprobe") == ["inference"] * 4
+
+
 def test_marked_steps_are_the_programs_own(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 4)
     with gpuprobe.record(tmp_path / "a.gpuprobe") as rec, torch.inference_mode():

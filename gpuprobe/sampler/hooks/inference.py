@@ -4,6 +4,7 @@ outermost call of a model in ``inference_mode``.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -102,16 +103,15 @@ class InferenceSteps:
                 found = vars(owner).get("generate")
                 if not isinstance(found, FunctionType):
                     continue
-                if found.__code__ not in self._codes and not hasattr(found, _MARK):
+                if not hasattr(found, _MARK):
                     self._replace(owner, found)
                 break
 
     def _replace(self, owner: type, function: FunctionType) -> None:
-        inner: object = function
-        while inner is not None:  # decorators, such as torch.no_grad()
-            if isinstance(inner, FunctionType):
-                self._codes.add(inner.__code__)
-            inner = getattr(inner, "__wrapped__", None)
+        # Without its decorators: all functions under torch.no_grad() run the code of one wrapper.
+        inner = inspect.unwrap(function)
+        if isinstance(inner, FunctionType):
+            self._codes.add(inner.__code__)
         recorded = in_context(function, self._generate)
         setattr(recorded, _MARK, True)
         self._restore.append(patch(owner, "generate", recorded))
