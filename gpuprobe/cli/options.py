@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -257,13 +258,37 @@ def program_of(args: argparse.Namespace, hint: str) -> Target:
     return Target(args.script, args.args, False)
 
 
+_STDOUT, _STDERR = 1, 2
+
+
+@contextlib.contextmanager
+def _descriptor_to_stderr() -> Iterator[None]:
+    """What is written to the descriptor of stdout, by C code or by another process, goes to that of
+    stderr, if the command has both.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+        sys.stdout.flush()
+    try:
+        os.fstat(_STDERR)
+        kept = os.dup(_STDOUT)
+    except OSError:
+        yield
+        return
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        yield
+    finally:
+        os.dup2(kept, _STDOUT)
+        os.close(kept)
+
+
 @contextlib.contextmanager
 def output_to_stderr() -> Iterator[None]:
-    """Inside, the output of the user's program goes to stderr, and so does its traceback if it
-    fails: stdout is for the command's result.
+    """Inside, the output of the user's program and of the processes that it starts goes to stderr,
+    and so does its traceback if it fails: stdout is for the command's result.
     """
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with _descriptor_to_stderr(), contextlib.redirect_stdout(sys.stderr):
             yield
     except ProgramFailed as error:
         if error.__cause__ is not None:

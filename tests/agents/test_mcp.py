@@ -144,7 +144,7 @@ async def test_tools_that_read(folder: Path) -> None:
 
 
 def printed(*arguments: object) -> Any:
-    """The document that a command prints, after what a script printed."""
+    """The document that a command prints."""
     name, *rest = map(str, arguments)
     done = subprocess.run(
         [sys.executable, "-m", "gpuprobe", name, "--json", *rest],
@@ -152,7 +152,7 @@ def printed(*arguments: object) -> Any:
         env=_environment(),
         check=False,
     )
-    return json.loads(done.stdout[done.stdout.index(b"{") :])
+    return json.loads(done.stdout)
 
 
 async def test_an_estimate_is_that_of_the_command(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shlex
 import stat
@@ -12,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from gpuprobe import cli
 from gpuprobe.api.watch import summary
@@ -43,6 +45,38 @@ def test_no_stdout_is_no_error(command: str) -> None:
     done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True)
     assert done.stderr == ""
     assert done.returncode in (0, 1)
+
+
+LOUD = """
+import os, subprocess, sys
+import torch
+print("printed")
+os.write(1, b"written\\n")
+subprocess.run(["echo", "of a process"])
+torch.ones(8, device="cuda")
+"""
+
+
+@pytest.mark.parametrize("command", ["estimate --gpu t4 --engine virtual --json", "check"])
+def test_output_of_a_program_is_not_part_of_the_document(command: str, tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    common = ["--baseline", "memory.json", "--gpu", "t4", "loud.py"]
+    if command == "check":
+        warm_python.gpuprobe("baseline", "update", *common, cwd=tmp_path)
+        done = warm_python.gpuprobe("check", "--json", *common, cwd=tmp_path)
+    else:
+        done = warm_python.gpuprobe(*command.split(), "loud.py", cwd=tmp_path)
+    assert json.loads(done.stdout)["schema"] == f"gpuprobe.{command.split()[0]}"
+    for text in ("printed", "written", "of a process"):
+        assert text in done.stderr.splitlines()
+
+
+def test_output_of_a_program_without_a_stderr(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    shell = f'exec "{sys.executable}" -m gpuprobe estimate --gpu t4 --engine virtual loud.py 2>&-'
+    done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "t4: fits" in done.stdout
 
 
 def test_a_program_whose_output_is_lost_is_still_recorded(tmp_path: Path) -> None:
