@@ -35,6 +35,7 @@ def test_names_may_have_an_owner_and_capitals() -> None:
     ("name", "hint"),
     [
         ("llama-31-8b", "did you mean llama-3.1-8b"),
+        ("mistral-7b", "did you mean mistral-7b-v0.1 or mistral-7b-v0.3"),
         ("zzz", "--model list prints the names"),
         ("missing/config.json", "--model takes a name, or a config.json"),
     ],

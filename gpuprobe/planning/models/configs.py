@@ -88,7 +88,10 @@ def _where(name: str) -> str:
 
 def _near(name: str) -> str:
     names = list(known_models())
-    near = difflib.get_close_matches(name.lower().rpartition("/")[2], names, n=4, cutoff=0.5)
+    short = name.lower().rpartition("/")[2]
+    begin = [known for known in names if short and known.startswith(short)]
+    near = [*begin, *difflib.get_close_matches(short, names, n=4, cutoff=0.5)]
+    near = list(dict.fromkeys(near))[:4]
     if near:
         return f"did you mean {' or '.join(near)}? --model list prints all"
     return "--model list prints the names; a path of a config.json works for any model"
