@@ -192,6 +192,7 @@ def estimate_of(
         capacity=Bytes(model.total_memory),
         verdict=verdict,
         verdict_why=verdict_why,
+        growth=Bytes(growing),
         by_device=by_device,
         attributed=Bytes(_traced(report)),
         by_category=_shares(report.categories),

@@ -16,6 +16,7 @@ import warm_python
 
 import gpuprobe
 from gpuprobe.api import watch
+from gpuprobe.api.render import render
 from gpuprobe.api.virtual import estimate_program
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
 from gpuprobe.model.plans.estimate import FITS, NOT, RELEASING, WITHIN_MARGIN, Estimate
@@ -164,7 +165,15 @@ def test_memory_that_goes_on_growing_is_said() -> None:
     (said,) = found.assumed
     assert "ended with 3.0 GiB more than it began with" in said
     assert "full in about 2 more" in said
-    assert not gpuprobe.estimate(build(), gpu="t4").assumed
+    assert found.growth == 3 << 30
+    text = io.StringIO()
+    render(found, "text", text)
+    for line in (text.getvalue().splitlines()[0], text.getvalue().splitlines()[-1]):
+        assert line.startswith("t4: fits (")
+        assert line.endswith("; memory grows by 3.0 GiB a step")
+    stable = gpuprobe.estimate(build(), gpu="t4")
+    assert not stable.assumed
+    assert stable.growth == 0
 
 
 def test_a_program_that_stays_on_the_cpu_is_told_so(tmp_path: Path) -> None:

@@ -149,6 +149,8 @@ class Estimate(Displayed):
     If it does not fit and suggestions were requested, ``suggestions`` has the changes that were
     tried, those that fit first, and otherwise the easiest to adopt first; ``not_tried`` are others,
     with the reason; ``smallest_gpus`` are the smallest GPUs of the catalogue that hold it.
+    ``growth`` is what the last step left allocated in addition to what it began with, if that is
+    too much to be noise: a longer run needs more than this one.
     """
 
     gpu: str
@@ -213,6 +215,9 @@ class Estimate(Displayed):
     smallest_gpus: Annotated[
         tuple[RoomyGpu, ...], "the smallest GPUs of the catalogue that hold the run as it is"
     ] = ()
+    growth: Annotated[
+        Bytes, "what the last step left allocated in addition to what it began with; 0: nothing"
+    ] = _NOTHING
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

@@ -79,7 +79,8 @@ def _verdict(estimate: Estimate) -> str:
     several = f"{estimate.devices} x " if estimate.devices > 1 and same else ""
     total = _span(estimate.total_low, estimate.total_high)
     of = f"{total} of {human_bytes(estimate.capacity)}"
-    return f"{several}{estimate.gpu}: {estimate.verdict} ({of})"
+    grows = f"; memory grows by {human_bytes(estimate.growth)} a step" if estimate.growth else ""
+    return f"{several}{estimate.gpu}: {estimate.verdict} ({of}){grows}"
 
 
 def _best_change(estimate: Estimate) -> str:
