@@ -162,7 +162,12 @@ def lacks(need: str) -> str:
     build = torch_build()
     if build is None or not build.cuda:
         return "torch is a build without CUDA"
-    missing = [name for name in _MODELS if need == "models" and find_spec(name) is None]
+    return not_installed(_MODELS) if need == "models" else ""
+
+
+def not_installed(packages: tuple[str, ...]) -> str:
+    """Which of these packages this environment lacks, or an empty string."""
+    missing = [name for name in packages if find_spec(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""
 
 

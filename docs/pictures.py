@@ -26,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -82,11 +81,6 @@ def answer(runner: blocks.Runner, scratch: str = "question") -> list[str]:
     sections = "\n".join(result.lines()).split("\n\n")
     kept = [text for text in sections if text.partition("\n")[0] not in QUESTION_WITHOUT]
     return "\n\n".join(kept).splitlines()
-
-
-def question_lacks() -> str:
-    """The packages that the question's program imports and this environment lacks."""
-    return ", ".join(name for name in QUESTION_NEEDS if find_spec(name) is None)
 
 
 def question_svg(text: str) -> str:

@@ -87,7 +87,9 @@ def call(request: Mapping[str, Any], notify: Notify) -> dict[str, Any]:
         folders = Folders(tuple(request["folders"]))
         arguments = dict(request["arguments"])
         for name, (_, parameter) in parameters(tool).items():
-            if parameter.path or (parameter.name_or_path and _exists(arguments[name])):
+            # os.path: a Path raises OSError for a name that is too long for a file.
+            exists = parameter.name_or_path and os.path.exists(arguments[name])  # noqa: PTH110
+            if parameter.path or exists:
                 arguments[name] = folders.resolve(arguments[name])
         return _document(tool.function(notify, **arguments), tool.name, request["most"])
     except WithFailure as failure:
@@ -103,11 +105,6 @@ def call(request: Mapping[str, Any], notify: Notify) -> dict[str, Any]:
         traceback.print_exc()
         bug = InternalError(f"internal error: {type(error).__name__}: {error}")
         return {"error": str(bug), "hint": "please report it with the traceback on stderr"}
-
-
-def _exists(path: str) -> bool:
-    # A Path raises OSError for a name that is too long for a file.
-    return bool(path) and os.path.exists(path)  # noqa: PTH110
 
 
 def _document(result: object, tool: str, most: int) -> dict[str, Any]:

@@ -48,8 +48,8 @@ def test_the_estimate_agrees_with_one_made_here(runner: blocks.Runner) -> None:
     same rows in the same order, and ranges with the picture's peaks in them, to the digit printed.
     `tests/native/test_picture_of_an_estimate.py` compares every figure.
     """
-    if missing := pictures.question_lacks():
-        pytest.skip(f"not installed: {missing}")
+    if reason := blocks.not_installed(pictures.QUESTION_NEEDS):
+        pytest.skip(reason)
     _, shown = pictures.parts_of(pictures.ESTIMATE_TEXT.read_text(encoding="utf-8"))
     made = pictures.answer(runner)
     assert blocks.shape(shown[0]) == blocks.shape(made[0]), AGAIN

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.native, pytest.mark.slow]
 
 
 def test_the_estimate_is_the_one_that_the_picture_shows(tmp_path: Path) -> None:
-    if missing := pictures.question_lacks():
-        pytest.skip(f"not installed: {missing}")
+    if reason := blocks.not_installed(pictures.QUESTION_NEEDS):
+        pytest.skip(reason)
     made = pictures.question_text(pictures.answer(blocks.Runner(tmp_path)))
     shown = pictures.ESTIMATE_TEXT.read_text(encoding="utf-8")
     assert "engine: native" in made

@@ -65,7 +65,9 @@ def find_model(name: str) -> ModelConfig:
     """
     models = known_models()
     known = models.get(name.lower()) or models.get(name.lower().rpartition("/")[2])
-    path = Path(name or os.devnull)  # Path("") is the working folder
+    if not name:  # Path("") is the working folder
+        raise UsageError("unknown model ''", hint=_near(name))
+    path = Path(name)
     # os.path: a Path raises OSError for a name that is too long for a file.
     if os.path.isfile(path / "config.json"):  # noqa: PTH113
         return _read(path / "config.json", path.resolve().name)
