@@ -5,6 +5,7 @@ makes it. The server derives the schema of the input from the signature.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from gpuprobe.errors import ProgramFailed
@@ -218,7 +219,7 @@ def estimate_model(
     }
     given = {name: value for name, value in options.items() if value is not None}
     with model_script(model, {**given, "ranks": ranks}) as written:
-        return estimate_program(
+        found = estimate_program(
             program(written.path, ()),
             gpu,
             steps=steps,
@@ -230,6 +231,7 @@ def estimate_model(
             notify=notify,
             suggest=True,
         )
+        return replace(found, model=written.choices)
 
 
 def fit(

@@ -22,11 +22,12 @@ SHARDINGS: Final = ("fsdp", "ddp", "zero1", "zero2", "zero3")
 
 class ModelScript(NamedTuple):
     """A model's script, at ``path``, and its ``alternatives``: the changes to try if it does not
-    fit.
+    fit. ``choices``: what the script does, in words, with the defaults.
     """
 
     path: str
     alternatives: Provider
+    choices: str
 
 
 @contextlib.contextmanager
@@ -73,7 +74,7 @@ def model_script(
             raise EnvironmentUnavailable(
                 f"the script cannot be written: {error.strerror or error}: {output or 'TMPDIR'}"
             ) from error
-        yield ModelScript(str(path), ModelChanges(run, folder))
+        yield ModelScript(str(path), ModelChanges(run, folder), run.in_words)
 
 
 def _check_pairs(options: Mapping[str, object]) -> None:

@@ -515,7 +515,7 @@ def own_traceback(error: BaseException) -> str:
     return text_of(error)
 
 
-def summary(output: Path, width: int = 80, *, gpu: str = "GPU") -> list[str]:
+def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     """The summary at the end of a run, in lines of text: why it ran out of memory, if it did; the
     peak, its place and largest causes, the first advice, and the recording's path. Without control
     characters. ``gpu`` is the name of the GPU in the catalogue, for commands to run next.
@@ -538,6 +538,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "GPU") -> list[str]:
     from gpuprobe.reporters.sections.report import (
         ended_out_of_memory,
         estimate_command,
+        estimate_reason,
         failure_text,
         headline,
     )
@@ -559,8 +560,9 @@ def summary(output: Path, width: int = 80, *, gpu: str = "GPU") -> list[str]:
     wrapped = [line for text in lines for line in style.wrapped(text, rest="  ")]
     command = estimate_command(report, gpu)
     if command:  # in one line, to be copied
+        reason = estimate_reason(report)
         wrapped += [
-            "what the whole run needs, and what would make it fit:",
+            reason[0].lower() + reason[1:],
             f"  {visible(command)}",
         ]
     return wrapped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,6 +20,8 @@ from gpuprobe.model.values import Bounds, Parsed
 
 PRESENT: Final = "present"
 """The name of the GPU that this machine really has: no entry may take it."""
+ENVIRONMENT: Final = "GPUPROBE_GPUS"
+"""The variable that names the users' own catalogue files."""
 SCHEMA_VERSION: Final = 1
 """1: first. A file of another version is refused."""
 ARCHITECTURES_SOURCE: Final = (
@@ -79,6 +82,15 @@ def _shipped() -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def built_in() -> tuple[GpuModel, ...]:
     return _models(_shipped(), "gpus.json", _shipped()["source"], ())
+
+
+def all_models() -> tuple[GpuModel, ...]:
+    """The users' own GPUs, then the built-in ones; a user's entry replaces one of its name."""
+    own: dict[str, GpuModel] = {}
+    for path in os.environ.get(ENVIRONMENT, "").split(os.pathsep):
+        if path:
+            own.update((model.name, model) for model in load_user_catalogue(path))
+    return (*own.values(), *(model for model in built_in() if model.name not in own))
 
 
 @lru_cache(maxsize=1)

@@ -19,15 +19,16 @@ drivers by up to a few hundred MiB: ``total_memory`` is one value really printed
 
 from __future__ import annotations
 
-import os
 import re
 from difflib import get_close_matches
 from typing import Any, Final
 
 from gpuprobe.catalogue.file import (
     ARCHITECTURES_SOURCE,
+    ENVIRONMENT,
     NUMBERS,
     PRESENT,
+    all_models,
     architectures,
     built_in,
     by_key,
@@ -51,8 +52,6 @@ __all__ = [
     "present",
 ]
 
-ENVIRONMENT: Final = "GPUPROBE_GPUS"
-"""Names the users' own catalogue files."""
 MAX_DEVICES: Final = 64
 
 
@@ -69,10 +68,9 @@ def find(name: str) -> GpuModel:
     found = known.get(key)
     if found is not None:
         return found
-    near = sorted(
-        {known[k].name for k in known if len(key) >= 2 and k.startswith(key)}
-        | {known[k].name for k in get_close_matches(key, known, n=5, cutoff=0.6)}
-    )
+    begins = [name for name in known if len(key) >= 2 and name.startswith(key)]
+    similar = get_close_matches(key, known, n=5, cutoff=0.6)  # the most similar first
+    near = list(dict.fromkeys(known[name].name for name in (*begins, *similar)))
     hint = f"did you mean {', '.join(near)}?" if near else "see docs/reference/gpus.md for all"
     raise ConfigError(f"unknown GPU {visible(name)!r}", hint=hint)
 
@@ -94,15 +92,6 @@ def parse_spec(text: str) -> tuple[GpuModel, ...]:
             raise ConfigError(f"{visible(text)!r} is not 1 to {MAX_DEVICES} GPUs")
         models += [find(match[2])] * count
     return tuple(models)
-
-
-def all_models() -> tuple[GpuModel, ...]:
-    """The users' own GPUs, then the built-in ones; a user's entry replaces one of its name."""
-    own: dict[str, GpuModel] = {}
-    for path in os.environ.get(ENVIRONMENT, "").split(os.pathsep):
-        if path:
-            own.update((model.name, model) for model in load_user_catalogue(path))
-    return (*own.values(), *(model for model in built_in() if model.name not in own))
 
 
 def present(index: int = 0) -> GpuModel:

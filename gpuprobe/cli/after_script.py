@@ -68,23 +68,24 @@ def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> S
     return Sorted([*own, *script_words], tuple(moved) if mixed else ())
 
 
-def misplaced_option(
+def misplaced_options(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str],
     source: Callable[[], str],
     code: int,
-) -> str:
-    """The first argument of a script that is probably a misplaced option of `gpuprobe run`, "" for
-    none: it is spelled like one, and either the script failed with exit code 2, as parsers of
-    arguments do, and its ``source`` does not contain the option; or ``source`` does not even
-    contain the option's name as a word: some parsers make options from names (click, tyro).
+) -> list[str]:
+    """The arguments of a script that are probably misplaced options of `gpuprobe run`: spelled like
+    one, and either the script failed with exit code 2, as parsers of arguments do, and its
+    ``source`` does not contain the option; or ``source`` does not even contain the option's name as
+    a word: some parsers make options from names (click, tyro).
     """
     known = parser._option_string_actions  # argparse has no public list
     words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     suspects = [word for word in words if word in known]
     text = source() if suspects else ""
-    for option in suspects:
+
+    def is_misplaced(option: str) -> bool:
         name = re.escape(option[2:]).replace(r"\-", "[-_]")
-        if option not in text if code == 2 else not re.search(rf"\b{name}\b", text):
-            return option
-    return ""
+        return option not in text if code == 2 else not re.search(rf"\b{name}\b", text)
+
+    return [option for option in dict.fromkeys(suspects) if is_misplaced(option)]

@@ -628,6 +628,10 @@ class Report(Displayed):
         "what torch.compile did in the first rank: its graphs, graph breaks and recompilations, "
         "with lines and reasons",
     ]
+    gpus: Annotated[
+        tuple[str, ...],
+        "the names of the first rank's GPUs by index, as torch reports them; empty if unknown",
+    ]
     non_tensor_memory: NonTensorMemory
     placement: Annotated[
         tuple[Placed, ...],

@@ -29,7 +29,7 @@ from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Bytes, Unavailable, available
+from gpuprobe.model.values import Bytes, Peak, Unavailable, available
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ of torchtitan was up to 0.6%: ``benchmarks/torchtitan_rows.py``."""
 
 _GROWTH_THRESHOLD = 0.01
 """The growth in the last step that is reported, as a part of the highest end of a step."""
+
+_STEPS_FOR_LINES = 4
+"""Steps from which a report names the line of memory that outlives them (`analysis.leaks`)."""
 
 
 class DeviceFit(NamedTuple):
@@ -193,6 +196,7 @@ def estimate_of(
         verdict=verdict,
         verdict_why=verdict_why,
         growth=Bytes(growing),
+        growth_advice=_growth_advice(report, f"cuda:{device.index}") if growing else (),
         by_device=by_device,
         attributed=Bytes(_traced(report)),
         by_category=_shares(report.categories),
@@ -356,6 +360,32 @@ def _growing(report: Report, device: str) -> int:
         return 0
     grown = known[-1] - known[-2]
     return grown if grown > _GROWTH_THRESHOLD * max(known) else 0
+
+
+def _growth_advice(report: Report, device: str) -> tuple[str, ...]:
+    """What to change about memory that grows, and the reasons. The report knows the line if enough
+    steps were run; peaks are compared from the third step on, when optimizers have their state.
+    """
+    peaks = [
+        (row.step.index, window.peak_allocated)
+        for row in report.steps.rows
+        for window in row.step.windows
+        if window.device == device and isinstance(window.peak_allocated, Peak)
+    ]
+    (first, early), (last, late) = peaks[2], peaks[-1]
+    rises: list[str] = []
+    if last > first:
+        peaks_then = (
+            f"{human_bytes(early.at_most)} in step {first}, and {human_bytes(late.at_most)}"
+        )
+        rises.append(f"The peak was {peaks_then} in step {last}.")
+    for advice in report.advice:
+        if advice.id == "growth":
+            reason = advice.evidence[:1].upper() + advice.evidence[1:]
+            return (advice.text, f"{reason}.", *rises)
+    if len(peaks) < _STEPS_FOR_LINES:
+        return (f"With --steps {_STEPS_FOR_LINES}, an estimate names the line.",)
+    return tuple(rises)
 
 
 def _shares(table: ShareTable | Unavailable) -> tuple[EstimateShare, ...]:

@@ -89,6 +89,19 @@ def describe() -> Environment:
     )
 
 
+def gpu_names() -> tuple[str, ...]:
+    """The names of the GPUs by index, as torch reports them. None unless the program has
+    initialised CUDA: the question would do so.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ()
+    try:
+        return tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    except RuntimeError:  # the GPU is in error
+        return ()
+
+
 def session(
     argv: tuple[str, ...], level: str, devices: tuple[str, ...], *, virtual: bool = False
 ) -> Session:

@@ -291,6 +291,7 @@ class Recorder:
                     error=None if error is None else program_error(error),
                     gpuprobe_faults=tuple(self._failures.texts),
                     compiled=compile_notes.since(self._compiled_before),
+                    gpus=environment.gpu_names(),
                 )
             )
         )

@@ -87,6 +87,21 @@ def test_a_full_gpu_is_no_matter_of_allocator_settings() -> None:
     )
 
 
+def test_a_gpu_with_a_rest_too_small_for_anything_is_nearly_full() -> None:
+    sim = Simulator(AllocatorSettings(), SimulatedDriver(1000 * MIB, "ascending"))
+    recorder = TraceRecorder(sim)
+    for size in (5, 9, *([10] * 97)):  # a segment of 20 MiB with a hole, and 97 that are full
+        assert sim.malloc(size * MIB) is not None
+    assert sim.malloc(12 * MIB) is None
+    report = only(oom_reports(recorder.trace()))
+    assert report.shortfall < 0
+    assert report.sentences[0] == (
+        "Out of memory: the GPU is nearly full. With 984.0 MiB allocated of the 1000.0 MiB that "
+        f"torch could use, the other 16.0 MiB were in pieces that are too small for the 12.0 MiB "
+        f"requested at {report.place}."
+    )
+
+
 def test_private_pools_are_counted_apart() -> None:
     sim = Simulator(AllocatorSettings(), SimulatedDriver(64 * MIB, "ascending"))
     recorder = TraceRecorder(sim, [(0, 0), (0, 1)])
@@ -140,6 +155,11 @@ def test_what_if_results_are_reported() -> None:
     assert report.sentences[1] == (
         "This allocation would have fit with expandable_segments:True; whether the rest of the run "
         "does is unknown."
+    )
+    several = [("max_split_size_mb:20", True), ("max_split_size_mb:64", True), ("x:1", True)]
+    found = only(oom_reports(trace, what_if=lambda *_: several)).sentences[1]
+    assert found.startswith(
+        "This allocation would have fit with max_split_size_mb:20 or 64, or with x:1; "
     )
     refused = only(oom_reports(trace, what_if=lambda *_: [("x", False)]))
     assert "None of the other allocator settings" in refused.sentences[1]

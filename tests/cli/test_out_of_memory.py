@@ -62,3 +62,48 @@ def test_a_program_that_catches_the_error_sees_it_unchanged(tmp_path: Path) -> N
     assert shown.startswith("script.gpuprobe · complete\n")
     assert "Out of memory: the GPU is full." in shown
     assert "gpuprobe estimate" not in shown
+
+
+LEAKS = """\
+import torch
+model = torch.nn.Linear(4096, 4096).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+history = []
+for step in range(60):
+    loss = model(torch.ones(4096, 4096, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    history.append(torch.zeros(2048, 1 << 16, device="cuda"))
+"""
+
+
+def test_memory_that_grew_is_the_verdict(tmp_path: Path) -> None:
+    script(tmp_path, LEAKS)
+    simulated = ["--gpu", "t4", "--compute", "shapes", "--engine", "virtual"]
+    done = gpuprobe("run", *simulated, "--level", "trace", "script.py", cwd=tmp_path)
+    assert done.returncode == 5
+    lines = [line.removeprefix("gpuprobe:").strip() for line in done.stderr.splitlines()]
+    text = " ".join(lines)
+    verdict = re.search(r"Out of memory: memory grew by 512\.0 MiB a step: (.*?)\. peak: ", text)
+    assert verdict is not None, text
+    assert "of it at script.py:10 in <module>" in verdict[1]
+    assert lines[-1] == "gpuprobe estimate --gpu t4 script.py"
+    shown = gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout
+    assert "cuda:0 (Tesla T4)" in shown
+    why = shown.partition("Why it ran out of memory\n")[2]
+    assert why.startswith("  Out of memory: memory grew by 512.0 MiB a step")
+    assert "$ gpuprobe estimate --gpu t4 script.py" in why
+
+
+def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
+    script(tmp_path, LEAKS)
+    for steps, where in (("5", "script.py:10 in <module>"), ("3", "With --steps 4,")):
+        options = ["--gpu", "t4", "--engine", "virtual", "--steps", steps]
+        shown = gpuprobe("estimate", *options, "script.py", cwd=tmp_path).stdout
+        advice = shown.partition("Memory grows from step to step\n")[2]
+        assert where in " ".join(advice.partition("\n\n")[0].split())
+    options = ["--gpu", "t4", "--engine", "virtual", "--steps", "60", "--no-suggestions"]
+    done = gpuprobe("estimate", *options, "script.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Memory grows from step to step: change this first" in done.stdout

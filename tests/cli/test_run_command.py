@@ -405,6 +405,7 @@ def test_the_recording_of_a_module_has_its_whole_name(tmp_path: Path) -> None:
     ("text", "arguments", "hint"),
     [
         (ARGUMENTS, ("--n", "1", "--level", "trace"), "--level"),  # exit code 2
+        (ARGUMENTS, ("--level", "trace", "--output", "a"), "--level, --output"),
         (ARGUMENTS.replace('n"', 'level"'), ("--level", "a"), ""),  # the program's own
         ("import sys\nprint(sys.argv)", ("--level=trace",), "--level"),  # ignored in silence
         ("def main(trace_steps): ...", ("--trace-steps", "3"), ""),  # as click and tyro read it
@@ -416,10 +417,18 @@ def test_an_option_after_the_script_is_pointed_out(
 ) -> None:
     script(tmp_path, text)
     done = gpuprobe("run", "--quiet", "script.py", *arguments, cwd=tmp_path)
-    expected = f"gpuprobe: {hint} belongs before script.py: "
-    expected += "after it, it is the program's own argument"
+    one = "belongs before script.py: after it, it is the program's own argument"
+    several = "belong before script.py: after it, they are the program's own arguments"
+    expected = f"gpuprobe: {hint} {several if ',' in hint else one}"
     assert (expected in done.stderr.splitlines()) is bool(hint)
-    assert bool(hint) or "belongs before" not in done.stderr
+    assert bool(hint) or " before script.py" not in done.stderr
+
+
+def test_a_program_without_its_gpu_gets_the_command_that_simulates_one(tmp_path: Path) -> None:
+    script(tmp_path, "import torch\ntorch.ones(3, device='cuda')")
+    done = gpuprobe("run", "script.py", "a b", cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 5
+    assert "gpuprobe run --gpu h100-80gb script.py 'a b'" in done.stderr
 
 
 def test_an_option_of_an_imported_module_is_the_programs(tmp_path: Path) -> None:

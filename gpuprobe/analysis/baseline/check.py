@@ -180,7 +180,7 @@ def check_baseline(
             *(f"{text}; compared anyway" for text in environment if accept_environment),
             *_cautions(before, after, rows is not None),
             *_regression_cautions(before, after, regressed),
-            *_fall_cautions(before, metrics, chosen),
+            *(() if environment else _fall_cautions(before, metrics, chosen)),
         ),
     )
 

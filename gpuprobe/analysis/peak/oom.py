@@ -11,7 +11,7 @@ from gpuprobe.analysis.peak.high_water import HighWater, by_category, by_line, l
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
-from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
@@ -21,6 +21,10 @@ WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
 """(trace, event) -> the tested settings, and whether the allocation would have fitted."""
 
 _OOM = TraceAction.OOM.code
+
+_NEARLY_FULL = 0.98
+"""The part of the available memory from which tensors fill a GPU: what is left is less than a
+layout can be expected to leave unused."""
 
 MOST = 20
 """Failures that are reported per trace. Each needs an account of all blocks at that moment, and a
@@ -189,8 +193,8 @@ def _sentences(report: OomReport) -> Iterable[str]:
         )
     if not isinstance(report.fits_with, Unavailable):
         yield (
-            f"This allocation would have fit with {' or with '.join(report.fits_with)}; whether "
-            "the rest of the run does is unknown."
+            f"This allocation would have fit with {_settings(report.fits_with)}; whether the rest "
+            "of the run does is unknown."
             if report.fits_with
             else "None of the other allocator settings tried makes this allocation fit."
         )
@@ -208,7 +212,9 @@ def _sentences(report: OomReport) -> Iterable[str]:
     else:
         yield from _about_layout(report, account)
     if report.live.allocated:
-        rows = [f"{s.key} {human_bytes(s.bytes)}" for s in by_category(report.live)[:3]]
+        rows = [
+            f"{Category(s.key).words} {human_bytes(s.bytes)}" for s in by_category(report.live)[:3]
+        ]
         yield f"Largest categories: {', '.join(rows)}."
         rows = [f"{s.key} {human_bytes(s.bytes)}" for s in by_line(report.live)[:3]]
         yield f"Largest lines: {', '.join(rows)}."
@@ -226,12 +232,20 @@ def _verdict(report: OomReport) -> str:
     request = f"{human_bytes(report.asked)} requested at {report.place}"
     if isinstance(report.reserved, Unavailable):
         return f"Out of memory: {request} failed."
-    available = human_bytes(report.reserved + report.device_free)
+    could_use = report.reserved + report.device_free
+    available = human_bytes(could_use)
     if report.shortfall > 0:
         return (
             f"Out of memory: the GPU is full. With {human_bytes(report.allocated)} allocated, the "
             f"{request} are {human_bytes(report.shortfall)} more than the {available} that torch "
             "could use."
+        )
+    if report.allocated >= _NEARLY_FULL * could_use:
+        return (
+            f"Out of memory: the GPU is nearly full. With {human_bytes(report.allocated)} "
+            f"allocated of the {available} that torch could use, the other "
+            f"{human_bytes(could_use - report.allocated)} were in pieces that are too small for "
+            f"the {request}."
         )
     return (
         f"Out of memory, but the GPU is not full: the {request} failed with "
@@ -239,6 +253,16 @@ def _verdict(report: OomReport) -> str:
         "free memory was in pieces that are too small, or reserved for other pools or streams, or "
         "beyond a limit that the program has set."
     )
+
+
+def _settings(names: Iterable[str]) -> str:
+    """The settings as a list, each name once with its values."""
+    values: dict[str, list[str]] = {}
+    for text in names:
+        name, _, value = text.partition(":")
+        values.setdefault(name, []).append(value)
+    listed = [f"{name}:{' or '.join(found)}" for name, found in values.items()]
+    return ", or with ".join(listed)
 
 
 def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:

@@ -109,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | None = None) -> int:
     """Estimate a program and print the result; returns the exit code."""
+    from dataclasses import replace
+
     from gpuprobe.api import watch
     from gpuprobe.api.render import render
     from gpuprobe.api.virtual import estimate_program
@@ -135,6 +137,8 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
             notify=_notify,
             progress=None if progress is None else progress.step,
         )
+    if model is not None:
+        found = replace(found, model=model.choices)
     # A written script may be in a temporary folder, whose name is random.
     folder = Path.cwd() if model is None else Path(model.path).parent.absolute()
     render(found, format_of(args), sys.stdout, top=args.top, cwd=str(folder))

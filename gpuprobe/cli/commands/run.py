@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import annotate, exit_codes, stderr
-from gpuprobe.cli.after_script import misplaced_option
+from gpuprobe.cli.after_script import misplaced_options
 from gpuprobe.cli.options import add_engine, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
@@ -145,21 +145,29 @@ def run(args: argparse.Namespace) -> int:
 
     code = _exit_code(result)
     source = partial(watch.source_of, program)
-    hint = misplaced_option(_parser(), target.arguments, source, code) if target.arguments else ""
-    if hint:
+    words = target.arguments
+    misplaced = misplaced_options(_parser(), words, source, code) if words else []
+    if misplaced:
         before = f"-m {target.target}" if target.module else target.target
-        stderr.note(f"{hint} belongs before {before}: after it, it is the program's own argument")
+        what = "belongs", "it is the program's own argument"
+        if len(misplaced) > 1:
+            what = "belong", "they are the program's own arguments"
+        stderr.note(f"{', '.join(misplaced)} {what[0]} before {before}: after it, {what[1]}")
     if args.output is None and not hazards and watch.discard_empty(result, output):
         return code
     if result.error is not None:
         _show_error(result.error)
     if not args.quiet:
-        _summarize(where, args.gpu or "GPU")
+        _summarize(where, args.gpu or "")
         for path in result.spawned:
             shown = os.path.relpath(path)
             stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
         if args.compute == "shapes":
             _show_assumed(result.assumed)
+        if args.gpu is None and _needs_gpu(result.error):
+            words = [*(["-m"] if target.module else []), target.target, *target.arguments]
+            stderr.note("the program needs a GPU, which torch does not find; to run it on one that")
+            stderr.note(f"  is not here: gpuprobe run --gpu h100-80gb {shlex.join(words)}")
     if result.hazards is not None:
         code = _report_and_compare(args, result.hazards, known, code)
     return code
@@ -191,6 +199,18 @@ def _exit_code(result: RunResult) -> int:
     if not flush_stdout() and code == exit_codes.OK:
         return 120  # Python's own exit code when it cannot flush stdout
     return code
+
+
+_NO_GPU = (
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+)
+"""How the errors begin that torch raises where it finds no GPU (``torch.cuda._lazy_init``)."""
+
+
+def _needs_gpu(error: BaseException | None) -> bool:
+    return isinstance(error, (AssertionError, RuntimeError)) and str(error).startswith(_NO_GPU)
 
 
 def _show_error(error: BaseException) -> None:

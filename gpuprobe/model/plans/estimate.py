@@ -150,7 +150,8 @@ class Estimate(Displayed):
     tried, those that fit first, and otherwise the easiest to adopt first; ``not_tried`` are others,
     with the reason; ``smallest_gpus`` are the smallest GPUs of the catalogue that hold it.
     ``growth`` is what the last step left allocated in addition to what it began with, if that is
-    too much to be noise: a longer run needs more than this one.
+    too much to be noise: a longer run needs more than this one. ``growth_advice`` is what to do
+    about it, and why. ``model`` is what a script that gpuprobe wrote does, in words.
     """
 
     gpu: str
@@ -218,6 +219,12 @@ class Estimate(Displayed):
     growth: Annotated[
         Bytes, "what the last step left allocated in addition to what it began with; 0: nothing"
     ] = _NOTHING
+    growth_advice: Annotated[
+        tuple[str, ...], "if memory grows: what to change, and the reasons, as sentences"
+    ] = ()
+    model: Annotated[
+        str, "with --model: the model and the choices for it, in words; otherwise empty"
+    ] = ""
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

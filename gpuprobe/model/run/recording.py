@@ -151,7 +151,7 @@ class ChildRow:
 SCHEMA = "gpuprobe.recording"
 """The schema in the first line of every rank's stream."""
 
-SCHEMA_VERSION = (2, 5)
+SCHEMA_VERSION = (2, 6)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
@@ -162,6 +162,7 @@ History:
 * 2.3: ``Step.exchanges``, ``SessionEnd.compiled``.
 * 2.4: ``Step.launches``.
 * 2.5: ``LaunchPlace.decoding``, ``StepLaunches.decoded``.
+* 2.6: ``SessionEnd.gpus``.
 """
 
 

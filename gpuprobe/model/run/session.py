@@ -263,3 +263,5 @@ class SessionEnd:
     # What torch.compile did, as text: its graphs, graph breaks with their lines and reasons, and
     # recompilations.
     compiled: tuple[str, ...] = ()
+    # The names of the GPUs by index, as torch reports them; none if CUDA was not in use.
+    gpus: Annotated[tuple[str, ...], AtMost(MOST_DEVICES)] = ()

@@ -69,6 +69,28 @@ class ModelRun:
         return min(_SEQUENCE, most) if self.positions else _SEQUENCE
 
     @property
+    def in_words(self) -> str:
+        """The choices, defaults among them: ``llama-3.1-8b, LoRA of rank 16 on all linear layers,
+        adamw, bf16, batch size 1, sequence length 2048, checkpointing``.
+        """
+        words = [self.model.name]
+        if self.inference:
+            words.append(f"{self.new_tokens} new tokens")
+        elif self.method == "full":
+            words += ["all parameters trained", self.optimizer]
+        else:
+            layers = ", ".join(self.lora_targets) or "all linear layers"
+            name = {"lora": "LoRA", "qlora": "QLoRA"}[self.method]
+            words += [f"{name} of rank {self.lora_rank} on {layers}", self.optimizer]
+        words += [self.dtype, f"batch size {self.batch_size}"]
+        if self.model.task != "images":
+            words.append(f"{'prompt' if self.inference else 'sequence'} length {self.tokens}")
+        words += ["checkpointing"] if self.checkpointing else []
+        words += [f"{self.attention} attention"] if self.attention else []
+        words += [f"{self.ranks} ranks with {self.sharding}"] if self.ranks > 1 else []
+        return ", ".join(words)
+
+    @property
     def sharded(self) -> bool:
         """Whether ranks hold parts of parameters or gradients (FSDP2)."""
         return self.ranks > 1 and self.sharding in ("fsdp", "zero2", "zero3")

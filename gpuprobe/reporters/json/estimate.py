@@ -19,7 +19,7 @@ def _range(name: str, about: str = "") -> InnerObject:
 
 DOCUMENT: Final = Document(
     "gpuprobe.estimate",
-    (2, 9),
+    (2, 10),
     Estimate,
     "What a training script would need on a GPU. Sizes are bytes. A minor version adds keys.",
     shapes={
@@ -45,7 +45,7 @@ DOCUMENT: Final = Document(
             "total": _range("total"),
             **keys("attributed by_category by_module by_line assumed not_modelled compiled"),
             **keys("communication link per_node communication_time by_device by_rank"),
-            **keys("suggestions not_tried smallest_gpus growth"),
+            **keys("suggestions not_tried smallest_gpus growth growth_advice model"),
         },
         EstimatedChange: keys("name how verdict needed"),
         Transfer: keys("op axis ranks dtype count payload wire module", place=_place),
@@ -60,6 +60,7 @@ DOCUMENT: Final = Document(
         "2.7": "engine",
         "2.8": "suggestions not_tried smallest_gpus",
         "2.9": "growth",
+        "2.10": "growth_advice model",
     },
 )
 """History:
@@ -76,6 +77,7 @@ DOCUMENT: Final = Document(
 * 2.7: ``engine``.
 * 2.8: ``suggestions``, ``not_tried`` and ``smallest_gpus``.
 * 2.9: ``growth``.
+* 2.10: ``growth_advice``; ``model``.
 """
 
 document = DOCUMENT.plain

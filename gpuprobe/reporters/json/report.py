@@ -184,7 +184,7 @@ def _fields(kind: type, *without: str) -> str:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 8),
+    (2, 9),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -233,6 +233,7 @@ DOCUMENT: Final = Document(
         "2.6": "compiled children",
         "2.7": "launches",
         "2.8": "LaunchReport.decoded LaunchRow.decoding",
+        "2.9": "gpus",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -255,6 +256,7 @@ DOCUMENT: Final = Document(
 * 2.6: ``compiled``; ``children``.
 * 2.7: ``launches``.
 * 2.8: ``launches.decoded``, ``launches.rows[].decoding``.
+* 2.9: ``gpus``.
 """
 
 to_document = DOCUMENT.plain

@@ -84,7 +84,11 @@ def _verdict(estimate: Estimate) -> str:
 
 
 def _best_change(estimate: Estimate) -> str:
-    """The easiest change with which it fits, as a clause after the verdict; "" without one."""
+    """The easiest change with which it fits, as a clause after the verdict; "" without one, or if
+    memory grows, which no change of the kind ends.
+    """
+    if estimate.growth:
+        return ""
     best = next((one for one in estimate.suggestions if one.fits), None)
     return "" if best is None else f"; with {best.name} it fits ({human_bytes(best.needed)})"
 
@@ -92,9 +96,14 @@ def _best_change(estimate: Estimate) -> str:
 def _estimate_suggestions(estimate: Estimate) -> list[Section]:
     """The changes that were tried, and the GPUs that hold the run as it is."""
     found: list[Section] = []
+    if estimate.growth_advice:
+        first = "" if estimate.fits else ": change this first"
+        texts = bulleted(estimate.growth_advice)
+        found.append(Section(f"Memory grows from step to step{first}", texts, "growth"))
     if estimate.suggestions:
         fits = any(one.fits for one in estimate.suggestions)
-        title = "What would make it fit" if fits else "What would help, but is not enough"
+        run = plural(estimate.steps, "step") if estimate.growth else "it"
+        title = f"What would make {run} fit" if fits else "What would help, but is not enough"
         tried = plural(len(estimate.suggestions), "change")
         text = f"{tried} tried, each by an estimate of the changed run"
         found.append(Section(title, (_changes(estimate, fits), Line(text)), "suggestions"))
@@ -102,6 +111,8 @@ def _estimate_suggestions(estimate: Estimate) -> list[Section]:
         found.append(Section("Not tried", bulleted(estimate.not_tried)))
     if estimate.smallest_gpus:
         title = "The smallest GPUs that hold it as it is"
+        if estimate.growth:
+            title = f"The smallest GPUs that hold {plural(estimate.steps, 'step')}"
         found.append(Section(title, (_gpus(estimate.smallest_gpus),), "gpus"))
     return found
 
@@ -185,7 +196,7 @@ def _needed(estimate: Estimate) -> Table:
 
 def _estimate_notes(estimate: Estimate) -> list[Line]:
     """How the estimate was made."""
-    notes = [plural(estimate.steps, "training step")]
+    notes = [plural(estimate.steps, "training step") if estimate.steps else "no training step"]
     if estimate.ranks > 1:
         worst = ", which needs most" if estimate.by_rank else ""
         notes.append(f"rank {estimate.rank} of {estimate.ranks}{worst}")
@@ -199,6 +210,8 @@ def _estimate_notes(estimate: Estimate) -> list[Line]:
     if estimate.settings:
         notes.append(estimate.settings)
     lines = [Line(", ".join(notes)), Line(_ENGINES[estimate.engine])]
+    if estimate.model:
+        lines.insert(0, Line(f"{estimate.model} (--write-script FILE keeps the script)", "item"))
     if estimate.verdict_why:
         lines.insert(0, Line(f"{estimate.verdict}: {estimate.verdict_why}"))
     if estimate.compute_why:

@@ -23,6 +23,7 @@ from gpuprobe.reporters.sections.parts import (
 from gpuprobe.reporters.sections.report.memory import (
     ended_out_of_memory,
     estimate_command,
+    estimate_reason,
     failure_sections,
     failure_text,
     fragmentation_sections,
@@ -49,6 +50,7 @@ from gpuprobe.reporters.sections.report.steps import (
 __all__ = [
     "ended_out_of_memory",
     "estimate_command",
+    "estimate_reason",
     "facts",
     "failure_text",
     "headline",
@@ -132,7 +134,7 @@ def facts(report: Report) -> list[str]:
     torch = report.environment.torch
     found = [f"torch {torch}" if isinstance(torch, str) else "torch version unknown"]
     found.append(f"Python {report.environment.python}")
-    found += [", ".join(session.devices)] if session.devices else []
+    found += [_devices(report)] if session.devices else []
     recorded = recording.kind == "recording"
     found.append(f"level {session.level}" if recorded else "snapshot")
     ranks, job = len(report.ranks), session.world_size
@@ -145,6 +147,12 @@ def facts(report: Report) -> list[str]:
     if recorded and not isinstance(first.duration_ns, Unavailable):
         found.append(human_ns(first.duration_ns))
     return found
+
+
+def _devices(report: Report) -> str:
+    """The recorded devices, with the GPU's name if all have the same."""
+    devices, names = ", ".join(report.session.devices), set(report.gpus)
+    return f"{devices} ({names.pop()})" if len(names) == 1 else devices
 
 
 def outcome(report: Report) -> str:

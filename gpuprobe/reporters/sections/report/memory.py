@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpuprobe.analysis.repeats import REPEATING, RepeatedShare, share_groups
+from gpuprobe.errors import ConfigError
 from gpuprobe.model import report as model
 from gpuprobe.model.report import (
     AT_NEAREST_TRACE,
@@ -341,7 +342,8 @@ def failure_sections(report: Report, *, full: bool) -> list[Section]:
     """Why allocations failed; of many, the last ones, as a program may retry."""
     shown = report.out_of_memory[-(3 if full else 2) :]
     parts: list[Part] = []
-    if not shown and ended_out_of_memory(report):
+    grown = _growth_text(report)
+    if ended_out_of_memory(report) and (grown or not shown):
         parts.append(Line(failure_text(report), "item"))
     several = len(report.ranks) > 1
     for failure in shown:
@@ -362,7 +364,7 @@ def failure_sections(report: Report, *, full: bool) -> list[Section]:
         parts.append(Line(f"unknown: {why}"))
     command = estimate_command(report)
     if command:
-        parts.append(Line("What the whole run needs, and what would make it fit:", "item"))
+        parts.append(Line(estimate_reason(report), "item"))
         parts.append(Code(f"$ {command}"))
     if not parts:
         return []
@@ -376,9 +378,12 @@ def ended_out_of_memory(report: Report) -> bool:
 
 
 def failure_text(report: Report) -> str:
-    """Why the program ran out of memory, in a sentence: from its last failed allocation, or from
-    the peak if that was not traced.
+    """Why the program ran out of memory, in a sentence: because it grew from step to step, or from
+    its last failed allocation, or from the peak if that was not traced.
     """
+    grown = _growth_text(report)
+    if grown:
+        return grown
     if report.out_of_memory:
         return report.out_of_memory[-1].sentences[0]
     peak, error = report.peak, report.recording.error
@@ -392,17 +397,56 @@ def failure_text(report: Report) -> str:
     )
 
 
-def estimate_command(report: Report, gpu: str = "GPU") -> str:
+def _growth_text(report: Report) -> str:
+    """How memory grew until the run was out of memory; "" if it did not, or in another run."""
+    growth = report.growth
+    if growth is None or not ended_out_of_memory(report):
+        return ""
+    text = (
+        f"Out of memory: memory grew by {human_bytes(growth.bytes_per_step)} a step: "
+        f"{human_bytes(growth.bytes)} from the end of step {growth.first_step} to the end of step "
+        f"{growth.last_step}"
+    )
+    rows = [] if growth.lines is None else [row for row in growth.lines.rows if row.bytes > 0]
+    if rows:
+        text += f", {human_bytes(rows[0].bytes)} of it at {named(rows[0].key)}"
+    return f"{text}."
+
+
+def estimate_reason(report: Report) -> str:
+    """What `estimate_command` is for, as the line above it."""
+    if _growth_text(report):
+        return "Whether it still grows after a change, and whether it fits then:"
+    return "What the whole run needs, and what would make it fit:"
+
+
+def estimate_command(report: Report, gpu: str = "") -> str:
     """The command that measures what a run needs that ended out of memory: the recording only has
-    the part before that. "" for another run, or if the start of its program is unknown.
+    the part before that. "" for another run, or if the start of its program is unknown. ``gpu`` is
+    the name of the GPU in the catalogue, by default that of the recorded one.
     """
     argv, world_size = report.session.argv, report.session.world_size
     if not ended_out_of_memory(report) or not argv or not argv[0].endswith(".py"):
         return ""
+    gpu = gpu or _recorded_gpu(report)
     ranks = [f"--ranks={world_size}"] if world_size > 1 else []
     separator = ["--"] if argv[1:] else []
     words = ["gpuprobe", "estimate", "--gpu", gpu, *ranks, argv[0], *separator, *argv[1:]]
     return shlex.join(words)
+
+
+def _recorded_gpu(report: Report) -> str:
+    """The GPU with the highest peak by its name in the catalogue; a placeholder if unknown."""
+    from gpuprobe.catalogue.file import all_models, by_key, key_of  # reads a file
+
+    kind, _, index = (report.peak.device or "").partition(":")
+    if kind != "cuda" or not index.isdecimal() or int(index) >= len(report.gpus):
+        return "GPU"
+    try:
+        found = by_key(all_models()).get(key_of(report.gpus[int(index)]))
+    except ConfigError:  # in a catalogue of the user
+        return "GPU"
+    return "GPU" if found is None else found.name
 
 
 def _figures(failure: model.OutOfMemory) -> Iterator[tuple[str, str]]:

@@ -112,7 +112,7 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
             Column("reserved", number=True),
             Column("at end", 12, number=True),
             Column("", 14, gap=2, cut=False),
-            Column("longest phase", 0, gap=1),
+            Column("longest phase", 0, gap=2),
         ),
         tuple(_step(row, devices.get(row.rank), resident, named) for row in shown),
     )
