@@ -150,9 +150,9 @@ def facts(report: Report) -> list[str]:
 
 
 def _devices(report: Report) -> str:
-    """The recorded devices, with the GPU's name if all have the same."""
-    devices, names = ", ".join(report.session.devices), set(report.gpus)
-    return f"{devices} ({names.pop()})" if len(names) == 1 else devices
+    """The recorded devices, with the names of the GPUs."""
+    devices, names = ", ".join(report.session.devices), ", ".join(dict.fromkeys(report.gpus))
+    return f"{devices} ({names})" if names else devices
 
 
 def outcome(report: Report) -> str:
