@@ -174,6 +174,7 @@ def _of_fullest(by_stage: Mapping[str, Event], constants: Overheads) -> dict[str
             PeakLine(row["place"], row["function"], Bytes(row["bytes"]))
             for row in by_stage["peak"]["rows"]
         )
+        fields["compiling"] = any(row.get("compiling") for row in by_stage["peak"]["rows"])
     return fields
 
 
