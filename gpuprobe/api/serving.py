@@ -71,6 +71,9 @@ def estimate_serving(
     add_to_environment(environment, libraries, settings_text(machine, build, graph=GRAPH), build)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     environment |= {"VLLM_NO_USAGE_STATS": "1", **compile_caches(version)}
+    # Forked processes share the memory of what is imported, and do not import it again. vLLM spawns
+    # them in place of that if its first process uses CUDA.
+    environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 
     def start() -> ServingEstimate:
         given = dict(environment)
