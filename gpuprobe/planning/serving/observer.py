@@ -64,6 +64,7 @@ def register() -> None:
     _registered = True
     observer = _Observer(Path(folder))
     when_imported("vllm.engine.arg_utils", observer.arguments)
+    when_imported("vllm.model_executor.model_loader.weight_utils", observer.dummy_weights)
     when_imported("vllm.v1.worker.gpu_worker", observer.worker)
     when_imported("vllm.v1.engine.core", observer.engine)
     observer.listen()
@@ -126,6 +127,23 @@ class _Observer:
         if tokenizer.is_dir() and not any((tokenizer / name).exists() for name in _TOKENIZERS):
             args.skip_tokenizer_init = True
         self.write("options", load_format=given, tokenizer=not args.skip_tokenizer_init)
+
+    def dummy_weights(self) -> None:
+        """Leave dummy weights in host memory as they are, where vLLM makes those that it quantises
+        itself: random values would take as much host memory as the unquantised model.
+        """
+        import vllm.model_executor.model_loader.weight_utils as module
+
+        original = getattr(module, "initialize_single_dummy_weight", None)
+        if original is None:  # another version
+            return
+
+        @functools.wraps(original)
+        def initialize(parameter: Any, *given: object, **named: object) -> None:
+            if parameter.device.type != "cpu":
+                original(parameter, *given, **named)
+
+        module.initialize_single_dummy_weight = initialize
 
     # --- workers
 
