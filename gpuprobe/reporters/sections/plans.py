@@ -568,7 +568,7 @@ def _later(found: ServingEstimate) -> list[Row]:
     if later.kv_cache is None or not later.started:
         return [Row(("KV cache, later", Cell("–"), "a later start fails too"))]
     text = "" if later.tokens is None else f"{later.tokens:,} tokens "
-    text += "in later starts: compiling needed the most memory in this one"
+    text += "in later starts, which do not compile"
     return [Row(("KV cache, later", size(later.kv_cache), text))]
 
 
