@@ -351,7 +351,9 @@ def _other_page() -> list[str]:
         found = [row.get(key) for key in ("weights", "kv_cache", "tokens", "later", "graphs")]
         cells = ["–" if value is None else f"{value:+.2f}" for value in found]
         logged, ours = _verdict(log["started"]), _verdict(row["found"]["started"])
-        result = logged if row["verdict"] else f"{logged}; here: {ours}"
+        if "later" in row["found"] and row["found"]["later"]["started"] != row["found"]["started"]:
+            ours += f", later {_verdict(row['found']['later']['started'])}"
+        result = logged if ours == logged else f"{logged}; here: {ours}"
         title = f"{log['gpu']}: {log['model']} {' '.join(log['options'])}".strip()
         cells.insert(0, row["found"].get("compile_cache", "–"))
         cells.insert(0, log["vllm"])
