@@ -129,7 +129,9 @@ def with_later_start(
     notify("starting vLLM again: the first start needed the most memory while it compiled")
     second = start()
     same = {one.name: getattr(second, one.name) for one in fields(LaterStart)}
-    return replace(first, later=LaterStart(**same))
+    again = second.started and not first.started
+    advice = ("a second start: it finds the code that the first one compiled",) if again else ()
+    return replace(first, later=LaterStart(**same), advice=(*advice, *first.advice))
 
 
 def fit_serving(
