@@ -25,7 +25,7 @@ STALLED_S: Final = 300.0
 """vLLM hangs if it writes neither an event nor a line of its log for this time."""
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 15.0
-"""The time that resource trackers get to end by themselves."""
+"""The time that resource trackers get to clean up and end."""
 _KILLED_S: Final = 15.0
 """The time that the kernel gets to end processes after SIGKILL."""
 _ROUNDS: Final = 10
@@ -155,8 +155,8 @@ class EventReader:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End vLLM and all processes that it started, at once: it needs many seconds for SIGTERM, and
-    has nothing to save. Python's resource trackers end by themselves when the others are gone,
-    and remove the shared memory that those had.
+    has nothing to save. Python's resource trackers are not killed: they end when the others are
+    gone, and remove the shared memory that those had.
     """
     trackers: list[psutil.Process] = []
     for _ in range(_ROUNDS):  # a process may start another one while it is being ended
