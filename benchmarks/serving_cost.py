@@ -1,11 +1,14 @@
 """The time and host memory of an estimate of a vLLM server, with cold and warm compile caches.
 
-    PYTHONPATH=. python benchmarks/serving_cost.py --python INTERPRETER [-- vllm serve options]
+    PYTHONPATH=. python benchmarks/serving_cost.py --python INTERPRETER [--fit]
 
 ``INTERPRETER`` has vLLM. The model is Llama 3.1 8B on an H100. All caches are in a new folder: the
 first estimate builds gpuprobe's native libraries and compiles the model, the second one finds both.
+``--fit``: then a search with all options, which compiles the model anew for most of its starts.
 Host memory is the sum of the processes' proportional set sizes (PSS), sampled twice a second;
-processor time includes all processes.
+processor time includes all processes. The modules of ``INTERPRETER`` have to have bytecode, as pip
+makes it (uv does with ``--compile-bytecode``): without it, and with PYTHONDONTWRITEBYTECODE, each
+start compiles thousands of modules.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,14 +29,15 @@ import serving_logs
 
 MODEL: Final = "meta-llama/Llama-3.1-8B-Instruct"
 OPTIONS: Final = ("--max-model-len", "8192", "--gpu-memory-utilization", "0.95")
+SEARCH: Final = ("--input-len", "2000", "--output-len", "500")
 RESULTS = Path(__file__).with_name("serving_cost.json")
 _INTERVAL_S: Final = 0.5
 
 
 class Cost(NamedTuple):
     """Seconds on the clock and of the processors, the most GiB of host memory, the load of the
-    machine by other programs (processes that could run, on average, without those measured), and
-    the state of the compile cache.
+    machine by other programs (processes that could run, on average, without those measured), the
+    state of the compile cache, and how often vLLM was started.
     """
 
     seconds: float
@@ -40,6 +45,7 @@ class Cost(NamedTuple):
     memory: float
     load: float
     compile_cache: str
+    starts: int
 
 
 class _Sampler(threading.Thread):
@@ -84,14 +90,17 @@ class _Sampler(threading.Thread):
         return sum(self._processor.values())
 
 
-def measure(python: str, words: list[str], folder: Path) -> Cost:
-    """Run an estimate with its caches and the model in a folder, which is part of vLLM's keys."""
+def measure(python: str, options: Sequence[str], folder: Path, *, fit: bool = False) -> Cost:
+    """Run an estimate, or a search, with its caches and the model in a folder, which is part of
+    vLLM's keys.
+    """
     model = folder / "model"
     model.mkdir(exist_ok=True)
     config = serving_logs.models()[MODEL]["config"]
     (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    command = [python, "-m", "gpuprobe", "estimate", "--json", "--gpu", "h100-80gb", "--"]
-    command += ["vllm", "serve", str(model), *words]
+    name, words = ("fit", SEARCH) if fit else ("estimate", ())
+    command = [python, "-m", "gpuprobe", name, "--json", "--gpu", "h100-80gb", *words, "--"]
+    command += ["vllm", "serve", str(model), *options]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder)}
     began = time.monotonic()
     process = subprocess.Popen(
@@ -104,21 +113,22 @@ def measure(python: str, words: list[str], folder: Path) -> Cost:
     processor = sampler.stop()
     found = json.loads(out)
     load = sum(sampler.loads) / max(len(sampler.loads), 1)
-    return Cost(
-        seconds, processor, sampler.memory / (1 << 30), load, str(found.get("compile_cache"))
-    )
+    starts = len(found["trials"]) if fit else 2 if found["later"] else 1
+    cache = str(found.get("compile_cache", ""))
+    return Cost(seconds, processor, sampler.memory / (1 << 30), load, cache, starts)
 
 
 def page() -> str:
     """The results as Markdown."""
     results: dict[str, dict[str, float | str]] = json.loads(RESULTS.read_text(encoding="utf-8"))
     lines = [
-        "| caches | time | processor time | host memory | other programs on the machine |",
-        "| --- | --- | --- | --- | --- |",
+        "| command, caches | starts of vLLM | time | processor time | host memory "
+        "| other programs on the machine |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for title, row in results.items():
         lines.append(
-            f"| {title} | {row['seconds']:.0f} s | {row['processor']:.0f} s "
+            f"| {title} | {row['starts']} | {row['seconds']:.0f} s | {row['processor']:.0f} s "
             f"| {row['memory']:.2f} GiB | {row['load']:.1f} ready to run, on average |"
         )
     return "\n".join(lines) + "\n"
@@ -127,12 +137,13 @@ def page() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="time and host memory of a vLLM estimate")
     parser.add_argument("--python", required=True)
-    parser.add_argument("options", nargs="*", default=list(OPTIONS))
+    parser.add_argument("--fit", action="store_true", help="measure a search too")
     args = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory(prefix="serving-cost-") as folder:
-        for title in ("empty", "from the first"):
-            cost = measure(args.python, args.options, Path(folder))
+        runs = [("estimate, empty", False), ("estimate, from the first", False)]
+        for title, fit in runs + [("fit, from both", True)] * args.fit:
+            cost = measure(args.python, OPTIONS[2:] if fit else OPTIONS, Path(folder), fit=fit)
             print(f"{title}: {cost}", flush=True)
             results[title] = cost._asdict()
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final
@@ -132,15 +133,16 @@ def other_name(log: Row) -> str:
     return " ".join([log["gpu"], log["model"], *log["options"]])
 
 
-def run(python: str, parts: list[str], cold: bool) -> None:
+def run(python: str, parts: list[str], warm: bool = False) -> None:
     """Run the logs whose names have any of ``parts``, in their order, and add the results to
-    ``RESULTS``. ``cold``: compile all.
+    ``RESULTS``. The logs are of new containers, so graphs are compiled anew unless ``warm``.
     """
     known = models()
     chosen = [log for part in parts for log in logs() if part in name(log) and not why_not(log)]
     for log in chosen:
-        if cold:
-            shutil.rmtree(_compiled(), ignore_errors=True)
+        if not warm:
+            for folder in _compiled():
+                shutil.rmtree(folder, ignore_errors=True)
         gpus = log["tp"] * log["pp"]
         gpu = f"{gpus}xh100-80gb" if gpus > 1 else "h100-80gb"
         config = known[log["model"]]["config"]
@@ -195,14 +197,19 @@ def _add(path: Path, key: str, row: Row) -> None:
     path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
-def _compiled() -> Path:
+def _compiled() -> Iterator[Path]:
+    """The folders with graphs that vLLM and Inductor compiled. Kernels are kept: whether Triton
+    compiles them again changes no figure.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gpuprobe" / "serving"
+    serving = (Path(base) if base else Path.home() / ".cache") / "gpuprobe" / "serving"
+    for part in ("inductor", "torch_compile_cache"):
+        yield from serving.glob(f"*/{part}")
 
 
 _KEPT: Final = (
     "started", "stage", "error", "compile_cache", "weights", "activation", "graphs_captured",
-    "graph_nodes", "non_torch", "kv_cache", "tokens", "ranks",
+    "graph_nodes", "non_torch", "kv_cache", "tokens", "ranks", "later",
 )  # fmt: skip
 
 
@@ -322,6 +329,8 @@ def compared_other() -> list[Row]:
             "graphs": graphs(found),
         }
         errors = {key: error(ours[key], log[key]) for key in log["compared"]}
+        if found.get("later") and "tokens" in log["compared"]:
+            errors["later"] = error(found["later"]["tokens"], log["tokens"])
         verdict = found["started"] == log["started"]
         rows.append({"log": log, "found": found, "verdict": verdict, **errors})
     return rows
@@ -334,15 +343,17 @@ def _other_page() -> list[str]:
         f"{len(rows)} of {len(document['logs'])} start-ups from other sources were run.",
         "",
         "| start-up | vLLM | compile cache here | weights | KV cache, GiB | KV cache, tokens "
-        "| graphs | result | source |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| tokens, later start | graphs | result | source |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         log = row["log"]
-        found = [row.get(key) for key in ("weights", "kv_cache", "tokens", "graphs")]
+        found = [row.get(key) for key in ("weights", "kv_cache", "tokens", "later", "graphs")]
         cells = ["–" if value is None else f"{value:+.2f}" for value in found]
         logged, ours = _verdict(log["started"]), _verdict(row["found"]["started"])
-        result = logged if row["verdict"] else f"{logged}; here: {ours}"
+        if "later" in row["found"] and row["found"]["later"]["started"] != row["found"]["started"]:
+            ours += f", later {_verdict(row['found']['later']['started'])}"
+        result = logged if ours == logged else f"{logged}; here: {ours}"
         title = f"{log['gpu']}: {log['model']} {' '.join(log['options'])}".strip()
         cells.insert(0, row["found"].get("compile_cache", "–"))
         cells.insert(0, log["vllm"])
@@ -388,14 +399,14 @@ def main() -> None:
         metavar="TEXT",
         help="only logs whose model and options have it; several times, in this order",
     )
-    runs.add_argument("--cold", action="store_true", help="with nothing compiled before")
+    runs.add_argument("--warm", action="store_true", help="use graphs that were compiled before")
     runs.add_argument("--other", action="store_true", help="start-ups from other sources")
     commands.add_parser("table")
     args = parser.parse_args()
     if args.command == "run" and args.other:
         run_other(args.python, args.match or [""])
     elif args.command == "run":
-        run(args.python, args.match or [""], args.cold)
+        run(args.python, args.match or [""], args.warm)
     else:
         sys.stdout.write(page())
         print(f"median {median(row['found']['seconds'] for row in compared())} s", file=sys.stderr)

@@ -6,7 +6,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -70,35 +70,42 @@ def estimate_serving(
     libraries = libraries_for(build)
     add_to_environment(environment, libraries, settings_text(machine, build, graph=GRAPH), build)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(_cache(version))}
-    with tempfile.TemporaryDirectory(prefix="gpuprobe-serving-") as name:
-        folder = Path(name)
-        plan = {name: getattr(constants, name) for name in ("start", "experts", "first_use")}
-        launch.prepare(folder, plan, environment)
+    environment |= {"VLLM_NO_USAGE_STATS": "1", **compile_caches(version)}
+    # Forked processes share the memory of what is imported, and do not import it again. vLLM spawns
+    # them in place of that if its first process uses CUDA.
+    environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 
-        def observed(event: Mapping[str, Any]) -> None:
-            if event["stage"] in _PROGRESS:
-                notify(_PROGRESS[event["stage"]])
+    def start() -> ServingEstimate:
+        given = dict(environment)
+        with tempfile.TemporaryDirectory(prefix="gpuprobe-serving-") as name:
+            folder = Path(name)
+            plan = {name: getattr(constants, name) for name in ("start", "experts", "first_use")}
+            launch.prepare(folder, plan, given)
+            hangs = False
+            try:
+                events = launch.run(command.arguments(), given, folder, observed=observed)
+            except launch.ServerFailed as ended:
+                hangs = ended.code is None
+                events = launch.all_events(folder)
+            log = (folder / launch.LOG).read_text(encoding="utf-8", errors="replace")
+        return serving_estimate(
+            events,
+            log,
+            command=shlex.join(words),
+            gpu=gpus[0].title if len(gpus) == 1 else f"{len(gpus)} x {gpus[0].title}",
+            vllm=version,
+            torch=build.version,
+            capacity=gpus[0].total_memory,
+            constants=constants,
+            hangs=hangs,
+        )
 
-        hangs = False
-        notify(f"starting vLLM {version} without a GPU")
-        try:
-            events = launch.run(command.arguments(), environment, folder, observed=observed)
-        except launch.ServerFailed as ended:
-            hangs = ended.code is None
-            events = launch.all_events(folder)
-        log = (folder / launch.LOG).read_text(encoding="utf-8", errors="replace")
-    found = serving_estimate(
-        events,
-        log,
-        command=shlex.join(words),
-        gpu=gpus[0].title if len(gpus) == 1 else f"{len(gpus)} x {gpus[0].title}",
-        vllm=version,
-        torch=build.version,
-        capacity=gpus[0].total_memory,
-        constants=constants,
-        hangs=hangs,
-    )
+    def observed(event: Mapping[str, Any]) -> None:
+        if event["stage"] in _PROGRESS:
+            notify(_PROGRESS[event["stage"]])
+
+    notify(f"starting vLLM {version} without a GPU")
+    found = start()
     if not found.started and needs_compiler(found.error):
         raise EnvironmentUnavailable(
             "this vLLM compiles kernels for this GPU as it starts, and that failed: "
@@ -106,7 +113,25 @@ def estimate_serving(
             hint="install NVIDIA's CUDA toolkit (nvcc), or choose another backend, such as "
             "--attention-backend TRITON_ATTN",
         )
-    return found
+    return with_later_start(found, start, notify)
+
+
+def with_later_start(
+    first: ServingEstimate, start: Callable[[], ServingEstimate], notify: Callable[[str], None]
+) -> ServingEstimate:
+    """The estimate of a ``first`` start, with the figures of a second one if it needed the most
+    memory while it compiled.
+    """
+    if not first.compiling:
+        return first
+    from gpuprobe.model.plans.serving import LaterStart
+
+    notify("starting vLLM again: the first start needed the most memory while it compiled")
+    second = start()
+    same = {one.name: getattr(second, one.name) for one in fields(LaterStart)}
+    again = second.started and not first.started
+    advice = ("a second start: it finds the code that the first one compiled",) if again else ()
+    return replace(first, later=LaterStart(**same), advice=(*advice, *first.advice))
 
 
 def fit_serving(
@@ -187,8 +212,16 @@ def _gpus(command: ServingCommand, spec: str) -> tuple[GpuModel, ...]:
     return used
 
 
-def _cache(version: str) -> Path:
-    """A separate folder for vLLM's compiled code: an estimate does not use that of real servers."""
+def compile_caches(version: str) -> dict[str, str]:
+    """Variables with separate folders for all code that vLLM compiles. Otherwise the memory of a
+    start would depend on what real servers compiled before, and these would use choices between
+    kernels that were made by times on a GPU that computes nothing.
+    """
     from gpuprobe.native.libraries import cache_folder
 
-    return cache_folder().parent / "serving" / f"vllm-{version}"
+    folder = cache_folder().parent / "serving" / f"vllm-{version}"
+    return {
+        "VLLM_CACHE_ROOT": str(folder),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import jsonschema
 import pytest
 
 from gpuprobe.api.render import render
-from gpuprobe.api.serving import estimate_serving
+from gpuprobe.api.serving import compile_caches, estimate_serving, with_later_start
 from gpuprobe.catalogue.gpus import find
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.serving import ServingEstimate
+from gpuprobe.model.values import Bytes
 from gpuprobe.planning.serving.figures import (
     advice,
     last_error,
@@ -25,6 +27,7 @@ from gpuprobe.planning.serving.figures import (
     unquantized,
 )
 from gpuprobe.planning.serving.observer import rows_at_peak
+from gpuprobe.planning.serving.search import sequences
 from gpuprobe.reporters.json import serving as serving_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,9 +195,82 @@ def test_the_highest_moment_of_a_history() -> None:
         ]
     )
     assert [tuple(row) for row in rows] == [
-        ("b.py:5", "forward", 30),
-        ("a.py:5", "forward", 10),
+        ("b.py:5", "forward", 30, False),
+        ("a.py:5", "forward", 10, False),
     ]
+
+
+def test_arguments_of_kernels_that_the_compiler_tries_are_its_own() -> None:
+    """Inductor's frames when vLLM first compiles Llama 3.1 8B: a copy of the embedding."""
+    site = "/v/lib/python3.11/site-packages"
+    graph = f"{site}/torch/_inductor/graph.py"
+    trying = [
+        {"filename": f"{site}/torch/_dynamo/testing.py", "line": 462, "name": "rand_strided"},
+        {
+            "filename": f"{site}/torch/_inductor/graph.py",
+            "line": 2422,
+            "name": "_compile_to_module",
+        },
+        {"filename": f"{site}/vllm/tracing/otel.py", "line": 178, "name": "sync_wrapper"},
+    ]
+    running = [
+        {"filename": f"{site}/torch/_inductor/output_code.py", "line": 9, "name": "__call__"},
+        {"filename": f"{site}/vllm/model.py", "line": 5, "name": "forward"},
+    ]
+    rows = rows_at_peak(
+        [
+            {"action": "alloc", "addr": 1, "size": 10, "frames": running},
+            {"action": "alloc", "addr": 2, "size": 1_050_673_152, "frames": trying},
+        ]
+    )
+    assert [tuple(row) for row in rows] == [
+        (f"{graph}:2422", "_compile_to_module", 1_050_673_152, True),
+        (f"{site}/vllm/model.py:5", "forward", 10, False),
+    ]
+
+
+def _compiling(first: ServingEstimate, second: ServingEstimate) -> ServingEstimate:
+    starts = iter([second])
+    return with_later_start(replace(first, compiling=True), lambda: next(starts), lambda text: None)
+
+
+def test_a_start_that_needed_most_as_it_compiled_is_repeated() -> None:
+    first = _recorded("llama-3.1-8b")
+    assert "later" not in _text(first)
+    second = replace(first, kv_cache=Bytes(60 * GIB), tokens=491_520)
+    found = _compiling(first, second)
+    assert found.later is not None
+    assert (found.kv_cache, found.later.kv_cache) == (first.kv_cache, 60 * GIB)
+    text = " ".join(_text(found).split())
+    assert "KV cache, later 60.0 GiB 491,520 tokens in later starts" in text
+    document = serving_json.document(found)
+    assert document["later"]["tokens"] == 491_520
+    assert sequences(found, 4096) == 491_520 // 4096
+
+
+def test_a_start_that_needed_most_for_the_model_is_not_repeated() -> None:
+    def start() -> ServingEstimate:
+        raise AssertionError
+
+    first = _recorded("llama-3.1-8b")
+    assert with_later_start(first, start, lambda text: None) is first
+
+
+def test_a_later_start_may_come_up_or_fail_too() -> None:
+    fails, starts = _recorded("kv-cache-too-small"), _recorded("llama-3.1-8b")
+    text = " ".join(_text(_compiling(fails, starts)).split())
+    assert "KV cache, later 58.1 GiB 475,9" in text
+    assert "- a second start: it finds the code" in text
+    assert "a later start fails too" in " ".join(_text(_compiling(fails, fails)).split())
+
+
+def test_compiled_code_is_kept_apart_from_that_of_real_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folders = compile_caches("0.19.1")
+    assert {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} == set(folders)
+    assert all(Path(folder).is_relative_to(tmp_path) for folder in folders.values())
 
 
 @pytest.mark.parametrize(

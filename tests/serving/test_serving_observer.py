@@ -179,6 +179,25 @@ def test_weights_that_are_quantised(size: int, floating: bool, quantized: bool) 
     assert observer._quantized(model) is quantized
 
 
+def test_dummy_weights_are_random_on_the_gpu_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled = []
+    module = ModuleType("vllm.model_executor.model_loader.weight_utils")
+    for parent in ("vllm", "vllm.model_executor", "vllm.model_executor.model_loader"):
+        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    sys.modules["vllm.model_executor.model_loader"].weight_utils = module  # type: ignore[attr-defined]
+    launch.prepare(tmp_path, {}, {})
+    observer._Observer(tmp_path).dummy_weights()  # a version that has no such function
+    module.initialize_single_dummy_weight = filled.append  # type: ignore[attr-defined]
+    observer._Observer(tmp_path).dummy_weights()
+    weights = [SimpleNamespace(device=SimpleNamespace(type=kind)) for kind in ("cpu", "cuda")]
+    for weight in weights:
+        module.initialize_single_dummy_weight(weight)
+    assert filled == [weights[1]]
+
+
 def test_a_model_of_the_hub_with_a_tokenizer_in_a_folder(tmp_path: Path) -> None:
     args = SimpleNamespace(
         load_format="auto",

@@ -20,7 +20,11 @@ from gpuprobe.planning.serving import launch
 
 _SERVER = """
 import json, os, signal, subprocess, sys, time
+from multiprocessing.shared_memory import SharedMemory
 folder, how = sys.argv[1:]
+shared = SharedMemory(create=True, size=4096)
+with open(f"{folder}/shared", "w") as file:
+    file.write(shared.name)
 child = subprocess.Popen([sys.executable, "-c",
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"])
 with open(f"{folder}/children", "w") as file:
@@ -35,6 +39,7 @@ if how == "up":
     event("up")
 if os.path.exists(f"{folder}/begun"):
     open(f"{folder}/begun", "w").close()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.pause()
 """
 
@@ -49,6 +54,7 @@ def server(tmp_path: Path) -> Path:
 def _nothing_is_left(folder: Path) -> None:
     for pid in map(int, (folder / "children").read_text().split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert not (Path("/dev/shm") / (folder / "shared").read_text()).exists()
 
 
 def _run(
@@ -56,11 +62,6 @@ def _run(
 ) -> list[str]:
     command = [sys.executable, str(server), str(folder), how]
     return [event["stage"] for event in launch.run(command, os.environ, folder, clock=clock)]
-
-
-@pytest.fixture(autouse=True)
-def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_PATIENCE_S", 0.5)
 
 
 def test_up(server: Path, tmp_path: Path) -> None:
@@ -91,10 +92,9 @@ def test_it_hangs(server: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("times", [1, 2])
 def test_interrupted(server: Path, tmp_path: Path, number: signal.Signals, times: int) -> None:
-    """A second signal comes while the processes have time to end by themselves."""
+    """A second signal comes while the processes are being ended."""
     program = (
         "import sys, os; from pathlib import Path; from gpuprobe.planning.serving import launch\n"
-        f"launch._PATIENCE_S = {0.5 if times == 1 else 300}\n"
         "launch.run([sys.executable, *sys.argv[1:]], os.environ, Path(sys.argv[2]))"
     )
     os.mkfifo(tmp_path / "begun")

@@ -30,6 +30,21 @@ class ServingRank:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterStart:
+    """What a start of vLLM has that finds the code which an earlier one compiled: fields as in
+    `ServingEstimate`.
+    """
+
+    started: bool
+    error: str
+    activation: Bytes | None
+    kv_cache: Bytes | None
+    blocks: Count | None
+    tokens: Count | None
+    concurrency: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ServingEstimate:
     """A vLLM that was started to the end, as vLLM itself measured it. Unit: bytes.
 
@@ -45,6 +60,10 @@ class ServingEstimate:
     ``ranks`` has the figures of each, and the others are those of the rank with the most memory
     outside of the KV cache; ``capacity`` is that of one GPU. ``unquantized``: why the model seems
     to be a quantised one, if no weight was quantised.
+
+    ``compile_cache`` is "cold" if this start compiled, "warm" if it found compiled code.
+    ``compiling``: its activations' peak was in torch's compiler. A later start needs less then, and
+    was measured too: ``later``.
     """
 
     command: str
@@ -84,12 +103,15 @@ class ServingEstimate:
     peak: tuple[PeakLine, ...] = ()
     ranks: tuple[ServingRank, ...] = ()
     assumed: tuple[str, ...] = ()
+    compiling: bool = False
+    later: LaterStart | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ServingTrial:
     """One start of vLLM in a search, with ``options`` added to the command. ``sequences``: those
-    of the searched length that its KV cache holds at one time. None: it failed before.
+    of the searched length that its KV cache holds at one time. None: it failed before. Activations
+    and KV cache are those of a later start, where that was measured.
     """
 
     machine: str

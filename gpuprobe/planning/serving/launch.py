@@ -25,9 +25,15 @@ STALLED_S: Final = 300.0
 """vLLM hangs if it writes neither an event nor a line of its log for this time."""
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 15.0
-"""The time that processes get to end after SIGTERM."""
+"""The time that resource trackers get to clean up and end."""
 _KILLED_S: Final = 15.0
 """The time that the kernel gets to end processes after SIGKILL."""
+_ROUNDS: Final = 10
+_LONGEST: Final = 107 - 37
+"""The longest folder for vLLM's sockets, which remain there: a socket's path has at most 107 bytes
+on Linux, and vLLM names them by UUIDs.
+"""
+_TRACKER: Final = "multiprocessing.resource_tracker"
 _ENTRY: Final = """[vllm.general_plugins]
 gpuprobe = gpuprobe.planning.serving.observer:register
 """
@@ -59,6 +65,8 @@ def prepare(folder: Path, plan: Mapping[str, int], environment: dict[str, str]) 
         filter(None, [str(folder / "plugin"), before, str(package)])
     )
     environment[FOLDER] = str(folder)
+    if len(os.fsencode(folder)) <= _LONGEST:
+        environment.setdefault("VLLM_RPC_BASE_PATH", str(folder))
     if "VLLM_PLUGINS" in environment:
         environment["VLLM_PLUGINS"] += ",gpuprobe"
 
@@ -88,7 +96,7 @@ def run(
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-    with _Signals(process) as signals:
+    with _Signals() as signals:
         try:
             return _follow(process, folder, observed, stalled, clock)
         finally:
@@ -146,20 +154,36 @@ class EventReader:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End vLLM and all processes that it started: by SIGTERM first, so that it removes its shared
-    memory.
+    """End vLLM and all processes that it started, at once: it needs many seconds for SIGTERM, and
+    has nothing to save. Python's resource trackers are not killed: they end when the others are
+    gone, and remove the shared memory that those had.
     """
-    running = _processes(process.pid)
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-    psutil.wait_procs(running, timeout=_PATIENCE_S)
+    trackers: list[psutil.Process] = []
+    for _ in range(_ROUNDS):  # a process may start another one while it is being ended
+        running = _processes(process.pid)
+        trackers = [other for other in running if _is_tracker(other)]
+        others = [other for other in running if other not in trackers]
+        if not others:
+            break
+        for other in others:
+            with contextlib.suppress(psutil.Error):
+                other.kill()
+        psutil.wait_procs(others, timeout=_KILLED_S)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_KILLED_S)
+    psutil.wait_procs(trackers, timeout=_PATIENCE_S)
     for other in _processes(process.pid):
         with contextlib.suppress(psutil.Error):
             other.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=_KILLED_S)
     psutil.wait_procs(_processes(process.pid), timeout=_KILLED_S)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Whether a process is the resource tracker of a program that uses multiprocessing."""
+    try:
+        return any(_TRACKER in word for word in process.cmdline())
+    except (psutil.Error, OSError):
+        return False
 
 
 def _processes(root: int) -> list[psutil.Process]:
@@ -181,12 +205,11 @@ def _end_with_parent() -> None:
 
 class _Signals:
     """SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt. While vLLM is being
-    ended they kill its processes instead: a second signal must not leave them behind.
+    ended they are ignored: a second signal must not leave processes behind.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self) -> None:
         self.ending = False
-        self._process = process
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -201,9 +224,6 @@ class _Signals:
 
     def _received(self, number: int, frame: object) -> None:
         if self.ending:
-            for process in _processes(self._process.pid):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
             return
         self.ending = True
         if number == signal.SIGINT:

@@ -64,6 +64,7 @@ def register() -> None:
     _registered = True
     observer = _Observer(Path(folder))
     when_imported("vllm.engine.arg_utils", observer.arguments)
+    when_imported("vllm.model_executor.model_loader.weight_utils", observer.dummy_weights)
     when_imported("vllm.v1.worker.gpu_worker", observer.worker)
     when_imported("vllm.v1.engine.core", observer.engine)
     observer.listen()
@@ -126,6 +127,23 @@ class _Observer:
         if tokenizer.is_dir() and not any((tokenizer / name).exists() for name in _TOKENIZERS):
             args.skip_tokenizer_init = True
         self.write("options", load_format=given, tokenizer=not args.skip_tokenizer_init)
+
+    def dummy_weights(self) -> None:
+        """Leave dummy weights in host memory as they are, where vLLM makes those that it quantises
+        itself: random values would take as much host memory as the unquantised model.
+        """
+        import vllm.model_executor.model_loader.weight_utils as module
+
+        original = getattr(module, "initialize_single_dummy_weight", None)
+        if original is None:  # another version
+            return
+
+        @functools.wraps(original)
+        def initialize(parameter: Any, *given: object, **named: object) -> None:
+            if parameter.device.type != "cpu":
+                original(parameter, *given, **named)
+
+        module.initialize_single_dummy_weight = initialize
 
     # --- workers
 
@@ -366,6 +384,8 @@ _NOT_THE_MODEL: Final = (
     "torch_compile_cache",
     "<",
 )
+_COMPILER: Final = f"{os.sep}torch{os.sep}_inductor{os.sep}graph.py"
+"""The file of Inductor that lowers a graph and generates its code, but runs none."""
 
 
 class HistoryFrame(TypedDict):
@@ -386,11 +406,12 @@ class HistoryEvent(TypedDict, total=False):
 
 
 class PeakRow(NamedTuple):
-    """The bytes of all blocks that one line allocated."""
+    """The bytes of all blocks that one line allocated; ``compiling``: while torch compiled."""
 
     place: str
     function: str
     bytes: int
+    compiling: bool
 
 
 @contextlib.contextmanager
@@ -447,16 +468,26 @@ def rows_at_peak(events: Sequence[HistoryEvent]) -> list[PeakRow]:
             blocks[event["addr"]] = event
         elif event["action"] == "free_completed":
             blocks.pop(event["addr"], None)
-    rows: dict[tuple[str, str], int] = {}
+    rows: dict[tuple[str, str, bool], int] = {}
     for block in blocks.values():
         key = _line(block.get("frames", ()))
         rows[key] = rows.get(key, 0) + block["size"]
     ordered = sorted(rows.items(), key=lambda item: (-item[1], item[0]))
-    return [PeakRow(place, name, size) for (place, name), size in ordered[:_MOST_ROWS]]
+    return [PeakRow(*key[:2], size, key[2]) for key, size in ordered[:_MOST_ROWS]]
 
 
-def _line(frames: Sequence[HistoryFrame]) -> tuple[str, str]:
-    """The location and function of the innermost frame outside torch and compiled code."""
+def _line(frames: Sequence[HistoryFrame]) -> tuple[str, str, bool]:
+    """The location and function of the innermost frame outside torch and compiled code; that of
+    torch's compiler, and True, for what it allocates itself, such as arguments of kernels whose
+    times it compares.
+    """
+    for frame in frames:
+        if frame["filename"].endswith(_COMPILER):
+            return f"{frame['filename']}:{frame['line']}", frame["name"], True
+    return *_outside_of_torch(frames), False
+
+
+def _outside_of_torch(frames: Sequence[HistoryFrame]) -> tuple[str, str]:
     for frame in frames:
         file = frame["filename"]
         if not any(part in file for part in _NOT_THE_MODEL):

@@ -104,6 +104,7 @@ def _trial(
     start: Start, words: Sequence[str], options: Sequence[str], machine: str, each: int
 ) -> ServingTrial:
     estimate = start([*words, *options], machine)
+    lasting = estimate.later or estimate
     return ServingTrial(
         machine=machine,
         gpu=estimate.gpu,
@@ -112,9 +113,9 @@ def _trial(
         error=estimate.error,
         quantization=estimate.quantization,
         weights=estimate.weights,
-        activation=estimate.activation,
-        kv_cache=estimate.kv_cache,
-        tokens=estimate.tokens,
+        activation=lasting.activation,
+        kv_cache=lasting.kv_cache,
+        tokens=lasting.tokens,
         max_model_len=estimate.max_model_len if estimate.started else None,
         max_num_batched_tokens=estimate.max_num_batched_tokens,
         sequences=sequences(estimate, each),
@@ -126,11 +127,12 @@ def sequences(estimate: ServingEstimate, each: int) -> int | None:
     ``max_num_seqs``; those of ``max_model_len`` tokens for 0. None: vLLM failed, or the length is
     longer than it allows.
     """
-    if not estimate.started or estimate.tokens is None or not estimate.max_model_len:
+    tokens = (estimate.later or estimate).tokens
+    if not estimate.started or tokens is None or not estimate.max_model_len:
         return None
     length = each or estimate.max_model_len
     if length > estimate.max_model_len:
         return None
     block = estimate.block_size or 1
-    fit = estimate.tokens // (-(-length // block) * block)
+    fit = tokens // (-(-length // block) * block)
     return fit if estimate.max_num_seqs is None else min(fit, estimate.max_num_seqs)

@@ -12,15 +12,16 @@ from gpuprobe.reporters.json.documents import Document
 
 DOCUMENT: Final = Document(
     "gpuprobe.serving",
-    (1, 1),
+    (1, 2),
     ServingEstimate,
     "A vLLM that was started without a GPU. Sizes are bytes; null: vLLM failed before.",
     title="gpuprobe estimate of a vLLM server",
-    added={"1.1": "graph_nodes ranks unquantized"},
+    added={"1.1": "graph_nodes ranks unquantized", "1.2": "compiling later"},
 )
 """History:
 * 1.0: first version. ``schemas/serving-1.json``.
 * 1.1: ``graph_nodes``, ``ranks``, ``unquantized``.
+* 1.2: ``compiling``, ``later``.
 """
 
 FIT: Final = Document(

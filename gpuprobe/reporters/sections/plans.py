@@ -559,6 +559,7 @@ def _rows(found: ServingEstimate) -> list[Row]:
         add("KV cache", found.kv_cache, text)
     else:
         add("KV cache", found.kv_cache, "")
+    rows += _later(found)
     if found.graphs is not None:
         add(
             "CUDA graphs",
@@ -570,6 +571,18 @@ def _rows(found: ServingEstimate) -> list[Row]:
         text = f"requests of {found.max_model_len:,} tokens at one time"
         rows.append(Row(("concurrency", Cell(f"{found.concurrency:.2f}x"), text)))
     return rows
+
+
+def _later(found: ServingEstimate) -> list[Row]:
+    """The KV cache of a later start, if it has another one."""
+    later = found.later
+    if later is None:
+        return []
+    if later.kv_cache is None or not later.started:
+        return [Row(("KV cache, later", Cell("–"), "a later start fails too"))]
+    text = "" if later.tokens is None else f"{later.tokens:,} tokens "
+    text += "in later starts, which do not compile"
+    return [Row(("KV cache, later", size(later.kv_cache), text))]
 
 
 def _nccl(found: ServingEstimate) -> str:

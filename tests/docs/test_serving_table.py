@@ -1,0 +1,35 @@
+"""The table of models that vLLM serves, by GPU: cells say what was run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import serving_table
+
+from gpuprobe.catalogue.gpus import find
+from gpuprobe.planning.models.configs import find_model
+
+
+def test_models_and_gpus_are_known() -> None:
+    assert len(set(serving_table.MODELS)) == 40
+    assert all(find_model(name).fields["architectures"] for name in serving_table.MODELS)
+    assert len({find(name).title for name in serving_table.GPUS}) == 5
+
+
+def test_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_table, "RESULTS", tmp_path / "results.json")
+    assert len(list(serving_table.missing())) == 200
+    starts = {"started": True, "tokens": 42_640, "max_model_len": 8192}
+    later = {**starts, "later": {"tokens": 46_848}}
+    fails = {"started": False, "error": "ValueError: No available memory for the cache blocks."}
+    other = {"started": False, "error": "KeyError: a|b"}
+    rows = {"l4": fails, "l40s": starts, "a100-80gb": later, "h100-80gb": other}
+    serving_table.RESULTS.write_text(json.dumps({"qwen3-8b": rows}))
+    assert len(list(serving_table.missing())) == 196
+    page = serving_table.page()
+    assert page.startswith("4 of 200 starts were run")
+    assert page.splitlines()[-1] == (
+        "| qwen3-8b | does not fit | 42,640; 8,192 | 46,848; 8,192 | KeyError: a/b | not run |"
+    )
