@@ -213,15 +213,11 @@ def _gpus(command: ServingCommand, spec: str) -> tuple[GpuModel, ...]:
 
 
 def compile_caches(version: str) -> dict[str, str]:
-    """Variables with separate folders for all code that vLLM compiles. Otherwise the memory of a
-    start would depend on what real servers compiled before, and these would use choices between
-    kernels that were made by times on a GPU that computes nothing.
+    """Variables with separate folders for all code that vLLM compiles: the memory of a start would
+    depend on what real servers compiled before, and these would use what this one did.
     """
+    from gpuprobe.native import process
     from gpuprobe.native.libraries import cache_folder
 
     folder = cache_folder().parent / "serving" / f"vllm-{version}"
-    return {
-        "VLLM_CACHE_ROOT": str(folder),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-    }
+    return {"VLLM_CACHE_ROOT": str(folder), **process.compile_caches(folder)}

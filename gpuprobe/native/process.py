@@ -95,12 +95,23 @@ def add_to_environment(
         environment["LD_PRELOAD"] = f"{preload} {before}".strip()
     # Triton links its launchers to libcuda, which it would search for on the machine.
     environment["TRITON_LIBCUDA_PATH"] = str(libraries.folder)
+    environment.update(compile_caches(cache_folder().parent / "compiled"))
     if build.folder.parent.is_relative_to(cache_folder()):  # of `gpuprobe native install`
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)
         if str(build.folder.parent) not in paths:
             environment["PYTHONPATH"] = os.pathsep.join(
                 [str(build.folder.parent), *filter(None, paths)]
             )
+
+
+def compile_caches(folder: Path) -> dict[str, str]:
+    """Variables that keep what torch compiles in ``folder``. In the caches of real programs,
+    choices between kernels would stay that were made by times on a GPU that computes nothing.
+    """
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
 
 
 class LogKind(IntEnum):

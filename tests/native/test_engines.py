@@ -321,6 +321,26 @@ with gpuprobe.virtual_gpu("l4", engine="native"):
     assert done.stdout == "libm.so.6\n", done.stderr
 
 
+def test_code_that_is_compiled_stays_out_of_the_caches_of_real_programs(tmp_path: Path) -> None:
+    text = """\
+import gpuprobe
+with gpuprobe.virtual_gpu("l4", engine="native"):
+    import torch
+    step = torch.compile(lambda x: (x.sin() + 1).sum())
+    step(torch.ones(1 << 12, device="cuda"))
+"""
+    real, own = tmp_path / "real", tmp_path / "own"
+    given = {"TORCHINDUCTOR_CACHE_DIR": real / "inductor", "TRITON_CACHE_DIR": real / "triton"}
+    shown = {name: str(path) for name, path in given.items()}
+    done = python(text, tmp_path, XDG_CACHE_HOME=str(own), TMPDIR=str(tmp_path), **shown)
+    assert done.returncode == 0, done.stderr
+    assert not real.exists()
+    compiled = own / "gpuprobe" / "compiled"
+    assert any((compiled / "inductor").rglob("*.py")), done.stderr
+    assert any((compiled / "triton").iterdir())
+    assert not [*tmp_path.glob("torchinductor_*")]
+
+
 def test_ctrl_c_ends_the_program(tmp_path: Path) -> None:
     text = """\
 import os, signal
