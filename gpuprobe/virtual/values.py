@@ -279,7 +279,7 @@ def gradients_of_efficient(query: Any, key: Any, value: Any, bias: Any, shared: 
     else:
         made = [torch.empty_like(item) for item in (query, key, value)]
     if bias is None:
-        return [*made, query.new_empty((), dtype=torch.float32)]
+        return [*made, query.new_empty((0,), dtype=torch.float32)]  # nothing on CUDA
     width = bias.size(-1)
     room = bias.new_empty((*bias.shape[:-1], -(-width // 16) * 16))
     return [*made, room[..., :width]]

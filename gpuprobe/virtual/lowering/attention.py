@@ -200,15 +200,40 @@ def efficient_backward_scratch(
 
 
 def _efficient_backward(call: Call) -> None:
-    sizes = efficient_backward_scratch(
-        call.device.model.capability,
-        call.argument("query"),
-        call.argument("key"),
-        call.argument("value"),
-        bool(call.argument("dropout_p", 0.0)),
+    """Of tensors of shape (batch, heads, sequence, head dim)."""
+    names = ("query", "key", "value")
+    _efficient_backward_kernel(call, *(call.argument(name) for name in names))
+
+
+def _efficient_backward_of_sequences(call: Call) -> None:
+    """Of tensors of shape (batch, sequence, heads, head dim)."""
+    names = ("query", "key", "value")
+    _efficient_backward_kernel(call, *(call.argument(name).transpose(1, 2) for name in names))
+
+
+def _efficient_backward_kernel(call: Call, query: Any, key: Any, value: Any) -> None:
+    delta, workspace = efficient_backward_scratch(
+        call.device.model.capability, query, key, value, bool(call.argument("dropout_p", 0.0))
     )
-    for size in sizes:
-        call.scratch(size)
+    batch, heads, length, _ = query.shape
+    product = total = None
+    if query.dtype not in _HALF:
+        # Not the kernel computes delta: it is (grad_out * out).sum(-1).transpose(-2, -1), made
+        # contiguous.
+        product = call.device.malloc(batch * heads * length * value.size(-1) * 4, call.stream)
+        if heads > 1 and length > 1:
+            total = call.device.malloc(delta, call.stream)
+    call.scratch(delta)
+    for block in (total, product):
+        if block is not None:
+            call.device.free(block)
+    call.scratch(workspace)
+
+
+def _contiguous_gradient(call: Call) -> None:
+    gradient = call.argument("grad_out_").transpose(1, 2)
+    if not gradient.is_contiguous():
+        call.scratch(gradient.numel() * gradient.element_size())
 
 
 ROWS: Final = (
@@ -220,8 +245,17 @@ ROWS: Final = (
     ),
     OperatorRow(
         "_scaled_dot_product_efficient_attention_backward",
-        "delta, and accumulators of dQ, in half precision of dK and dV too",
+        "a contiguous gradient; delta, in float32 with the product that it is the sum of; "
+        "accumulators of dQ, in half precision of dK and dV too",
         "aten/src/ATen/native/transformers/cuda/attention_backward.cu",
+        before=_contiguous_gradient,
         after=_efficient_backward,
+    ),
+    OperatorRow(
+        "_efficient_attention_backward",
+        "the same",
+        "aten/src/ATen/native/transformers/cuda/attention_backward.cu",
+        before=lambda call: call.contiguous("grad_out_"),
+        after=_efficient_backward_of_sequences,
     ),
 )

@@ -320,10 +320,19 @@ def _efficient(call: attention.Attention) -> Any:
     )
     mask = _added(call.mask, call.query)
     if mask is not None:
-        mask = mask.expand(*call.query.shape[:-1], call.key.size(-2))
+        mask = _aligned(mask).expand(*call.query.shape[:-1], call.key.size(-2))
     return _aten._scaled_dot_product_efficient_attention.default(
         *tensors, mask, save, call.dropout_p, call.is_causal, scale=call.scale
     )[0]
+
+
+def _aligned(mask: Any) -> Any:
+    """A mask whose rows begin at multiples of 8 elements: ``pad_bias`` in ``attention.cpp``."""
+    *strides, last = mask.stride()
+    if last == 1 and all(stride % 8 == 0 for stride in strides):
+        return mask
+    width = mask.size(-1)
+    return nn.functional.pad(mask, (0, 8 - width % 8))[..., :width]
 
 
 def _math(call: attention.Attention) -> Any:
@@ -347,5 +356,5 @@ def _added(mask: Any, query: Any) -> Any:
     """A boolean mask as one that is added to the scores: ``convert_boolean_attn_mask``."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    made = torch.zeros_like(mask, dtype=query.dtype)
-    return made.masked_fill_(mask.logical_not(), float("-inf"))
+    low, zero = (query.new_full((), value) for value in (float("-inf"), 0.0))
+    return torch.where(mask, zero, low)
