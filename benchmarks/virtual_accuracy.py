@@ -1,6 +1,6 @@
 """How far the virtual GPU's allocations are from those of torch's own CUDA code, by operator.
 
-    python benchmarks/virtual_accuracy.py NATIVE VIRTUAL [NATIVE VIRTUAL ...]
+    python benchmarks/virtual_accuracy.py [--only PATTERN] NATIVE VIRTUAL [NATIVE VIRTUAL ...]
 
 Takes pairs of files that `oracle.py` collected (``--dtypes float32,bfloat16,int64,complex64``,
 ``--programs``, ``--sizes --only '^(norm|reduce|matmul|sdpa|fft)'``), and writes
@@ -13,8 +13,9 @@ differ, since they call many.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -114,17 +115,44 @@ def difference(name: str, calls: list[Compared]) -> dict[str, Any]:
     return {"above": sides[0], "below": sides[1]}
 
 
-def typical(differences: dict[str, dict[str, Any]], side: str) -> list[float]:
+def typical(differences: dict[str, Any], side: str) -> list[float]:
     """What `TYPICAL` of the operators that differ are within."""
     at = int(TYPICAL * (len(differences) - 1))
     return [sorted(entry[side][part] for entry in differences.values())[at] for part in (0, 1)]
 
 
-def main(files: list[str]) -> int:
+def updated(document: dict[str, Any], only: str) -> dict[str, Any]:
+    """The document of all operators, with ``document``'s entries of those that match ``only``."""
+    former = json.loads(OUT.read_text(encoding="utf-8"))
+    found = {
+        name for name in (*document["equal"], *document["differences"]) if re.search(only, name)
+    }
+    differences = {
+        name: entry
+        for entries, given in ((former, False), (document, True))
+        for name, entry in entries["differences"].items()
+        if (name in found) is given
+    }
+    equal = {name for name in former["equal"] if name not in found}
+    equal |= found.intersection(document["equal"])
+    differences = dict(sorted(differences.items()))
+    return {
+        "source": document["source"],
+        "equal": sorted(equal),
+        "differences": differences,
+        "not_compared": {side: typical(differences, side) for side in ("above", "below")},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="NATIVE VIRTUAL")
+    parser.add_argument("--only", default="", help="regular expression of operators to renew")
+    given = parser.parse_args()
     equal: Counter[str] = Counter()
     differing: list[Compared] = []
-    for native, virtual in zip(files[::2], files[1::2], strict=True):
-        calls, programs = pairs(Path(native), Path(virtual))
+    for native, virtual in zip(given.files[::2], given.files[1::2], strict=True):
+        calls, programs = pairs(native, virtual)
         same = [call for call in calls if not call.above and not call.kept]
         print(f"{native}: {len(same)} of {len(calls)} calls are equal")
         equal.update(name for call in same for name in call.operators)
@@ -138,12 +166,15 @@ def main(files: list[str]) -> int:
         "source": SOURCE,
         "equal": sorted(name for name in equal if name not in differences),
         "differences": differences,
-        "not_compared": {side: typical(differences, side) for side in ("above", "below")},
     }
+    if given.only:
+        document = updated(document, given.only)
+    else:
+        document["not_compared"] = {s: typical(differences, s) for s in ("above", "below")}
     OUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(document['equal'])} operators are equal, {len(differences)} differ")
+    print(f"{len(document['equal'])} operators are equal, {len(document['differences'])} differ")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())
