@@ -1,6 +1,6 @@
 """How far the virtual GPU's allocations are from those of torch's own CUDA code, by operator.
 
-    python benchmarks/virtual_accuracy.py [--only PATTERN] NATIVE VIRTUAL [NATIVE VIRTUAL ...]
+    python benchmarks/virtual_accuracy.py [--only PATTERN | --add] NATIVE VIRTUAL [...]
 
 Takes pairs of files that `oracle.py` collected (``--dtypes float32,bfloat16,int64,complex64``,
 ``--programs``, ``--sizes --only '^(norm|reduce|matmul|sdpa|fft)'``), and writes
@@ -121,33 +121,48 @@ def typical(differences: dict[str, Any], side: str) -> list[float]:
     return [sorted(entry[side][part] for entry in differences.values())[at] for part in (0, 1)]
 
 
-def updated(document: dict[str, Any], only: str) -> dict[str, Any]:
-    """The document of all operators, with ``document``'s entries of those that match ``only``."""
-    former = json.loads(OUT.read_text(encoding="utf-8"))
-    found = {
-        name for name in (*document["equal"], *document["differences"]) if re.search(only, name)
-    }
-    differences = {
-        name: entry
-        for entries, given in ((former, False), (document, True))
-        for name, entry in entries["differences"].items()
-        if (name in found) is given
-    }
-    equal = {name for name in former["equal"] if name not in found}
-    equal |= found.intersection(document["equal"])
-    differences = dict(sorted(differences.items()))
+def dtypes(files: list[Path]) -> list[str]:
+    """Those of the operators' samples."""
+    found = {key.split()[1] for file in files for key in read(file) if key.endswith(" end")}
+    return sorted(found)
+
+
+def renewed(former: dict[str, Any], document: dict[str, Any], only: str) -> dict[str, Any]:
+    """``former`` with ``document``'s entries of the operators that match ``only``."""
+    names = {*document["equal"], *document["differences"]}
+    found = {name for name in names if re.search(only, name)}
+    kept = {name: entry for name, entry in former["differences"].items() if name not in found}
+    new = {name: entry for name, entry in document["differences"].items() if name in found}
     return {
-        "source": document["source"],
-        "equal": sorted(equal),
-        "differences": differences,
-        "not_compared": {side: typical(differences, side) for side in ("above", "below")},
+        **former,
+        "equal": sorted({*former["equal"]} - found | found.intersection(document["equal"])),
+        "differences": dict(sorted({**kept, **new}.items())),
+    }
+
+
+def added(former: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """``former`` with what the calls of ``document`` show as well."""
+    differences = dict(former["differences"])
+    for name, entry in document["differences"].items():
+        known = differences.get(name, entry)
+        differences[name] = {
+            side: [max(pair) for pair in zip(known[side], entry[side], strict=True)]
+            for side in ("above", "below")
+        }
+    return {
+        "source": former["source"],
+        "dtypes": sorted({*former["dtypes"], *document["dtypes"]}),
+        "equal": sorted({*former["equal"], *document["equal"]} - set(differences)),
+        "differences": dict(sorted(differences.items())),
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="NATIVE VIRTUAL")
-    parser.add_argument("--only", default="", help="regular expression of operators to renew")
+    changing = parser.add_mutually_exclusive_group()
+    changing.add_argument("--only", default="", help="regular expression of operators to renew")
+    changing.add_argument("--add", action="store_true", help="add to the former entries")
     given = parser.parse_args()
     equal: Counter[str] = Counter()
     differing: list[Compared] = []
@@ -164,13 +179,15 @@ def main() -> int:
     }
     document = {
         "source": SOURCE,
+        "dtypes": dtypes(given.files),
         "equal": sorted(name for name in equal if name not in differences),
         "differences": differences,
     }
-    if given.only:
-        document = updated(document, given.only)
-    else:
-        document["not_compared"] = {s: typical(differences, s) for s in ("above", "below")}
+    if given.only or given.add:
+        former = json.loads(OUT.read_text(encoding="utf-8"))
+        document = renewed(former, document, given.only) if given.only else added(former, document)
+    differences = document["differences"]
+    document["not_compared"] = {side: typical(differences, side) for side in ("above", "below")}
     OUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"{len(document['equal'])} operators are equal, {len(document['differences'])} differ")
     return 0

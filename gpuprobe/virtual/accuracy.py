@@ -37,12 +37,29 @@ class Difference(NamedTuple):
 
 
 @functools.cache
+def _document() -> dict[str, Any]:
+    text = resources.files("gpuprobe.virtual").joinpath("accuracy.json").read_text("utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+@functools.cache
+def _compared_types() -> frozenset[Any]:
+    """The dtypes in which operators were compared. Kernels of integers are those of the int64 that
+    was compared, but for the size of an element.
+    """
+    import torch
+
+    names = {"bool", "uint8", "int8", "int16", "int32", *_document()["dtypes"]}
+    return frozenset(getattr(torch, name) for name in names)
+
+
+@functools.cache
 def compared() -> tuple[frozenset[str], dict[str, Difference], Difference]:
     """The operators that are equal, the differences of others, and what is taken for those that
     were not compared, which nineteen of twenty that differ are within.
     """
-    text = resources.files("gpuprobe.virtual").joinpath("accuracy.json").read_text("utf-8")
-    document = json.loads(text)
+    document = _document()
 
     def difference(entry: dict[str, Any]) -> Difference:
         return Difference(tuple(entry["above"]), tuple(entry["below"]))
@@ -60,11 +77,27 @@ def known_equal(operator: Any) -> bool:
     """
     name = str(operator)
     equal, differences, _ = compared()
-    return name in equal or (
-        name.startswith("aten.")
-        and name not in differences
-        and all(result.alias_info is not None for result in operator._schema.returns)
+    return name in equal or (name not in differences and returns_nothing_new(operator))
+
+
+def returns_nothing_new(operator: Any) -> bool:
+    """Whether an operator of torch returns views or its arguments alone."""
+    return str(operator).startswith("aten.") and all(
+        result.alias_info is not None for result in operator._schema.returns
     )
+
+
+def in_compared_types(args: Sequence[Any], result: Any) -> bool:
+    """Whether the tensors of a call have dtypes in which operators were compared. Of a list of
+    tensors the first counts.
+    """
+    types = _compared_types()
+    for value in (*args, result):
+        each = value[0] if isinstance(value, list | tuple) and value else value
+        dtype = getattr(each, "dtype", None)
+        if dtype is not None and dtype not in types:
+            return False
+    return True
 
 
 class CalledOperators:
