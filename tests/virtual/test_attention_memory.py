@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import gpuprobe
 from gpuprobe.torch_support.version import installed
 
-pytestmark = pytest.mark.skipif(installed() < (2, 10), reason="an earlier torch picks others")
+pytestmark = pytest.mark.skipif(installed() < (2, 11), reason="an earlier torch picks others")
 
 HOPPER, AMPERE = "h100-80gb", "a100-80gb"
 FULL, HALF = torch.float32, torch.float16

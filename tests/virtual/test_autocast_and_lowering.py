@@ -179,7 +179,7 @@ def test_attention_that_cudnn_does_not_have(length: int, keys: int, dropout: flo
 def test_earlier_torch_prefers_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.empty(2, 4, 16, 64, dtype=torch.bfloat16, device="meta")
     call = attention.Attention(q, q, q, None, 0.0, False, scale=None, enable_gqa=False)
-    assert attention.pick((9, 0), call, (2, 9)) == attention.FLASH
+    assert attention.pick((9, 0), call, (2, 10)) == attention.FLASH
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     assert attention.pick((9, 0), call, (2, 13)) == attention.FLASH
 

@@ -67,7 +67,7 @@ def test_results_are_the_hosts_and_peaks_the_same_in_both_modes(case: Any, gpu: 
                 for one, other in zip(found, wanted, strict=False):
                     assert torch.equal(one.cpu(), other)
     assert seen[0] == seen[1]
-    half = "Cudnn" if gpu == "h100-80gb" and installed() >= (2, 10) else "Flash"
+    half = "Cudnn" if gpu == "h100-80gb" and installed() >= (2, 11) else "Flash"
     assert ("Efficient" if case[0] else half) in seen[0][1]
 
 

@@ -70,12 +70,12 @@ def pick(
 
 
 def prefers_cudnn(capability: tuple[int, int], version: tuple[int, int]) -> bool:
-    """Whether cuDNN's kernel is the first choice: with cuDNN 9.15.1, which torch 2.10 has. Source:
-    ``check_prefer_cudnn_attention`` in ``sdp_utils.cpp``.
+    """Whether cuDNN's kernel is the first choice: with a cuDNN newer than 9.15.0, as torch has from
+    2.11 on. Source: ``check_prefer_cudnn_attention`` in ``sdp_utils.cpp``.
     """
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
         return False
-    return version >= (2, 10) and capability in ((9, 0), (10, 0), (10, 3))
+    return version >= (2, 11) and capability in ((9, 0), (10, 0), (10, 3))
 
 
 def _not_for_all(call: Attention, enabled: bool, dtypes: Sequence[torch.dtype]) -> str:
@@ -271,7 +271,7 @@ def _efficient_backward_kernel(call: Call, query: Any, key: Any, value: Any) -> 
     batch, heads, length, _ = query.shape
     product = total = None
     if query.dtype not in _HALF:
-        # Not the kernel computes delta: it is (grad_out * out).sum(-1).transpose(-2, -1), made
+        # The kernel does not compute delta: it is (grad_out * out).sum(-1).transpose(-2, -1), made
         # contiguous.
         product = call.device.malloc(batch * heads * length * value.size(-1) * 4, call.stream)
         if heads > 1 and length > 1:
