@@ -126,7 +126,7 @@ class CalledOperators:
 
     def margin(self, peak: int) -> Margin:
         """What a peak of ``peak`` bytes may be off by. Calls follow one another, so that the
-        largest difference of one operator counts, and none of up to `SMALL` bytes.
+        largest difference of one operator counts, and none if all are of up to `SMALL` bytes.
         """
         _, differences, unknown = compared()
         found = {
@@ -138,8 +138,8 @@ class CalledOperators:
             key=lambda name: (-max(found[name]), name),
         )
         return Margin(
-            below=share + max((found[name][1] for name in names), default=0),
-            above=share + max((found[name][0] for name in names), default=0),
+            below=share + (max(below for _, below in found.values()) if names else 0),
+            above=share + (max(above for above, _ in found.values()) if names else 0),
             why=_listed([*self._causes, *(name.split(".")[1] for name in names)]),
         )
 
