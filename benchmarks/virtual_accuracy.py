@@ -1,6 +1,6 @@
 """How far the virtual GPU's allocations are from those of torch's own CUDA code, by operator.
 
-    python benchmarks/virtual_accuracy.py NATIVE VIRTUAL [NATIVE VIRTUAL ...]
+    python benchmarks/virtual_accuracy.py [--only PATTERN | --add] NATIVE VIRTUAL [...]
 
 Takes pairs of files that `oracle.py` collected (``--dtypes float32,bfloat16,int64,complex64``,
 ``--programs``, ``--sizes --only '^(norm|reduce|matmul|sdpa|fft)'``), and writes
@@ -13,8 +13,9 @@ differ, since they call many.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -114,17 +115,59 @@ def difference(name: str, calls: list[Compared]) -> dict[str, Any]:
     return {"above": sides[0], "below": sides[1]}
 
 
-def typical(differences: dict[str, dict[str, Any]], side: str) -> list[float]:
+def typical(differences: dict[str, Any], side: str) -> list[float]:
     """What `TYPICAL` of the operators that differ are within."""
     at = int(TYPICAL * (len(differences) - 1))
     return [sorted(entry[side][part] for entry in differences.values())[at] for part in (0, 1)]
 
 
-def main(files: list[str]) -> int:
+def dtypes(files: list[Path]) -> list[str]:
+    """Those of the operators' samples."""
+    found = {key.split()[1] for file in files for key in read(file) if key.endswith(" end")}
+    return sorted(found)
+
+
+def renewed(former: dict[str, Any], document: dict[str, Any], only: str) -> dict[str, Any]:
+    """``former`` with ``document``'s entries of the operators that match ``only``."""
+    names = {*document["equal"], *document["differences"]}
+    found = {name for name in names if re.search(only, name)}
+    kept = {name: entry for name, entry in former["differences"].items() if name not in found}
+    new = {name: entry for name, entry in document["differences"].items() if name in found}
+    return {
+        **former,
+        "equal": sorted({*former["equal"]} - found | found.intersection(document["equal"])),
+        "differences": dict(sorted({**kept, **new}.items())),
+    }
+
+
+def added(former: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """``former`` with what the calls of ``document`` show as well."""
+    differences = dict(former["differences"])
+    for name, entry in document["differences"].items():
+        known = differences.get(name, entry)
+        differences[name] = {
+            side: [max(pair) for pair in zip(known[side], entry[side], strict=True)]
+            for side in ("above", "below")
+        }
+    return {
+        "source": former["source"],
+        "dtypes": sorted({*former["dtypes"], *document["dtypes"]}),
+        "equal": sorted({*former["equal"], *document["equal"]} - set(differences)),
+        "differences": dict(sorted(differences.items())),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="NATIVE VIRTUAL")
+    changing = parser.add_mutually_exclusive_group()
+    changing.add_argument("--only", default="", help="regular expression of operators to renew")
+    changing.add_argument("--add", action="store_true", help="add to the former entries")
+    given = parser.parse_args()
     equal: Counter[str] = Counter()
     differing: list[Compared] = []
-    for native, virtual in zip(files[::2], files[1::2], strict=True):
-        calls, programs = pairs(Path(native), Path(virtual))
+    for native, virtual in zip(given.files[::2], given.files[1::2], strict=True):
+        calls, programs = pairs(native, virtual)
         same = [call for call in calls if not call.above and not call.kept]
         print(f"{native}: {len(same)} of {len(calls)} calls are equal")
         equal.update(name for call in same for name in call.operators)
@@ -136,14 +179,19 @@ def main(files: list[str]) -> int:
     }
     document = {
         "source": SOURCE,
+        "dtypes": dtypes(given.files),
         "equal": sorted(name for name in equal if name not in differences),
         "differences": differences,
-        "not_compared": {side: typical(differences, side) for side in ("above", "below")},
     }
+    if given.only or given.add:
+        former = json.loads(OUT.read_text(encoding="utf-8"))
+        document = renewed(former, document, given.only) if given.only else added(former, document)
+    differences = document["differences"]
+    document["not_compared"] = {side: typical(differences, side) for side in ("above", "below")}
     OUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(document['equal'])} operators are equal, {len(differences)} differ")
+    print(f"{len(document['equal'])} operators are equal, {len(document['differences'])} differ")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

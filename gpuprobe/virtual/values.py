@@ -279,7 +279,7 @@ def gradients_of_efficient(query: Any, key: Any, value: Any, bias: Any, shared: 
     else:
         made = [torch.empty_like(item) for item in (query, key, value)]
     if bias is None:
-        return [*made, query.new_empty((), dtype=torch.float32)]
+        return [*made, query.new_empty((0,), dtype=torch.float32)]  # nothing on CUDA
     width = bias.size(-1)
     room = bias.new_empty((*bias.shape[:-1], -(-width // 16) * 16))
     return [*made, room[..., :width]]
@@ -305,6 +305,24 @@ def efficient_attention_backward(
     needs_sums(query, args[5])
     shared = options.get("shared_storage_dqdkdv", False)
     return tuple(gradients_of_efficient(query, key, value, bias, shared))
+
+
+def cudnn_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    compute_log_sumexp: bool,
+    *args: Any,
+    **named: Any,
+) -> Any:
+    """``_scaled_dot_product_cudnn_attention``, whose meta kernel makes the sums in any case."""
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
+        query, key, value, bias, compute_log_sumexp, *args, **named
+    )
+    if compute_log_sumexp:
+        return found
+    return (found[0], query.new_empty((0,), dtype=torch.float32), *found[2:])
 
 
 def convolution(image: Any, weight: Any, *args: Any) -> Any:
@@ -374,6 +392,7 @@ BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "col2im": folded,
     "convolution": convolution,
     "_efficient_attention_backward": efficient_attention_backward,
+    "_scaled_dot_product_cudnn_attention": cudnn_attention,
     "mse_loss": elementwise_loss,
     "smooth_l1_loss": elementwise_loss,
     "smooth_l1_loss_backward": like_second,

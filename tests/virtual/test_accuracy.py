@@ -40,6 +40,37 @@ def test_operators_that_make_nothing_new_give_no_range() -> None:
     assert found.allocated_low == found.peak_allocated == found.allocated_high
 
 
+def test_a_dtype_that_was_not_compared_gives_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "_compared_types", lambda: frozenset({torch.float32}))
+
+    def step(dtype: torch.dtype) -> None:
+        torch.nn.functional.gelu(torch.empty(512, 512, device="cuda", dtype=dtype))
+
+    found = gpuprobe.estimate(lambda: step(torch.float32), gpu="h100-80gb", engine="virtual")
+    assert found.allocated_high == found.peak_allocated
+    found = gpuprobe.estimate(lambda: step(torch.bfloat16), gpu="h100-80gb", engine="virtual")
+    assert found.allocated_high > found.peak_allocated
+    (reason,) = [text for text in found.assumed if "so the estimate is a range" in text]
+    assert "off for gelu" in reason
+
+
+def test_dtypes_that_were_compared() -> None:
+    half, tiny = torch.empty(1, dtype=torch.bfloat16), torch.empty(1, dtype=torch.float8_e5m2)
+    assert accuracy.in_compared_types((half, 1.0), (half, torch.empty(1, dtype=torch.int32)))
+    assert not accuracy.in_compared_types((half,), tiny)
+    assert not accuracy.in_compared_types(([tiny],), None)
+
+
+def test_views_and_results_in_place_of_any_dtype_give_no_range() -> None:
+    def step() -> None:
+        x = torch.empty(512, 512, device="cuda", dtype=torch.float8_e5m2)
+        x.copy_(torch.empty_like(x)).view(-1)
+
+    found = gpuprobe.estimate(step, gpu="h100-80gb", engine="virtual")
+    reasons = [text for text in found.assumed if "so the estimate is a range" in text]
+    assert not any("copy_" in text or "view" in text for text in reasons)
+
+
 def test_an_operator_that_differs_gives_a_range_with_its_name() -> None:
     def step() -> None:
         torch.fft.rfft(torch.ones(64, 1 << 15, device="cuda"))

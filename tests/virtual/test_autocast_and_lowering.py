@@ -139,7 +139,13 @@ def test_dropout_saves_a_mask_of_bytes(device: Any) -> None:
     ("capability", "dtype", "mask", "dim", "expected"),
     [
         ((8, 0), torch.bfloat16, False, 64, attention.FLASH),
-        ((9, 0), torch.float16, False, 256, attention.FLASH),
+        ((8, 0), torch.float16, False, 256, attention.FLASH),
+        ((9, 0), torch.float16, False, 256, attention.CUDNN),
+        ((9, 0), torch.bfloat16, True, 64, attention.CUDNN),
+        ((9, 0), torch.float32, False, 64, attention.EFFICIENT),
+        ((10, 0), torch.bfloat16, False, 256, attention.FLASH),
+        ((10, 3), torch.bfloat16, False, 128, attention.CUDNN),
+        ((12, 0), torch.bfloat16, False, 128, attention.FLASH),
         ((8, 0), torch.float16, False, 512, attention.EFFICIENT),
         ((8, 0), torch.bfloat16, True, 64, attention.EFFICIENT),
         ((8, 0), torch.float32, False, 64, attention.EFFICIENT),
@@ -155,7 +161,27 @@ def test_which_attention(
     q = torch.empty(2, 4, 16, dim, dtype=dtype, device="meta")
     bias = torch.empty(16, 16, dtype=dtype, device="meta") if mask else None
     call = attention.Attention(q, q, q, bias, 0.0, False, scale=None, enable_gqa=False)
-    assert attention.pick(capability, call) == expected
+    assert attention.pick(capability, call, (2, 13)) == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "keys", "dropout"),
+    [(16, 1, 0.0), (1, 16, 0.5), (16, 16, 0.1)],
+    ids=["one key", "one query with dropout", "dropout that is no multiple of 1/16"],
+)
+def test_attention_that_cudnn_does_not_have(length: int, keys: int, dropout: float) -> None:
+    q = torch.empty(2, 4, length, 64, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(2, 4, keys, 64, dtype=torch.bfloat16, device="meta")
+    call = attention.Attention(q, k, k, None, dropout, False, scale=None, enable_gqa=False)
+    assert attention.pick((9, 0), call, (2, 13)) == attention.FLASH
+
+
+def test_earlier_torch_prefers_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.empty(2, 4, 16, 64, dtype=torch.bfloat16, device="meta")
+    call = attention.Attention(q, q, q, None, 0.0, False, scale=None, enable_gqa=False)
+    assert attention.pick((9, 0), call, (2, 10)) == attention.FLASH
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert attention.pick((9, 0), call, (2, 13)) == attention.FLASH
 
 
 def test_fused_attention_keeps_no_square_matrix(device: Any) -> None:

@@ -432,8 +432,13 @@ ELSEWHERE = {
     # test_autocast_and_lowering.py, and the programs of test_virtual_programs.py
     *("mm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm", "addr", "_scaled_mm"),
     *("_int_mm", "addmm", "_addmm_activation", "add.Tensor"),
-    "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention_backward",
+    # test_attention_memory.py
+    *(
+        f"_scaled_dot_product_{kernel}_attention{direction}"
+        for kernel in ("flash", "efficient", "cudnn")
+        for direction in ("", "_backward")
+    ),
+    *("_efficient_attention_forward", "_efficient_attention_backward"),
 }
 HERE = {
     *REDUCTIONS,

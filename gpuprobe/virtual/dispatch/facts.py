@@ -149,6 +149,8 @@ class OperatorFacts:
     """What is known of another package's operator; None for torch's own."""
     equal: bool
     """It is known to allocate what CUDA's kernels do, or is made of other operators."""
+    of_any_type: bool
+    """``equal`` is true of dtypes that were not compared as well."""
 
     @property
     def declares_accesses(self) -> bool:
@@ -201,6 +203,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         host_results=_HOST_RESULTS.get(name, ()),
         extension=extension_of(func),
         equal=_composite(func) or accuracy.known_equal(func),
+        of_any_type=_composite(func) or accuracy.returns_nothing_new(func),
     )
 
 

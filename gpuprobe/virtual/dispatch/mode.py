@@ -25,6 +25,7 @@ from gpuprobe.torch_support.tensors import (
     tensors_in,
 )
 from gpuprobe.virtual import boundary, frames, unknown
+from gpuprobe.virtual.accuracy import in_compared_types
 from gpuprobe.virtual.dispatch import available, waits
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of, on_sparse
@@ -94,7 +95,8 @@ class DispatchMode(TorchDispatchMode):
         if facts.collective:
             return self._collective(facts, func, args, kwargs)
         result = self._run(facts, func, args, kwargs)
-        if not facts.equal and not local.paused:
+        equal = facts.equal and (facts.of_any_type or in_compared_types(args, result))
+        if not equal and not local.paused:
             self._note(func, (args, kwargs, result))
         return result
 

@@ -319,7 +319,7 @@ class _Kernels:
             query, key, value, bias, compute_log_sumexp, dropout_p, is_causal,
             return_debug_mask, scale=scale,
         )  # fmt: skip
-        sums = _as(like[1], sums.view(like[1].shape))
+        sums = _as(like[1], sums.view(like[1].shape)) if compute_log_sumexp else sums.new_empty(0)
         return _as(like[0], out), sums, None, None, like[4], like[5], *state, None
 
     def cudnn_backward(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 
-FLASH, EFFICIENT, MATH = "flash", "efficient", "math"
+FLASH, EFFICIENT, CUDNN, MATH = "flash", "efficient", "cudnn", "math"
 _HALF: Final = (torch.float16, torch.bfloat16)
 _MAX_HEAD_DIM: Final = 256
 
@@ -28,15 +30,20 @@ class Attention(NamedTuple):
     enable_gqa: bool
 
 
-def pick(capability: tuple[int, int], call: Attention) -> str:
+def pick(
+    capability: tuple[int, int], call: Attention, version: tuple[int, int] | None = None
+) -> str:
     """The kernel that CUDA takes for tensors of shape (batch, heads, sequence, head dim), and
-    others. Raises torch's error, after its warnings, where the program allows none that could.
+    others, in torch's ``version`` (the installed one). Raises torch's error, after its warnings,
+    where the program allows none that could.
 
     Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``: select_sdp_backend, and
-    can_use_flash_attention and its like with their lists of constraints. cuDNN's kernel, which
-    newer versions prefer on Hopper and Blackwell, saves what flash saves and is counted as it.
+    can_use_flash_attention and its like with their lists of constraints.
     """
     backends = torch.backends.cuda
+    cudnn = not_cudnn(capability, call)
+    if not cudnn and prefers_cudnn(capability, version or installed()):
+        return CUDNN
     flash, efficient = not_flash(capability, call), not_efficient(capability, call)
     if not flash:
         return FLASH
@@ -44,9 +51,8 @@ def pick(capability: tuple[int, int], call: Attention) -> str:
         return EFFICIENT
     if backends.math_sdp_enabled():
         return MATH
-    cudnn = not_cudnn(capability, call)
     if not cudnn:
-        return FLASH if call.mask is None else EFFICIENT
+        return CUDNN
     enabled = (
         backends.flash_sdp_enabled(),
         backends.mem_efficient_sdp_enabled(),
@@ -61,6 +67,15 @@ def pick(capability: tuple[int, int], call: Attention) -> str:
     ):
         warnings.warn(f"{kernel} not used because: {reason}", UserWarning, stacklevel=2)
     raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def prefers_cudnn(capability: tuple[int, int], version: tuple[int, int]) -> bool:
+    """Whether cuDNN's kernel is the first choice: with a cuDNN newer than 9.15.0, as torch has from
+    2.11 on. Source: ``check_prefer_cudnn_attention`` in ``sdp_utils.cpp``.
+    """
+    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
+        return False
+    return version >= (2, 11) and capability in ((9, 0), (10, 0), (10, 3))
 
 
 def _not_for_all(call: Attention, enabled: bool, dtypes: Sequence[torch.dtype]) -> str:
@@ -113,12 +128,34 @@ def not_efficient(capability: tuple[int, int], call: Attention) -> str:
 
 
 def not_cudnn(capability: tuple[int, int], call: Attention) -> str:
+    """Why cuDNN's kernel cannot run; "" where it may. Source: ``can_use_cudnn_attention``; that the
+    mask must not need a gradient was found with torch 2.13.
+    """
     if reason := _not_for_all(call, torch.backends.cuda.cudnn_sdp_enabled(), _HALF):
         return reason
-    if capability < (8, 0):
-        return "it only supports gpu architectures from sm80 on."
-    if any(tensor.size(-1) > 128 or tensor.size(-1) % 8 for tensor in (call.query, call.value)):
-        return "head_dim should be a multiple of 8 and no more than 128."
+    if not (8, 0) <= capability <= (12, 1):
+        return "it only supports gpu architectures from sm80 to sm121."
+    if call.query.is_nested:
+        return "nested tensors are not enabled."
+    if (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
+        return "it is not deterministic."
+    if call.mask is not None and call.mask.requires_grad:
+        return "it does not support an attn_mask that needs a gradient."
+    if call.dropout_p * 16 % 1:
+        return "its dropout probability is a multiple of 1/16."
+    widths = call.query.size(-1), call.value.size(-1)
+    limit = 256 if capability == (9, 0) else 128
+    if capability[0] == 10 and widths == (192, 128):
+        limit = 192
+    if max(widths) > limit or any(width % 8 for width in widths):
+        return f"head_dim should be a multiple of 8 and no more than {limit}."
+    if call.key.size(-2) == 1 or (call.query.size(-2) == 1 and call.dropout_p):
+        return "it does not support a sequence length of 1."
+    if not _same_heads(call) and not call.enable_gqa:
+        return "it requires as many heads of the key and the value as of the query."
     return ""
 
 
@@ -134,6 +171,22 @@ def flash_backward_scratch(query: Any) -> tuple[int, int]:
     rows = _up(length, 128)
     dim = _up(dim, 32) if dim <= 128 else _up(dim, 64)
     return batch * heads * rows * 4, batch * rows * heads * dim * 4
+
+
+def _flash_forward(call: Call) -> None:
+    if call.argument("dropout_p"):
+        call.passing(16)  # the random state, which is copied
+
+
+def _flash_contiguous(call: Call) -> None:
+    """Source: ``_flash_attention_backward`` in ``attention_backward.cu``."""
+    for name in ("grad_out", "out"):
+        _contiguous(call, call.argument(name).transpose(1, 2))
+
+
+def _contiguous(call: Call, tensor: Any) -> None:
+    if not tensor.is_contiguous():
+        call.scratch(tensor.numel() * tensor.element_size())
 
 
 def _flash_backward(call: Call) -> None:
@@ -200,28 +253,115 @@ def efficient_backward_scratch(
 
 
 def _efficient_backward(call: Call) -> None:
-    sizes = efficient_backward_scratch(
-        call.device.model.capability,
-        call.argument("query"),
-        call.argument("key"),
-        call.argument("value"),
-        bool(call.argument("dropout_p", 0.0)),
+    """Of tensors of shape (batch, heads, sequence, head dim)."""
+    names = ("query", "key", "value")
+    _efficient_backward_kernel(call, *(call.argument(name) for name in names))
+
+
+def _efficient_backward_of_sequences(call: Call) -> None:
+    """Of tensors of shape (batch, sequence, heads, head dim)."""
+    names = ("query", "key", "value")
+    _efficient_backward_kernel(call, *(call.argument(name).transpose(1, 2) for name in names))
+
+
+def _efficient_backward_kernel(call: Call, query: Any, key: Any, value: Any) -> None:
+    delta, workspace = efficient_backward_scratch(
+        call.device.model.capability, query, key, value, bool(call.argument("dropout_p", 0.0))
     )
-    for size in sizes:
-        call.scratch(size)
+    batch, heads, length, _ = query.shape
+    product = total = None
+    if query.dtype not in _HALF:
+        # The kernel does not compute delta: it is (grad_out * out).sum(-1).transpose(-2, -1), made
+        # contiguous.
+        product = call.device.malloc(batch * heads * length * value.size(-1) * 4, call.stream)
+        if heads > 1 and length > 1:
+            total = call.device.malloc(delta, call.stream)
+    call.scratch(delta)
+    for block in (total, product):
+        if block is not None:
+            call.device.free(block)
+    call.scratch(workspace)
+
+
+def _efficient_forward(call: Call) -> None:
+    """An accumulator of the result for wide heads in half precision. Source:
+    ``kNeedsOutputAccumulatorBuffer`` in ``mem_eff_attention/kernel_forward.h``.
+    """
+    query, value = call.argument("query"), call.argument("value")
+    if query.dtype in _HALF and max(query.size(-1), value.size(-1)) > 128:
+        call.passing(query.numel() // query.size(-1) * value.size(-1) * 4)
+
+
+def _efficient_contiguous(call: Call) -> None:
+    _contiguous(call, call.argument("grad_out_").transpose(1, 2))
+
+
+CUDNN_WORKSPACE: Final = 256
+"""Bytes of an engine of cuDNN's attention, measured on an H200, as the native engine counts it."""
+
+
+def _cudnn_gradient(call: Call) -> None:
+    """Source: ``run_cudnn_SDP_bprop`` in ``aten/src/ATen/native/cudnn/MHA.cpp``."""
+    gradient = call.argument("grad_out")
+    if gradient.stride(-1) != 1:
+        call.scratch(gradient.numel() * gradient.element_size())
+
+
+def _cudnn_backward(call: Call) -> None:
+    """The workspace has the sums of rows, and an accumulator of dQ in float32."""
+    batch, heads, length, width = call.argument("query").shape
+    call.scratch(batch * heads * length * (1 + width) * 4 + CUDNN_WORKSPACE)
 
 
 ROWS: Final = (
     OperatorRow(
+        "_scaled_dot_product_cudnn_attention",
+        "a workspace",
+        "aten/src/ATen/native/cudnn/MHA.cpp",
+        after=lambda call: call.passing(CUDNN_WORKSPACE),
+    ),
+    OperatorRow(
+        "_scaled_dot_product_cudnn_attention_backward",
+        "a workspace with sums of rows and an accumulator of dQ",
+        "aten/src/ATen/native/cudnn/MHA.cpp; torch 2.13 on the native engine",
+        before=_cudnn_gradient,
+        after=_cudnn_backward,
+    ),
+    OperatorRow(
+        "_scaled_dot_product_flash_attention",
+        "a second random state with dropout",
+        "torch 2.13 on the native engine",
+        after=_flash_forward,
+    ),
+    OperatorRow(
         "_scaled_dot_product_flash_attention_backward",
-        "softmax_d and the float accumulator of dQ",
+        "a contiguous gradient and result; softmax_d and the float accumulator of dQ",
         "aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd",
+        before=_flash_contiguous,
         after=_flash_backward,
+    ),
+    *(
+        OperatorRow(
+            name,
+            "an accumulator of the result for wide heads in half precision",
+            "aten/src/ATen/native/transformers/cuda/attention.cu: _efficient_attention_forward",
+            after=_efficient_forward,
+        )
+        for name in ("_scaled_dot_product_efficient_attention", "_efficient_attention_forward")
     ),
     OperatorRow(
         "_scaled_dot_product_efficient_attention_backward",
-        "delta, and accumulators of dQ, in half precision of dK and dV too",
+        "a contiguous gradient; delta, in float32 with the product that it is the sum of; "
+        "accumulators of dQ, in half precision of dK and dV too",
         "aten/src/ATen/native/transformers/cuda/attention_backward.cu",
+        before=_efficient_contiguous,
         after=_efficient_backward,
+    ),
+    OperatorRow(
+        "_efficient_attention_backward",
+        "the same",
+        "aten/src/ATen/native/transformers/cuda/attention_backward.cu",
+        before=lambda call: call.contiguous("grad_out_"),
+        after=_efficient_backward_of_sequences,
     ),
 )

@@ -7,10 +7,11 @@ meta kernels of the CUDA operators are called.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -246,11 +247,9 @@ def _attention(machine: Machine) -> Callable[..., Any]:
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
         _together(machine, place, call)
-        chosen = attention.pick(machine.devices[place].model.capability, call)
+        chosen = attention.pick(machine.devices[place].model.capability, call, machine.torch)
         with below():
-            if chosen == attention.FLASH:
-                return _flash(call)
-            return _math(call) if chosen == attention.MATH else _efficient(call)
+            return _KERNELS[chosen](call)
 
     return scaled_dot_product_attention
 
@@ -314,16 +313,36 @@ def _padded_to(tensor: Any, multiple: int) -> Any:
 
 
 def _efficient(call: attention.Attention) -> Any:
-    tensors = call[:3]
-    save = torch.is_grad_enabled() and any(
-        item.requires_grad for item in call[:4] if item is not None
-    )
     mask = _added(call.mask, call.query)
     if mask is not None:
-        mask = mask.expand(*call.query.shape[:-1], call.key.size(-2))
+        if mask.dtype != call.query.dtype:
+            raise RuntimeError("invalid dtype for bias - should match query's dtype")
+        mask = _aligned(mask).expand(*call.query.shape[:-1], call.key.size(-2))
     return _aten._scaled_dot_product_efficient_attention.default(
-        *tensors, mask, save, call.dropout_p, call.is_causal, scale=call.scale
+        *call[:3], mask, _differentiable(call), call.dropout_p, call.is_causal, scale=call.scale
     )[0]
+
+
+def _differentiable(call: attention.Attention) -> bool:
+    return torch.is_grad_enabled() and any(
+        item.requires_grad for item in call[:4] if item is not None
+    )
+
+
+def _cudnn(call: attention.Attention) -> Any:
+    mask = _added(call.mask, call.query, torch.finfo(call.query.dtype).min)
+    return _aten._scaled_dot_product_cudnn_attention.default(
+        *call[:3], mask, _differentiable(call), call.dropout_p, call.is_causal, scale=call.scale
+    )[0]
+
+
+def _aligned(mask: Any) -> Any:
+    """A mask whose rows begin at multiples of 8 elements: ``pad_bias`` in ``attention.cpp``."""
+    *strides, last = mask.stride()
+    if last == 1 and all(stride % 8 == 0 for stride in strides):
+        return mask
+    width = mask.size(-1)
+    return nn.functional.pad(mask, (0, 8 - width % 8))[..., :width]
 
 
 def _math(call: attention.Attention) -> Any:
@@ -343,9 +362,19 @@ def _math(call: attention.Attention) -> Any:
     )[0]
 
 
-def _added(mask: Any, query: Any) -> Any:
-    """A boolean mask as one that is added to the scores: ``convert_boolean_attn_mask``."""
+_KERNELS: Final = {
+    attention.FLASH: _flash,
+    attention.EFFICIENT: _efficient,
+    attention.CUDNN: _cudnn,
+    attention.MATH: _math,
+}
+
+
+def _added(mask: Any, query: Any, masked: float = -math.inf) -> Any:
+    """A boolean mask as one that is added to the scores: ``convert_boolean_attn_mask``, and the
+    same for cuDNN.
+    """
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    made = torch.zeros_like(mask, dtype=query.dtype)
-    return made.masked_fill_(mask.logical_not(), float("-inf"))
+    low, zero = (query.new_full((), value) for value in (masked, 0.0))
+    return torch.where(mask, zero, low)

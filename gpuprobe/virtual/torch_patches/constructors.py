@@ -126,8 +126,11 @@ def _then_move(
         is_tensor = isinstance(data, torch.Tensor)
         if device is None or device.type == "cpu":
             if not options.get("pin_memory"):
-                if is_tensor and machine.place_of(data) >= 0 and original.__name__ == "tensor":
-                    return _copy_of(data, device, options)
+                if is_tensor and machine.place_of(data) >= 0:
+                    if original.__name__ == "tensor":
+                        return _copy_of(data, device, options)
+                    if device is not None:
+                        return _shared(original.__name__, data, device, args, options)
                 if machine.shapes and options.get("requires_grad"):
                     options["requires_grad"] = False
                     return leaf(machine, original(data, *args, **options))
@@ -136,8 +139,10 @@ def _then_move(
             return original(data, *args, **options)
         if is_tensor:
             place = machine.place_of(data)
-            if original.__name__ == "tensor" or place >= 0:
+            if original.__name__ == "tensor":
                 return _copy_of(data, device, options)
+            if place >= 0:
+                return _shared(original.__name__, data, device, args, options)
         grad = options.pop("requires_grad", False)
         pin = options.pop("pin_memory", False)
         options["device"] = "cpu"
@@ -159,6 +164,21 @@ def _copy_of(data: Any, device: Any, options: dict[str, Any]) -> Any:
     """``torch.tensor(tensor)``: a detached copy."""
     result = data.detach().to(device=device, dtype=options.get("dtype"), copy=True)
     return result.requires_grad_(options.get("requires_grad", False))
+
+
+def _shared(
+    name: str, data: Any, device: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """``torch.as_tensor(tensor)`` and ``asarray``: the tensor itself, copied only if its device or
+    dtype is another one, or with ``copy=True``.
+    """
+    dtype = args[0] if args else options.get("dtype")
+    result = data.to(device=device, dtype=dtype, copy=bool(options.get("copy")))
+    if name == "as_tensor":
+        return result
+    if options.get("requires_grad"):
+        return result.requires_grad_()
+    return result.detach() if result.requires_grad else result
 
 
 def _default_device() -> torch.device | None:
