@@ -184,9 +184,10 @@ class RunResult(NamedTuple):
     engine: str = "hardware"
 
 
-def default_output(name: str, *, module: bool = False) -> Path:
+def default_output(name: str, *, module: bool = False, replace: bool = False) -> Path:
     """A free name in the current directory: ``train.gpuprobe``, ``train.2.gpuprobe``, …; of a
-    ``module`` all parts of the name, as in ``package.train.gpuprobe``.
+    ``module`` all parts of the name, as in ``package.train.gpuprobe``. ``replace``: the first name,
+    free or not.
 
     Under ``torchrun`` all ranks must choose the same name without communication: it has a digest
     of the run's id, restart count and port instead of a count.
@@ -201,7 +202,7 @@ def default_output(name: str, *, module: bool = False) -> Path:
         return Path(f"{stem}.{label}.gpuprobe")
     path = Path(f"{stem}.gpuprobe")
     count = 1
-    while path.exists():
+    while path.exists() and not replace:
         count += 1
         path = Path(f"{stem}.{count}.gpuprobe")
     return path

@@ -71,7 +71,7 @@ def find(name: str) -> GpuModel:
     begins = [name for name in known if len(key) >= 2 and name.startswith(key)]
     similar = get_close_matches(key, known, n=5, cutoff=0.6)  # the most similar first
     near = list(dict.fromkeys(known[name].name for name in (*begins, *similar)))
-    hint = f"did you mean {', '.join(near)}?" if near else "see docs/reference/gpus.md for all"
+    hint = f"did you mean {', '.join(near)}?" if near else "--gpu list prints them all"
     raise ConfigError(f"unknown GPU {visible(name)!r}", hint=hint)
 
 

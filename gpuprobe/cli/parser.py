@@ -39,7 +39,10 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser with gpuprobe's errors: one line, a hint, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        stderr.error(message, hint=self._near(message) or f"{self.prog} --help")
+        hint = f"{self.prog} --help"
+        if "unrecognized arguments" in message and any(a.dest == "script" for a in self._actions):
+            hint = f"options of the script belong after it; {hint}"
+        stderr.error(message, hint=self._near(message) or hint)
         raise SystemExit(exit_codes.USAGE)
 
     def _near(self, message: str) -> str:

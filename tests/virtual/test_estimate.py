@@ -169,8 +169,9 @@ def test_memory_that_goes_on_growing_is_said() -> None:
     text = io.StringIO()
     render(found, "text", text)
     for line in (text.getvalue().splitlines()[0], text.getvalue().splitlines()[-1]):
-        assert line.startswith("t4: fits (")
-        assert line.endswith("; memory grows by 3.0 GiB a step")
+        assert line.startswith("t4: fits for 3 steps (")
+    ends = "; memory grows by 3.0 GiB a step, and the GPU is full in about 2 more"
+    assert " ".join(text.getvalue().split()).endswith(ends)
     stable = gpuprobe.estimate(build(), gpu="t4")
     assert not stable.assumed
     assert stable.growth == 0

@@ -125,7 +125,9 @@ def run(args: argparse.Namespace) -> int:
 
         prepare_engine(args.engine, args.gpu)
     program = watch.program(*target)
-    output = args.output or watch.default_output(target.target, module=target.module)
+    output = args.output or watch.default_output(
+        target.target, module=target.module, replace=args.force
+    )
     where = output.absolute()  # the program may change the working directory
 
     silent = args.quiet or watch.rank_count() > 1  # ranks share a terminal
@@ -158,16 +160,17 @@ def run(args: argparse.Namespace) -> int:
     if result.error is not None:
         _show_error(result.error)
     if not args.quiet:
+        if args.gpu is None and _needs_gpu(result.error):
+            words = [*(["-m"] if target.module else []), target.target, *target.arguments]
+            simulate = f"gpuprobe run --gpu h100-80gb --compute shapes {shlex.join(words)}"
+            stderr.note("torch finds no GPU here; to run the program on a simulated one:")
+            stderr.note(f"  {simulate}")
         _summarize(where, args.gpu or "")
         for path in result.spawned:
             shown = os.path.relpath(path)
             stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
         if args.compute == "shapes":
             _show_assumed(result.assumed)
-        if args.gpu is None and _needs_gpu(result.error):
-            words = [*(["-m"] if target.module else []), target.target, *target.arguments]
-            stderr.note("the program needs a GPU, which torch does not find; to run it on one that")
-            stderr.note(f"  is not here: gpuprobe run --gpu h100-80gb {shlex.join(words)}")
     if result.hazards is not None:
         code = _report_and_compare(args, result.hazards, known, code)
     return code

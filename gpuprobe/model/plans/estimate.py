@@ -238,6 +238,15 @@ class Estimate(Displayed):
         return self.verdict == FITS
 
     @property
+    def steps_until_full(self) -> int:
+        """About how many more steps fill the GPU, if memory grows: 0 if it does not."""
+        if not self.growth:
+            return 0
+        allocated = max(self.peak_allocated, self.allocated_high)
+        outside = self.context_high + self.nccl_high + self.processes_high
+        return max(0, self.capacity - allocated - outside) // self.growth + 1
+
+    @property
     def context_bytes(self) -> int:
         """The upper end of the context's range, for planning."""
         return self.context_high

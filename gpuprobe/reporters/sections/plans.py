@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gpuprobe.analysis.repeats import RepeatedShare, share_groups
-from gpuprobe.model.plans.estimate import Estimate, EstimateShare, RoomyGpu
+from gpuprobe.model.plans.estimate import Estimate, EstimatedChange, EstimateShare, RoomyGpu
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.plans.serving import ServingEstimate, ServingFit, ServingTrial
@@ -79,8 +79,14 @@ def _verdict(estimate: Estimate) -> str:
     several = f"{estimate.devices} x " if estimate.devices > 1 and same else ""
     total = _span(estimate.total_low, estimate.total_high)
     of = f"{total} of {human_bytes(estimate.capacity)}"
-    grows = f"; memory grows by {human_bytes(estimate.growth)} a step" if estimate.growth else ""
-    return f"{several}{estimate.gpu}: {estimate.verdict} ({of}){grows}"
+    result = estimate.verdict
+    grows = ""
+    if estimate.growth:
+        grows = f"; memory grows by {human_bytes(estimate.growth)} a step"
+        if estimate.fits:
+            result += f" for {plural(estimate.steps, 'step')}"
+            grows += f", and the GPU is full in about {estimate.steps_until_full} more"
+    return f"{several}{estimate.gpu}: {result} ({of}){grows}"
 
 
 def _best_change(estimate: Estimate) -> str:
@@ -95,18 +101,27 @@ def _best_change(estimate: Estimate) -> str:
 
 def _estimate_suggestions(estimate: Estimate) -> list[Section]:
     """The changes that were tried, and the GPUs that hold the run as it is."""
+    fits = any(one.fits for one in estimate.suggestions)
+
+    def helps(one: EstimatedChange) -> bool:
+        return one.fits if fits else one.needed < estimate.total_high
+
     found: list[Section] = []
     if estimate.growth_advice:
         first = "" if estimate.fits else ": change this first"
         texts = bulleted(estimate.growth_advice)
         found.append(Section(f"Memory grows from step to step{first}", texts, "growth"))
     if estimate.suggestions:
-        fits = any(one.fits for one in estimate.suggestions)
         run = plural(estimate.steps, "step") if estimate.growth else "it"
         title = f"What would make {run} fit" if fits else "What would help, but is not enough"
         tried = plural(len(estimate.suggestions), "change")
         text = f"{tried} tried, each by an estimate of the changed run"
-        found.append(Section(title, (_changes(estimate, fits), Line(text)), "suggestions"))
+        useless = [] if fits else [one.name for one in estimate.suggestions if not helps(one)]
+        if useless:
+            text += f"; of no help: {', '.join(useless)}"
+        shown = [one for one in estimate.suggestions if one.name not in useless]
+        table = (_changes(shown, helps),) if shown else ()
+        found.append(Section(title, (*table, Line(text)), "suggestions"))
     if estimate.not_tried:
         found.append(Section("Not tried", bulleted(estimate.not_tried)))
     if estimate.smallest_gpus:
@@ -117,12 +132,12 @@ def _estimate_suggestions(estimate: Estimate) -> list[Section]:
     return found
 
 
-def _changes(estimate: Estimate, fits: bool) -> Table:
-    """The changes, with what to write for those that fit (``fits``), or else that save memory."""
-    rows = []
-    for one in estimate.suggestions:
-        helps = one.fits if fits else one.needed < estimate.total_high
-        rows.append(Row((one.name, size(one.needed), one.verdict), note=one.how if helps else ""))
+def _changes(changes: Iterable[EstimatedChange], helps: Callable[[EstimatedChange], bool]) -> Table:
+    """The changes, with what to write for those that help."""
+    rows = [
+        Row((one.name, size(one.needed), one.verdict), note=one.how if helps(one) else "")
+        for one in changes
+    ]
     columns = (
         Column("change", AUTO, cut=False),
         Column("needs", 10, gap=2, number=True),

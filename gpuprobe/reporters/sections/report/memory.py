@@ -74,13 +74,28 @@ def peak_section(report: Report, *, full: bool = False) -> Section:
     return Section(title, tuple(parts), name, "Peak", figure=Cell(figure))
 
 
+def _was_traced_late(report: Report) -> bool:
+    """Whether the peak's trace began after its step, or belongs to none."""
+    peak = report.peak
+    if peak.step is None or not isinstance(peak.before_trace, int):
+        return True
+    starts = [
+        window.start.allocated
+        for row in report.steps.rows
+        if (row.rank, row.step.index) == (peak.rank, peak.step)
+        for window in row.step.windows
+        if window.device == peak.device
+    ]
+    return any(isinstance(start, int) and start < peak.before_trace for start in starts)
+
+
 def _peak_notes(report: Report) -> Iterator[Line]:
     peak = report.peak
     if not peak.certain:
         text = "Only bounds of the peaks are known: another step or phase may have been"
         yield Line(f"{text} higher.")
     if isinstance(peak.before_trace, int) and peak.before_trace:
-        began = "its trace began" if peak.step is None else "that step began"
+        began = "its trace began" if _was_traced_late(report) else "that step began"
         yield Line(f"{human_bytes(peak.before_trace)} of it was alive before {began}")
     least = peak.amount.at_least if isinstance(peak.amount, Peak) else None
     if isinstance(peak.traced, int) and least is not None and peak.traced != least:
@@ -350,6 +365,9 @@ def failure_sections(report: Report, *, full: bool) -> list[Section]:
         if several or len(report.devices) > 1:
             of = f" of rank {failure.rank}" if several else ""
             parts.append(Line(f"On {failure.device}{of}:", "item"))
+        if grown and not full:  # another layout of the same memory would only fail later
+            parts.append(Line(_failed_allocation(failure), "item"))
+            continue
         parts += items(failure.sentences)
         if full:
             parts.append(Facts(tuple(_figures(failure))))
@@ -447,6 +465,13 @@ def _recorded_gpu(report: Report) -> str:
     except ConfigError:  # in a catalogue of the user
         return "GPU"
     return "GPU" if found is None else found.name
+
+
+def _failed_allocation(failure: model.OutOfMemory) -> str:
+    request = f"{human_bytes(failure.asked)} at {failure.place}"
+    return (
+        f"The allocation that failed: {request}, with {human_bytes(failure.allocated)} allocated."
+    )
 
 
 def _figures(failure: model.OutOfMemory) -> Iterator[tuple[str, str]]:
