@@ -21,12 +21,13 @@ from gpuprobe.model.rules import define
 from gpuprobe.model.run.columns import INDEX
 from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import Peak, Unavailable
 
 RULES = tuple(
     define(id, "suggestion", Level.NOTE, title)
     for id, title in (
         ("growth", "Memory grows from step to step"),
+        ("evaluation", "Memory is allocated after training, without a backward pass"),
         ("expandable-segments", "Much reserved memory is not allocated"),
         ("zero-grad", "Gradients are alive during the forward pass"),
         ("checkpoint", "Activations dominate the peak, and none are recomputed"),
@@ -201,6 +202,53 @@ def _leaking(evidence: AdviceFacts) -> Iterator[Suggestion]:
     )
 
 
+_MORE_THAN_TRAINING = 1.5
+"""How many times the peak of the training steps a peak after them must be, to be one of another
+kind."""
+
+
+def _after_training(evidence: AdviceFacts) -> str:
+    """What was allocated after the last training step, without a backward pass since, in words; ""
+    if that is not most of the peak.
+    """
+    step, device = evidence.site.step, evidence.site.device
+    if step is None or step.ended_by != "end" or not device.startswith("cuda"):
+        return ""
+    if {"backward", "optimizer"} & {phase.path.partition("/")[0] for phase in step.phases}:
+        return ""
+    trained = [
+        window.peak_allocated.at_most
+        for one in evidence.site.rank.steps
+        if one.ended_by == "optimizer"
+        for window in one.windows
+        if window.device == device and isinstance(window.peak_allocated, Peak)
+    ]
+    window = evidence.window()
+    start = None if window is None else window.start.allocated
+    if not trained or not isinstance(start, int):
+        return ""
+    grown = evidence.peak - start
+    if evidence.peak < _MORE_THAN_TRAINING * max(trained) or 2 * grown < evidence.peak:
+        return ""
+    return (
+        f"after step {step.index - 1}, {human_bytes(grown)} were allocated without a backward "
+        f"pass; the training steps needed at most {human_bytes(max(trained))}"
+    )
+
+
+def _evaluation(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    reason = _after_training(evidence)
+    if reason:
+        yield Suggestion(
+            "evaluation",
+            "If these forward passes train nothing, such as an evaluation, run them without "
+            "gradients: otherwise each keeps its activations for as long as its result is kept.",
+            "with torch.no_grad():",
+            reason,
+            evidence.peak + 1,
+        )
+
+
 def _fragmented(evidence: AdviceFacts) -> Iterator[Suggestion]:
     window = evidence.window()
     if window is None or not evidence.site.device.startswith("cuda"):
@@ -248,7 +296,7 @@ def _gradients_in_forward(evidence: AdviceFacts) -> Iterator[Suggestion]:
 
 def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.ACTIVATION)
-    if share < _DOMINATES:
+    if share < _DOMINATES or _after_training(evidence):
         return
     line = evidence.line(Category.ACTIVATION)
     reason = f"activations are {human_bytes(count)} of {evidence.when} ({_percent(share)})"
@@ -330,6 +378,7 @@ def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:
 
 _RULES: tuple[Callable[[AdviceFacts], Iterator[Suggestion]], ...] = (
     _growing,
+    _evaluation,
     _fragmented,
     _gradients_in_forward,
     _activations,

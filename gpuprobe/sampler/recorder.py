@@ -181,7 +181,7 @@ class Recorder:
         )
         self._active = True
         if self._level == "trace" and cuda:
-            self._traces.start_cuda(self._timeline, self.fault)
+            self._traces.start_cuda(self._timeline, self.fault, simulated=virtual)
         _in_forked_processes(self._forget)
         try:
             with self._no_torch_function():

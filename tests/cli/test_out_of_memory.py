@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -88,12 +89,13 @@ def test_memory_that_grew_is_the_verdict(tmp_path: Path) -> None:
     verdict = re.search(r"Out of memory: memory grew by 512\.0 MiB a step: (.*?)\. peak: ", text)
     assert verdict is not None, text
     assert "of it at script.py:10 in <module>" in verdict[1]
-    assert lines[-1] == "gpuprobe estimate --gpu t4 script.py"
+    command = r"gpuprobe estimate --gpu t4 --steps=\d\d script.py"  # as far as the run came
+    assert re.fullmatch(command, lines[-1])
     shown = gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout
     assert "cuda:0 (Tesla T4)" in shown
     why = shown.partition("Why it ran out of memory\n")[2]
     assert why.startswith("  Out of memory: memory grew by 512.0 MiB a step")
-    assert "$ gpuprobe estimate --gpu t4 script.py" in why
+    assert f"$ {lines[-1]}" in why
 
 
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
@@ -107,3 +109,44 @@ def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -
     done = gpuprobe("estimate", *options, "script.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "Memory grows from step to step: change this first" in done.stdout
+
+
+EVALUATES = """\
+import torch
+model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(8))).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(6):
+    loss = model(torch.ones(512, 4096, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+results = []
+for batch in range(400):
+    results.append(model(torch.ones(512, 4096, device="cuda")))
+"""
+
+
+def test_an_evaluation_with_gradients_is_the_verdict(tmp_path: Path) -> None:
+    script(tmp_path, EVALUATES)
+    simulated = ["--gpu", "t4", "--compute", "shapes", "--engine", "virtual"]
+    done = gpuprobe("run", *simulated, "--level", "trace", "script.py", cwd=tmp_path)
+    assert done.returncode == 5
+    lines = [line.removeprefix("gpuprobe:").strip() for line in done.stderr.splitlines()]
+    text = " ".join(lines)
+    assert re.search(r"Out of memory: after step 5, 1\d\.\d GiB were allocated without", text)
+    assert "try: If these forward passes train nothing, such as an evaluation" in text
+    # An estimate of the default number of steps would end before the evaluation.
+    assert lines[-1] == "gpuprobe estimate --gpu t4 --steps=7 script.py"
+    shown = gpuprobe("report", "script.gpuprobe", "--json", cwd=tmp_path).stdout
+    report = json.loads(shown)
+    assert report["advice"][0]["id"] == "evaluation"
+    assert report["advice"][0]["code"] == "with torch.no_grad():"
+    assert "checkpoint" not in [one["id"] for one in report["advice"]]
+    # The failed step has a trace, although only the first steps are written.
+    assert report["out_of_memory"][0]["line"] == 11
+    written = sorted((tmp_path / "script.gpuprobe").glob("*.cols"))
+    assert len(written) < 6
+    fixed = EVALUATES.replace("results = []", "results = []\ntorch.set_grad_enabled(False)")
+    script(tmp_path, fixed)
+    options = ["--gpu", "t4", "--engine", "virtual", "--steps", "7", "--no-suggestions"]
+    assert gpuprobe("estimate", *options, "script.py", cwd=tmp_path).returncode == 0

@@ -76,7 +76,9 @@ class Traces:
     """The traces of one recording. On the CPU every event is recorded and the steps that matter are
     kept: the first few and those with a new peak. On CUDA the first few steps are traced, and the
     one after a step in which something unusual happened: a new peak after the warm-up, or a retry
-    of the allocator. ``chosen`` replaces all of that by steps of the user's choice.
+    of the allocator. ``chosen`` replaces all of that by steps of the user's choice. On a simulated
+    GPU the history of each step is recorded, which takes no time of a GPU there, so that the step
+    in which memory runs out has one; it is written only of the steps above.
 
     The trace of the highest peak is never lost to `PEAK_STEPS`: it waits in memory, and is written
     when the session ends.
@@ -93,6 +95,7 @@ class Traces:
         self._write = write
         self._convert = convert
         self._chosen = chosen
+        self._records_all = False
         self._after_anomaly = -1  # the step that is traced because the one before was unusual
         self._anomalies = 0
         self._highest_peak = 0
@@ -136,15 +139,22 @@ class Traces:
         self._blind(*BLIND_SPOTS)
         return self.cpu
 
-    def start_cuda(self, timeline: PhaseTimeline, on_fault: Callable[[Exception], None]) -> None:
+    def start_cuda(
+        self,
+        timeline: PhaseTimeline,
+        on_fault: Callable[[Exception], None],
+        *,
+        simulated: bool = False,
+    ) -> None:
         """Record the allocator's history of the first steps, and their launches if these can be
-        counted. Raises UsageError without a converter of snapshots.
+        counted. ``simulated``: the GPUs are. Raises UsageError without a converter of snapshots.
         """
         from gpuprobe.sampler.tracing.cuda import BLIND_SPOTS, CudaTrace
 
         if self._convert is None:
             raise UsageError("level 'trace' on CUDA needs a snapshot converter")
         self.cuda = CudaTrace(self._convert)
+        self._records_all = simulated
         self._blind(*BLIND_SPOTS)
         counter = launch_counter()
         if counter is not None:
@@ -165,7 +175,7 @@ class Traces:
                 self.launches.begin()
             else:
                 self.launches.stop()
-        if not self._is_traced(index):
+        if not self._is_traced(index) and not self._records_all:
             self.cuda.stop()
         else:
             refused = self.cuda.begin()
@@ -240,7 +250,10 @@ class Traces:
 
             return self._save(layout_now(self._convert, index, known.values()))
         if self.cuda is not None:
+            traced = self._is_traced(index)
             self._check_for_anomalies(index, spans)
+            if not traced:
+                self.cuda.stop()
             return self._save(self.cuda.collect(index, known.values()))
         return ()
 

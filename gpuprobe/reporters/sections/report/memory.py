@@ -42,6 +42,9 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
+_ESTIMATED_STEPS = 3
+"""The steps of an estimate, by default."""
+
 _BAR = 24
 _FEW = 5
 _SOURCES = 3  # the first lines, with their source
@@ -357,15 +360,15 @@ def failure_sections(report: Report, *, full: bool) -> list[Section]:
     """Why allocations failed; of many, the last ones, as a program may retry."""
     shown = report.out_of_memory[-(3 if full else 2) :]
     parts: list[Part] = []
-    grown = _growth_text(report)
-    if ended_out_of_memory(report) and (grown or not shown):
+    cause = _cause_of_failure(report)
+    if ended_out_of_memory(report) and (cause or not shown):
         parts.append(Line(failure_text(report), "item"))
     several = len(report.ranks) > 1
     for failure in shown:
         if several or len(report.devices) > 1:
             of = f" of rank {failure.rank}" if several else ""
             parts.append(Line(f"On {failure.device}{of}:", "item"))
-        if grown and not full:  # another layout of the same memory would only fail later
+        if cause and not full:  # another layout of the same memory would only fail later
             parts.append(Line(_failed_allocation(failure), "item"))
             continue
         parts += items(failure.sentences)
@@ -396,12 +399,12 @@ def ended_out_of_memory(report: Report) -> bool:
 
 
 def failure_text(report: Report) -> str:
-    """Why the program ran out of memory, in a sentence: because it grew from step to step, or from
-    its last failed allocation, or from the peak if that was not traced.
+    """Why the program ran out of memory, in a sentence: what made memory grow, or else its last
+    failed allocation, or the peak if that was not traced.
     """
-    grown = _growth_text(report)
-    if grown:
-        return grown
+    cause = _cause_of_failure(report)
+    if cause:
+        return cause
     if report.out_of_memory:
         return report.out_of_memory[-1].sentences[0]
     peak, error = report.peak, report.recording.error
@@ -413,6 +416,16 @@ def failure_text(report: Report) -> str:
         f"Out of memory{step}: at the peak {peak_text(peak.amount)} were allocated on "
         f"{peak.device}."
     )
+
+
+def _cause_of_failure(report: Report) -> str:
+    """What made memory grow until the run was out of memory; "" if nothing did, or in another
+    run.
+    """
+    if not ended_out_of_memory(report):
+        return ""
+    after = next((one for one in report.advice if one.id == "evaluation"), None)
+    return f"Out of memory: {after.evidence}." if after else _growth_text(report)
 
 
 def _growth_text(report: Report) -> str:
@@ -433,7 +446,7 @@ def _growth_text(report: Report) -> str:
 
 def estimate_reason(report: Report) -> str:
     """What `estimate_command` is for, as the line above it."""
-    if _growth_text(report):
+    if _cause_of_failure(report):
         return "Whether it still grows after a change, and whether it fits then:"
     return "What the whole run needs, and what would make it fit:"
 
@@ -449,8 +462,11 @@ def estimate_command(report: Report, gpu: str = "") -> str:
     gpu = gpu or _recorded_gpu(report)
     ranks = [f"--ranks={world_size}"] if world_size > 1 else []
     separator = ["--"] if argv[1:] else []
-    words = ["gpuprobe", "estimate", "--gpu", gpu, *ranks, argv[0], *separator, *argv[1:]]
-    return shlex.join(words)
+    last = report.steps.rows.last_of(error.rank) if (error := report.recording.error) else None
+    reached = 0 if last is None else last.step.index + 1
+    steps = [f"--steps={reached}"] if reached > _ESTIMATED_STEPS else []  # as far as the run came
+    options = ["--gpu", gpu, *steps, *ranks]
+    return shlex.join(["gpuprobe", "estimate", *options, argv[0], *separator, *argv[1:]])
 
 
 def _recorded_gpu(report: Report) -> str:
