@@ -19,7 +19,7 @@ from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.report import LeakRow, Suggestion
 from gpuprobe.model.rules import define
 from gpuprobe.model.run.columns import INDEX
-from gpuprobe.model.run.session import DeviceWindow
+from gpuprobe.model.run.session import DeviceWindow, keeper
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 
@@ -159,9 +159,17 @@ def _growing(evidence: AdviceFacts) -> Iterator[Suggestion]:
     )
     line = next((s for s in growth.lines if s.bytes > 0 and isinstance(s.key, Place)), None)
     state = evidence.state_growth(growth.first, growth.last)
+    end = evidence.site.rank.end
+    kept = None if end is None else keeper(end.holders, growth.last - growth.first, growth.bytes)
     if 2 * state > growth.bytes:
         text = _STATE_GROWS
         reason += f"; optimizer state held {human_bytes(state)} more"
+    elif kept is not None:
+        text = (
+            f"Keep no tensors in {kept.place}: keep numbers (loss.item()), or copies on the CPU "
+            "without their graph (tensor.detach().cpu())."
+        )
+        reason += f"; at the end it held {kept.contents}"
     elif line is not None:
         text = (
             f"Find what keeps the tensors allocated at {line.key} alive from step to step (such "

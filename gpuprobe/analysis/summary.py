@@ -127,6 +127,7 @@ def summarize(
         launches=launches_of(first),
         compiled=first.end.compiled if first.end else (),
         gpus=first.end.gpus if first.end else (),
+        holders=first.end.holders if first.end else (),
         non_tensor_memory=NonTensorMemory(
             tuple(item for rank in recording.ranks for item in device_memory(rank)),
             pinned_memory(first),

@@ -18,7 +18,7 @@ from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Communication
 from gpuprobe.model.run.launches import LaunchReport
 from gpuprobe.model.run.recording import ChildRow, Status, StepRows
-from gpuprobe.model.run.session import Collective, Environment, Placed, Session
+from gpuprobe.model.run.session import Collective, Environment, Holder, Placed, Session
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Displayed, OneOf, Peak, Unavailable
 
@@ -631,6 +631,11 @@ class Report(Displayed):
     gpus: Annotated[
         tuple[str, ...],
         "the names of the first rank's GPUs by index, as torch reports them; empty if unknown",
+    ]
+    holders: Annotated[
+        tuple[Holder, ...],
+        "containers of the first rank's program that held tensors when it ended: what may keep "
+        "memory that grows",
     ]
     non_tensor_memory: NonTensorMemory
     placement: Annotated[

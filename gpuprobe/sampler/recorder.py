@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.run.session import BlindSpot, SessionEnd
+from gpuprobe.model.run.session import BlindSpot, Holder, SessionEnd
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Mark, Sink
@@ -292,10 +292,24 @@ class Recorder:
                     gpuprobe_faults=tuple(self._failures.texts),
                     compiled=compile_notes.since(self._compiled_before),
                     gpus=environment.gpu_names(),
+                    holders=self._holders(error),
                 )
             )
         )
         self._write(self._sink.close)
+
+    def _holders(self, error: BaseException | None) -> tuple[Holder, ...]:
+        """What holds tensors at the end, at level trace."""
+        if self._level != "trace" or self._host is None:
+            return ()
+        from gpuprobe.sampler.holders import holders
+
+        try:
+            with self._no_torch_function():
+                return holders(error)
+        except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
+            self.fault(fault)
+            return ()
 
     def so_far(self) -> None:
         """Write what the open step has used, if its peaks rose: the process may end here. Any

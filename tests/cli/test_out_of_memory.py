@@ -89,6 +89,8 @@ def test_memory_that_grew_is_the_verdict(tmp_path: Path) -> None:
     verdict = re.search(r"Out of memory: memory grew by 512\.0 MiB a step: (.*?)\. peak: ", text)
     assert verdict is not None, text
     assert "of it at script.py:10 in <module>" in verdict[1]
+    assert re.search(r"history \(a list\) held \d\d tensors, 1\d\.\d GiB", verdict[1])
+    assert "try: Keep no tensors in history (a list): " in text
     command = r"gpuprobe estimate --gpu t4 --steps=\d\d script.py"  # as far as the run came
     assert re.fullmatch(command, lines[-1])
     shown = gpuprobe("report", "script.gpuprobe", cwd=tmp_path).stdout

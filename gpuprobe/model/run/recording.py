@@ -162,7 +162,7 @@ History:
 * 2.3: ``Step.exchanges``, ``SessionEnd.compiled``.
 * 2.4: ``Step.launches``.
 * 2.5: ``LaunchPlace.decoding``, ``StepLaunches.decoded``.
-* 2.6: ``SessionEnd.gpus``.
+* 2.6: ``SessionEnd.gpus``, ``SessionEnd.holders``.
 """
 
 

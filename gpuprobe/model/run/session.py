@@ -6,6 +6,7 @@ session; ``Session.started_at`` alone is wall-clock time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Exchange
 from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import (
     MOST_BYTES,
     MOST_DEVICES,
@@ -254,6 +256,44 @@ class ProgramError:
 
 
 @record(frozen=True, slots=True)
+class Holder:
+    """A container of the program that held tensors when it ended. ``name`` is the expression for it
+    in ``function`` (empty: a global), such as ``tracker.history``, ``kind`` its type. ``graphs`` of
+    its ``tensors`` have an autograd graph, which keeps others. ``bytes`` are those of the tensors.
+    """
+
+    name: str
+    kind: str
+    function: str
+    tensors: Count
+    graphs: Count
+    bytes: Bytes
+
+    @property
+    def place(self) -> str:
+        """Its name and type: ``history (a list in train)``."""
+        where = f" in {self.function}" if self.function else ""
+        return f"{self.name} (a {self.kind}{where})"
+
+    @property
+    def contents(self) -> str:
+        """What it holds: ``21 tensors, 1.2 GiB, with autograd graphs``."""
+        graphs = ", with autograd graphs" if self.graphs else ""
+        return f"{self.tensors:,} tensors, {human_bytes(self.bytes)}{graphs}"
+
+
+def keeper(holders: Iterable[Holder], steps: int, grown: int) -> Holder | None:
+    """The one that may keep ``grown`` bytes, which were added in so many steps. It has about one
+    tensor of each step at least, and most of the bytes, or graphs, which keep tensors unseen.
+    """
+    enough = [one for one in holders if one.tensors >= max(3, 0.8 * steps)]
+    most = max(enough, key=lambda one: one.bytes, default=None)
+    if most is not None and 2 * most.bytes >= grown:
+        return most
+    return max((one for one in enough if one.graphs), key=lambda one: one.graphs, default=None)
+
+
+@record(frozen=True, slots=True)
 class SessionEnd:
     """How the session ended. A recording without one is still running, or was killed."""
 
@@ -265,3 +305,4 @@ class SessionEnd:
     compiled: tuple[str, ...] = ()
     # The names of the GPUs by index, as torch reports them; none if CUDA was not in use.
     gpus: Annotated[tuple[str, ...], AtMost(MOST_DEVICES)] = ()
+    holders: tuple[Holder, ...] = ()  # at level trace: what may keep memory that grows

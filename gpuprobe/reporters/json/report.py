@@ -233,7 +233,7 @@ DOCUMENT: Final = Document(
         "2.6": "compiled children",
         "2.7": "launches",
         "2.8": "LaunchReport.decoded LaunchRow.decoding",
-        "2.9": "gpus",
+        "2.9": "gpus holders",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -256,7 +256,7 @@ DOCUMENT: Final = Document(
 * 2.6: ``compiled``; ``children``.
 * 2.7: ``launches``.
 * 2.8: ``launches.decoded``, ``launches.rows[].decoding``.
-* 2.9: ``gpus``.
+* 2.9: ``gpus``; ``holders``.
 """
 
 to_document = DOCUMENT.plain

@@ -20,6 +20,7 @@ from gpuprobe.model.report import (
     Space,
     remainder,
 )
+from gpuprobe.model.run.session import Holder, keeper
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
@@ -47,6 +48,7 @@ _ESTIMATED_STEPS = 3
 
 _BAR = 24
 _FEW = 5
+_FEW_HOLDERS = 3
 _SOURCES = 3  # the first lines, with their source
 
 
@@ -310,6 +312,9 @@ def growth_sections(report: Report, *, full: bool) -> list[Section]:
                     Row((change(lines.total), "", "total")),
                 ]
             parts.append(Table("lines that grew", _CHANGES, table, tuple(foot), header=False))
+        if report.holders:
+            parts.append(Line("Containers that held tensors at the end:", "item"))
+            parts.append(_holders(report.holders if full else report.holders[:_FEW_HOLDERS]))
         found.append(Section("Growth", tuple(parts), "growth", "Growth"))
     if not isinstance(leaks, Unavailable) and leaks.rows:
         rows_ = tuple(
@@ -340,6 +345,20 @@ def growth_sections(report: Report, *, full: bool) -> list[Section]:
         title = "Kept from step to step"
         found.append(Section(title, (table_,), "kept", "Kept", hint=hint))
     return found
+
+
+def _holders(holders: Sequence[Holder]) -> Table:
+    columns = (
+        Column("bytes", 10, number=True),
+        Column("tensors", 8, gap=1, number=True),
+        Column("graphs", 8, gap=1, number=True),
+        Column("container", 0, gap=2, cut=False),
+    )
+    rows = [
+        Row((size(one.bytes), Cell(f"{one.tensors:,}"), Cell(f"{one.graphs:,}"), one.place))
+        for one in holders
+    ]
+    return Table("containers", columns, tuple(rows))
 
 
 _CHANGES = (
@@ -441,6 +460,9 @@ def _growth_text(report: Report) -> str:
     rows = [] if growth.lines is None else [row for row in growth.lines.rows if row.bytes > 0]
     if rows:
         text += f", {human_bytes(rows[0].bytes)} of it at {named(rows[0].key)}"
+    kept = keeper(report.holders, growth.last_step - growth.first_step, growth.bytes)
+    if kept is not None:
+        text += f". {kept.place} held {kept.contents}"
     return f"{text}."
 
 
