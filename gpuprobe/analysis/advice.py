@@ -19,7 +19,7 @@ from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.report import LeakRow, Suggestion
 from gpuprobe.model.rules import define
 from gpuprobe.model.run.columns import INDEX
-from gpuprobe.model.run.session import DeviceWindow, keeper
+from gpuprobe.model.run.session import DeviceWindow, Holder, keeper
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 
@@ -159,17 +159,13 @@ def _growing(evidence: AdviceFacts) -> Iterator[Suggestion]:
     )
     line = next((s for s in growth.lines if s.bytes > 0 and isinstance(s.key, Place)), None)
     state = evidence.state_growth(growth.first, growth.last)
-    end = evidence.site.rank.end
-    kept = None if end is None else keeper(end.holders, growth.last - growth.first, growth.bytes)
+    kept = _keeper(evidence, growth.last - growth.first, growth.bytes)
     if 2 * state > growth.bytes:
         text = _STATE_GROWS
         reason += f"; optimizer state held {human_bytes(state)} more"
     elif kept is not None:
-        text = (
-            f"Keep no tensors in {kept.place}: keep numbers (loss.item()), or copies on the CPU "
-            "without their graph (tensor.detach().cpu())."
-        )
-        reason += f"; at the end it held {kept.contents}"
+        text = _keep_none(kept)
+        reason += f"; {kept.name} held {kept.contents}"
     elif line is not None:
         text = (
             f"Find what keeps the tensors allocated at {line.key} alive from step to step (such "
@@ -185,6 +181,18 @@ def _growing(evidence: AdviceFacts) -> Iterator[Suggestion]:
     yield Suggestion("growth", text, "", reason, max(evidence.peak, growth.bytes) + 1)
 
 
+def _keeper(evidence: AdviceFacts, steps: int, grown: int) -> Holder | None:
+    end = evidence.site.rank.end
+    return None if end is None else keeper(end.holders, steps, grown)
+
+
+def _keep_none(kept: Holder) -> str:
+    return (
+        f"Keep no tensors in {kept.place}: keep numbers (loss.item()), or copies on the CPU "
+        "without their graph (tensor.detach().cpu())."
+    )
+
+
 def _leaking(evidence: AdviceFacts) -> Iterator[Suggestion]:
     """Leaks of runs that are too short or too uneven for the ends of their steps to show growth."""
     if evidence.leak is None:
@@ -196,16 +204,19 @@ def _leaking(evidence: AdviceFacts) -> Iterator[Suggestion]:
         f"Find what keeps the tensors allocated at {line} alive from step to step (such as a "
         "list of losses that were not detached, or an unbounded cache)."
     )
-    place = "there"
+    place, more = "there", ""
     last = evidence.site.rank.steps[-1].index if evidence.site.rank.steps else 0
     if 2 * evidence.state_growth(last - 1, last) > per_step:
         text, place = _STATE_GROWS, f"at {line}"
+    elif kept := _keeper(evidence, last, size):
+        text, place = _keep_none(kept), f"at {line}"
+        more = f"; {kept.name} held {kept.contents}"
     yield Suggestion(
         "growth",
         text,
         "",
         f"{human_bytes(size)} allocated {place} outlived its step: "
-        f"{human_bytes(per_step)} per step",
+        f"{human_bytes(per_step)} per step{more}",
         max(evidence.peak, size) + 1,
     )
 

@@ -1,7 +1,8 @@
-"""Which containers of a program hold tensors when it ends: what keeps memory that grows.
+"""Which containers of a program hold tensors: what keeps memory that grows.
 
-The variables of the frames that a failure ended in, and the globals of the program, are searched;
-nothing of the program is called. What a library, a generator or C code keeps is not found.
+The variables of functions that run, or that a failure ended, and the globals of the program are
+searched; nothing of the program is called. What a library, a generator or C code keeps is not
+found.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Iterator
-from types import FunctionType, ModuleType, TracebackType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, Final
 
 import torch
@@ -34,30 +35,51 @@ _CONTAINERS: Final = (list, tuple, set, frozenset, deque, dict)
 _LEAVES: Final = (str, bytes, int, float, complex, type(None), type, FunctionType, ModuleType)
 
 
-def holders(error: BaseException | None = None) -> tuple[Holder, ...]:
+def holders(
+    error: BaseException | None = None, running: FrameType | None = None
+) -> tuple[Holder, ...]:
     """The containers of the program that hold the most: those with autograd graphs first, which
-    keep more than their tensors. ``error``: what ended the program.
+    keep more than their tensors. ``error``: what ended the program; ``running``: the innermost
+    frame of the calling thread to search, while it runs.
     """
     search = _Search()
     found: list[Holder] = []
-    for function, names in _scopes(error):
+    for function, names in _scopes(error, running):
         found += search.holders(function, names)
+    return _most(found)
+
+
+def with_earlier(found: tuple[Holder, ...], before: tuple[Holder, ...]) -> tuple[Holder, ...]:
+    """Those at the end of the program, and those that functions had which have returned."""
+    known = {(one.name, one.function) for one in found}
+    returned = [one for one in before if one.function and (one.name, one.function) not in known]
+    return _most([*found, *returned])
+
+
+def _most(found: list[Holder]) -> tuple[Holder, ...]:
     found.sort(key=lambda one: (-min(one.graphs, 1), -one.bytes, -one.tensors, one.name))
     return tuple(found[:MOST_HOLDERS])
 
 
-def _scopes(error: BaseException | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The name of each function of the program that the failure ended, innermost last, and its
+def _scopes(
+    error: BaseException | None, running: FrameType | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name of each function of the program that runs, or that the failure ended, and its
     variables; then the globals of the program, with "" for its name.
     """
+    frames = []
     at: TracebackType | None = None if error is None else error.__traceback__
     while at is not None:
-        frame = at.tb_frame
+        frames.append(at.tb_frame)
+        at = at.tb_next
+    while running is not None:
+        frames.append(running)
+        running = running.f_back
+    for frame in frames:
         code = frame.f_code
-        place = Frame(code.co_filename, at.tb_lineno, code.co_name)
+        place = Frame(code.co_filename, code.co_firstlineno, code.co_name)
         if code.co_name != "<module>" and is_user_frame(place):
             yield code.co_name, variables(frame)
-        at = at.tb_next
     main = sys.modules.get("__main__")
     if main is not None:
         yield "", dict(vars(main))

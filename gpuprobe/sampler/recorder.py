@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -143,6 +144,7 @@ class Recorder:
         self.progress: Callable[[int, str], None] | None = None
         """Called with the number of the step and the path of its phase when that changes. Set
         before the recording begins."""
+        self._held: tuple[Holder, ...] = ()
         self._last: list[PhaseSpan] = []
         self._last_traces: tuple[str, ...] = ()
         self._step_owner = StepOwner()
@@ -302,14 +304,26 @@ class Recorder:
         """What holds tensors at the end, at level trace."""
         if self._level != "trace" or self._host is None:
             return ()
-        from gpuprobe.sampler.holders import holders
+        from gpuprobe.sampler.holders import holders, with_earlier
 
         try:
             with self._no_torch_function():
-                return holders(error)
+                return with_earlier(holders(error), self._held)
         except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
             self.fault(fault)
             return ()
+
+    def _look_for_holders(self) -> None:
+        """Search the functions that run, which may have returned at the end: after 4 steps, 8, 16
+        and so on.
+        """
+        done = self._index
+        if self._level != "trace" or done < 4 or done & (done - 1):
+            return
+        from gpuprobe.sampler.holders import holders
+
+        with self._no_torch_function():
+            self._held = holders(running=sys._getframe())
 
     def so_far(self) -> None:
         """Write what the open step has used, if its peaks rose: the process may end here. Any
@@ -567,6 +581,8 @@ class Recorder:
         )
         self._last, self._last_traces = spans, traces
         self._index += 1
+        if ended_by != "end":
+            self._look_for_holders()
         self._traces.begin_step(self._index)
         self._timeline.restart(self._again)  # our own work belongs to no phase
         if self._infer_forward and not self._manual:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from gpuprobe.model.run.session import Holder, keeper
 from gpuprobe.model.values import Bytes
-from gpuprobe.sampler.holders import holders
+from gpuprobe.sampler.holders import holders, with_earlier
 
 
 @pytest.fixture
@@ -141,6 +142,30 @@ def test_the_variables_of_functions_that_failed(main: ModuleType) -> None:
     }
 
 
+def test_the_variables_of_functions_that_run(main: ModuleType) -> None:
+    def inner() -> tuple[Holder, ...]:
+        return holders(running=sys._getframe())
+
+    def outer() -> tuple[Holder, ...]:
+        kept = tensors()
+        found = inner()
+        del kept
+        return found
+
+    assert ("kept", "outer") in [(one.name, one.function) for one in outer()]
+    reference = weakref.ref(torch.zeros(1))
+
+    def released() -> None:
+        nonlocal reference
+        mine = tensors()
+        reference = weakref.ref(mine[0])
+        holders(running=sys._getframe())
+        del mine
+        assert reference() is None  # the search keeps nothing
+
+    released()
+
+
 def test_few_tensors_are_no_leak(main: ModuleType) -> None:
     main.__dict__["batch"] = tensors(2)
     assert holders() == ()
@@ -169,4 +194,7 @@ def test_the_one_that_keeps_memory() -> None:
     assert keeper(found, 18, 10_000) is outputs  # most of the bytes
     assert keeper(found, 18, 10_000_000) is losses  # graphs keep more than their tensors
     assert keeper((batch, outputs), 18, 10_000_000) is None
-    assert keeper(found, 40, 10_000) is None  # fewer tensors than steps
+    assert with_earlier((outputs,), (outputs, losses)) == (outputs,)  # a global of before
+    inner = Holder("kept", "list", "train", 20, 0, Bytes(100))
+    assert with_earlier((outputs,), (inner,)) == (outputs, inner)
+    assert keeper(found, 60, 10_000) is None  # fewer tensors than steps

@@ -283,12 +283,13 @@ class Holder:
 
 
 def keeper(holders: Iterable[Holder], steps: int, grown: int) -> Holder | None:
-    """The one that may keep ``grown`` bytes, which were added in so many steps. It has about one
-    tensor of each step at least, and most of the bytes, or graphs, which keep tensors unseen.
+    """The one that may keep ``grown`` bytes, which were added in so many steps. It has at least a
+    tensor for half of the steps, as it may have been found when half of them were over, and as
+    much of the bytes; or graphs, which keep tensors unseen.
     """
-    enough = [one for one in holders if one.tensors >= max(3, 0.8 * steps)]
+    enough = [one for one in holders if one.tensors >= max(3, 0.4 * steps)]
     most = max(enough, key=lambda one: one.bytes, default=None)
-    if most is not None and 2 * most.bytes >= grown:
+    if most is not None and 4 * most.bytes >= grown:
         return most
     return max((one for one in enough if one.graphs), key=lambda one: one.graphs, default=None)
 

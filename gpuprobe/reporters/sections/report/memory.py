@@ -313,7 +313,7 @@ def growth_sections(report: Report, *, full: bool) -> list[Section]:
                 ]
             parts.append(Table("lines that grew", _CHANGES, table, tuple(foot), header=False))
         if report.holders:
-            parts.append(Line("Containers that held tensors at the end:", "item"))
+            parts.append(Line("Containers that held tensors when they were last searched:", "item"))
             parts.append(_holders(report.holders if full else report.holders[:_FEW_HOLDERS]))
         found.append(Section("Growth", tuple(parts), "growth", "Growth"))
     if not isinstance(leaks, Unavailable) and leaks.rows:
