@@ -20,8 +20,11 @@ from gpuprobe.cli.commands import COMMANDS
 SKIPPED = {
     ("README.md", "make demo", "run by test_make_demo, or would run itself"),
     ("README.md", "make test", "run by test_make_demo, or would run itself"),
-    ("README.md", "source .venv/bin/activate", "run by test_make_demo, or would run itself"),
-    ("README.md", "gpuprobe view demo.gpuprobe", "run by test_make_demo, or would run itself"),
+    (
+        "README.md",
+        "source .venv/bin/activate && gpuprobe view demo.gpuprobe",
+        "run by test_make_demo, or would run itself",
+    ),
     (
         "README.md",
         f'pip install "gpuprobe[torch] @ git+https://github.com/{repository.name()}"',
@@ -83,6 +86,12 @@ SKIPPED = {
         "docs/how-to/plan-a-vllm-deployment.md",
         "gpuprobe estimate --gpu 2xh100-80gb -- vllm serve ./llama-3.1-8b -tp 2 "
         "--max-model-len 8192 --gpu-memory-utilization 0.95",
+        "it needs vLLM and a build of torch with CUDA",
+    ),
+    (
+        "docs/how-to/plan-a-vllm-deployment.md",
+        "gpuprobe estimate --gpu rtx3090 -- vllm serve ./llama-3.1-8b --max-model-len 8192 "
+        "--gpu-memory-utilization 0.9",
         "it needs vLLM and a build of torch with CUDA",
     ),
     (

@@ -379,7 +379,7 @@ def test_a_failure_that_no_trace_holds_says_how_to_trace_it() -> None:
     why = "Why it ran out of memory Out of memory in step 4: at the peak 100 B were allocated on"
     assert why in text
     assert text.index(why) < text.index("Peak ")  # the verdict is first
-    assert "$ gpuprobe estimate --gpu GPU train.py -- --lr 1" in text
+    assert "$ gpuprobe estimate --gpu GPU --steps=5 train.py -- --lr 1" in text
     assert "--trace-steps 4 (or all)" in text
     counted = recording(steps, ended=failed, session=session("counters"))
     assert "gpuprobe run --level trace" in words(checked(counted)).split("Why it ran")[1]
