@@ -89,18 +89,18 @@ class _Search:
     """Searches each object once, and no more than a limited number of objects and elements."""
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         self._elements = _MOST_ELEMENTS
 
     def holders(self, function: str, names: dict[str, Any]) -> Iterator[Holder]:
         """Those among the variables of a function, and within them."""
         waiting = deque((name, one, 0) for name, one in names.items() if not name.startswith("__"))
-        while waiting and len(self._seen) < _MOST_OBJECTS and self._elements > 0:
+        while waiting and len(self._visited) < _MOST_OBJECTS and self._elements > 0:
             name, value, depth = waiting.popleft()
             leaf = _is(value, (*_LEAVES, torch.Tensor, torch.optim.Optimizer))
-            if leaf or id(value) in self._seen:
+            if leaf or id(value) in self._visited:
                 continue
-            self._seen.add(id(value))
+            self._visited.add(id(value))
             if _is(value, _CONTAINERS):
                 holder = self._holder(name, function, value)
                 if holder is not None:
@@ -110,7 +110,7 @@ class _Search:
                 waiting.extend((inner, each, depth + 1) for inner, each in _inside(name, value))
 
     def _holder(self, name: str, function: str, container: Any) -> Holder | None:
-        """The container, if several of its elements hold tensors that are no parameters."""
+        """The container, if several of its elements hold tensors other than parameters."""
         items = tensors = graphs = 0
         storages: dict[int, int] = {}
         for element in _first(container, self._elements):

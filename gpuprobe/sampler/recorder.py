@@ -313,7 +313,7 @@ class Recorder:
             self.fault(fault)
             return ()
 
-    def _look_for_holders(self) -> None:
+    def _search_for_holders(self) -> None:
         """Search the functions that run, which may have returned at the end: after 4 steps, 8, 16
         and so on.
         """
@@ -582,7 +582,7 @@ class Recorder:
         self._last, self._last_traces = spans, traces
         self._index += 1
         if ended_by != "end":
-            self._look_for_holders()
+            self._search_for_holders()
         self._traces.begin_step(self._index)
         self._timeline.restart(self._again)  # our own work belongs to no phase
         if self._infer_forward and not self._manual:

@@ -137,7 +137,7 @@ def test_an_unknown_name_names_the_near_ones() -> None:
     assert "h100-80gb" in caught.value.hint
     with pytest.raises(ConfigError, match="unknown GPU") as caught:
         find("zzzzzz")
-    assert "gpus.md" in caught.value.hint
+    assert "--gpu list" in caught.value.hint
     with pytest.raises(ConfigError) as caught:
         find("\x1b[31mh100")
     assert "\x1b" not in str(caught.value)
