@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth
+from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.model.findings import Level
@@ -19,7 +19,7 @@ from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.report import LeakRow, Suggestion
 from gpuprobe.model.rules import define
 from gpuprobe.model.run.columns import INDEX
-from gpuprobe.model.run.session import DeviceWindow, Holder, keeper
+from gpuprobe.model.run.session import DeviceWindow, Holder
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 
@@ -56,6 +56,7 @@ class AdviceFacts:
     that leaves most behind in a step (``leak``).
 
     ``when`` describes the moment of ``mark``: the peak, or the high water mark of another step.
+    ``after_training`` is what was allocated after the last training step, in words.
     """
 
     site: PeakSite
@@ -64,8 +65,10 @@ class AdviceFacts:
     leak: LeakRow | None = None
     when: str = "the peak"
     shares: dict[Category, int] = field(init=False, default_factory=dict)
+    after_training: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
+        self.after_training = _after_training(self)
         if not isinstance(self.mark, Unavailable):
             self.shares = {Category(s.key): s.bytes for s in by_category(self.mark)}
 
@@ -256,7 +259,7 @@ def _after_training(evidence: AdviceFacts) -> str:
 
 
 def _evaluation(evidence: AdviceFacts) -> Iterator[Suggestion]:
-    reason = _after_training(evidence)
+    reason = evidence.after_training
     if reason:
         yield Suggestion(
             "evaluation",
@@ -315,7 +318,7 @@ def _gradients_in_forward(evidence: AdviceFacts) -> Iterator[Suggestion]:
 
 def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.ACTIVATION)
-    if share < _DOMINATES or _after_training(evidence):
+    if share < _DOMINATES or evidence.after_training:
         return
     line = evidence.line(Category.ACTIVATION)
     reason = f"activations are {human_bytes(count)} of {evidence.when} ({_percent(share)})"

@@ -10,7 +10,7 @@ so that a cache that fills up and then stops is not reported; the interval spans
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, sqrt
@@ -22,7 +22,7 @@ from gpuprobe.model.place import NoPlace, SourceLine
 from gpuprobe.model.record import record
 from gpuprobe.model.run.columns import INDEX, MISSING, TRACED
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.run.session import Step
+from gpuprobe.model.run.session import Holder, Step
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import ReadStatus, Unavailable
 
@@ -58,6 +58,18 @@ class Growth:
     def per_step(self) -> int:
         """Bytes per step, rounded towards zero."""
         return int(self.bytes / (self.last - self.first))
+
+
+def keeper(holders: Iterable[Holder], steps: int, grown: int) -> Holder | None:
+    """The one that may keep ``grown`` bytes, which were added in so many steps. It has at least a
+    tensor for half of the steps, as it may have been found when half of them were over, and as
+    much of the bytes; or graphs, which keep tensors unseen.
+    """
+    enough = [one for one in holders if one.tensors >= max(3, 0.4 * steps)]
+    most = max(enough, key=lambda one: one.bytes, default=None)
+    if most is not None and 4 * most.bytes >= grown:
+        return most
+    return max((one for one in enough if one.graphs), key=lambda one: one.graphs, default=None)
 
 
 def growth_of(site: PeakSite) -> Growth | None:

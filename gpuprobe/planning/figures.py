@@ -23,6 +23,7 @@ from gpuprobe.model.plans.estimate import (
     DeviceEstimate,
     Estimate,
     EstimateShare,
+    steps_until_full,
 )
 from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, seconds
 from gpuprobe.model.report import Report, ShareTable
@@ -165,11 +166,10 @@ def estimate_of(
     outside_high = model.context_high + nccl_high + others.high
     growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
-        taken = peak + outside_high
-        left = max(0, model.total_memory - taken) // growing
+        more = steps_until_full(model.total_memory - peak - outside_high, growing)
         run.assume(
             f"that memory stops growing: the last step ended with {human_bytes(growing)} more than "
-            f"it began with; if every step does, the GPU is full in about {left + 1} more"
+            f"it began with; if every step does, the GPU is full in about {more} more"
         )
     if run.ranks > 1:
         run.assume(
@@ -372,9 +372,9 @@ def _growth_advice(report: Report, device: str) -> tuple[str, ...]:
         for window in row.step.windows
         if window.device == device and isinstance(window.peak_allocated, Peak)
     ]
-    (first, early), (last, late) = peaks[2], peaks[-1]
     rises: list[str] = []
-    if last > first:
+    if len(peaks) > 3:
+        (first, early), (last, late) = peaks[2], peaks[-1]
         peaks_then = (
             f"{human_bytes(early.at_most)} in step {first}, and {human_bytes(late.at_most)}"
         )

@@ -21,6 +21,7 @@ from gpuprobe.frame_variables import variables
 from gpuprobe.model.run.session import Holder
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bytes, Count
+from gpuprobe.torch_support.tensors import storage_key
 
 MOST_HOLDERS: Final = 5
 _LEAST: Final = 3
@@ -57,7 +58,7 @@ def with_earlier(found: tuple[Holder, ...], before: tuple[Holder, ...]) -> tuple
 
 
 def _most(found: list[Holder]) -> tuple[Holder, ...]:
-    found.sort(key=lambda one: (-min(one.graphs, 1), -one.bytes, -one.tensors, one.name))
+    found.sort(key=lambda one: (not one.graphs, -one.bytes, -one.tensors, one.name))
     return tuple(found[:MOST_HOLDERS])
 
 
@@ -120,11 +121,8 @@ class _Search:
             for tensor in inner:
                 tensors += 1
                 graphs += tensor.grad_fn is not None
-                try:
-                    storage = tensor.untyped_storage()
-                    storages[storage._cdata] = storage.nbytes()
-                except (NotImplementedError, RuntimeError):  # without storage, as sparse ones
-                    continue
+                if key := storage_key(tensor):
+                    storages[key] = tensor.untyped_storage().nbytes()
         if items < _LEAST:
             return None
         return Holder(

@@ -322,8 +322,7 @@ class Recorder:
             return
         from gpuprobe.sampler.holders import holders
 
-        with self._no_torch_function():
-            self._held = holders(running=sys._getframe())
+        self._held = holders(running=sys._getframe())
 
     def so_far(self) -> None:
         """Write what the open step has used, if its peaks rose: the process may end here. Any

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpuprobe.model.run.session import Holder, keeper
+from gpuprobe.analysis.growth import keeper
+from gpuprobe.model.run.session import Holder
 from gpuprobe.model.values import Bytes
 from gpuprobe.sampler.holders import holders, with_earlier
 

@@ -111,6 +111,11 @@ class RoomyGpu:
     estimated: bool = False
 
 
+def steps_until_full(free: int, growth: int) -> int:
+    """About how many more steps fill ``free`` bytes, if each leaves ``growth`` behind."""
+    return max(0, free) // growth + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate(Displayed):
     """The memory of a training run on a GPU that this machine does not have. Unit: bytes.
@@ -244,7 +249,7 @@ class Estimate(Displayed):
             return 0
         allocated = max(self.peak_allocated, self.allocated_high)
         outside = self.context_high + self.nccl_high + self.processes_high
-        return max(0, self.capacity - allocated - outside) // self.growth + 1
+        return steps_until_full(self.capacity - allocated - outside, self.growth)
 
     @property
     def context_bytes(self) -> int:

@@ -6,7 +6,6 @@ session; ``Session.started_at`` alone is wall-clock time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -280,18 +279,6 @@ class Holder:
         """What it holds: ``21 tensors, 1.2 GiB, with autograd graphs``."""
         graphs = ", with autograd graphs" if self.graphs else ""
         return f"{self.tensors:,} tensors, {human_bytes(self.bytes)}{graphs}"
-
-
-def keeper(holders: Iterable[Holder], steps: int, grown: int) -> Holder | None:
-    """The one that may keep ``grown`` bytes, which were added in so many steps. It has at least a
-    tensor for half of the steps, as it may have been found when half of them were over, and as
-    much of the bytes; or graphs, which keep tensors unseen.
-    """
-    enough = [one for one in holders if one.tensors >= max(3, 0.4 * steps)]
-    most = max(enough, key=lambda one: one.bytes, default=None)
-    if most is not None and 4 * most.bytes >= grown:
-        return most
-    return max((one for one in enough if one.graphs), key=lambda one: one.graphs, default=None)
 
 
 @record(frozen=True, slots=True)

@@ -23,6 +23,8 @@ _LEARNED_POSITIONS: Final = {
 """The field with the length of the table of positions, by type of model: a longer sequence has no
 positions there."""
 
+METHOD_NAMES: Final = {"full": "all parameters", "lora": "LoRA", "qlora": "QLoRA"}
+
 _WITHOUT_LINEAR: Final = ("gpt2", "openai-gpt")
 
 
@@ -77,11 +79,13 @@ class ModelRun:
         if self.inference:
             words.append(f"{self.new_tokens} new tokens")
         elif self.method == "full":
-            words += ["all parameters trained", self.optimizer]
+            words += [f"{METHOD_NAMES[self.method]} trained", self.optimizer]
         else:
             layers = ", ".join(self.lora_targets) or "all linear layers"
-            name = {"lora": "LoRA", "qlora": "QLoRA"}[self.method]
-            words += [f"{name} of rank {self.lora_rank} on {layers}", self.optimizer]
+            words += [
+                f"{METHOD_NAMES[self.method]} of rank {self.lora_rank} on {layers}",
+                self.optimizer,
+            ]
         words += [self.dtype, f"batch size {self.batch_size}"]
         if self.model.task != "images":
             words.append(f"{'prompt' if self.inference else 'sequence'} length {self.tokens}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import Final
 
-from gpuprobe.planning.models.run import ModelRun
+from gpuprobe.planning.models.run import METHOD_NAMES, ModelRun
 
 AUTO_CLASS: Final = {
     "causal": "AutoModelForCausalLM",
@@ -82,7 +82,7 @@ def _docstring(run: ModelRun, command: str) -> Iterator[str]:
     if run.inference:
         yield f'"""Generate tokens with {run.model.name}: a prompt, then one token at a time.'
     else:
-        how = {"full": "all parameters", "lora": "LoRA", "qlora": "QLoRA"}[run.method]
+        how = METHOD_NAMES[run.method]
         yield f'"""Train {run.model.name}: {how}, {run.optimizer}, {run.dtype}.'
     yield ""
     if command:

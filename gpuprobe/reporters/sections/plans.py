@@ -116,10 +116,10 @@ def _estimate_suggestions(estimate: Estimate) -> list[Section]:
         title = f"What would make {run} fit" if fits else "What would help, but is not enough"
         tried = plural(len(estimate.suggestions), "change")
         text = f"{tried} tried, each by an estimate of the changed run"
-        useless = [] if fits else [one.name for one in estimate.suggestions if not helps(one)]
+        shown = [one for one in estimate.suggestions if fits or helps(one)]
+        useless = [one.name for one in estimate.suggestions if one not in shown]
         if useless:
             text += f"; of no help: {', '.join(useless)}"
-        shown = [one for one in estimate.suggestions if one.name not in useless]
         table = (_changes(shown, helps),) if shown else ()
         found.append(Section(title, (*table, Line(text)), "suggestions"))
     if estimate.not_tried:

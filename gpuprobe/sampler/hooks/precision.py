@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpuprobe.patching import patch
+from gpuprobe.sampler.environment import gpu_names
 
 
 class PrecisionWatch:
@@ -55,10 +56,7 @@ class PrecisionWatch:
 
     def devices(self) -> str:
         """The names of the GPUs that the program could use; "" if it used none."""
-        if not torch.cuda.is_initialized():
-            return ""
-        count = torch.cuda.device_count()
-        return ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
+        return ", ".join(sorted(set(gpu_names())))
 
     def text(self) -> str:
         parts = [f"{' and '.join(sorted(self._parameters))} parameters"] if self._parameters else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
+from gpuprobe.analysis.growth import keeper
 from gpuprobe.analysis.repeats import REPEATING, RepeatedShare, share_groups
 from gpuprobe.errors import ConfigError
 from gpuprobe.model import report as model
@@ -20,7 +21,7 @@ from gpuprobe.model.report import (
     Space,
     remainder,
 )
-from gpuprobe.model.run.session import Holder, keeper
+from gpuprobe.model.run.session import Holder
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
@@ -426,15 +427,21 @@ def failure_text(report: Report) -> str:
         return cause
     if report.out_of_memory:
         return report.out_of_memory[-1].sentences[0]
-    peak, error = report.peak, report.recording.error
-    last = None if error is None else report.steps.rows.last_of(error.rank)
-    step = "" if last is None else f" in step {last.step.index}"
+    peak, last = report.peak, _failed_step(report)
+    step = "" if last is None else f" in step {last}"
     if peak.measure != "allocated":
         return f"Out of memory{step}."
     return (
         f"Out of memory{step}: at the peak {peak_text(peak.amount)} were allocated on "
         f"{peak.device}."
     )
+
+
+def _failed_step(report: Report) -> int | None:
+    """The index of the step in which the program failed; None if it did not, or in none."""
+    error = report.recording.error
+    last = None if error is None else report.steps.rows.last_of(error.rank)
+    return None if last is None else last.step.index
 
 
 def _cause_of_failure(report: Report) -> str:
@@ -484,8 +491,8 @@ def estimate_command(report: Report, gpu: str = "") -> str:
     gpu = gpu or _recorded_gpu(report)
     ranks = [f"--ranks={world_size}"] if world_size > 1 else []
     separator = ["--"] if argv[1:] else []
-    last = report.steps.rows.last_of(error.rank) if (error := report.recording.error) else None
-    reached = 0 if last is None else last.step.index + 1
+    last = _failed_step(report)
+    reached = 0 if last is None else last + 1
     steps = [f"--steps={reached}"] if reached > _ESTIMATED_STEPS else []  # as far as the run came
     options = ["--gpu", gpu, *steps, *ranks]
     return shlex.join(["gpuprobe", "estimate", *options, argv[0], *separator, *argv[1:]])
@@ -536,8 +543,7 @@ def _no_account(report: Report) -> str:
         return ""
     if report.session.level != "trace":
         return "needs a recording at level trace: gpuprobe run --level trace"
-    last = report.steps.rows.last_of(error.rank)
-    step = 0 if last is None else last.step.index
+    step = _failed_step(report) or 0
     return f"the failure was not traced; gpuprobe run --trace-steps {step} (or all) traces its step"
 
 
