@@ -123,6 +123,8 @@ class Local(threading.local):
         self.reading = ""  # how the program reads a value: see `unknown`
         self.unknown = False  # what it read is unknown
         self.explicit = False  # the program itself named the device of the copy at hand
+        # Memory that the running operator allocated for its results: device, bytes, stream, block.
+        self.for_results: list[tuple[VirtualDevice, int, int, PoolBlock]] = []
         # Host storages that C++ code made within the Python instruction at hand.
         self.fresh: set[int] = set()
         self.instruction: tuple[int, int] | None = None
@@ -345,7 +347,7 @@ class Machine:
             if instead is not None and instead.nbytes == nbytes and instead.place == place:
                 block, instead.block = instead.block, None
             if block is None:
-                block = self.devices[place].malloc(nbytes, stream)
+                block = self._for_result(place, nbytes, stream)
         tag = Tag(storage, self._on_freed)
         tag.key = storage._cdata
         tag.place = place
@@ -366,6 +368,15 @@ class Machine:
         if self.observer is not None:
             self.observer.allocated(tag)
         return tag
+
+    def _for_result(self, place: int, nbytes: int, stream: int) -> PoolBlock:
+        """The block that the running operator allocated for such a result, or a new one."""
+        device, prepared = self.devices[place], self.local.for_results
+        for at, (of, size, of_stream, block) in enumerate(prepared):
+            if of is device and size == nbytes and of_stream == stream:
+                del prepared[at]
+                return block
+        return device.malloc(nbytes, stream)
 
     def keeper_of(self, tensor: Any) -> Tag | None:
         """The tag that keeps a tensor's values: its own, or one that only does that."""

@@ -7,7 +7,8 @@ does: scratch memory, a result that reuses an input's memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +31,14 @@ class Call:
     kwargs: dict[str, Any]
     result: Any = None
     _held: list[PoolBlock] = field(default_factory=list)
+
+    def for_result(self, nbytes: int) -> None:
+        """Memory of a result, which CUDA allocates before the operator's remaining memory: the next
+        result of ``nbytes`` takes it.
+        """
+        if nbytes > 0:
+            block = self.device.malloc(nbytes, self.stream)
+            self.machine.local.for_results.append((self.device, nbytes, self.stream, block))
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the operator's schema."""
@@ -62,11 +71,26 @@ class Call:
         if nbytes > 0:
             self.device.free(self.device.malloc(nbytes, self.stream))
 
+    @contextmanager
+    def held(self, nbytes: int) -> Iterator[None]:
+        """Memory that CUDA allocates, and gives back before the operator returns."""
+        block = self.device.malloc(nbytes, self.stream) if nbytes > 0 else None
+        try:
+            yield
+        finally:
+            if block is not None:
+                self.device.free(block)
+
     def release(self) -> None:
-        """End of the operator: what C++ holds in local variables goes in reverse order."""
+        """End of the operator: what C++ holds in local variables goes in reverse order, and memory
+        of results that the operator did not return.
+        """
         for block in reversed(self._held):
             self.device.free(block)
         self._held.clear()
+        unused = self.machine.local.for_results
+        while unused:
+            self.device.free(unused.pop()[3])
 
 
 class OperatorRow(NamedTuple):

@@ -269,17 +269,14 @@ def _efficient_backward_kernel(call: Call, query: Any, key: Any, value: Any) -> 
         call.device.model.capability, query, key, value, bool(call.argument("dropout_p", 0.0))
     )
     batch, heads, length, _ = query.shape
-    product = total = None
+    product = total = 0
     if query.dtype not in _HALF:
         # The kernel does not compute delta: it is (grad_out * out).sum(-1).transpose(-2, -1), made
         # contiguous.
-        product = call.device.malloc(batch * heads * length * value.size(-1) * 4, call.stream)
-        if heads > 1 and length > 1:
-            total = call.device.malloc(delta, call.stream)
-    call.scratch(delta)
-    for block in (total, product):
-        if block is not None:
-            call.device.free(block)
+        product = batch * heads * length * value.size(-1) * 4
+        total = delta if heads > 1 and length > 1 else 0
+    with call.held(product), call.held(total):
+        call.scratch(delta)
     call.scratch(workspace)
 
 

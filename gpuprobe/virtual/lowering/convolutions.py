@@ -58,9 +58,11 @@ def _note_slow(call: Call, *tensors: Any) -> None:
         call.machine.called.note(name, size)
 
 
-def _copy(call: Call, tensor: Any, layout: torch.memory_format) -> None:
-    if not tensor.is_contiguous(memory_format=layout):
-        call.scratch(tensor.numel() * tensor.element_size())
+def _copied(tensor: Any, layout: torch.memory_format) -> int:
+    """Bytes of a tensor's copy in cuDNN's layout, 0 if it is in that layout."""
+    if tensor.is_contiguous(memory_format=layout):
+        return 0
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _bytes(call: Call, operation: str, x: Any, w: Any, y: Any, layout: torch.memory_format) -> int:
@@ -102,9 +104,7 @@ def _before_forward(call: Call) -> None:
     image, weight = call.argument("input"), call.argument("weight")
     _note_slow(call, image, weight)
     if _uses_cudnn(call, image, weight):
-        layout = convolution_format(image, weight)
-        _copy(call, image, layout)
-        _copy(call, weight, layout)
+        call.scratch(_copied(image, convolution_format(image, weight)))
 
 
 def _after_forward(call: Call) -> None:
@@ -112,15 +112,17 @@ def _after_forward(call: Call) -> None:
     if not _uses_cudnn(call, image, weight):
         return
     layout = convolution_format(image, weight)
-    if call.argument("transposed"):
-        call.passing(_bytes(call, BACKWARD_DATA, call.result, weight, image, layout))
-    else:
-        call.passing(_bytes(call, FORWARD, image, weight, call.result, layout))
+    with call.held(_copied(weight, layout)):
+        if call.argument("transposed"):
+            call.passing(_bytes(call, BACKWARD_DATA, call.result, weight, image, layout))
+        else:
+            call.passing(_bytes(call, FORWARD, image, weight, call.result, layout))
 
 
 def _before_backward(call: Call) -> None:
-    """The gradients of input and weight are computed one after the other, each with its workspace,
-    before the bias's has memory.
+    """The gradients of input and weight are computed one after the other, each with its copies and
+    its workspace, before the bias's has memory (``cudnn_convolution_backward`` in
+    ``aten/src/ATen/native/cudnn/ConvShared.cpp``; order as seen on the native engine).
     """
     grad, image, weight = (call.argument(name) for name in ("grad_output", "input", "weight"))
     _note_slow(call, image, weight, grad)
@@ -129,23 +131,22 @@ def _before_backward(call: Call) -> None:
     layout = convolution_format(image, weight)
     of_image, of_weight, _ = call.argument("output_mask")
     transposed = call.argument("transposed")
-    if of_weight:
-        _copy(call, image, layout)
-    _copy(call, grad, layout)
-    results = []
-    if of_image:
-        _copy(call, weight, layout)
-        results.append(call.device.malloc(image.numel() * image.element_size(), call.stream))
-        if transposed:
-            call.passing(_bytes(call, FORWARD, grad, weight, image, layout))
-        else:
-            call.passing(_bytes(call, BACKWARD_DATA, image, weight, grad, layout))
-    if of_weight:
-        results.append(call.device.malloc(weight.numel() * weight.element_size(), call.stream))
-        x, y = (grad, image) if transposed else (image, grad)
-        call.passing(_bytes(call, BACKWARD_FILTER, x, weight, y, layout))
-    for block in reversed(results):
-        call.device.free(block)
+    copy = _copied(grad, layout)
+    # A transposed convolution has one copy of the result's gradient for both.
+    of_both, of_each = (copy, 0) if transposed else (0, copy)
+    with call.held(_copied(image, layout) if of_weight else 0), call.held(of_both):
+        if of_image:
+            call.for_result(image.numel() * image.element_size())
+            with call.held(_copied(weight, layout)), call.held(of_each):
+                if transposed:
+                    call.passing(_bytes(call, FORWARD, grad, weight, image, layout))
+                else:
+                    call.passing(_bytes(call, BACKWARD_DATA, image, weight, grad, layout))
+        if of_weight:
+            with call.held(of_each):
+                call.for_result(weight.numel() * weight.element_size())
+                x, y = (grad, image) if transposed else (image, grad)
+                call.passing(_bytes(call, BACKWARD_FILTER, x, weight, y, layout))
 
 
 def _after_backward(call: Call) -> None:

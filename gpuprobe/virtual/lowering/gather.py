@@ -19,9 +19,8 @@ _MASKS: Final = (torch.bool, torch.uint8)
 
 def _sort(call: Call, count: int, highest: int, item: int) -> None:
     """Positions before sorting and what the sort takes; both gone when it is done."""
-    range_ = call.device.malloc(max(1, count * item), call.stream)
-    call.passing(radix_sort_bytes(count, max(1, highest.bit_length()), item, item))
-    call.device.free(range_)
+    with call.held(max(1, count * item)):  # range
+        call.passing(radix_sort_bytes(count, max(1, highest.bit_length()), item, item))
 
 
 def _embedding_sorted(call: Call) -> bool:
@@ -137,13 +136,11 @@ def _index_put(call: Call) -> None:
             continue
         # remainder, then its product with the stride. The first product is the linear index,
         # which stays; the others are added to it.
-        remainder = call.device.malloc(size, call.stream)
-        if number == 0:
-            call.scratch(size)
-            call.device.free(remainder)
-        else:
-            call.passing(size)
-            call.device.free(remainder)
+        with call.held(size):
+            if number == 0:
+                call.scratch(size)
+            else:
+                call.passing(size)
     if values.numel() == 1 or not values.is_contiguous():
         rest = [target.shape[at] for at in range(target.dim()) if at not in used]
         call.scratch(count * math.prod(rest) * target.element_size())  # expandedValue

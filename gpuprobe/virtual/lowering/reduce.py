@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
@@ -53,9 +54,9 @@ def split(call: Call, reduction: Reduction) -> None:
         reduction, model.multi_processor_count, model.max_threads_per_multi_processor
     )
     for sizes in before:
-        blocks = [call.device.malloc(nbytes, call.stream) for nbytes in sizes if nbytes]
-        for block in reversed(blocks):
-            call.device.free(block)
+        with ExitStack() as stack:
+            for nbytes in sizes:
+                stack.enter_context(call.held(nbytes))
     for nbytes in last:
         call.scratch(nbytes)
 

@@ -76,9 +76,8 @@ def _sort(call: Call) -> None:
     elif segments < _FULL_SORT:
         call.scratch(count * _INT64)
         call.scratch(count * _INT64)
-        keys = call.device.malloc(count * item, call.stream)
-        call.passing(radix_sort_bytes(count, 8 * item, item, _INT64))
-        call.device.free(keys)
+        with call.held(count * item):  # keys
+            call.passing(radix_sort_bytes(count, 8 * item, item, _INT64))
         bits = max(1, (segments - 1).bit_length())
         call.passing(radix_sort_bytes(count, bits, _INT64, 0))
     else:
