@@ -190,6 +190,34 @@ def test_a_stream_without_a_name_is_the_current_one_before_the_block() -> None:
     assert races("entered", mended) == []
 
 
+_MAY_NOT_RUN = """
+side = cuda.Stream()
+buffer = torch.zeros(64, pin_memory=True)
+x = torch.ones(64, device="cuda")
+cuda.synchronize()
+if x.numel() > 3:
+    with cuda.stream(side):
+        buffer.copy_(x, non_blocking=True)
+y = float(buffer[0])
+"""
+
+
+def test_the_host_waits_for_the_stream_of_a_copy_that_may_not_run() -> None:
+    (race,) = races("may not run", _MAY_NOT_RUN)
+    assert [one.text for one in race.fix.insertions] == ["side.synchronize()\n"]
+    mended = "".join(applied(_MAY_NOT_RUN.splitlines(keepends=True), race.fix.insertions))
+    assert races("may not run", mended) == []
+
+
+def test_a_handle_gets_a_name_in_its_own_line() -> None:
+    text = f"{_DIST}dist.all_reduce(x, async_op=True)\ny = x * 2\n"
+    (race,) = races("handle", text)
+    mended = "".join(applied(text.splitlines(keepends=True), race.fix.insertions))
+    expected = "work = dist.all_reduce(x, async_op=True)\nwork.wait()\ny = x * 2\n"
+    assert mended == _DIST + expected
+    assert races("handle", mended) == []
+
+
 def test_the_diff_applies_with_patch(tmp_path: Path) -> None:
     last = '    y = x  # "no newline at the end"'
     text = f"import torch\nif True:\n    x = 1\n{last}"
