@@ -2,7 +2,7 @@
 
     python benchmarks/foreign_programs.py --mode native-shapes --results native.jsonl
     python benchmarks/foreign_programs.py --mode shapes --results virtual.jsonl
-    python benchmarks/virtual_ranges.py native.jsonl virtual.jsonl
+    PYTHONPATH=. python benchmarks/virtual_ranges.py native.jsonl virtual.jsonl
 
 The programs are those of ``benchmarks/foreign/corpus.txt``, which were frozen before the ranges
 were made. Both files come from one environment with torch's build with CUDA. Printed are the
@@ -16,6 +16,8 @@ import argparse
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from gpuprobe.model.text import human_bytes
 
 NARROW = 0.05
 """A range of at most this share of its upper end counts as narrow."""
@@ -33,6 +35,12 @@ class Row(NamedTuple):
     @property
     def inside(self) -> bool:
         return self.low <= self.native <= self.high
+
+    @property
+    def printed_inside(self) -> bool:
+        """Whether it is inside as an estimate prints sizes, with one decimal."""
+        native, low, high = map(human_bytes, (self.native, self.low, self.high))
+        return self.inside or native in (low, high)
 
     @property
     def width(self) -> float:
@@ -75,10 +83,12 @@ def summary(found: list[Row]) -> str:
         if not count:
             continue
         inside = sum(row.inside for row in of_figure)
+        printed = sum(row.printed_inside for row in of_figure)
         narrow = sum(row.width <= NARROW for row in of_figure)
         exact = sum(row.low == row.high == row.native for row in of_figure)
         lines.append(
-            f"{figure}: {count} programs: {inside} inside of the range ({inside / count:.1%}), "
+            f"{figure}: {count} programs: {inside} inside of the range ({inside / count:.1%}; "
+            f"{printed} as printed), "
             f"{narrow} ranges of at most {NARROW:.0%} ({narrow / count:.1%}), {exact} exact"
         )
     outside = sorted((row for row in found if not row.inside), key=lambda row: row.outside_by)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
@@ -189,11 +190,17 @@ def _keeper(evidence: AdviceFacts, steps: int, grown: int) -> Holder | None:
     return None if end is None else keeper(end.holders, steps, grown)
 
 
+_A_NUMBER: Final = 1 << 10
+"""Bytes up to which a tensor that is kept is probably a loss or another number."""
+
+
 def _keep_none(kept: Holder) -> str:
-    return (
-        f"Keep no tensors in {kept.place}: keep numbers (loss.item()), or copies on the CPU "
-        "without their graph (tensor.detach().cpu())."
-    )
+    instead = "copies on the CPU without their graph (tensor.detach().cpu())"
+    if kept.bytes <= _A_NUMBER * kept.tensors:
+        instead = f"keep numbers (loss.item()), or {instead}"
+    else:
+        instead = f"drop those that you need no longer, or keep {instead}"
+    return f"Keep no tensors in {kept.place}: {instead}."
 
 
 def _leaking(evidence: AdviceFacts) -> Iterator[Suggestion]:

@@ -1,17 +1,20 @@
 """Which containers of a program hold tensors: what keeps memory that grows.
 
-The variables of functions that run, or that a failure ended, and the globals of the program are
-searched; nothing of the program is called. What a library, a generator or C code keeps is not
-found.
+The variables of functions that run, or that a failure ended, and the globals of the program's
+modules are searched, with attributes of instances, classes and functions, closures, defaults of
+parameters, hooks and `functools.cache` within them; nothing of the program is called. What a
+library, a generator or C code keeps is not found.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterator
-from types import FrameType, FunctionType, ModuleType, TracebackType
+from collections.abc import Callable, Iterator
+from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, Final
 
 import torch
@@ -28,12 +31,13 @@ _LEAST: Final = 3
 """The elements with tensors from which a container is one that grows."""
 _MOST_OBJECTS: Final = 20_000
 _MOST_ELEMENTS: Final = 50_000  # in all containers together
-_DEPTH: Final = 4  # of containers and instances within one another
+_DEPTH: Final = 8  # of containers and instances within one another
 _NESTED: Final = 3  # of containers within an element
 _MOST_NESTED: Final = 20  # of each of these containers
 
 _CONTAINERS: Final = (list, tuple, set, frozenset, deque, dict)
-_LEAVES: Final = (str, bytes, int, float, complex, type(None), type, FunctionType, ModuleType)
+_LEAVES: Final = (str, bytes, int, float, complex, type(None), ModuleType)
+_CACHED: Final = type(functools.cache(lambda: None))
 
 
 def holders(
@@ -66,7 +70,7 @@ def _scopes(
     error: BaseException | None, running: FrameType | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name of each function of the program that runs, or that the failure ended, and its
-    variables; then the globals of the program, with "" for its name.
+    variables; then the globals of the program's modules, with "" for its name.
     """
     frames = []
     at: TracebackType | None = None if error is None else error.__traceback__
@@ -84,6 +88,14 @@ def _scopes(
     main = sys.modules.get("__main__")
     if main is not None:
         yield "", dict(vars(main))
+    for name, module in list(sys.modules.items()):
+        if module is not main and _is(module, (ModuleType,)) and _is_program_module(module):
+            yield "", {f"{name}.{key}": one for key, one in list(vars(module).items())}
+
+
+def _is_program_module(module: ModuleType) -> bool:
+    path = vars(module).get("__file__")
+    return type(path) is str and is_user_frame(Frame(path, 1, ""))
 
 
 class _Search:
@@ -95,20 +107,24 @@ class _Search:
 
     def holders(self, function: str, names: dict[str, Any]) -> Iterator[Holder]:
         """Those among the variables of a function, and within them."""
-        waiting = deque((name, one, 0) for name, one in names.items() if not name.startswith("__"))
+        waiting = deque(
+            (name, function, one, 0)
+            for name, one in names.items()
+            if not name.rpartition(".")[2].startswith("__")
+        )
         while waiting and len(self._visited) < _MOST_OBJECTS and self._elements > 0:
-            name, value, depth = waiting.popleft()
+            name, owner, value, depth = waiting.popleft()
             leaf = _is(value, (*_LEAVES, torch.Tensor, torch.optim.Optimizer))
             if leaf or id(value) in self._visited:
                 continue
             self._visited.add(id(value))
             if _is(value, _CONTAINERS):
-                holder = self._holder(name, function, value)
+                holder = self._holder(name, owner, value)
                 if holder is not None:
                     yield holder
                     continue
             if depth < _DEPTH:
-                waiting.extend((inner, each, depth + 1) for inner, each in _inside(name, value))
+                waiting.extend((*inner, depth + 1) for inner in _inside(name, owner, value))
 
     def _holder(self, name: str, function: str, container: Any) -> Holder | None:
         """The container, if several of its elements hold tensors other than parameters."""
@@ -152,28 +168,104 @@ def _first(container: Any, most: int) -> list[Any]:
         return []
 
 
-def _inside(name: str, value: Any) -> Iterator[tuple[str, object]]:
-    """What an object consists of, with the expressions for it."""
-    if _is(value, (dict,)):
-        keys = list(itertools.islice(dict.__iter__(value), _MOST_OBJECTS))
-        for key, each in zip(keys, _first(value, _MOST_OBJECTS), strict=False):
-            yield f"{name}[{key!r}]" if type(key) in (str, int) else f"{name}[…]", each
-    elif _is(value, _CONTAINERS):
-        for at, each in enumerate(_first(value, _MOST_OBJECTS)):
-            yield f"{name}[{at}]", each
-    else:
-        for key, each in list(_attributes(value).items()):
-            if key == "_modules" and type(each) is dict:
-                yield from ((f"{name}.{child}", module) for child, module in each.items())
-            elif key not in ("_parameters", "_buffers"):
-                yield f"{name}.{key}", each
+_Inner = Iterator[tuple[str, str, object]]
+
+
+def _inside(name: str, function: str, value: Any) -> _Inner:
+    """What an object consists of: the expression for it, the function that it is a variable of,
+    and itself.
+    """
+    kinds: tuple[tuple[type | tuple[type, ...], Callable[[str, str, Any], _Inner]], ...] = (
+        (dict, _of_dict),
+        (_CONTAINERS, _of_container),
+        (FunctionType, _of_function),
+        (MethodType, _of_method),
+        (functools.partial, _of_partial),
+        (_CACHED, _of_cache),
+        (type, _of_class),
+        (object, _of_instance),
+    )
+    return next(inner for kind, inner in kinds if issubclass(type(value), kind))(
+        name, function, value
+    )
+
+
+def _of_dict(name: str, function: str, value: Any) -> _Inner:
+    keys = list(itertools.islice(dict.__iter__(value), _MOST_OBJECTS))
+    for key, each in zip(keys, _first(value, _MOST_OBJECTS), strict=False):
+        inner = f"{name}[{key!r}]" if type(key) in (str, int) else f"{name}[…]"
+        yield inner, function, each
+
+
+def _of_container(name: str, function: str, value: Any) -> _Inner:
+    for at, each in enumerate(_first(value, _MOST_OBJECTS)):
+        yield f"{name}[{at}]", function, each
+
+
+def _of_method(name: str, function: str, value: MethodType) -> _Inner:
+    yield f"{name}.__self__", function, value.__self__
+    yield name, function, value.__func__
+
+
+def _of_partial(name: str, function: str, value: functools.partial[Any]) -> _Inner:
+    for part in ("func", "args", "keywords"):
+        member = functools.partial.__dict__[part]  # a subclass may have a property instead
+        yield f"{name}.{part}", function, member.__get__(value)
+
+
+def _of_cache(name: str, function: str, value: object) -> _Inner:
+    """The dict of a `functools.cache`. One that forgets what is old is not found."""
+    own = _attributes(value)
+    for each in gc.get_referents(value):
+        if type(each) is dict and each is not own:
+            yield f"{name}, a functools.cache", function, each
+
+
+def _of_instance(name: str, function: str, value: object) -> _Inner:
+    for key, each in list(_attributes(value).items()):
+        if key == "_modules" and type(each) is dict:
+            for child, module in each.items():
+                yield f"{name}.{child}", function, module
+        elif key not in ("_parameters", "_buffers"):
+            yield f"{name}.{key}", function, each
+    for base in type.__getattribute__(type(value), "__mro__"):
+        yield base.__name__, "", base
+
+
+def _of_function(name: str, function: str, value: FunctionType) -> _Inner:
+    """Attributes, defaults of parameters, and the variables of the function around it."""
+    code = value.__code__
+    if not is_user_frame(Frame(code.co_filename, code.co_firstlineno, code.co_name)):
+        return
+    for key, each in list(value.__dict__.items()):
+        yield f"{name}.{key}", function, each
+    positional = code.co_varnames[: code.co_argcount]
+    defaults = value.__defaults__ or ()
+    named = zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    for key, each in (*named, *(value.__kwdefaults__ or {}).items()):
+        yield key, code.co_name, each
+    around = value.__qualname__.removesuffix(f".<locals>.{value.__name__}").rpartition(".")[2]
+    for key, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+        filled = _is(cell, (CellType,)) and gc.get_referents(cell)
+        if filled:
+            yield key, around, filled[0]
+
+
+def _of_class(_name: str, _function: str, kind: type) -> _Inner:
+    """The attributes of a class of the program."""
+    module = sys.modules.get(str(type.__getattribute__(kind, "__module__")))
+    main = module is sys.modules.get("__main__")
+    if main or (module is not None and _is_program_module(module)):
+        for key, each in list(type.__getattribute__(kind, "__dict__").items()):
+            if not key.startswith("__"):
+                yield f"{kind.__name__}.{key}", "", each
 
 
 def _tensors(element: object, depth: int = _NESTED) -> Iterator[torch.Tensor]:
     """The tensors of an element: itself, in containers, or in attributes of an instance."""
     if _is(element, (torch.Tensor,)):
         yield element
-    elif depth and not _is(element, (torch.nn.Module, *_LEAVES)):
+    elif depth and not _is(element, (torch.nn.Module, type, FunctionType, *_LEAVES)):
         inner: list[Any] = []
         if _is(element, _CONTAINERS):
             inner = _first(element, _MOST_NESTED)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections import deque
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -37,6 +39,11 @@ def graphs(count: int = 4) -> list[torch.Tensor]:
 class Tracker:
     def __init__(self, kept: Any) -> None:
         self.history = kept
+
+    def clear(self) -> None:
+        self.history = None
+
+    def hook(self, *given: Any) -> None: ...
 
 
 class Hostile:
@@ -81,18 +88,115 @@ def test_a_global_list(main: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("value", "name", "kind"),
     [
-        (Tracker(tensors()), "x.history", "list"),
-        ({"a": {"b": deque(tensors())}}, "x['a']['b']", "deque"),
-        (dict(enumerate(tensors())), "x", "dict"),
-        ([(1, one, {"y": 2}) for one in tensors()], "x", "list"),
-        ([Tracker(one) for one in tensors()], "x", "list"),
-        ([Tracker(tensors())], "x[0].history", "list"),
+        (lambda: Tracker(tensors()), "x.history", "list"),
+        (lambda: {"a": {"b": deque(tensors())}}, "x['a']['b']", "deque"),
+        (lambda: dict(enumerate(tensors())), "x", "dict"),
+        (lambda: [(1, one, {"y": 2}) for one in tensors()], "x", "list"),
+        (lambda: [Tracker(one) for one in tensors()], "x", "list"),
+        (lambda: [Tracker(tensors())], "x[0].history", "list"),
+        (lambda: functools.partial(print, tensors()), "x.args[0]", "list"),
+        (lambda: Tracker(tensors()).clear, "x.__self__.history", "list"),
+        (lambda: cached(4), "x, a functools.cache", "dict"),
     ],
 )
-def test_where_they_are(main: ModuleType, value: Any, name: str, kind: str) -> None:
-    main.__dict__["x"] = value
+def test_where_they_are(main: ModuleType, value: Callable[[], Any], name: str, kind: str) -> None:
+    main.__dict__["x"] = value()
     (found,) = holders()
     assert (found.name, found.kind, found.tensors) == (name, kind, 4)
+
+
+def cached(calls: int) -> Any:
+    @functools.cache
+    def features(index: int) -> torch.Tensor:
+        return torch.zeros(index)
+
+    for index in range(calls):
+        features(index)
+    return features
+
+
+def with_attribute() -> Any:
+    def collect() -> None: ...
+
+    collect.outputs = tensors()  # type: ignore[attr-defined]
+    return collect
+
+
+def with_default() -> Any:
+    def collect(x: int, seen: list[Any] = tensors(), *, more: int = 2) -> None: ...  # noqa: B008
+
+    return collect
+
+
+def with_named_default() -> Any:
+    def collect(*, seen: list[Any] = tensors()) -> None: ...  # noqa: B008
+
+    return collect
+
+
+def with_closure() -> Any:
+    history = tensors()
+    never: list[Any]
+
+    def collect() -> None:
+        history.append(never[0])
+
+    if not history:
+        never = []
+    return collect
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (with_attribute, "step.outputs (a list)"),
+        (with_default, "seen (a list in collect)"),
+        (with_named_default, "seen (a list in collect)"),
+        (with_closure, "history (a list in with_closure)"),
+    ],
+)
+def test_what_functions_keep(main: ModuleType, make: Callable[[], Any], place: str) -> None:
+    main.__dict__["step"] = make()
+    assert [one.place for one in holders()] == [place]
+
+
+def test_functions_of_libraries_are_not_searched(main: ModuleType) -> None:
+    namespace: dict[str, Any] = {"kept": tensors()}
+    code = compile("def step(kept=kept): ...", "/env/lib/python3.12/site-packages/a.py", "exec")
+    exec(code, namespace)
+    main.__dict__["step"] = namespace["step"]
+    assert holders() == ()
+
+
+class Cache:
+    shared: ClassVar[list[Any]] = []
+
+    def outer(self) -> None: ...
+
+
+@pytest.mark.parametrize("value", [Cache, Cache(), Cache().outer, type("Inner", (Cache,), {})()])
+def test_an_attribute_of_a_class(
+    main: ModuleType, monkeypatch: pytest.MonkeyPatch, value: Any
+) -> None:
+    monkeypatch.setattr(Cache, "shared", tensors())
+    main.__dict__["x"] = value
+    assert [one.place for one in holders()] == ["Cache.shared (a list)"]
+
+
+def test_what_hooks_keep(main: ModuleType) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    handle = model[0].register_forward_hook(Tracker(tensors()).hook)
+    main.__dict__["model"] = model
+    (found,) = holders()
+    assert found.name == f"model.0._forward_hooks[{handle.id}].__self__.history"
+
+
+def test_a_global_of_another_module(main: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, path in (("steps", "/home/me/steps.py"), ("lib", "/env/site-packages/lib.py")):
+        module = ModuleType(name)
+        module.__dict__.update(__file__=path, outputs=tensors())
+        monkeypatch.setitem(sys.modules, name, module)
+    assert [one.place for one in holders()] == ["steps.outputs (a list)"]
 
 
 def test_an_attribute_of_a_module_in_a_model(main: ModuleType) -> None:
