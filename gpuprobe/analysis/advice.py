@@ -199,7 +199,7 @@ def _keep_none(kept: Holder) -> str:
     if kept.bytes <= _A_NUMBER * kept.tensors:
         instead = f"keep numbers (loss.item()), or {instead}"
     else:
-        instead = f"drop those that you need no longer, or keep {instead}"
+        instead = f"drop those you no longer need, or keep {instead}"
     return f"Keep no tensors in {kept.place}: {instead}."
 
 
