@@ -20,7 +20,7 @@ from hazard_corpus import CASES
 from test_hazard_corpus import gpus, judge
 from upstream_corpus import BUGS
 
-from gpuprobe.hazards.accesses import Access, Race
+from gpuprobe.hazards.accesses import Access, Race, RaceContext, Scope
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import HOST
 from gpuprobe.hazards.findings.code import applied, patch_of, statement, unified_diff
@@ -318,6 +318,23 @@ def test_a_diff_outside_the_folder_at_hand_has_a_path_that_patch_takes(
     assert f"--- a/{program.relative_to(folder)}" in diff
     subprocess.run(["patch", "-p1"], input=diff, text=True, check=True, cwd=folder)
     assert program.read_text() == "a = 1\nc = 3\nb = 2\n"
+
+
+def test_a_stream_as_code() -> None:
+    engine = Engine()
+    default, named, current, other = (engine.stream(0, number) for number in (0, 11, 12, 13))
+    scope = Scope("step.py", 3, races.__code__, streams={named: ("self.side", "side")}, tensors=())
+    access = Access(named, 1, Footprint(0, 8), True, "write", "x")
+    race = Race(
+        GRAPH_FREED, access, access, 0, -1, (), context=RaceContext((scope,), (current,), ())
+    )
+    located = LocatedRace(engine, race, lambda site: None, None, None)
+    assert [located.expression(actor, "else") for actor in (named, current, other, default)] == [
+        "self.side",
+        "torch.cuda.current_stream()",
+        "else",
+        "torch.cuda.current_stream()",
+    ]
 
 
 def test_a_stream_is_called_by_its_label() -> None:
