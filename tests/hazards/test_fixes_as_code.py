@@ -337,6 +337,17 @@ def test_a_stream_as_code() -> None:
     ]
 
 
+def test_statements_of_other_files_have_no_order(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    for path in (one, other):
+        path.write_text("x = 1\ny = x\n")
+    access = Access(HOST, 1, Footprint(0, 8), True, "write", "x")
+    race = Race(GRAPH_FREED, access, access, 0, -1, ())
+    first, second = statement(str(one), 1), statement(str(other), 2)
+    for pair in ((first, second), (first, None), (None, second)):
+        assert not LocatedRace(Engine(), race, lambda site: None, *pair).first_always_runs_before
+
+
 def test_a_stream_is_called_by_its_label() -> None:
     engine = Engine()
     actor = engine.stream(0, 0x7F00DEADBEEF)
