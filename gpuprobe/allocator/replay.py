@@ -495,8 +495,8 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         notes.append("the trace has no final layout; only its events were checked")
     if sim.gc_enabled and not sim.trust_ages:
         notes.append(
-            "the ages of segments from before the trace are not recorded: the choices of garbage "
-            "collection were not checked"
+            "the ages of cached segments are not known (some are from before the trace, or the "
+            "memory limit changed): the choices of garbage collection were not checked"
         )
     if sim.unclear:
         notes.append(

@@ -169,6 +169,7 @@ class TraceSimulator(Simulator):
                 diverged.block = cached
                 raise
             polled = self._poll(requested, stream, pool)
+        self._collect_before_overflow(requested, stream, pool)
         plain = self.plain_search
         self._miss_once = self._missed_before(requested, stream, pool) or (
             flushed and self._grew_into_place(index, requested, stream, pool)
@@ -514,12 +515,35 @@ class TraceSimulator(Simulator):
 
     def _collect(self, free_list: FreeList, size: int) -> None:
         self._learn_release_order()
-        half = self.pools[0].large
         planned = release.available_to_release(self, free_list, size)
         frees = self._codes().count(_SEGMENT_FREE)
         enough = sum(block.size for block in planned or ()) >= max(size, self.max_split)
         if planned and enough and frees == len(planned) and self._frees_next(planned):
             return  # making room explains the releases as well, without a retry
+        self._collect_as_recorded(free_list, size)
+
+    def _collect_before_overflow(self, requested: int, stream: int, pool: int) -> None:
+        """Replay the garbage collection of a request in the default pool that a cached block of a
+        ``MemPool`` serves (``use_on_oom``): a request in that pool itself would have collected
+        nothing.
+        """
+        if not pool or self._ids[pool][0] or not self.gc_enabled or self.peek() != _SEGMENT_FREE:
+            return
+        free_list, size, growable = self._request(requested, stream, pool)
+        if self.find(free_list, size, growable) is None or self._released_pools() != {0}:
+            return
+        default, _, _ = self._request(requested, stream, 0)
+        default.pool.searches += 1
+        self._learn_release_order()
+        self._collect_as_recorded(default, size)
+        if self.peek() == _SEGMENT_FREE:
+            # Nothing else releases memory here: torch counts other ages. It counts only while the
+            # process has a memory limit, and changes of that are not recorded.
+            self.trust_ages = False
+            self._collect_as_recorded(default, size)
+
+    def _collect_as_recorded(self, free_list: FreeList, size: int) -> None:
+        half = self.pools[0].large
         while self.peek() == _SEGMENT_FREE:
             whole = [b for b in half.free_blocks() if b.prev is None and b.next is None]
             if not whole:

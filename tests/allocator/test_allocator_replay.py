@@ -434,6 +434,43 @@ def test_a_collection_is_preferred_to_a_retry() -> None:
     assert (result.retries, len(result.unclear)) == (0, 1)
 
 
+@pytest.mark.parametrize("ages", ["as counted", "not counted without a limit"])
+def test_a_collection_before_a_pool_helps_out(ages: str) -> None:
+    """A request collects garbage, finds no memory, and is served by a pool (``use_on_oom``)."""
+    sim = Simulator(
+        parse_conf("garbage_collection_threshold:0.4,per_process_memory_fraction:0.9"),
+        SimulatedDriver(200 * MIB),
+        device_memory=200 * MIB,
+    )
+    sim.pool(1, use_on_oom=True)
+    recorder = TraceRecorder(sim, POOLS)
+    small, large = sim.malloc(12 * MIB), sim.malloc(16 * MIB)
+    spare, kept = sim.malloc(60 * MIB, 0, 1), sim.malloc(90 * MIB)
+    assert kept is not None
+    assert small is not None
+    assert large is not None
+    assert spare is not None
+    for block in (small, large, spare):
+        sim.free(block)
+    address = spare.address
+    found = sim.malloc(58 * MIB)
+    assert found is not None
+    assert (found.address, sim.device_frees, sim.retries) == (address, 2, 0)
+    trace = recorder.trace()
+    events = trace.events
+    frees = [i for i, code in enumerate(events.action) if code == TraceAction.SEGMENT_FREE.code]
+    # torch records a release with the stack of the request that caused it.
+    events.stack.extend(len(events) if i in frees else i + 1 for i in range(len(events)))
+    if ages != "as counted":
+        for column in (events.address, events.size):
+            first, second = frees
+            column[first], column[second] = column[second], column[first]
+    result = replay_trace(trace)
+    assert result.exact
+    assert result.first_divergence is None
+    assert any("ages" in note for note in result.notes) == (ages != "as counted")
+
+
 def test_nothing_to_replay_is_an_error() -> None:
     with pytest.raises(DataError, match="no events"):
         gpuprobe.replay(MemoryTrace("cuda:0"))
