@@ -145,12 +145,14 @@ def _rank(rank: int, by_stage: Mapping[str, Event], capacity: int) -> ServingRan
         non_torch=None if profile is None else Bytes(profile["in_use"] - profile["reserved"]),
         kv_cache=value("initialize_from_config", "kv_bytes"),
         graphs=value("graphs", "bytes"),
+        graphs_reserved=value("determine_available_memory", "graphs"),
         left=None if warm is None else Bytes(max(capacity - warm["in_use"], 0)),
     )
 
 
 def _outside_of_the_cache(found: ServingRank) -> int:
-    return (found.weights or 0) + (found.activation or 0) + (found.non_torch or 0)
+    parts = (found.weights, found.activation, found.non_torch, found.graphs_reserved)
+    return sum(part or 0 for part in parts)
 
 
 def _of_fullest(by_stage: Mapping[str, Event], constants: Overheads) -> dict[str, Any]:
