@@ -13,14 +13,15 @@ import jsonschema
 import pytest
 
 from gpuprobe.api.render import render
-from gpuprobe.api.serving import compile_caches, estimate_serving, with_later_start
+from gpuprobe.api.serving import check_version, compile_caches, estimate_serving, with_later_start
 from gpuprobe.catalogue.gpus import find
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.plans.serving import ServingEstimate
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.serving.figures import (
     advice,
     last_error,
+    minor_version,
     needs_compiler,
     overheads,
     serving_estimate,
@@ -312,3 +313,22 @@ def test_a_real_vllm(tmp_path: Path) -> None:
     assert found.weights
     assert found.tokens
     assert found.concurrency
+
+
+def test_versions_of_vllm() -> None:
+    assert minor_version("0.20.2rc1.dev9+g01d4d1ad3") == (0, 20)
+    check_version("0.8.0")
+    with pytest.raises(EnvironmentUnavailable, match=r"vLLM 0.7.3 starts its V0 engine.* 0.33"):
+        check_version("0.7.3")
+
+
+def test_a_version_that_was_not_tried_is_named() -> None:
+    def estimate(version: str) -> str:
+        found = serving_estimate(
+            [], "", command="", gpu="", vllm=version, torch="", capacity=1,
+            constants=overheads(find("h100-80gb")),
+        )  # fmt: skip
+        return "\n".join(found.assumed)
+
+    assert "vLLM 0.34.1 was not tried: vLLM 0.19, " in estimate("0.34.1")
+    assert "not tried" not in estimate("0.33.0")

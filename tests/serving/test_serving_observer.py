@@ -241,9 +241,7 @@ def test_a_model_of_the_hub_with_a_tokenizer_in_a_folder(tmp_path: Path) -> None
         ),
         (["Cache the graph of compile range (1, 8) for later use"], {"compile_cache": "cold"}),
         (
-            [
-                "[backbone] Directly load the compiled graph(s) for compile range (1, 8) from the cache"
-            ],
+            ["[backbone] Directly load the compiled graph(s) for compile range (1, 8)"],
             {"compile_cache": "warm"},
         ),
     ],

@@ -53,6 +53,17 @@ _ERROR: Final = re.compile(
 _PREFIX: Final = re.compile(r"^\(\w+ pid=\d+\)\s*(?:ERROR [\d-]+ [\d:]+ \[[^\]]*\]\s*)?")
 
 
+TRIED: Final = "vLLM 0.19, 0.31, 0.32 and 0.33"
+"""The versions with which starts were compared or run to the end."""
+_TRIED: Final = ((0, 19), (0, 31), (0, 32), (0, 33))
+
+
+def minor_version(version: str) -> tuple[int, int]:
+    """The major and minor number of a version such as ``0.20.2rc1.dev9+g01d4d1ad3``."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
 def serving_estimate(
     events: Sequence[Event],
     log: str,
@@ -99,7 +110,7 @@ def serving_estimate(
         torch=torch,
         capacity=Bytes(capacity),
         started=started,
-        assumed=_assumed(by_stage, constants),
+        assumed=_assumed(by_stage, constants, vllm),
         **fields,
     )
 
@@ -180,7 +191,7 @@ def _of_fullest(by_stage: Mapping[str, Event], constants: Overheads) -> dict[str
     return fields
 
 
-def _assumed(by_stage: Mapping[str, Event], constants: Overheads) -> tuple[str, ...]:
+def _assumed(by_stage: Mapping[str, Event], constants: Overheads, version: str) -> tuple[str, ...]:
     texts = [
         "memory outside of torch's allocator: a constant from public start-up logs of vLLM 0.19 "
         "on an H100, or from the catalogue for other GPUs",
@@ -189,6 +200,8 @@ def _assumed(by_stage: Mapping[str, Event], constants: Overheads) -> tuple[str, 
     ]
     if constants.note:
         texts.append(constants.note)
+    if minor_version(version) not in _TRIED:
+        texts.append(f"vLLM {version} was not tried: {TRIED} were")
     options = by_stage.get("options")
     if options is not None:
         if options["load_format"] != "dummy":
