@@ -412,7 +412,7 @@ def _newer_page() -> list[str]:
         cells += ["–" if value is None else f"{value:+.2f}" for value in errors]
         logged, ours = _verdict(log["started"]), _verdict(found["started"])
         cells.append(logged if ours == logged else f"{logged}; here: {ours}")
-        text.append(f"| {' | '.join([*cells, log['source']])} |")
+        text.append(f"| {' | '.join([*cells, log['source'].partition(':')[0]])} |")
     return text if rows else []
 
 
