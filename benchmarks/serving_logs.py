@@ -39,7 +39,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final
 
-from gpuprobe.planning.serving.figures import GRAPH
+from gpuprobe.planning.serving.figures import graph_bytes
 
 HERE = Path(__file__).resolve().parent
 LOGS = HERE.parent / "tests" / "recorded" / "vllm" / "public_logs.json"
@@ -229,8 +229,10 @@ _KEPT: Final = (
 
 def _kept(found: Row, folder: str) -> Row:
     row = {name: found[name] for name in _KEPT if found.get(name) is not None}
+    if "+cu13" in found.get("torch", ""):
+        row["cuda"] = 13
     if found.get("graphs") is not None:
-        row["graph_pool"] = found["graphs"] - driver(found)
+        row["graph_pool"] = found["graphs"] - driver({**found, **row})
     row["error"] = row.get("error", "").replace(folder, "").partition("\n")[0][:200]
     if found.get("vllm") not in (None, "0.19.1"):
         row["vllm"] = found["vllm"]
@@ -239,7 +241,8 @@ def _kept(found: Row, folder: str) -> Row:
 
 def driver(found: Row) -> int:
     """The driver's part of CUDA graphs as estimated, by their number and that of their nodes."""
-    return int(GRAPH[0] * found["graphs_captured"] + GRAPH[1] * found["graph_nodes"])
+    graph, node = graph_bytes(found.get("cuda", 12))
+    return int(graph * found["graphs_captured"] + node * found["graph_nodes"])
 
 
 def graphs(found: Row) -> float | None:

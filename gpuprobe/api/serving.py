@@ -52,7 +52,7 @@ def estimate_serving(
     from gpuprobe.native.process import add_to_environment, settings_text
     from gpuprobe.planning.serving import launch
     from gpuprobe.planning.serving.figures import (
-        GRAPH,
+        graph_bytes,
         needs_compiler,
         overheads,
         serving_estimate,
@@ -71,7 +71,8 @@ def estimate_serving(
     machine = [replace(one, context=(constants.context, constants.context)) for one in gpus]
     environment = dict(os.environ)
     libraries = libraries_for(build)
-    add_to_environment(environment, libraries, settings_text(machine, build, graph=GRAPH), build)
+    settings = settings_text(machine, build, graph=graph_bytes(build.major))
+    add_to_environment(environment, libraries, settings, build)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     environment |= {"VLLM_NO_USAGE_STATS": "1", **compile_caches(version)}
     # Forked processes share the memory of what is imported, and do not import it again. vLLM spawns

@@ -315,6 +315,15 @@ GRAPH: Final = (129_309, 10_974)
 logs of one half whose starts were repeated on the native engine, which counts graphs and nodes
 (`benchmarks/serving_results.json`; `tests/serving/test_serving_constants.py` repeats this).
 """
+GRAPH_CUDA_13: Final = (78_000, 10_974)
+"""Likewise with CUDA 13: a graph takes less, so that what vLLM sets aside for all of them agrees
+with the two public logs of vLLM 0.30 and 0.31 (`tests/recorded/vllm/newer_logs.json`).
+"""
+
+
+def graph_bytes(cuda: int) -> tuple[int, int]:
+    """Bytes that the driver takes for a CUDA graph and for each node, by the major version."""
+    return GRAPH if cuda < 13 else GRAPH_CUDA_13
 
 
 class Overheads(NamedTuple):
