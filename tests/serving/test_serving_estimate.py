@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
 
 
-def _recorded(name: str, log: str = "", tensor: int = 1) -> ServingEstimate:
+def _recorded(name: str, log: str = "", tensor: int = 1, vllm: str = "0.19.1") -> ServingEstimate:
     text = (ROOT / f"tests/recorded/vllm/{name}.events").read_text()
     gpu = find("h100-80gb")
     return serving_estimate(
@@ -43,7 +43,7 @@ def _recorded(name: str, log: str = "", tensor: int = 1) -> ServingEstimate:
         log,
         command="vllm serve m",
         gpu=gpu.title,
-        vllm="0.19.1",
+        vllm=vllm,
         torch="2.10.0+cu128",
         capacity=gpu.total_memory,
         constants=overheads(gpu, tensor),
@@ -54,6 +54,24 @@ def _text(found: ServingEstimate) -> str:
     stream = io.StringIO()
     render(found, "text", stream)
     return stream.getvalue()
+
+
+def test_a_version_that_sets_memory_aside_for_cuda_graphs() -> None:
+    """Of Llama-3.1-8B, 8192 tokens, 0.95, with compiled code. It captures graphs twice."""
+    found = _recorded("llama-3.1-8b-0.33", vllm="0.33.0")
+    assert found.started
+    assert found.activation == 1_918_940_672
+    assert found.graphs_reserved == 1_044_381_696
+    assert (found.graphs, found.graphs_captured, found.graph_nodes) == (924_844_032, 1734, 34_425)
+    assert (found.blocks, found.tokens) == (29_015, 29_015 * 16)
+    assert found.requested is not None
+    assert found.kv_cache is not None
+    parts = (found.weights, found.activation, found.graphs_reserved, found.kv_cache)
+    assert sum(part or 0 for part in parts) < found.requested
+    text = _text(found)
+    assert "graphs, reserved    996.0 MiB  set aside for CUDA graphs" in text
+    assert "not tried" not in text
+    assert "graphs, reserved" not in _text(_recorded("llama-3.1-8b"))
 
 
 def test_an_8b_model_against_the_log_of_an_h100() -> None:

@@ -244,8 +244,9 @@ def test_a_model_of_the_hub_with_a_tokenizer_in_a_folder(tmp_path: Path) -> None
             ["[backbone] Directly load the compiled graph(s) for compile range (1, 8)"],
             {"compile_cache": "warm"},
         ),
+        (["[backbone] Directly load AOT compilation from path /c"], {"compile_cache": "warm"}),
     ],
-    ids=["0.19", "0.31", "changed", "cold", "with a prefix"],
+    ids=["0.19", "0.31", "changed", "cold", "with a prefix", "compiled ahead of time"],
 )
 def test_lines_of_the_log(lines: list[str], logged: dict[str, object]) -> None:
     found: observer.LoggedFigures = {}
@@ -267,7 +268,7 @@ def test_the_log_is_read_after_vllm_configured_its_loggers_again(tmp_path: Path)
         logger.info("GPU KV cache size: %s tokens", "1,024")
         assert ours.logged == {"tokens": 1024}
     finally:
-        for name in ("vllm.v1.core.kv_cache_utils", "vllm.compilation.backends"):
+        for name in observer._LOGGERS:
             logging.getLogger(name).removeFilter(ours._logged)
 
 

@@ -104,7 +104,7 @@ class _Observer:
         """Parse the few lines of the log with figures that no object has. Filters stay when vLLM
         configures its loggers again, which takes their handlers away.
         """
-        for name in ("vllm.v1.core.kv_cache_utils", "vllm.compilation.backends"):
+        for name in _LOGGERS:
             logging.getLogger(name).addFilter(self._logged)
 
     def _logged(self, record: logging.LogRecord) -> bool:
@@ -309,6 +309,11 @@ class _NotCompiled:
         return lambda *given, **named: None
 
 
+_LOGGERS: Final = (
+    "vllm.v1.core.kv_cache_utils",
+    "vllm.compilation.backends",
+    "vllm.compilation.decorators",
+)
 _TOKENS: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CONCURRENCY: Final = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
 
@@ -322,7 +327,7 @@ def _parse(text: str, logged: LoggedFigures) -> None:
         logged["tokens"] = int(tokens[1].replace(",", ""))
     if concurrency:
         logged["concurrency"] = float(concurrency[1])
-    if "Directly load the compiled graph" in text:
+    if "Directly load the compiled graph" in text or "Directly load AOT compilation" in text:
         logged["compile_cache"] = "warm"
     elif "Compiling a graph" in text or "Cache the graph" in text:
         logged.setdefault("compile_cache", "cold")
