@@ -153,8 +153,8 @@ class _Observer:
         module.initialize_single_dummy_weight = initialize
 
     def sampling_kernels(self) -> None:
-        """Leave FlashInfer's kernels for sampling uncompiled. vLLM has used them by default since
-        0.2x, and FlashInfer compiles them at their first use, which needs nvcc and minutes. They
+        """Leave FlashInfer's kernels for sampling uncompiled, which newer versions of vLLM use by
+        default: FlashInfer compiles them at their first use, which needs nvcc and minutes. They
         compute nothing here, and allocate nothing: their callers in Python allocate all results.
         """
         import flashinfer.sampling as module
