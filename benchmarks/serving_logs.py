@@ -2,6 +2,7 @@
 
     PYTHONPATH=. python benchmarks/serving_logs.py run --python INTERPRETER [--match TEXT …]
     PYTHONPATH=. python benchmarks/serving_logs.py run --other --python INTERPRETER [--match TEXT …]
+    PYTHONPATH=. python benchmarks/serving_logs.py run --newer --python INTERPRETER [--match TEXT …]
     PYTHONPATH=. python benchmarks/serving_logs.py table
 
 ``INTERPRETER`` has vLLM 0.19.1. The figures are those of ``tests/recorded/vllm/public_logs.json``,
@@ -15,6 +16,10 @@ Figures, configurations and split were committed before the first run.
 
 ``--other`` runs start-ups from other sources, on other GPUs and with other versions of vLLM:
 ``tests/recorded/vllm/other_logs.json``. All of them are held out.
+
+``--newer`` runs start-ups of vLLM 0.25 and newer with an ``INTERPRETER`` that has the version of
+the log, or the nearest newer one: ``tests/recorded/vllm/newer_logs.json``. All of them are held
+out.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final
 
-from gpuprobe.planning.serving.figures import GRAPH
+from gpuprobe.planning.serving.figures import graph_bytes
 
 HERE = Path(__file__).resolve().parent
 LOGS = HERE.parent / "tests" / "recorded" / "vllm" / "public_logs.json"
@@ -42,6 +47,8 @@ MODELS = HERE / "serving_models.json"
 RESULTS = HERE / "serving_results.json"
 OTHER = LOGS.with_name("other_logs.json")
 OTHER_RESULTS = HERE / "serving_results_other.json"
+NEWER = LOGS.with_name("newer_logs.json")
+NEWER_RESULTS = HERE / "serving_results_newer.json"
 GIB: Final = 1 << 30
 VERDICTS: Final = (
     {"model": "microsoft/phi-2", "tp": 1, "pp": 1, "max_model_len": 8192, "started": False},
@@ -128,6 +135,12 @@ def other() -> Row:
     return found
 
 
+def newer() -> Row:
+    """Start-ups of newer versions, with the same parts as `other`."""
+    found: Row = json.loads(NEWER.read_text(encoding="utf-8"))
+    return found
+
+
 def other_name(log: Row) -> str:
     """The key of a log from another source."""
     return " ".join([log["gpu"], log["model"], *log["options"]])
@@ -150,9 +163,10 @@ def run(python: str, parts: list[str], warm: bool = False) -> None:
         _add(RESULTS, name(log), _estimate(python, gpu, config, options(log)))
 
 
-def run_other(python: str, parts: list[str]) -> None:
-    """Run the logs from other sources whose names have any of ``parts``."""
-    document = other()
+def run_other(python: str, parts: list[str], document: Row, path: Path) -> None:
+    """Run the logs of a ``document`` whose names have any of ``parts``, and add the results to the
+    file at ``path``.
+    """
     known = {**models(), **document["models"]}
     for part in parts:
         for log in document["logs"]:
@@ -161,7 +175,7 @@ def run_other(python: str, parts: list[str]) -> None:
                 digest = hashlib.sha256(json.dumps(config).encode()).hexdigest()[:12]
                 folder = str(Path(tempfile.gettempdir()) / f"serving-logs-{digest}")
                 row = _estimate(python, log["gpu"], config, log["options"], folder)
-                _add(OTHER_RESULTS, other_name(log), row)
+                _add(path, other_name(log), row)
 
 
 def _estimate(python: str, gpu: str, config: Row, words: list[str], folder: str = "") -> Row:
@@ -208,22 +222,27 @@ def _compiled() -> Iterator[Path]:
 
 
 _KEPT: Final = (
-    "started", "stage", "error", "compile_cache", "weights", "activation", "graphs_captured",
-    "graph_nodes", "non_torch", "kv_cache", "tokens", "ranks", "later",
+    "started", "stage", "error", "compile_cache", "weights", "activation", "graphs_reserved",
+    "graphs_captured", "graph_nodes", "non_torch", "kv_cache", "tokens", "ranks", "later",
 )  # fmt: skip
 
 
 def _kept(found: Row, folder: str) -> Row:
     row = {name: found[name] for name in _KEPT if found.get(name) is not None}
+    if "+cu13" in found.get("torch", ""):
+        row["cuda"] = 13
     if found.get("graphs") is not None:
-        row["graph_pool"] = found["graphs"] - driver(found)
+        row["graph_pool"] = found["graphs"] - driver({**found, **row})
     row["error"] = row.get("error", "").replace(folder, "").partition("\n")[0][:200]
+    if found.get("vllm") not in (None, "0.19.1"):
+        row["vllm"] = found["vllm"]
     return {name: value for name, value in row.items() if value not in ("", [])}
 
 
 def driver(found: Row) -> int:
     """The driver's part of CUDA graphs as estimated, by their number and that of their nodes."""
-    return int(GRAPH[0] * found["graphs_captured"] + GRAPH[1] * found["graph_nodes"])
+    graph, node = graph_bytes(found.get("cuda", 12))
+    return int(graph * found["graphs_captured"] + node * found["graph_nodes"])
 
 
 def graphs(found: Row) -> float | None:
@@ -313,17 +332,27 @@ def page() -> str:
 
 def compared_other() -> list[Row]:
     """For each log from another source with a result: errors in percent, and both verdicts."""
+    return _compared(other(), OTHER_RESULTS)
+
+
+def compared_newer() -> list[Row]:
+    """As `compared_other`, for start-ups of newer versions."""
+    return _compared(newer(), NEWER_RESULTS)
+
+
+def _compared(document: Row, path: Path) -> list[Row]:
     results: Row = {}
-    if OTHER_RESULTS.exists():
-        results = json.loads(OTHER_RESULTS.read_text(encoding="utf-8"))
+    if path.exists():
+        results = json.loads(path.read_text(encoding="utf-8"))
     rows = []
-    for log in other()["logs"]:
+    for log in document["logs"]:
         found = results.get(other_name(log))
         if found is None:
             continue
         first = found["ranks"][0] if found.get("ranks") else found
         ours = {
             "weights": _gib(first.get("weights")),
+            "activation": _printed_peak(first),
             "kv_cache": _gib(first.get("kv_cache")),
             "tokens": found.get("tokens"),
             "graphs": graphs(found),
@@ -334,6 +363,13 @@ def compared_other() -> list[Row]:
         verdict = found["started"] == log["started"]
         rows.append({"log": log, "found": found, "verdict": verdict, **errors})
     return rows
+
+
+def _printed_peak(found: Row) -> float | None:
+    """The activation peak as vLLM prints it, with what it sets aside for CUDA graphs."""
+    if found.get("activation") is None:
+        return None
+    return _gib(found["activation"] + (found.get("graphs_reserved") or 0))
 
 
 def _other_page() -> list[str]:
@@ -358,6 +394,28 @@ def _other_page() -> list[str]:
         cells.insert(0, row["found"].get("compile_cache", "–"))
         cells.insert(0, log["vllm"])
         text.append(f"| {title} | {' | '.join(cells)} | {result} | {log['source']} |")
+    return [*(text if rows else []), *_newer_page()]
+
+
+def _newer_page() -> list[str]:
+    rows, document = compared_newer(), newer()
+    text = [
+        "",
+        f"{len(rows)} of {len(document['logs'])} start-ups of newer versions were run.",
+        "",
+        "| start-up | vLLM | vLLM here | compile cache here | weights | activation peak "
+        "| KV cache, GiB | KV cache, tokens | graphs | result | source |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        log, found = row["log"], row["found"]
+        errors = [row.get(key) for key in FIGURES]
+        title = f"{log['gpu']}: {log['model']} {' '.join(log['options'])}".strip()
+        cells = [title, log["vllm"], found["vllm"], found.get("compile_cache", "–")]
+        cells += ["–" if value is None else f"{value:+.2f}" for value in errors]
+        logged, ours = _verdict(log["started"]), _verdict(found["started"])
+        cells.append(logged if ours == logged else f"{logged}; here: {ours}")
+        text.append(f"| {' | '.join([*cells, log['source'].partition(':')[0]])} |")
     return text if rows else []
 
 
@@ -401,10 +459,13 @@ def main() -> None:
     )
     runs.add_argument("--warm", action="store_true", help="use graphs that were compiled before")
     runs.add_argument("--other", action="store_true", help="start-ups from other sources")
+    runs.add_argument("--newer", action="store_true", help="start-ups of newer versions of vLLM")
     commands.add_parser("table")
     args = parser.parse_args()
     if args.command == "run" and args.other:
-        run_other(args.python, args.match or [""])
+        run_other(args.python, args.match or [""], other(), OTHER_RESULTS)
+    elif args.command == "run" and args.newer:
+        run_other(args.python, args.match or [""], newer(), NEWER_RESULTS)
     elif args.command == "run":
         run(args.python, args.match or [""], args.warm)
     else:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.serving import ServingEstimate, ServingFit
     from gpuprobe.planning.serving.command import ServingCommand
 
+_OLDEST: Final = (0, 8)
+"""The first vLLM whose V1 engine is the default."""
 _PROGRESS: Final = {
     "load_model: begins": "loading the model (dummy weights)",
     "determine_available_memory: begins": "profiling run",
@@ -38,8 +40,8 @@ def estimate_serving(
 
     Raises UsageError for a command of vLLM that starts no engine, needs more GPUs than ``gpu``
     names, several kinds of them, or data parallelism; ConfigError for an unknown GPU;
-    EnvironmentUnavailable without vLLM, without a torch for CUDA, and if vLLM has to compile
-    kernels without nvcc.
+    EnvironmentUnavailable without vLLM, with one before 0.8, without a torch for CUDA, and if vLLM
+    has to compile kernels without nvcc.
     """
     from gpuprobe.planning.serving.command import serving_command
 
@@ -50,7 +52,7 @@ def estimate_serving(
     from gpuprobe.native.process import add_to_environment, settings_text
     from gpuprobe.planning.serving import launch
     from gpuprobe.planning.serving.figures import (
-        GRAPH,
+        graph_bytes,
         needs_compiler,
         overheads,
         serving_estimate,
@@ -61,6 +63,7 @@ def estimate_serving(
         version = metadata.version("vllm")
     except metadata.PackageNotFoundError:
         raise EnvironmentUnavailable("vllm is not installed", hint="pip install vllm") from None
+    check_version(version)
     build = torch_build()
     if build is None:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install vllm")
@@ -68,7 +71,8 @@ def estimate_serving(
     machine = [replace(one, context=(constants.context, constants.context)) for one in gpus]
     environment = dict(os.environ)
     libraries = libraries_for(build)
-    add_to_environment(environment, libraries, settings_text(machine, build, graph=GRAPH), build)
+    settings = settings_text(machine, build, graph=graph_bytes(build.major))
+    add_to_environment(environment, libraries, settings, build)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     environment |= {"VLLM_NO_USAGE_STATS": "1", **compile_caches(version)}
     # Forked processes share the memory of what is imported, and do not import it again. vLLM spawns
@@ -114,6 +118,17 @@ def estimate_serving(
             "--attention-backend TRITON_ATTN",
         )
     return with_later_start(found, start, notify)
+
+
+def check_version(version: str) -> None:
+    """Raise EnvironmentUnavailable for a vLLM of another architecture."""
+    from gpuprobe.planning.serving.figures import TRIED, minor_version
+
+    if minor_version(version) < _OLDEST:
+        raise EnvironmentUnavailable(
+            f"vLLM {version} starts its V0 engine, which is not observed; tried are {TRIED}",
+            hint="pip install --upgrade vllm",
+        )
 
 
 def with_later_start(

@@ -12,6 +12,8 @@ FROZEN = "01f3d60d48f49078b8d926057da909fd2cbb288d87d4786222d891837b8f24f0"
 """Of the figures and configurations, before any of them was run."""
 FROZEN_OTHER = "9d40889249bf98c586a54f8ff4866f28d66b993fcea9e7b4062914cc96ca4d67"
 """Of the start-ups from other sources, likewise."""
+FROZEN_NEWER = "f31f7be7b9343f01ca46ae3019c31af98ba44da7f96536ab9e8e559875276182"
+"""Of the start-ups of newer versions, likewise."""
 
 
 def test_figures_and_configurations_are_those_that_were_frozen() -> None:
@@ -27,6 +29,16 @@ def test_start_ups_from_other_sources_are_those_that_were_frozen() -> None:
     for log in logs:
         assert log["model"] in known
         assert log["source"]
+        assert all(log[figure] is not None for figure in log["compared"])
+
+
+def test_start_ups_of_newer_versions_are_those_that_were_frozen() -> None:
+    found = serving_logs.newer()
+    data = json.dumps(found, sort_keys=True).encode()
+    assert hashlib.sha256(data).hexdigest() == FROZEN_NEWER
+    known = {*serving_logs.models(), *found["models"]}
+    for log in found["logs"]:
+        assert log["model"] in known
         assert all(log[figure] is not None for figure in log["compared"])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import serving_logs
 
 from gpuprobe.catalogue.gpus import find
-from gpuprobe.planning.serving.figures import GRAPH, overheads
+from gpuprobe.planning.serving.figures import GRAPH, GRAPH_CUDA_13, graph_bytes, overheads
 
 FILE = Path(__file__).resolve().parents[1] / "recorded" / "vllm" / "public_logs.json"
 GIB = 1 << 30
@@ -97,6 +97,25 @@ def test_the_driver_s_part_of_cuda_graphs() -> None:
     assert abs((gg * nd - gn * gd) / determinant / GRAPH[1] - 1) < 0.01
     errors = [abs(GRAPH[0] * row[0] + GRAPH[1] * row[1] - row[2]) / GIB for row in others]
     assert mean(errors) < 0.05
+
+
+def test_cuda_graphs_with_cuda_13() -> None:
+    """What vLLM sets aside for CUDA graphs, of which logs have the sum with the activation peak.
+    Both starts were run with the constants of CUDA 12, which were 0.08 to 0.1 GiB too many.
+    """
+    rows = [
+        row
+        for row in serving_logs.compared_newer()
+        if "activation" in row["log"]["compared"] and "cuda" not in row["found"]
+    ]
+    assert len(rows) == 2
+    for row in rows:
+        found = row["found"]
+        printed = row["log"]["activation"] * GIB - found["activation"]
+        assert 0.07 < (found["graphs_reserved"] - printed) / GIB < 0.1
+        less = (GRAPH[0] - GRAPH_CUDA_13[0]) * found["graphs_captured"]
+        assert abs(found["graphs_reserved"] - less - printed) / GIB < 0.006
+    assert (graph_bytes(12), graph_bytes(13)) == (GRAPH, GRAPH_CUDA_13)
 
 
 def _driver(row: dict[str, Any]) -> float:

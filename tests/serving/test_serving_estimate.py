@@ -13,14 +13,15 @@ import jsonschema
 import pytest
 
 from gpuprobe.api.render import render
-from gpuprobe.api.serving import compile_caches, estimate_serving, with_later_start
+from gpuprobe.api.serving import check_version, compile_caches, estimate_serving, with_later_start
 from gpuprobe.catalogue.gpus import find
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.plans.serving import ServingEstimate
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.serving.figures import (
     advice,
     last_error,
+    minor_version,
     needs_compiler,
     overheads,
     serving_estimate,
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
 
 
-def _recorded(name: str, log: str = "", tensor: int = 1) -> ServingEstimate:
+def _recorded(name: str, log: str = "", tensor: int = 1, vllm: str = "0.19.1") -> ServingEstimate:
     text = (ROOT / f"tests/recorded/vllm/{name}.events").read_text()
     gpu = find("h100-80gb")
     return serving_estimate(
@@ -42,7 +43,7 @@ def _recorded(name: str, log: str = "", tensor: int = 1) -> ServingEstimate:
         log,
         command="vllm serve m",
         gpu=gpu.title,
-        vllm="0.19.1",
+        vllm=vllm,
         torch="2.10.0+cu128",
         capacity=gpu.total_memory,
         constants=overheads(gpu, tensor),
@@ -53,6 +54,24 @@ def _text(found: ServingEstimate) -> str:
     stream = io.StringIO()
     render(found, "text", stream)
     return stream.getvalue()
+
+
+def test_a_version_that_sets_memory_aside_for_cuda_graphs() -> None:
+    """Of Llama-3.1-8B, 8192 tokens, 0.95, with compiled code. It captures graphs twice."""
+    found = _recorded("llama-3.1-8b-0.33", vllm="0.33.0")
+    assert found.started
+    assert found.activation == 1_918_940_672
+    assert found.graphs_reserved == 1_044_381_696
+    assert (found.graphs, found.graphs_captured, found.graph_nodes) == (924_844_032, 1734, 34_425)
+    assert (found.blocks, found.tokens) == (29_015, 29_015 * 16)
+    assert found.requested is not None
+    assert found.kv_cache is not None
+    parts = (found.weights, found.activation, found.graphs_reserved, found.kv_cache)
+    assert sum(part or 0 for part in parts) < found.requested
+    text = _text(found)
+    assert "graphs, reserved    996.0 MiB  set aside for CUDA graphs" in text
+    assert "not tried" not in text
+    assert "graphs, reserved" not in _text(_recorded("llama-3.1-8b"))
 
 
 def test_an_8b_model_against_the_log_of_an_h100() -> None:
@@ -312,3 +331,22 @@ def test_a_real_vllm(tmp_path: Path) -> None:
     assert found.weights
     assert found.tokens
     assert found.concurrency
+
+
+def test_versions_of_vllm() -> None:
+    assert minor_version("0.20.2rc1.dev9+g01d4d1ad3") == (0, 20)
+    check_version("0.8.0")
+    with pytest.raises(EnvironmentUnavailable, match=r"vLLM 0.7.3 starts its V0 engine.* 0.33"):
+        check_version("0.7.3")
+
+
+def test_a_version_that_was_not_tried_is_named() -> None:
+    def estimate(version: str) -> str:
+        found = serving_estimate(
+            [], "", command="", gpu="", vllm=version, torch="", capacity=1,
+            constants=overheads(find("h100-80gb")),
+        )  # fmt: skip
+        return "\n".join(found.assumed)
+
+    assert "vLLM 0.34.1 was not tried: vLLM 0.19, " in estimate("0.34.1")
+    assert "not tried" not in estimate("0.33.0")

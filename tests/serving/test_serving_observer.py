@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import logging.config
 import os
 import sys
 from pathlib import Path
@@ -216,16 +218,119 @@ def test_a_model_of_the_hub_with_a_tokenizer_in_a_folder(tmp_path: Path) -> None
     assert args.skip_tokenizer_init
 
 
-def test_a_line_of_the_log_that_has_changed(tmp_path: Path) -> None:
-    import logging
+@pytest.mark.parametrize(
+    ("lines", "logged"),
+    [
+        (
+            [
+                "GPU KV cache size: 1,024 tokens",
+                "Maximum concurrency for 8 tokens per request: 3.5x",
+            ],
+            {"tokens": 1024, "concurrency": 3.5},
+        ),
+        (
+            [
+                "GPU KV cache size: 460,496 tokens, Maximum concurrency for 131,072 tokens per "
+                "request: 3.51x"
+            ],
+            {"tokens": 460_496, "concurrency": 3.51},
+        ),
+        (
+            ["GPU KV cache size: 1,024 tokens", "Maximum concurrency for 8: unknown"],
+            {"tokens": 1024},
+        ),
+        (["Cache the graph of compile range (1, 8) for later use"], {"compile_cache": "cold"}),
+        (
+            ["[backbone] Directly load the compiled graph(s) for compile range (1, 8)"],
+            {"compile_cache": "warm"},
+        ),
+        (["[backbone] Directly load AOT compilation from path /c"], {"compile_cache": "warm"}),
+    ],
+    ids=["0.19", "0.31", "changed", "cold", "with a prefix", "compiled ahead of time"],
+)
+def test_lines_of_the_log(lines: list[str], logged: dict[str, object]) -> None:
+    found: observer.LoggedFigures = {}
+    for line in lines:
+        observer._parse(line, found)
+    assert found == logged
 
-    launch.prepare(tmp_path, {"first_use": 0}, {})
+
+def test_the_log_is_read_after_vllm_configured_its_loggers_again(tmp_path: Path) -> None:
+    """`dictConfig` takes the handlers of loggers below those that it names."""
+    launch.prepare(tmp_path, {}, {})
     ours = observer._Observer(tmp_path)
-    handler = observer._Handler(ours)
-    for text in ("GPU KV cache size: 1,024 tokens", "Maximum concurrency for 8: unknown"):
-        handler.emit(logging.LogRecord("n", logging.INFO, "f", 1, text, (), None))
-    assert ours.logged == {"tokens": 1024}
-    assert [event["stage"] for event in launch.all_events(tmp_path)] == ["not observed"]
+    logger = logging.getLogger("vllm.v1.core.kv_cache_utils")
+    ours.listen()
+    try:
+        settings = {"handlers": [], "level": "INFO", "propagate": False}
+        config = {"version": 1, "disable_existing_loggers": False, "loggers": {"vllm": settings}}
+        logging.config.dictConfig(config)
+        logger.info("GPU KV cache size: %s tokens", "1,024")
+        assert ours.logged == {"tokens": 1024}
+    finally:
+        for name in observer._LOGGERS:
+            logging.getLogger(name).removeFilter(ours._logged)
+
+
+@pytest.mark.parametrize(
+    ("version", "named", "found"),
+    [
+        ("before CUDA graphs were measured", {"peak_activation_memory": 9}, {"activation": 9}),
+        (
+            "not set aside",
+            {"peak_activation_memory": 9, "cudagraph_memory_estimate": 2, "applied": False},
+            {"activation": 9},
+        ),
+        (
+            "0.19, if its environment says so",
+            {
+                "peak_activation_memory": 9,
+                "cudagraph_memory_estimate": 2,
+                "non_torch_memory": 4,
+                "model_runner": SimpleNamespace(model_memory_usage=20),
+                "available_kv_cache_memory_bytes": 100 - 20 - 4 - 9 - 2,
+            },
+            {"activation": 9, "graphs": 2},
+        ),
+        (
+            "0.33, in the peak",
+            {
+                "peak_activation_memory": 9 + 2,
+                "cudagraph_memory_estimate": 2,
+                "total_consumed": 24,
+                "available_kv_cache_memory_bytes": 100 - 24 - 9 - 2,
+            },
+            {"activation": 9, "graphs": 2},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_peak_is_without_what_is_set_aside_for_cuda_graphs(
+    version: str, named: dict[str, Any], found: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envs = ModuleType("vllm.envs")
+    named = dict(named)
+    applied = named.pop("applied", True)
+    envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS = applied  # type: ignore[attr-defined]
+    vllm = ModuleType("vllm")
+    vllm.envs = envs  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.envs", envs)
+    assert observer._activation(SimpleNamespace(requested_memory=100, **named)) == found
+
+
+def test_sampling_kernels_are_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer's callers allocate the results that its kernels write."""
+    module = ModuleType("flashinfer.sampling")
+    parent = ModuleType("flashinfer")
+    parent.sampling = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", parent)
+    monkeypatch.setitem(sys.modules, "flashinfer.sampling", module)
+    launch.prepare(tmp_path, {}, {})
+    observer._Observer(tmp_path).sampling_kernels()
+    found = module.gen_sampling_module().build_and_load()
+    assert found.top_k_mask_logits([1.0], maybe_k=None) is None
+    assert not hasattr(found, "__wrapped__")
 
 
 def test_what_the_program_imports_comes_before_the_folder_of_gpuprobe(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ class ServingRank:
     non_torch: Bytes | None
     kv_cache: Bytes | None
     graphs: Bytes | None
+    graphs_reserved: Bytes | None
     left: Bytes | None
 
 
@@ -52,14 +53,15 @@ class ServingEstimate:
     was, ``advice`` what would help, and figures of later stages are None. ``requested`` is
     ``gpu_memory_utilization`` of ``capacity``. ``weights`` is the model as loaded, ``activation``
     the peak of the profiling run above it, ``graphs`` what capturing CUDA graphs adds,
-    with a constant for the driver's part. ``non_torch`` is the CUDA context and the code of
-    kernels: a constant, ``non_torch_low`` to ``non_torch_high`` is its range. ``kv_cache`` is the
-    pool of ``blocks`` blocks of ``block_size`` tokens; it has room for ``tokens`` tokens, and for
-    ``concurrency`` requests of ``max_model_len`` tokens. ``left`` is free afterwards. ``peak``
-    has the lines that allocated what is live at the activations' peak. With several GPUs,
-    ``ranks`` has the figures of each, and the others are those of the rank with the most memory
-    outside of the KV cache; ``capacity`` is that of one GPU. ``unquantized``: why the model seems
-    to be a quantised one, if no weight was quantised.
+    with a constant for the driver's part. ``graphs_reserved`` is what vLLM expected for CUDA graphs
+    when it sized the KV cache (versions from 0.21 on; otherwise None). ``non_torch`` is the CUDA
+    context and the code of kernels: a constant, ``non_torch_low`` to ``non_torch_high`` is its
+    range. ``kv_cache`` is the pool of ``blocks`` blocks of ``block_size`` tokens; it has room for
+    ``tokens`` tokens, and for ``concurrency`` requests of ``max_model_len`` tokens. ``left`` is
+    free afterwards. ``peak`` has the lines that allocated what is live at the activations' peak.
+    With several GPUs, ``ranks`` has the figures of each, and the others are those of the rank with
+    the most memory outside of the KV cache; ``capacity`` is that of one GPU. ``unquantized``: why
+    the model seems to be a quantised one, if no weight was quantised.
 
     ``compile_cache`` is "cold" if this start compiled, "warm" if it found compiled code.
     ``compiling``: its activations' peak was in torch's compiler. A later start needs less then, and
@@ -89,6 +91,7 @@ class ServingEstimate:
     weights: Bytes | None = None
     activation: Bytes | None = None
     graphs: Bytes | None = None
+    graphs_reserved: Bytes | None = None
     graphs_captured: Count | None = None
     graph_nodes: Count | None = None
     non_torch: Bytes | None = None

@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,6 +68,7 @@ def register() -> None:
     when_imported("vllm.model_executor.model_loader.weight_utils", observer.dummy_weights)
     when_imported("vllm.v1.worker.gpu_worker", observer.worker)
     when_imported("vllm.v1.engine.core", observer.engine)
+    when_imported("flashinfer.sampling", observer.sampling_kernels)
     observer.listen()
 
 
@@ -99,10 +101,15 @@ class _Observer:
     # --- vLLM's log, for figures that are nowhere else
 
     def listen(self) -> None:
-        """Parse the few lines of the log with figures that no object has."""
-        handler = _Handler(self)
-        for name in ("vllm.v1.core.kv_cache_utils", "vllm.compilation"):
-            logging.getLogger(name).addHandler(handler)
+        """Parse the few lines of the log with figures that no object has. Filters stay when vLLM
+        configures its loggers again, which takes their handlers away.
+        """
+        for name in _LOGGERS:
+            logging.getLogger(name).addFilter(self._logged)
+
+    def _logged(self, record: logging.LogRecord) -> bool:
+        self.guarded(lambda: _parse(record.getMessage(), self.logged))
+        return True
 
     # --- options
 
@@ -144,6 +151,15 @@ class _Observer:
                 original(parameter, *given, **named)
 
         module.initialize_single_dummy_weight = initialize
+
+    def sampling_kernels(self) -> None:
+        """Leave FlashInfer's kernels for sampling uncompiled, which newer versions of vLLM use by
+        default: FlashInfer compiles them at their first use, which needs nvcc and minutes. They
+        compute nothing here, and allocate nothing: their callers in Python allocate all results.
+        """
+        import flashinfer.sampling as module
+
+        module.gen_sampling_module = _NotCompiled
 
     # --- workers
 
@@ -247,11 +263,7 @@ class _Observer:
         return {"weights": int(runner.model_memory_usage)}
 
     def _profile(self, worker: object, _: object) -> Values:
-        activation = getattr(worker, "peak_activation_memory", None)
-        return {
-            "activation": None if activation is None else int(activation),
-            "said": dict(self.logged),
-        }
+        return {**_activation(worker), "said": dict(self.logged)}
 
     def _kv_cache(self, _: object, __: object, config: Any) -> Values:
         return {
@@ -285,27 +297,62 @@ class _Observer:
         EngineCore._initialize_kv_caches = initialize
 
 
-class _Handler(logging.Handler):
-    """Collects the figures of vLLM's log lines, by their templates."""
+class _NotCompiled:
+    """A module of FlashInfer that is not compiled: its functions do nothing."""
 
-    def __init__(self, observer: _Observer) -> None:
-        super().__init__()
-        self._observer = observer
+    def build_and_load(self) -> _NotCompiled:
+        return self
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self._observer.guarded(lambda: _parse(record.getMessage(), self._observer.logged))
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *given, **named: None
+
+
+_LOGGERS: Final = (
+    "vllm.v1.core.kv_cache_utils",
+    "vllm.compilation.backends",
+    "vllm.compilation.decorators",
+)
+_TOKENS: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
+_CONCURRENCY: Final = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
 
 
 def _parse(text: str, logged: LoggedFigures) -> None:
-    """Add the figures of a line of vLLM's log."""
-    if text.startswith("GPU KV cache size:"):
-        logged["tokens"] = int("".join(filter(str.isdecimal, text)))
-    elif text.startswith("Maximum concurrency for"):
-        logged["concurrency"] = float(text.rpartition(":")[2].strip().rstrip("x"))
-    elif text.startswith("Directly load the compiled graph"):
+    """Add the figures of a line of vLLM's log. Newer versions have both figures of the KV cache in
+    one line, and a prefix before the lines about compiled code.
+    """
+    tokens, concurrency = _TOKENS.search(text), _CONCURRENCY.search(text)
+    if tokens:
+        logged["tokens"] = int(tokens[1].replace(",", ""))
+    if concurrency:
+        logged["concurrency"] = float(concurrency[1])
+    if "Directly load the compiled graph" in text or "Directly load AOT compilation" in text:
         logged["compile_cache"] = "warm"
-    elif text.startswith(("Compiling a graph", "Cache the graph")):
+    elif "Compiling a graph" in text or "Cache the graph" in text:
         logged.setdefault("compile_cache", "cold")
+
+
+def _activation(worker: Any) -> Values:
+    """The peak of the profiling run, and what vLLM sets aside for CUDA graphs, of which it captures
+    a few beforehand. Some versions count that in their peak: it is what they have requested beyond
+    the KV cache and what is in use.
+    """
+    peak = getattr(worker, "peak_activation_memory", None)
+    if peak is None:
+        return {"activation": None}
+    graphs = int(getattr(worker, "cudagraph_memory_estimate", 0))
+    if not graphs:
+        return {"activation": int(peak)}
+    import vllm.envs as envs
+
+    if not envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS:
+        return {"activation": int(peak)}
+    in_use = getattr(worker, "total_consumed", None)
+    if in_use is None:
+        in_use = worker.model_runner.model_memory_usage + worker.non_torch_memory
+    requested = int(worker.requested_memory) - int(worker.available_kv_cache_memory_bytes)
+    return {"activation": requested - int(in_use) - graphs, "graphs": graphs}
 
 
 def _memory() -> dict[str, int]:

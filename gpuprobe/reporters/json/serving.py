@@ -12,16 +12,21 @@ from gpuprobe.reporters.json.documents import Document
 
 DOCUMENT: Final = Document(
     "gpuprobe.serving",
-    (1, 2),
+    (1, 3),
     ServingEstimate,
     "A vLLM that was started without a GPU. Sizes are bytes; null: vLLM failed before.",
     title="gpuprobe estimate of a vLLM server",
-    added={"1.1": "graph_nodes ranks unquantized", "1.2": "compiling later"},
+    added={
+        "1.1": "graph_nodes ranks unquantized",
+        "1.2": "compiling later",
+        "1.3": "graphs_reserved",
+    },
 )
 """History:
 * 1.0: first version. ``schemas/serving-1.json``.
 * 1.1: ``graph_nodes``, ``ranks``, ``unquantized``.
 * 1.2: ``compiling``, ``later``.
+* 1.3: ``graphs_reserved``.
 """
 
 FIT: Final = Document(

@@ -564,6 +564,11 @@ def _rows(found: ServingEstimate) -> list[Row]:
     add("requested", found.requested, f"{share} {human_bytes(found.capacity)}")
     add("weights", found.weights, "the model, as loaded")
     add("activation peak", found.activation, _prefill(found))
+    add(
+        "graphs, reserved",
+        found.graphs_reserved,
+        "set aside for CUDA graphs by the KV cache's size",
+    )
     if found.non_torch is not None and found.non_torch_low is not None:
         span = f"{human_bytes(found.non_torch_low)} to {human_bytes(found.non_torch_high or 0)}"
         add("non-torch", found.non_torch, f"{span}: the CUDA context{_nccl(found)} and kernels")
