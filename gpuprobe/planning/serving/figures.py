@@ -305,6 +305,11 @@ _ABOVE: Final = 0.22 * _GIB
 _TENSOR: Final = {2: (1.51 * _GIB, 2.07 * _GIB), 4: (1.53 * _GIB, 2.13 * _GIB)}
 _PIPELINE: Final = {2: (1.43 * _GIB, 0.07 * _GIB), 4: (1.48 * _GIB, 0.07 * _GIB)}
 """Bytes at the start and added by the profiling run, with NCCL, by the number of ranks."""
+_WITH_NVLS: Final = (9, 10)
+"""The major compute capabilities of GPUs with NVLink SHARP, whose buffers NCCL allocates at its
+first all-reduce. Each of four L40S, without NVLink, adds no more by its profiling run than a single
+GPU: the KV cache of a public log (`tests/recorded/vllm/other_logs.json`) leaves 0.1 to 0.2 GiB.
+"""
 _EXPERTS: Final = 0.48 * _GIB
 """Bytes at the start that a mixture of experts adds, if there are several tensor parallel ranks."""
 _REFERENCE: Final = "NVIDIA H100 80GB HBM3"
@@ -357,10 +362,14 @@ def overheads(gpu: GpuModel, tensor: int = 1, pipeline: int = 1) -> Overheads:
     if tensor * pipeline > 1:
         logs, ranks = (_TENSOR, tensor) if tensor > 1 else (_PIPELINE, pipeline)
         nearest = 2 if ranks == 2 else 4
-        more = sum(logs[nearest]) - _START - _FIRST_USE
-        start += logs[nearest][0] - _START
-        first_use = max(first_use + logs[nearest][1] - _FIRST_USE, 0)
-        low, high = low + more, high + more
+        at_start, later = logs[nearest][0] - _START, logs[nearest][1] - _FIRST_USE
+        if tensor > 1 and gpu.capability[0] not in _WITH_NVLS:
+            later = 0.0
+            note = (
+                "NCCL's memory: at the start as on H100s, and later none, as in a log of four L40S"
+            )
+        start, first_use = start + at_start, max(first_use + later, 0)
+        low, high = low + at_start + later, high + at_start + later
         if (tensor > 1 and pipeline > 1) or ranks not in logs:
             note = (
                 f"NCCL's memory: of {nearest} ranks, as no public log has "
