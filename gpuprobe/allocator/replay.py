@@ -495,7 +495,7 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         notes.append("the trace has no final layout; only its events were checked")
     if sim.gc_enabled and not sim.trust_ages:
         notes.append(
-            "the ages of cached segments are not known (some are from before the trace, or the "
+            "the ages of cached segments are unknown (some are from before the trace, or the "
             "memory limit changed): the choices of garbage collection were not checked"
         )
     if sim.unclear:
