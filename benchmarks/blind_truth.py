@@ -39,7 +39,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "blind_truth"
-UNITS = {"bytes": 1, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
+UNITS = {"bytes": 1, "MiB": 2**20, "GiB": 2**30, "MB": 10**6, "GB": 10**9}
 NEAR = 0.005
 LIMIT = 1200
 Row = dict[str, Any]
@@ -155,15 +155,16 @@ def results_of(path: Path) -> dict[str, Row]:
     return found
 
 
-def page(files: Files = SETS["first"]) -> str:
+def page(name: str = "first") -> str:
     """The results of a set as Markdown: `docs/blind-truth.md` has them."""
+    files = SETS[name]
     sources = files.read_sources()
     first = results_of(files.first)
     both = {**first, **results_of(files.mended)}
     mends = files.read_mends()
     return "\n\n".join(
         [
-            *_counts(sources, mends, words_of(sources, first), words_of(sources, both)),
+            *_counts(sources, mends, words_of(sources, first), words_of(sources, both), both),
             "### What was corrected",
             _mends(mends["programs"], both),
             "### What still differs",
@@ -172,7 +173,9 @@ def page(files: Files = SETS["first"]) -> str:
     )
 
 
-def _counts(sources: list[Row], mends: Row, first: Any, last: Any) -> list[str]:
+def _counts(
+    sources: list[Row], mends: Row, first: Any, last: Any, results: dict[str, Row]
+) -> list[str]:
     rows = []
     for source in sources:
         name = source["name"]
@@ -195,11 +198,19 @@ def _counts(sources: list[Row], mends: Row, first: Any, last: Any) -> list[str]:
         head += [f"{run_name}: allocated", "reserved", "verdicts"]
     ran = {name: word for name, word in whole[0].items() if word != "missing"}
     total = len(whole[0])
+    waiting = sum(
+        len(program["figures"])
+        for source in sources
+        for program in source["programs"]
+        if f"{source['name']}: {program['name']}" not in results
+    )
+    yet = f", {waiting} of them of programs that have not run yet" if waiting else ""
+    ended = f"ended with an error{' or have not run yet' if waiting else ''}"
     sentence = (
         f"Of {total} figures the first run gave {len(ran)}: allocated {counted(ran, 'a')}, "
         f"reserved {counted(ran, 'r')}, verdicts {counted(ran, 'v')}. The other "
-        f"{total - len(ran)} are of programs that ended with an error; after corrections "
-        f"{sum(word == 'missing' for word in whole[1].values())} are left. Corrected: allocated "
+        f"{total - len(ran)} are of programs that {ended}; after corrections "
+        f"{sum(word == 'missing' for word in whole[1].values())} are left{yet}. Corrected: allocated "
         f"{counted(whole[1], 'a')}, reserved {counted(whole[1], 'r')}, verdicts "
         f"{counted(whole[1], 'v')}."
     )
@@ -417,7 +428,7 @@ def main() -> None:
             print(f"{name}: {row['code']}, {row['seconds']} s", file=sys.stderr, flush=True)
             into.write_text(written(results), encoding="utf-8")
     if args.what == "table":
-        print(page(files))
+        print(page(args.files))
 
 
 if __name__ == "__main__":
