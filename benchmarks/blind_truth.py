@@ -210,7 +210,8 @@ def _counts(
         f"Of {total} figures the first run gave {len(ran)}: allocated {counted(ran, 'a')}, "
         f"reserved {counted(ran, 'r')}, verdicts {counted(ran, 'v')}. The other "
         f"{total - len(ran)} are of programs that {ended}; after corrections "
-        f"{sum(word == 'missing' for word in whole[1].values())} are left{yet}. Corrected: allocated "
+        f"{sum(word == 'missing' for word in whole[1].values())} are left{yet}. "
+        "Corrected: allocated "
         f"{counted(whole[1], 'a')}, reserved {counted(whole[1], 'r')}, verdicts "
         f"{counted(whole[1], 'v')}."
     )

@@ -80,7 +80,7 @@ def test_an_operator_that_was_defined_later_is_traced_with_fake_tensors(seen: Se
             library.define("times(Tensor x) -> Tensor")
             library.impl("times", lambda x, n=factor: x * n, "CompositeExplicitAutograd")
             times = torch.ops.gpuprobe_test.times.default
-            graph = make_fx(lambda x: times(x), tracing_mode="fake")(torch.ones(2))
+            graph = make_fx(lambda x, op=times: op(x), tracing_mode="fake")(torch.ones(2))
             assert times in {node.target for node in graph.graph.nodes}
             assert graph(torch.ones(2)).tolist() == [float(factor)] * 2
     assert "gpuprobe_test::times" in seen
