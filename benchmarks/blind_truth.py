@@ -2,6 +2,7 @@
 programs before figures and programs were committed.
 
     python benchmarks/blind_truth.py run SOURCES --python 2.6.0=PATH --python 2.13.0=PATH ...
+    python benchmarks/blind_truth.py run SOURCES --set second --python 2.6.0=PATH ...
     python benchmarks/blind_truth.py table
 
 ``blind_truth/sources.json`` has the figures, each as printed, with the repository and commit (or
@@ -17,6 +18,9 @@ jaxtyping, tabulate, matplotlib, lightning, torchmetrics, torchvision) have to b
 since; ``mended.json`` those of later ones, of what ``mends.json`` lists (``mend SOURCES --python
 …``), with programs in ``blind_truth/mended``. A figure is equal if ours, printed as theirs, is
 the same.
+
+``blind_truth/second`` is a second set, of sources that were searched after the corrections of the
+first: its files have the same names and forms.
 """
 
 from __future__ import annotations
@@ -35,12 +39,33 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "blind_truth"
-SOURCES = FOLDER / "sources.json"
-FIRST, MENDED, MENDS = FOLDER / "first.json", FOLDER / "mended.json", FOLDER / "mends.json"
-UNITS = {"bytes": 1, "MiB": 2**20, "GiB": 2**30, "GB": 10**9}
+UNITS = {"bytes": 1, "MiB": 2**20, "GiB": 2**30, "MB": 10**6, "GB": 10**9}
 NEAR = 0.005
 LIMIT = 1200
 Row = dict[str, Any]
+
+
+class Files:
+    """The files of a set: its sources and programs, and its results."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.programs = folder / "programs"
+        self.sources = folder / "sources.json"
+        self.first = folder / "first.json"
+        self.mended = folder / "mended.json"
+        self.mends = folder / "mends.json"
+
+    def read_sources(self) -> list[Row]:
+        found: list[Row] = json.loads(self.sources.read_text(encoding="utf-8"))
+        return found
+
+    def read_mends(self) -> Row:
+        found: Row = json.loads(self.mends.read_text(encoding="utf-8"))
+        return found
+
+
+SETS = {"first": Files(FOLDER), "second": Files(FOLDER / "second")}
 
 
 # -- comparison
@@ -130,24 +155,27 @@ def results_of(path: Path) -> dict[str, Row]:
     return found
 
 
-def page() -> str:
-    """The results as Markdown: `docs/blind-truth.md` has them."""
-    sources = json.loads(SOURCES.read_text(encoding="utf-8"))
-    first = results_of(FIRST)
-    both = {**first, **results_of(MENDED)}
-    mends = json.loads(MENDS.read_text(encoding="utf-8"))
+def page(name: str = "first") -> str:
+    """The results of a set as Markdown: `docs/blind-truth.md` has them."""
+    files = SETS[name]
+    sources = files.read_sources()
+    first = results_of(files.first)
+    both = {**first, **results_of(files.mended)}
+    mends = files.read_mends()
     return "\n\n".join(
         [
-            *_counts(sources, mends, words_of(sources, first), words_of(sources, both)),
-            "## What was corrected",
+            *_counts(sources, mends, words_of(sources, first), words_of(sources, both), both),
+            "### What was corrected",
             _mends(mends["programs"], both),
-            "## What still differs",
+            "### What still differs",
             _apart(sources, both, mends["explanations"]),
         ]
     )
 
 
-def _counts(sources: list[Row], mends: Row, first: Any, last: Any) -> list[str]:
+def _counts(
+    sources: list[Row], mends: Row, first: Any, last: Any, results: dict[str, Row]
+) -> list[str]:
     rows = []
     for source in sources:
         name = source["name"]
@@ -170,11 +198,20 @@ def _counts(sources: list[Row], mends: Row, first: Any, last: Any) -> list[str]:
         head += [f"{run_name}: allocated", "reserved", "verdicts"]
     ran = {name: word for name, word in whole[0].items() if word != "missing"}
     total = len(whole[0])
+    waiting = sum(
+        len(program["figures"])
+        for source in sources
+        for program in source["programs"]
+        if f"{source['name']}: {program['name']}" not in results
+    )
+    yet = f", {waiting} of them of programs that have not run yet" if waiting else ""
+    ended = f"ended with an error{' or have not run yet' if waiting else ''}"
     sentence = (
         f"Of {total} figures the first run gave {len(ran)}: allocated {counted(ran, 'a')}, "
         f"reserved {counted(ran, 'r')}, verdicts {counted(ran, 'v')}. The other "
-        f"{total - len(ran)} are of programs that ended with an error; after corrections "
-        f"{sum(word == 'missing' for word in whole[1].values())} are left. Corrected: allocated "
+        f"{total - len(ran)} are of programs that {ended}; after corrections "
+        f"{sum(word == 'missing' for word in whole[1].values())} are left{yet}. "
+        "Corrected: allocated "
         f"{counted(whole[1], 'a')}, reserved {counted(whole[1], 'r')}, verdicts "
         f"{counted(whole[1], 'v')}."
     )
@@ -242,10 +279,10 @@ def _explained(name: str, explanations: list[Row]) -> int:
     return -1
 
 
-def frozen_digest() -> str:
+def frozen_digest(files: Files = SETS["first"]) -> str:
     """Of what was committed before the first run: figures and programs."""
     digest = hashlib.sha256()
-    for path in (SOURCES, *sorted((FOLDER / "programs").glob("*.py"))):
+    for path in (files.sources, *sorted(files.programs.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -264,10 +301,10 @@ def fetched(source: Row, folder: Path) -> None:
         subprocess.run(["git", "-C", str(into), "checkout", "-q", source["commit"]], check=True)
 
 
-def mended(program: Row, name: str) -> Row | None:
+def mended(program: Row, name: str, files: Files) -> Row | None:
     """A program with its mends, None if it has none."""
     found = None
-    for mend in json.loads(MENDS.read_text(encoding="utf-8"))["programs"]:
+    for mend in files.read_mends()["programs"]:
         if any(fnmatch(name, pattern) for pattern in mend["names"]):
             before = found or program
             env = {**before.get("env", {}), **mend["settings"].get("env", {})}
@@ -275,7 +312,7 @@ def mended(program: Row, name: str) -> Row | None:
     return found
 
 
-def run(program: Row, python: str, folder: Path, work: Path) -> Row:
+def run(program: Row, files: Files, python: str, folder: Path, work: Path) -> Row:
     """Run one program on the native engine.
 
     ``within``: on a GPU that runs out of memory (`gpuprobe run`), instead of `gpuprobe estimate`,
@@ -287,7 +324,8 @@ def run(program: Row, python: str, folder: Path, work: Path) -> Row:
     if "ranks" in program:
         words += ["--ranks", str(program["ranks"])]
     script, *rest = program["run"]
-    path = FOLDER / script if "/" in script else FOLDER / "programs" / script
+    path = files.folder / script if "/" in script else files.programs / script
+    programs = dict.fromkeys([files.programs, SETS["first"].programs])
     work.mkdir(parents=True, exist_ok=True)
     if within:
         words += ["--quiet", "--force", "-o", str(work / "run.gpuprobe"), str(path), *rest]
@@ -298,9 +336,9 @@ def run(program: Row, python: str, folder: Path, work: Path) -> Row:
         **program.get("env", {}),
         "BLIND_SOURCES": str(folder),
         "BLIND_WORK": str(work),
-        "GPUPROBE_GPUS": str(FOLDER / "gpus.json"),
+        "GPUPROBE_GPUS": str(files.folder / "gpus.json"),
         "PYTHONPATH": os.pathsep.join(
-            [str(HERE.parent), str(FOLDER / "programs"), os.environ.get("PYTHONPATH", "")]
+            [str(HERE.parent), *map(str, programs), os.environ.get("PYTHONPATH", "")]
         ),
     }
     began = time.monotonic()
@@ -361,10 +399,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="starts of names")
     parser.add_argument("--again", action="store_true", help="also what has a result")
     parser.add_argument("--work", type=Path, default=Path("blind-truth"))
+    parser.add_argument("--set", choices=SETS, default="first", dest="files")
     args = parser.parse_args()
-    sources = json.loads(SOURCES.read_text(encoding="utf-8"))
+    files = SETS[args.files]
+    sources = files.read_sources()
     results: dict[str, Row] = {}
-    into = MENDED if args.what == "mend" else FIRST
+    into = files.mended if args.what == "mend" else files.first
     if into.exists():
         results = json.loads(into.read_text(encoding="utf-8"))
     pythons = dict(word.split("=", 1) for word in args.python)
@@ -373,7 +413,7 @@ def main() -> None:
             sys.exit(f"{args.what} needs the folder of sources")
         for frozen in source["programs"]:
             name = f"{source['name']}: {frozen['name']}"
-            program = mended(frozen, name) if args.what == "mend" else frozen
+            program = mended(frozen, name, files) if args.what == "mend" else frozen
             if program is None:
                 continue
             chosen = not args.only or name.startswith(tuple(args.only))
@@ -381,7 +421,7 @@ def main() -> None:
             if not chosen or (name in results and not args.again) or version not in pythons:
                 continue
             fetched(source, args.sources.resolve())
-            where = (pythons[version], args.sources.resolve(), args.work.resolve())
+            where = (files, pythons[version], args.sources.resolve(), args.work.resolve())
             row = joined([run({**program, "run": words}, *where) for words in runs(program)])
             if into.exists():  # also another process's results
                 results = json.loads(into.read_text(encoding="utf-8"))
@@ -389,7 +429,7 @@ def main() -> None:
             print(f"{name}: {row['code']}, {row['seconds']} s", file=sys.stderr, flush=True)
             into.write_text(written(results), encoding="utf-8")
     if args.what == "table":
-        print(page())
+        print(page(args.files))
 
 
 if __name__ == "__main__":

@@ -547,17 +547,18 @@ def packages() -> str:
     return table(("package", "contents", "folders"), rows)
 
 
-def results_of(benchmark: str) -> str:
+def results_of(benchmark: str, *arguments: str) -> str:
     """The page of a benchmark's results, without a run of it."""
     benchmarks = str(ROOT / "benchmarks")
     if benchmarks not in sys.path:
         sys.path.append(benchmarks)
-    text: str = importlib.import_module(benchmark).page()
+    text: str = importlib.import_module(benchmark).page(*arguments)
     return text
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "blind-truth": partial(results_of, "blind_truth"),
+    "blind-truth-second": partial(results_of, "blind_truth", "second"),
     "serving-logs": partial(results_of, "serving_logs"),
     "serving-cost": partial(results_of, "serving_cost"),
     "layers": layers,

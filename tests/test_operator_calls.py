@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,6 +71,23 @@ def test_an_operator_that_was_defined_later_is_seen(seen: Seen) -> None:
         library.impl("twice", lambda x: x * 2, "CPU")
         assert torch.ops.gpuprobe_test.twice(torch.ones(2)).tolist() == [2.0, 2.0]
     assert "gpuprobe_test::twice" in seen
+
+
+def test_an_operator_that_was_defined_later_is_traced_with_fake_tensors(seen: Seen) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def calls(op: Any, x: torch.Tensor) -> Any:
+        return op(x)
+
+    for factor in (2, 3):  # the second time the name belongs to another operator
+        with torch.library._scoped_library("gpuprobe_test", "FRAGMENT") as library:
+            library.define("times(Tensor x) -> Tensor")
+            library.impl("times", lambda x, n=factor: x * n, "CompositeExplicitAutograd")
+            times = torch.ops.gpuprobe_test.times.default
+            graph = make_fx(partial(calls, times), tracing_mode="fake")(torch.ones(2))
+            assert times in {node.target for node in graph.graph.nodes}
+            assert graph(torch.ones(2)).tolist() == [float(factor)] * 2
+    assert "gpuprobe_test::times" in seen
 
 
 def test_subclasses_come_first(seen: Seen) -> None:

@@ -107,7 +107,13 @@ _local = _Local()
 left_out = LeftOut()
 _handlers: list[Handler] = []
 _kept: list[object] = []
-"""The libraries that keep the kernels registered."""
+"""The library that keeps the fallback registered."""
+_libraries: dict[str, Any] = {}
+"""By namespace, the libraries that keep the kernels registered."""
+_later: dict[str, Any] = {}
+"""By name, the libraries that keep the kernels of operators which Python code defined later."""
+_implemented: dict[str, _Named] = {}
+"""By name, the operators that have a kernel."""
 
 
 def _plain(op: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -205,22 +211,53 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _register() -> None:
-    """Register a kernel for each operator, and a fallback for those that are defined later. A
+    """Register a kernel for each operator, and a fallback for those that C++ code defines later. A
     fallback alone would not work: if torch itself calls an operator with a subclass's tensors and
     without the key of Python, it asserts that Python has registered a kernel for that very operator
     (``python_op_registration_trampoline_impl`` in ``torch/csrc/utils/python_dispatch.cpp``).
     """
-    libraries: dict[str, Any] = {}
     for name in torch._C._dispatch_get_all_op_names():
-        space, _, rest = name.partition("::")
-        library = libraries.get(space)
-        if library is None:
-            library = torch._C._dispatch_library("IMPL", space, "", __file__, 0)
-            libraries[space] = library
-        library.impl(rest, _NAME, partial(_operator, _Named(name)), False)
-    others = torch.library.Library("_", "IMPL")
-    others.fallback(_operator, dispatch_key=_NAME)
-    _kept.extend((others, *libraries.values()))
+        if name not in _implemented:
+            _implement(name)
+    if not _kept:
+        others = torch.library.Library("_", "IMPL")
+        others.fallback(_operator, dispatch_key=_NAME)
+        _kept.append(others)
+
+
+def _implement(name: str) -> None:
+    space, _, rest = name.partition("::")
+    library = _libraries.get(space)
+    if library is None:
+        library = torch._C._dispatch_library("IMPL", space, "", __file__, 0)
+        _libraries[space] = library
+    _implement_in(library, rest, name)
+
+
+def _implement_in(library: Any, rest: str, name: str) -> None:
+    named = _implemented[name] = _Named(name)
+    library.impl(rest, _NAME, partial(_operator, named), False)
+
+
+def _include_later_operators() -> Callable[[], None]:
+    """Register kernels also of the operators that Python code defines later. If a name is defined
+    again, its previous kernel ends first: it would keep the previous operator's object.
+    """
+    define = torch.library.Library.define
+
+    def defined(self: Any, schema: str, *args: Any, **kwargs: Any) -> Any:
+        rest = schema.split("(")[0].strip()
+        name = f"{self.ns}::{rest}"
+        before = _later.pop(name, None)
+        if before is not None:
+            before.reset()
+        try:
+            return define(self, schema, *args, **kwargs)
+        finally:
+            _later[name] = torch._C._dispatch_library("IMPL", self.ns, "", __file__, 0)
+            _implement_in(_later[name], rest, name)
+
+    return patch(torch.library.Library, "define", defined)
 
 
 def _rebuild() -> None:
@@ -270,7 +307,7 @@ def watch(handler: Handler) -> Callable[[], None]:
     """Pass each operator to ``handler``, in this thread and in those that are started from now on.
     The latest handler is called first. Returns a function that ends this.
     """
-    if not _kept:
+    if not _handlers:
         _register()
     return _begin(handler)
 
@@ -293,6 +330,7 @@ def _begin(handler: Handler) -> Callable[[], None]:
 
 
 def _prepared() -> Iterator[Callable[[], None]]:
+    yield _include_later_operators()
     yield _pass_higher_order()
     yield from _exclude_subclasses()
     yield _join_threads()

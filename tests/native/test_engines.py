@@ -122,6 +122,25 @@ def test_the_largest_value_is_searched_in_processes_of_their_own(
     assert len({trial["peak_allocated"] for trial in found["trials"]}) == len(found["trials"])
 
 
+OWN_OPERATOR = """\
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+library = torch.library.Library("program", "DEF")
+library.define("marked(Tensor x) -> Tensor")
+library.impl("marked", lambda x: x, "CompositeExplicitAutograd")
+x = torch.ones(1 << 20, device="cuda")
+graph = make_fx(lambda x: torch.ops.program.marked(x * 2) + 1, tracing_mode="fake")(x)
+graph(x)
+"""
+
+
+def test_an_operator_that_the_program_defines_is_traced_with_fake_tensors(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(OWN_OPERATOR, encoding="utf-8")
+    assert estimate(script, tmp_path)["verdict"] == "fits"
+
+
 def test_a_program_runs_out_of_memory_where_the_gpu_does(tmp_path: Path) -> None:
     text = """\
 import gpuprobe
