@@ -269,6 +269,21 @@ def test_a_compiled_function_stays_compiled_where_it_must_not_be_compiled_again(
     assert (graphs.compiled, graphs.called) == (1, 4)
 
 
+def test_a_definition_that_fails_changes_nothing(seen: Seen) -> None:
+    library = torch.library.Library("gpuprobe_test_failing", "DEF")
+    try:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        with pytest.raises(RuntimeError, match="twice"):
+            library.define("twice(Tensor x, int y) -> Tensor")
+        with pytest.raises(RuntimeError):
+            library.define("no schema at all")
+        assert torch.ops.gpuprobe_test_failing.twice(torch.ones(2)).tolist() == [2.0, 2.0]
+        assert seen == ["ones", "gpuprobe_test_failing::twice"]
+    finally:
+        library._destroy()
+
+
 def test_the_same_where_recompiling_is_an_error(graphs: _Graphs, seen: Seen) -> None:
     function = torch.compile(lambda x: x * 2, backend=graphs)
     with unhandled():

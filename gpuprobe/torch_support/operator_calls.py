@@ -245,17 +245,24 @@ def _include_later_operators() -> Callable[[], None]:
     """
     define = torch.library.Library.define
 
+    def implement(space: str, rest: str) -> None:
+        name = f"{space}::{rest}"
+        _later[name] = torch._C._dispatch_library("IMPL", space, "", __file__, 0)
+        _implement_in(_later[name], rest, name)
+
     def defined(self: Any, schema: str, *args: Any, **kwargs: Any) -> Any:
         rest = schema.split("(")[0].strip()
-        name = f"{self.ns}::{rest}"
-        before = _later.pop(name, None)
+        before = _later.pop(f"{self.ns}::{rest}", None)
         if before is not None:
             before.reset()
         try:
-            return define(self, schema, *args, **kwargs)
-        finally:
-            _later[name] = torch._C._dispatch_library("IMPL", self.ns, "", __file__, 0)
-            _implement_in(_later[name], rest, name)
+            found = define(self, schema, *args, **kwargs)
+        except BaseException:
+            if before is not None:  # the previous operator is still there
+                implement(self.ns, rest)
+            raise
+        implement(self.ns, rest)
+        return found
 
     return patch(torch.library.Library, "define", defined)
 
