@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 
 import blocks
 import serving_logs
@@ -12,10 +13,20 @@ FROZEN = "01f3d60d48f49078b8d926057da909fd2cbb288d87d4786222d891837b8f24f0"
 """Of the figures and configurations, before any of them was run."""
 FROZEN_OTHER = "9d40889249bf98c586a54f8ff4866f28d66b993fcea9e7b4062914cc96ca4d67"
 """Of the start-ups from other sources, likewise."""
+FROZEN_MULTIMODAL = {
+    "google/gemma-3-4b-it": ("f4c8dc80a26bc68ed64e871d8c23f918f90abedb9508585f6e80e25f881ddcb5"),
+    "google/gemma-3-12b-it": ("1a8345313e82da6530e1b810c00a93f6209937e34a5e6cfee6882c275714a9ad"),
+    "google/gemma-3-27b-it": ("cff486a296bee8949515521eb3b4cc352c4f172c995c7041f8cf27b710f0c1d1"),
+}
+"""Of each multimodal model's configurations and tokenizer, before its first run."""
 
 
 def test_figures_and_configurations_are_those_that_were_frozen() -> None:
     assert serving_logs.frozen_digest() == FROZEN
+    digests = {
+        model: serving_logs.multimodal_digest(model) for model in serving_logs.multimodal_models()
+    }
+    assert digests == FROZEN_MULTIMODAL
 
 
 def test_start_ups_from_other_sources_are_those_that_were_frozen() -> None:
@@ -55,3 +66,33 @@ def test_the_options_are_those_of_a_log() -> None:
         "--dtype float16 --kv-cache-dtype fp8 --tensor-parallel-size 2"
     )
     assert serving_logs.why_not(log)
+
+
+def test_a_model_is_written_with_a_tokenizer_of_its_special_tokens(tmp_path: Path) -> None:
+    """One word beyond the special tokens has an id, and all ids below the size are taken."""
+    model = {
+        "config": {"model_type": "m"},
+        "files": {"preprocessor_config.json": {"size": 8}},
+        "tokenizer": {
+            "size": 5,
+            "special": {"<image>": 4, "<unk>": 0},
+            "words": {"\n": 2},
+            "config": {"unk_token": "<unk>", "image_token": "<image>"},
+        },
+    }
+    serving_logs.write_model(tmp_path / "model", model)
+    written = {
+        file.name: json.loads(file.read_text(encoding="utf-8"))
+        for file in (tmp_path / "model").iterdir()
+    }
+    assert written["config.json"] == {"model_type": "m"}
+    assert written["preprocessor_config.json"] == {"size": 8}
+    assert written["tokenizer_config.json"]["image_token"] == "<image>"
+    tokenizer = written["tokenizer.json"]
+    assert {token["content"]: token["id"] for token in tokenizer["added_tokens"]} == {
+        "<image>": 4,
+        "<unk>": 0,
+    }
+    vocabulary = tokenizer["model"]["vocab"]
+    assert sorted(vocabulary.values()) == list(range(5))
+    assert (vocabulary["<unk>"], vocabulary["\n"], vocabulary["<image>"]) == (0, 2, 4)
