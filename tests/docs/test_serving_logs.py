@@ -17,6 +17,15 @@ FROZEN_MULTIMODAL = {
     "google/gemma-3-4b-it": ("f4c8dc80a26bc68ed64e871d8c23f918f90abedb9508585f6e80e25f881ddcb5"),
     "google/gemma-3-12b-it": ("1a8345313e82da6530e1b810c00a93f6209937e34a5e6cfee6882c275714a9ad"),
     "google/gemma-3-27b-it": ("cff486a296bee8949515521eb3b4cc352c4f172c995c7041f8cf27b710f0c1d1"),
+    "ibm-granite/granite-vision-3.3-2b": (
+        "50af0158090a0f90571da1e3c769fe19ef58ad9cf25037ca08b8ec42a56c13b4"
+    ),
+    "RedHatAI/Mistral-Small-3.1-24B-Instruct-2503-quantized.w8a8": (
+        "001709718acdd614d44be5e61507e638746edc08f2c9d146e6d84c8cb0630df9"
+    ),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": (
+        "36deef4c32635fa606a919a7229f727a8ea8b1ccf0946441e02ec1348e8e8c1c"
+    ),
 }
 """Of each multimodal model's configurations and tokenizer, before its first run."""
 
