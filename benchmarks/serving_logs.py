@@ -21,6 +21,7 @@ Figures, configurations and split were committed before the first run.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import hashlib
 import json
@@ -82,7 +83,8 @@ def logs() -> list[Row]:
 
 def models() -> dict[str, Row]:
     """Configurations by the names of models: ``source`` and ``config``; of multimodal models also
-    ``files``, the contents of further files by their names, and ``tokenizer`` (`write_tokenizer`).
+    ``files``, the contents of further files by their names, and ``tokenizer`` (`write_tokenizer`)
+    or ``tekken`` (`write_tekken`).
     """
     return text_models() | multimodal_models()
 
@@ -193,6 +195,8 @@ def write_model(folder: Path, model: Row) -> None:
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
     if "tokenizer" in model:
         write_tokenizer(folder, **model["tokenizer"])
+    if "tekken" in model:
+        write_tekken(folder, model["tekken"])
 
 
 def write_tokenizer(
@@ -222,6 +226,26 @@ def write_tokenizer(
     }
     (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def write_tekken(folder: Path, document: Row) -> None:
+    """Write a tokenizer in Mistral's format, and the file by which vLLM detects that a model is in
+    that format: one with weights, here one of no elements. ``document`` is a tekken.json without
+    its vocabulary, whose words occur in no text, but for the 256 bytes.
+    """
+    sizes = document["config"]
+    number = sizes["default_vocab_size"] - sizes["default_num_special_tokens"]
+    words = [bytes([byte]) for byte in range(256)]
+    words += [f"token {rank}".encode() for rank in range(256, number)]
+    vocabulary = [
+        {"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
+        for rank, word in enumerate(words)
+    ]
+    text = json.dumps({**document, "vocab": vocabulary})
+    (folder / "tekken.json").write_text(text, encoding="utf-8")
+    header = json.dumps({"none": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    weights = len(header).to_bytes(8, "little") + header
+    (folder / "consolidated.safetensors").write_bytes(weights)
 
 
 def _estimate(python: str, gpu: str, model: Row, words: list[str], folder: str = "") -> Row:

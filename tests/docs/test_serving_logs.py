@@ -26,6 +26,9 @@ FROZEN_MULTIMODAL = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": (
         "36deef4c32635fa606a919a7229f727a8ea8b1ccf0946441e02ec1348e8e8c1c"
     ),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (
+        "c8b377e2e9dc332de155cf6ebaa43d501adb6707e562cc9d0197fd73d983f200"
+    ),
 }
 """Of each multimodal model's configurations and tokenizer, before its first run."""
 
