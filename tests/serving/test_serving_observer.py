@@ -216,6 +216,26 @@ def test_a_model_of_the_hub_with_a_tokenizer_in_a_folder(tmp_path: Path) -> None
     assert args.skip_tokenizer_init
 
 
+def test_files_that_the_processor_of_a_multimodal_model_lacks(tmp_path: Path) -> None:
+    model = SimpleNamespace(model=str(tmp_path), tokenizer=str(tmp_path), is_multimodal_model=True)
+    launch.prepare(tmp_path, {"first_use": 0}, {})
+    ours = observer._Observer(tmp_path)
+
+    def missing() -> list[str]:
+        ours._processor_files(model)
+        found: list[str] = launch.all_events(tmp_path)[-1]["missing"]
+        return found
+
+    assert missing() == ["preprocessor_config.json", "tokenizer.json"]
+    (tmp_path / "processor_config.json").touch()
+    assert missing() == ["tokenizer.json"]
+    model.tokenizer = "org/model"
+    assert missing() == []
+    model.tokenizer, model.is_multimodal_model = str(tmp_path), False
+    ours._processor_files(model)
+    assert len(launch.all_events(tmp_path)) == 3
+
+
 def test_a_line_of_the_log_that_has_changed(tmp_path: Path) -> None:
     import logging
 
