@@ -84,7 +84,8 @@ def logs() -> list[Row]:
 def models() -> dict[str, Row]:
     """Configurations by the names of models: ``source`` and ``config``; of multimodal models also
     ``files``, the contents of further files by their names, and ``tokenizer`` (`write_tokenizer`)
-    or ``tekken`` (`write_tekken`).
+    or ``tekken`` (`write_tekken`), ``code``, files next to this one by the names that they get, and
+    ``options`` for vLLM.
     """
     return text_models() | multimodal_models()
 
@@ -108,9 +109,11 @@ def frozen_digest() -> str:
 
 
 def multimodal_digest(model: str) -> str:
-    """A SHA-256 of a multimodal model's configurations and tokenizer."""
-    data = json.dumps(multimodal_models()[model], sort_keys=True).encode()
-    return hashlib.sha256(data).hexdigest()
+    """A SHA-256 of a multimodal model's configurations, tokenizer and code."""
+    row = multimodal_models()[model]
+    data = json.dumps(row, sort_keys=True).encode()
+    code = b"".join((HERE / source).read_bytes() for source in row.get("code", {}).values())
+    return hashlib.sha256(data + code).hexdigest()
 
 
 def held_out(log: Row) -> bool:
@@ -171,7 +174,8 @@ def run(python: str, parts: list[str], warm: bool = False) -> None:
         model = known[log["model"]]
         config = model["config"]
         config.get("quantization_config", {}).update(CORRECTED.get(log["model"], {}))
-        _add(RESULTS, name(log), _estimate(python, gpu, model, options(log)))
+        words = [*options(log), *model.get("options", [])]
+        _add(RESULTS, name(log), _estimate(python, gpu, model, words))
 
 
 def run_other(python: str, parts: list[str]) -> None:
@@ -193,6 +197,8 @@ def write_model(folder: Path, model: Row) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in {"config.json": model["config"], **model.get("files", {})}.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    for name, source in model.get("code", {}).items():
+        shutil.copyfile(HERE / source, folder / name)
     if "tokenizer" in model:
         write_tokenizer(folder, **model["tokenizer"])
     if "tekken" in model:

@@ -29,6 +29,9 @@ FROZEN_MULTIMODAL = {
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (
         "c8b377e2e9dc332de155cf6ebaa43d501adb6707e562cc9d0197fd73d983f200"
     ),
+    "moonshotai/Kimi-VL-A3B-Instruct": (
+        "47e03093640f4175399f8f55d159d9298ab67d46274f5cae21d313694cbc8d38"
+    ),
 }
 """Of each multimodal model's configurations and tokenizer, before its first run."""
 
