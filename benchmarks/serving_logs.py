@@ -366,8 +366,9 @@ def page() -> str:
     """The results as Markdown: means of both halves, then each log."""
     rows = compared()
     left_out = [log for log in logs() if why_not(log)]
+    missing = f"{len(left_out)} need files of their models. " if left_out else ""
     text = [
-        f"{len(rows)} of {len(logs())} logs were run; {len(left_out)} need files of their models. "
+        f"{len(rows)} of {len(logs())} logs were run. {missing}"
         "Errors in percent: mean of the absolute ones, and the largest.",
         "",
         "| half | logs | weights | activation peak | KV cache, GiB | KV cache, tokens | graphs "

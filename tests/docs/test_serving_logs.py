@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import blocks
+import numpy as np
+import pytest
 import serving_logs
 
 FROZEN = "01f3d60d48f49078b8d926057da909fd2cbb288d87d4786222d891837b8f24f0"
@@ -111,3 +115,63 @@ def test_a_model_is_written_with_a_tokenizer_of_its_special_tokens(tmp_path: Pat
     vocabulary = tokenizer["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(5))
     assert (vocabulary["<unk>"], vocabulary["\n"], vocabulary["<image>"]) == (0, 2, 4)
+
+
+def test_a_model_in_mistrals_format_has_a_vocabulary_and_a_file_of_no_weights(
+    tmp_path: Path,
+) -> None:
+    sizes = {"default_vocab_size": 400, "default_num_special_tokens": 100}
+    serving_logs.write_model(
+        tmp_path, {"config": {}, "tekken": {"config": sizes, "multimodal": {"max_image_size": 8}}}
+    )
+    tekken = json.loads((tmp_path / "tekken.json").read_text(encoding="utf-8"))
+    assert tekken["multimodal"] == {"max_image_size": 8}
+    words = [base64.b64decode(word["token_bytes"]) for word in tekken["vocab"]]
+    assert [word["rank"] for word in tekken["vocab"]] == list(range(300))
+    assert words[:256] == [bytes([byte]) for byte in range(256)]
+    assert len(set(words)) == 300
+    weights = (tmp_path / "consolidated.safetensors").read_bytes()
+    size = int.from_bytes(weights[:8], "little")
+    assert len(weights) == 8 + size
+    (tensor,) = json.loads(weights[8:]).values()
+    assert tensor["data_offsets"] == [0, 0]
+
+
+def test_the_code_of_a_model_is_in_its_folder(tmp_path: Path) -> None:
+    serving_logs.write_model(tmp_path, serving_logs.models()["moonshotai/Kimi-VL-A3B-Instruct"])
+    module = (tmp_path / "processing_kimi_vl.py").read_text(encoding="utf-8")
+    config = json.loads((tmp_path / "preprocessor_config.json").read_text(encoding="utf-8"))
+    for name in config["auto_map"].values():
+        assert f"class {name.rpartition('.')[2]}(" in module
+
+
+class _Image:
+    """A white image with the part of Pillow's interface that the processor uses."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = size
+
+    def resize(self, size: tuple[int, int]) -> _Image:
+        return _Image(size)
+
+    def convert(self, mode: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        assert mode == "RGB"
+        width, height = self.size
+        return np.full((height, width, 3), 255, np.uint8)
+
+
+@pytest.mark.parametrize(("size", "rows", "columns"), [((1024, 1024), 66, 66), ((60, 28), 2, 6)])
+def test_the_shapes_of_kimi_vls_inputs(size: tuple[int, int], rows: int, columns: int) -> None:
+    """The numbers of patches that vLLM's ``get_num_image_tokens`` implies; what is added to whole
+    groups of patches is grey.
+    """
+    pytest.importorskip("transformers")
+    import serving_kimi_vl
+
+    processor = serving_kimi_vl.KimiVLImageProcessor(14, [2, 2], 4096)
+    found = processor.preprocess([_Image(size), _Image(size)])
+    assert found["image_grid_hws"].tolist() == [[rows, columns]] * 2
+    patches = found["pixel_values"]
+    assert tuple(patches.shape) == (2 * rows * columns, 3, 14, 14)
+    assert patches[0].unique().tolist() == [1.0]
+    assert patches[columns - 1].unique().tolist() == [0.0]
