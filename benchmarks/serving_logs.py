@@ -6,9 +6,10 @@
     PYTHONPATH=. python benchmarks/serving_logs.py table
 
 ``INTERPRETER`` has vLLM 0.19.1. The figures are those of ``tests/recorded/vllm/public_logs.json``,
-``serving_models.json`` has the models' configurations, each with its source. A log is left out
-(`why_not`) if its model's configuration is not there: vLLM profiles multimodal models with their
-processors, which are files of the model.
+``serving_models.json`` has the models' configurations, each with its source. vLLM profiles
+multimodal models with their processors: ``serving_multimodal.json`` has these models with the
+configurations of their processors, and the special tokens of their tokenizers (`write_tokenizer`).
+A log is left out (`why_not`) if its model is in neither file.
 
 Half of the logs is held out: those whose model's name, in lower case, has a SHA-256 with an odd
 first byte. The constants of ``gpuprobe/planning/serving/figures.py`` come from the other half.
@@ -25,6 +26,7 @@ out.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import hashlib
 import json
@@ -44,6 +46,7 @@ from gpuprobe.planning.serving.figures import graph_bytes
 HERE = Path(__file__).resolve().parent
 LOGS = HERE.parent / "tests" / "recorded" / "vllm" / "public_logs.json"
 MODELS = HERE / "serving_models.json"
+MULTIMODAL = HERE / "serving_multimodal.json"
 RESULTS = HERE / "serving_results.json"
 OTHER = LOGS.with_name("other_logs.json")
 OTHER_RESULTS = HERE / "serving_results_other.json"
@@ -86,15 +89,38 @@ def logs() -> list[Row]:
 
 
 def models() -> dict[str, Row]:
-    """Configurations by the names of models: ``source`` and ``config``."""
+    """Configurations by the names of models: ``source`` and ``config``; of multimodal models also
+    ``files``, the contents of further files by their names, and ``tokenizer`` (`write_tokenizer`)
+    or ``tekken`` (`write_tekken`), ``code``, files next to this one by the names that they get, and
+    ``options`` for vLLM.
+    """
+    return text_models() | multimodal_models()
+
+
+def text_models() -> dict[str, Row]:
+    """The models that process text only."""
     found: dict[str, Row] = json.loads(MODELS.read_text(encoding="utf-8"))
     return found
 
 
+def multimodal_models() -> dict[str, Row]:
+    """The models that vLLM profiles with their processors."""
+    found: dict[str, Row] = json.loads(MULTIMODAL.read_text(encoding="utf-8"))
+    return found
+
+
 def frozen_digest() -> str:
-    """A SHA-256 of all figures and configurations."""
-    data = json.dumps([logs(), models()], sort_keys=True).encode()
+    """A SHA-256 of all figures, and of the configurations of models that process text only."""
+    data = json.dumps([logs(), text_models()], sort_keys=True).encode()
     return hashlib.sha256(data).hexdigest()
+
+
+def multimodal_digest(model: str) -> str:
+    """A SHA-256 of a multimodal model's configurations, tokenizer and code."""
+    row = multimodal_models()[model]
+    data = json.dumps(row, sort_keys=True).encode()
+    code = b"".join((HERE / source).read_bytes() for source in row.get("code", {}).values())
+    return hashlib.sha256(data + code).hexdigest()
 
 
 def held_out(log: Row) -> bool:
@@ -158,9 +184,11 @@ def run(python: str, parts: list[str], warm: bool = False) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         gpus = log["tp"] * log["pp"]
         gpu = f"{gpus}xh100-80gb" if gpus > 1 else "h100-80gb"
-        config = known[log["model"]]["config"]
+        model = known[log["model"]]
+        config = model["config"]
         config.get("quantization_config", {}).update(CORRECTED.get(log["model"], {}))
-        _add(RESULTS, name(log), _estimate(python, gpu, config, options(log)))
+        words = [*options(log), *model.get("options", [])]
+        _add(RESULTS, name(log), _estimate(python, gpu, model, words))
 
 
 def run_other(python: str, parts: list[str], document: Row, path: Path) -> None:
@@ -171,25 +199,86 @@ def run_other(python: str, parts: list[str], document: Row, path: Path) -> None:
     for part in parts:
         for log in document["logs"]:
             if part in other_name(log):
-                config = known[log["model"]]["config"]
-                digest = hashlib.sha256(json.dumps(config).encode()).hexdigest()[:12]
+                model = known[log["model"]]
+                digest = hashlib.sha256(json.dumps(model["config"]).encode()).hexdigest()[:12]
                 folder = str(Path(tempfile.gettempdir()) / f"serving-logs-{digest}")
-                row = _estimate(python, log["gpu"], config, log["options"], folder)
+                row = _estimate(python, log["gpu"], model, log["options"], folder)
                 _add(path, other_name(log), row)
 
 
-def _estimate(python: str, gpu: str, config: Row, words: list[str], folder: str = "") -> Row:
-    """What ``gpuprobe estimate`` finds for a model with ``config`` and these options. In the same
+def write_model(folder: Path, model: Row) -> None:
+    """Write a model's folder, without weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in {"config.json": model["config"], **model.get("files", {})}.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    for name, source in model.get("code", {}).items():
+        shutil.copyfile(HERE / source, folder / name)
+    if "tokenizer" in model:
+        write_tokenizer(folder, **model["tokenizer"])
+    if "tekken" in model:
+        write_tekken(folder, model["tekken"])
+
+
+def write_tokenizer(
+    folder: Path, size: int, special: dict[str, int], words: dict[str, int], config: Row
+) -> None:
+    """Write a tokenizer with a model's special tokens and their ids. The inputs that vLLM profiles
+    a model with consist of these and of ``words``, so they have as many tokens as with the model's
+    own tokenizer. All other ids below ``size`` belong to words that occur in no text.
+    """
+    tokens = {number: text for text, number in {**words, **special}.items()}
+    added = [
+        {
+            "id": number,
+            "content": text,
+            "special": True,
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+        }
+        for text, number in special.items()
+    ]
+    steps = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    vocabulary = {tokens.get(number, f"token {number}"): number for number in range(size)}
+    document = {
+        "version": "1.0",
+        "added_tokens": added,
+        **dict.fromkeys(steps),
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": config["unk_token"]},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def write_tekken(folder: Path, document: Row) -> None:
+    """Write a tokenizer in Mistral's format, and the file by which vLLM detects that a model is in
+    that format: one with weights, here one of no elements. ``document`` is a tekken.json without
+    its vocabulary, whose words occur in no text, but for the 256 bytes.
+    """
+    sizes = document["config"]
+    number = sizes["default_vocab_size"] - sizes["default_num_special_tokens"]
+    words = [bytes([byte]) for byte in range(256)]
+    words += [f"token {rank}".encode() for rank in range(256, number)]
+    vocabulary = [
+        {"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
+        for rank, word in enumerate(words)
+    ]
+    text = json.dumps({**document, "vocab": vocabulary})
+    (folder / "tekken.json").write_text(text, encoding="utf-8")
+    header = json.dumps({"none": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    weights = len(header).to_bytes(8, "little") + header
+    (folder / "consolidated.safetensors").write_bytes(weights)
+
+
+def _estimate(python: str, gpu: str, model: Row, words: list[str], folder: str = "") -> Row:
+    """What ``gpuprobe estimate`` finds for a model of `models` and these options. In the same
     ``folder`` vLLM finds what it compiled for the model before; by default it is a new one.
     """
     with contextlib.ExitStack() as stack:
         if not folder:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="serving-logs-"))
-        model = Path(folder) / "model"
-        model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps(config))
+        path = Path(folder) / "model"
+        write_model(path, model)
         command = [python, "-m", "gpuprobe", "estimate", "--json", "--gpu", gpu, "--"]
-        command += ["vllm", "serve", str(model), *words]
+        command += ["vllm", "serve", str(path), *words]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         began = time.monotonic()
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -296,8 +385,9 @@ def page() -> str:
     """The results as Markdown: means of both halves, then each log."""
     rows = compared()
     left_out = [log for log in logs() if why_not(log)]
+    missing = f"{len(left_out)} need files of their models. " if left_out else ""
     text = [
-        f"{len(rows)} of {len(logs())} logs were run; {len(left_out)} need files of their models. "
+        f"{len(rows)} of {len(logs())} logs were run. {missing}"
         "Errors in percent: mean of the absolute ones, and the largest.",
         "",
         "| half | logs | weights | activation peak | KV cache, GiB | KV cache, tokens | graphs "

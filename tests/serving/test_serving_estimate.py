@@ -196,6 +196,36 @@ def test_advice_for_memory_that_runs_out() -> None:
     assert advice("KeyError: 1", "engine") == ()
 
 
+def test_advice_for_a_multimodal_model_without_its_processor() -> None:
+    """It is given if vLLM failed before its first stage; a later failure has another reason."""
+    gpu = find("h100-80gb")
+
+    def found(*stages: str) -> ServingEstimate:
+        lacking = {"stage": "processor", "missing": ["preprocessor_config.json", "tokenizer.json"]}
+        events: list[dict[str, Any]] = [{"time": 0, "rank": -1, **lacking}] * 2
+        events += [{"time": 1, "rank": 0, "stage": stage} for stage in stages]
+        return serving_estimate(
+            events,
+            "OSError: Can't load image processor for './m'",
+            command="vllm serve ./m",
+            gpu=gpu.title,
+            vllm="0.19.1",
+            torch="2.10.0+cu128",
+            capacity=gpu.total_memory,
+            constants=overheads(gpu),
+        )
+
+    (text,) = found().advice
+    assert "no preprocessor_config.json and tokenizer.json;" in text
+    assert "image processor" in found().error
+    assert found("load_model: begins").advice == ()
+
+
+def test_advice_for_a_processor_that_rejects_what_vllm_passes() -> None:
+    error = "ValueError: Failed to apply Gemma3Processor on data={'text': '<start_of_image>'}"
+    assert "another version of transformers" in advice(error, "")[0]
+
+
 def test_the_highest_moment_of_a_history() -> None:
     def event(action: str, address: int, size: int, file: str) -> dict[str, Any]:
         frames = [

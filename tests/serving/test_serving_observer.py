@@ -255,6 +255,26 @@ def test_lines_of_the_log(lines: list[str], logged: dict[str, object]) -> None:
     assert found == logged
 
 
+def test_files_that_the_processor_of_a_multimodal_model_lacks(tmp_path: Path) -> None:
+    model = SimpleNamespace(model=str(tmp_path), tokenizer=str(tmp_path), is_multimodal_model=True)
+    launch.prepare(tmp_path, {"first_use": 0}, {})
+    ours = observer._Observer(tmp_path)
+
+    def missing() -> list[str]:
+        ours._processor_files(model)
+        found: list[str] = launch.all_events(tmp_path)[-1]["missing"]
+        return found
+
+    assert missing() == ["preprocessor_config.json", "tokenizer.json"]
+    (tmp_path / "processor_config.json").touch()
+    assert missing() == ["tokenizer.json"]
+    model.tokenizer = "org/model"
+    assert missing() == []
+    model.tokenizer, model.is_multimodal_model = str(tmp_path), False
+    ours._processor_files(model)
+    assert len(launch.all_events(tmp_path)) == 3
+
+
 def test_the_log_is_read_after_vllm_configured_its_loggers_again(tmp_path: Path) -> None:
     """`dictConfig` takes the handlers of loggers below those that it names."""
     launch.prepare(tmp_path, {}, {})

@@ -223,11 +223,23 @@ def _failure(events: Sequence[Event], log: str, hangs: bool) -> dict[str, object
     else:
         stage = started[-1].partition(":")[0] if started else ""
         error = "vLLM made no progress and was ended" if hangs else last_error(log)
+    missing = [
+        name for event in events if event["stage"] == "processor" for name in event["missing"]
+    ]
     return {
         "stage": _STAGES.get(stage, "reading its options"),
         "error": error,
-        "advice": advice(error, stage),
+        "advice": _files(missing) if missing and not stage else advice(error, stage),
     }
+
+
+def _files(missing: Sequence[str]) -> tuple[str, ...]:
+    """Advice if the folder of a multimodal model lacks files of its processor."""
+    names = " and ".join(dict.fromkeys(missing))
+    return (
+        "vLLM profiles a multimodal model with its processor and tokenizer, and the model's folder "
+        f"has no {names}; it needs no weights",
+    )
 
 
 def last_error(log: str) -> str:
@@ -275,6 +287,8 @@ def advice(error: str, stage: str) -> tuple[str, ...]:
         return ("a smaller --max-num-batched-tokens or --max-num-seqs",)
     if "max_position_embeddings" in error or "derived max_model_len" in error:
         return ("a --max-model-len of at most what the model was made for",)
+    if "Failed to apply" in error and "Processor" in error:
+        return ("another version of transformers: the processor rejects what this vLLM passes",)
     if "not a valid" in error or "LocalEntryNotFound" in error or "offline" in error.lower():
         return ("a folder with the model's config.json in place of its name",)
     return ()

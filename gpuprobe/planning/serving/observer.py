@@ -33,6 +33,8 @@ UP: Final = "up"
 
 _REAL_LOADERS: Final = ("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors")
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
+_PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json", "tekken.json")
+"""Files of which a folder with a multimodal model has one (Mistral's has both in one)."""
 _MOST_TEXT: Final = 20_000
 """The most characters of a message that are written."""
 
@@ -122,7 +124,9 @@ class _Observer:
         @functools.wraps(original)
         def create_engine_config(args: Any, *given: object, **named: object) -> object:
             self.guarded(lambda: self._without_files(args))
-            return original(args, *given, **named)
+            config: Any = original(args, *given, **named)
+            self.guarded(lambda: self._processor_files(config.model_config))
+            return config
 
         EngineArgs.create_engine_config = create_engine_config
 
@@ -130,10 +134,16 @@ class _Observer:
         given = str(args.load_format)
         if given in _REAL_LOADERS:
             args.load_format = "dummy"
-        tokenizer = Path(str(args.tokenizer or args.model))
-        if tokenizer.is_dir() and not any((tokenizer / name).exists() for name in _TOKENIZERS):
+        if _lacks(args.tokenizer or args.model, _TOKENIZERS):
             args.skip_tokenizer_init = True
         self.write("options", load_format=given, tokenizer=not args.skip_tokenizer_init)
+
+    def _processor_files(self, model: Any) -> None:
+        """Write which files of a multimodal model's processor its folder lacks."""
+        if model.is_multimodal_model:
+            places = ((model.model, _PROCESSORS), (model.tokenizer or model.model, _TOKENIZERS))
+            missing = [names[0] for folder, names in places if _lacks(folder, names)]
+            self.write("processor", missing=missing)
 
     def dummy_weights(self) -> None:
         """Leave dummy weights in host memory as they are, where vLLM makes those that it quantises
@@ -295,6 +305,12 @@ class _Observer:
             return result
 
         EngineCore._initialize_kv_caches = initialize
+
+
+def _lacks(folder: object, names: Sequence[str]) -> bool:
+    """Whether a folder has none of the files; False for a model's name, which is not a folder."""
+    path = Path(str(folder))
+    return path.is_dir() and not any((path / name).exists() for name in names)
 
 
 class _NotCompiled:
