@@ -47,11 +47,13 @@ def holders(
     keep more than their tensors. ``error``: what ended the program; ``running``: the innermost
     frame of the calling thread to search, while it runs.
     """
-    search = _Search()
-    found: list[Holder] = []
-    for function, names in _scopes(error, running):
-        found += search.holders(function, names)
-    return _most(found)
+    waiting = [
+        (name, function, one)
+        for function, names in _scopes(error, running)
+        for name, one in names.items()
+        if not name.rpartition(".")[2].startswith("__")
+    ]
+    return _most(list(_Search().holders(waiting)))
 
 
 def with_earlier(found: tuple[Holder, ...], before: tuple[Holder, ...]) -> tuple[Holder, ...]:
@@ -105,13 +107,16 @@ class _Search:
         self._visited: set[int] = set()
         self._elements = _MOST_ELEMENTS
 
-    def holders(self, function: str, names: dict[str, Any]) -> Iterator[Holder]:
-        """Those among the variables of a function, and within them."""
-        waiting = deque(
-            (name, function, one, 0)
-            for name, one in names.items()
-            if not name.rpartition(".")[2].startswith("__")
-        )
+    def holders(self, entries: list[tuple[str, str, object]]) -> Iterator[Holder]:
+        """Those among the entries (expression, function, object), and within them."""
+        # Variables come before what is within instances and functions, which may be too much.
+        for name, owner, value in entries:
+            if _is(value, _CONTAINERS) and id(value) not in self._visited:
+                holder = self._holder(name, owner, value)
+                if holder is not None:
+                    self._visited.add(id(value))
+                    yield holder
+        waiting = deque((*entry, 0) for entry in entries)
         while waiting and len(self._visited) < _MOST_OBJECTS and self._elements > 0:
             name, owner, value, depth = waiting.popleft()
             leaf = _is(value, (*_LEAVES, torch.Tensor, torch.optim.Optimizer))

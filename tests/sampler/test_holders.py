@@ -192,6 +192,10 @@ def test_what_hooks_keep(main: ModuleType) -> None:
 
 
 def test_a_global_of_another_module(main: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = ModuleType("many")
+    many.__dict__.update({f"one{number}": Tracker(None) for number in range(30_000)})
+    many.__file__ = "/home/me/many.py"
+    monkeypatch.setitem(sys.modules, "many", many)
     for name, path in (("steps", "/home/me/steps.py"), ("lib", "/env/site-packages/lib.py")):
         module = ModuleType(name)
         module.__dict__.update(__file__=path, outputs=tensors())
