@@ -1,6 +1,6 @@
 """Which models vLLM serves on which GPUs: a start without a GPU for each pair, one GPU each.
 
-    PYTHONPATH=. python benchmarks/serving_table.py run --python INTERPRETER [--most CELLS]
+    PYTHONPATH=. python benchmarks/serving_table.py run --python INTERPRETER [--jobs 2]
     PYTHONPATH=. python benchmarks/serving_table.py table
 
 ``INTERPRETER`` has vLLM. Models are those whose configuration is part of gpuprobe. Each cell is a
@@ -17,8 +17,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,14 +51,6 @@ def results() -> Row:
     return found
 
 
-def missing() -> Iterator[tuple[str, str]]:
-    """The models and GPUs that were not run yet."""
-    for model in MODELS:
-        for gpu in GPUS:
-            if gpu not in results().get(model, {}):
-                yield model, gpu
-
-
 def start(python: str, model: str, gpu: str) -> Row:
     """What an estimate of a model on a GPU finds."""
     with tempfile.TemporaryDirectory(prefix="serving-table-") as name:
@@ -81,13 +74,25 @@ def start(python: str, model: str, gpu: str) -> Row:
     return {"seconds": seconds, **row}
 
 
-def run(python: str, most: int) -> None:
-    """Run up to ``most`` cells that are missing."""
-    for _, (model, gpu) in zip(range(most), missing(), strict=False):
-        found = results()
-        found.setdefault(model, {})[gpu] = row = start(python, model, gpu)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{row['seconds']:4.0f} s  {model} on {gpu}: {json.dumps(row)[:200]}", flush=True)
+def run(python: str, jobs: int) -> None:
+    """Run the cells that are missing, those of several models at a time."""
+    lock = threading.Lock()
+
+    def run_model(model: str) -> None:
+        for gpu in GPUS:
+            if gpu in results().get(model, {}):
+                continue
+            row = start(python, model, gpu)
+            with lock:
+                found = results()
+                found.setdefault(model, {})[gpu] = row
+                replacement = RESULTS.with_suffix(".new")
+                replacement.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                replacement.replace(RESULTS)
+            print(f"{row['seconds']:4.0f} s  {model} on {gpu}: {json.dumps(row)[:200]}", flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(run_model, MODELS))
 
 
 def page() -> str:
@@ -125,11 +130,11 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
     runs.add_argument("--python", default=sys.executable)
-    runs.add_argument("--most", type=int, default=len(MODELS) * len(GPUS))
+    runs.add_argument("--jobs", type=int, default=1, help="models at a time (1)")
     commands.add_parser("table")
     args = parser.parse_args()
     if args.command == "run":
-        run(args.python, args.most)
+        run(args.python, args.jobs)
     else:
         sys.stdout.write(page())
 

@@ -29,8 +29,8 @@ from gpuprobe.torch_support.tensors import storage_key
 MOST_HOLDERS: Final = 5
 _LEAST: Final = 3
 """The elements with tensors from which a container is one that grows."""
-_MOST_OBJECTS: Final = 20_000
-_MOST_ELEMENTS: Final = 50_000  # in all containers together
+_MOST_OBJECTS: Final = 20_000  # from the program's functions and script, and from its modules
+_MOST_ELEMENTS: Final = 50_000  # in all containers together, for each of these two
 _DEPTH: Final = 8  # of containers and instances within one another
 _NESTED: Final = 3  # of containers within an element
 _MOST_NESTED: Final = 20  # of each of these containers
@@ -47,13 +47,18 @@ def holders(
     keep more than their tensors. ``error``: what ended the program; ``running``: the innermost
     frame of the calling thread to search, while it runs.
     """
-    waiting = [
-        (name, function, one)
-        for function, names in _scopes(error, running)
-        for name, one in names.items()
-        if not name.rpartition(".")[2].startswith("__")
-    ]
-    return _most(list(_Search().holders(waiting)))
+    visited: set[int] = set()
+    found: list[Holder] = []
+    # A module with thousands of objects must not keep the search from the script's own.
+    for scopes in (_script(error, running), _modules()):
+        entries = [
+            (name, function, one)
+            for function, names in scopes
+            for name, one in names.items()
+            if not name.rpartition(".")[2].startswith("__")
+        ]
+        found.extend(_Search(visited).holders(entries))
+    return _most(found)
 
 
 def with_earlier(found: tuple[Holder, ...], before: tuple[Holder, ...]) -> tuple[Holder, ...]:
@@ -68,11 +73,12 @@ def _most(found: list[Holder]) -> tuple[Holder, ...]:
     return tuple(found[:MOST_HOLDERS])
 
 
-def _scopes(
-    error: BaseException | None, running: FrameType | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+_Scopes = Iterator[tuple[str, dict[str, Any]]]
+
+
+def _script(error: BaseException | None, running: FrameType | None) -> _Scopes:
     """The name of each function of the program that runs, or that the failure ended, and its
-    variables; then the globals of the program's modules, with "" for its name.
+    variables; then the globals of the script, with "" for its name.
     """
     frames = []
     at: TracebackType | None = None if error is None else error.__traceback__
@@ -90,6 +96,11 @@ def _scopes(
     main = sys.modules.get("__main__")
     if main is not None:
         yield "", dict(vars(main))
+
+
+def _modules() -> _Scopes:
+    """The globals of the modules of the program that the script imports."""
+    main = sys.modules.get("__main__")
     for name, module in list(sys.modules.items()):
         if module is not main and _is(module, (ModuleType,)) and _is_program_module(module):
             yield "", {f"{name}.{key}": one for key, one in list(vars(module).items())}
@@ -101,38 +112,39 @@ def _is_program_module(module: ModuleType) -> bool:
 
 
 class _Search:
-    """Searches each object once, and no more than a limited number of objects and elements."""
+    """Searches each object once, and no more than a limited number of objects and elements.
 
-    def __init__(self) -> None:
-        self._visited: set[int] = set()
+    ``visited``: the ids of the objects that an earlier search has met; this one adds its own.
+    """
+
+    def __init__(self, visited: set[int]) -> None:
+        self._visited = visited
+        self._most_objects = len(visited) + _MOST_OBJECTS
         self._elements = _MOST_ELEMENTS
 
     def holders(self, entries: list[tuple[str, str, object]]) -> Iterator[Holder]:
         """Those among the entries (expression, function, object), and within them."""
         # Variables come before what is within instances and functions, which may be too much.
         for name, owner, value in entries:
-            if _is(value, _CONTAINERS) and id(value) not in self._visited:
-                holder = self._holder(name, owner, value)
-                if holder is not None:
-                    self._visited.add(id(value))
-                    yield holder
+            if id(value) not in self._visited and (holder := self._holder(name, owner, value)):
+                self._visited.add(id(value))
+                yield holder
         waiting = deque((*entry, 0) for entry in entries)
-        while waiting and len(self._visited) < _MOST_OBJECTS and self._elements > 0:
+        while waiting and len(self._visited) < self._most_objects and self._elements > 0:
             name, owner, value, depth = waiting.popleft()
             leaf = _is(value, (*_LEAVES, torch.Tensor, torch.optim.Optimizer))
             if leaf or id(value) in self._visited:
                 continue
             self._visited.add(id(value))
-            if _is(value, _CONTAINERS):
-                holder = self._holder(name, owner, value)
-                if holder is not None:
-                    yield holder
-                    continue
-            if depth < _DEPTH:
+            if holder := self._holder(name, owner, value):
+                yield holder
+            elif depth < _DEPTH:
                 waiting.extend((*inner, depth + 1) for inner in _inside(name, owner, value))
 
     def _holder(self, name: str, function: str, container: Any) -> Holder | None:
-        """The container, if several of its elements hold tensors other than parameters."""
+        """A container, if several of its elements hold tensors other than parameters."""
+        if not _is(container, _CONTAINERS):
+            return None
         items = tensors = graphs = 0
         storages: dict[int, int] = {}
         for element in _first(container, self._elements):

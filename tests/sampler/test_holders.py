@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -21,7 +22,14 @@ from gpuprobe.sampler.holders import holders, with_earlier
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The program's ``__main__``, without variables."""
+    """The program's ``__main__``, without variables: in a program without the modules of other
+    tests, which have thousands of objects.
+    """
+    tests = Path(__file__).parents[1]
+    for name, other in list(sys.modules.items()):
+        path = getattr(other, "__file__", None)
+        if name != __name__ and path is not None and tests in Path(path).parents:
+            monkeypatch.delitem(sys.modules, name)
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     return module
@@ -201,6 +209,18 @@ def test_a_global_of_another_module(main: ModuleType, monkeypatch: pytest.Monkey
         module.__dict__.update(__file__=path, outputs=tensors())
         monkeypatch.setitem(sys.modules, name, module)
     assert [one.place for one in holders()] == ["steps.outputs (a list)"]
+
+
+@pytest.mark.parametrize("element", [Tracker, lambda number: [number] * 4])
+def test_a_large_module_does_not_hide_what_the_script_keeps(
+    main: ModuleType, monkeypatch: pytest.MonkeyPatch, element: Callable[[int], Any]
+) -> None:
+    many = ModuleType("many")
+    many.__dict__.update({f"one{number}": element(number) for number in range(30_000)})
+    many.__file__ = "/home/me/many.py"
+    monkeypatch.setitem(sys.modules, "many", many)
+    main.__dict__["x"] = {"a": {"b": Tracker(tensors())}}
+    assert [one.place for one in holders()] == ["x['a']['b'].history (a list)"]
 
 
 def test_an_attribute_of_a_module_in_a_model(main: ModuleType) -> None:
