@@ -20,16 +20,28 @@ def test_models_and_gpus_are_known() -> None:
 
 def test_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_table, "RESULTS", tmp_path / "results.json")
-    assert len(list(serving_table.missing())) == 200
     starts = {"started": True, "tokens": 42_640, "max_model_len": 8192}
     later = {**starts, "later": {"tokens": 46_848}}
     fails = {"started": False, "error": "ValueError: No available memory for the cache blocks."}
     other = {"started": False, "error": "KeyError: a|b"}
     rows = {"l4": fails, "l40s": starts, "a100-80gb": later, "h100-80gb": other}
     serving_table.RESULTS.write_text(json.dumps({"qwen3-8b": rows}))
-    assert len(list(serving_table.missing())) == 196
     page = serving_table.page()
     assert page.startswith("4 of 200 starts were run")
     assert page.splitlines()[-1] == (
         "| qwen3-8b | does not fit | 42,640; 8,192 | 46,848; 8,192 | KeyError: a/b | not run |"
     )
+
+
+def test_cells_that_were_run_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_table, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(serving_table, "start", lambda *cell: {"seconds": 1, "cell": cell})
+    serving_table.RESULTS.write_text(json.dumps({"phi-2": {"l4": {"seconds": 7}}}))
+    serving_table.run("python3", jobs=2)
+    found = serving_table.results()
+    assert found["phi-2"]["l4"] == {"seconds": 7}
+    cells = {
+        (model, gpu): row["seconds"] for model, rows in found.items() for gpu, row in rows.items()
+    }
+    assert len(cells) == 200
+    assert sum(cells.values()) == 206
