@@ -83,6 +83,8 @@ def run(python: str, jobs: int) -> None:
             if gpu in results().get(model, {}):
                 continue
             row = start(python, model, gpu)
+            while "address already in use" in str(row.get("error")):
+                row = start(python, model, gpu)  # another start took a port that vLLM had chosen
             with lock:
                 found = results()
                 found.setdefault(model, {})[gpu] = row

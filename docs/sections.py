@@ -560,6 +560,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "blind-truth": partial(results_of, "blind_truth"),
     "blind-truth-second": partial(results_of, "blind_truth", "second"),
     "serving-logs": partial(results_of, "serving_logs"),
+    "serving-table": partial(results_of, "serving_table"),
     "serving-cost": partial(results_of, "serving_cost"),
     "layers": layers,
     "packages": packages,

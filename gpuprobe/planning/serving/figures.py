@@ -198,8 +198,7 @@ def _assumed(by_stage: Mapping[str, Event], constants: Overheads, version: str) 
         "the driver's memory for CUDA graphs: fitted to public start-up logs, from which it is off "
         "by 0.05 GiB on average",
     ]
-    if constants.note:
-        texts.append(constants.note)
+    texts.extend(constants.notes)
     if minor_version(version) not in _TRIED:
         texts.append(f"vLLM {version} was not tried: {TRIED} were")
     options = by_stage.get("options")
@@ -349,7 +348,7 @@ def graph_bytes(cuda: int) -> tuple[int, int]:
 class Overheads(NamedTuple):
     """Bytes of one process on one GPU outside of torch's allocator: at the start (``experts`` more
     for a mixture of experts), added by the profiling run, and the range of both together.
-    ``context``: those at the start on one GPU. ``note``: what is assumed without any measurement.
+    ``context``: those at the start on one GPU. ``notes``: what is assumed without any measurement.
     """
 
     context: int
@@ -358,7 +357,7 @@ class Overheads(NamedTuple):
     first_use: int
     low: int
     high: int
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def overheads(gpu: GpuModel, tensor: int = 1, pipeline: int = 1) -> Overheads:
@@ -372,24 +371,31 @@ def overheads(gpu: GpuModel, tensor: int = 1, pipeline: int = 1) -> Overheads:
         low, high = min(gpu.context_low, middle - _BELOW), max(gpu.context_high, middle + _ABOVE)
         total = middle
     context = total * _START / (_START + _FIRST_USE)
-    start, first_use, note = context, total - context, ""
+    start, first_use = context, total - context
+    notes: list[str] = []
     if tensor * pipeline > 1:
         logs, ranks = (_TENSOR, tensor) if tensor > 1 else (_PIPELINE, pipeline)
         nearest = 2 if ranks == 2 else 4
         at_start, later = logs[nearest][0] - _START, logs[nearest][1] - _FIRST_USE
         if tensor > 1 and gpu.capability[0] not in _WITH_NVLS:
             later = 0.0
-            note = (
+            notes.append(
                 "NCCL's memory: at the start as on H100s, and later none, as in a log of four L40S"
             )
         start, first_use = start + at_start, max(first_use + later, 0)
         low, high = low + at_start + later, high + at_start + later
         if (tensor > 1 and pipeline > 1) or ranks not in logs:
-            note = (
+            notes.append(
                 f"NCCL's memory: of {nearest} ranks, as no public log has "
                 f"--tensor-parallel-size {tensor} with --pipeline-parallel-size {pipeline}"
             )
     experts = int(_EXPERTS) if tensor > 1 else 0
     return Overheads(
-        int(context), int(start), experts, int(first_use), int(low), int(high) + experts, note
+        context=int(context),
+        start=int(start),
+        experts=experts,
+        first_use=int(first_use),
+        low=int(low),
+        high=int(high) + experts,
+        notes=tuple(notes),
     )

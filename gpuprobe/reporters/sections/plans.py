@@ -567,7 +567,7 @@ def _rows(found: ServingEstimate) -> list[Row]:
     add(
         "graphs, reserved",
         found.graphs_reserved,
-        "set aside for CUDA graphs by the KV cache's size",
+        "for CUDA graphs, which the KV cache leaves free",
     )
     if found.non_torch is not None and found.non_torch_low is not None:
         span = f"{human_bytes(found.non_torch_low)} to {human_bytes(found.non_torch_high or 0)}"
