@@ -170,7 +170,7 @@ def _metrics(metrics: Sequence[MetricResult], caption: str) -> Table:
         Column(""),
         Column("accepted"),
     )
-    return Table(caption, columns, tuple(map(row, metrics)), flags=True, header=False)
+    return Table(caption, columns, tuple(map(row, metrics)), flags=True)
 
 
 def _passed(metric: MetricResult) -> str:
