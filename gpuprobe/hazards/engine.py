@@ -133,10 +133,6 @@ class Engine:
             self.many_streams = found > 1
         return found
 
-    def has_stream(self, device: int, number: int) -> bool:
-        """Whether the stream has done anything."""
-        return (device, number) in self._actors
-
     def _merge(self, into: int, clock: Sequence[int]) -> bool:
         """Advance an actor's clock to ``clock``. False if there was nothing new in it."""
         mine = self._clocks[into]
