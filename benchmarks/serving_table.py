@@ -41,6 +41,7 @@ _KEPT: Final = (
     "max_model_len", "max_num_seqs", "later",
 )  # fmt: skip
 _SHOWN: Final = 60
+_NO_CACHE: Final = ("No available memory for the cache blocks", "Cannot auto-fit max_model_len")
 
 Row = dict[str, Any]
 
@@ -122,8 +123,10 @@ def _cell(row: Row | None) -> str:
         lasting = row.get("later") or row
         return f"{lasting['tokens']:,}; {row['max_model_len']:,}"
     error = str(row["error"])
-    if "out of memory" in error or "No available memory" in error:
-        return "does not fit"
+    if row.get("stage") == "loading the weights" and "out of memory" in error:
+        return "weights do not fit"
+    if any(text in error for text in _NO_CACHE):
+        return "no room for a KV cache"
     return error[:_SHOWN].replace("|", "/")
 
 

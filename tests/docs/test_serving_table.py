@@ -20,17 +20,21 @@ def test_models_and_gpus_are_known() -> None:
 
 def test_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_table, "RESULTS", tmp_path / "results.json")
-    starts = {"started": True, "tokens": 42_640, "max_model_len": 8192}
-    later = {**starts, "later": {"tokens": 46_848}}
-    fails = {"started": False, "error": "ValueError: No available memory for the cache blocks."}
-    other = {"started": False, "error": "KeyError: a|b"}
-    rows = {"l4": fails, "l40s": starts, "a100-80gb": later, "h100-80gb": other}
-    serving_table.RESULTS.write_text(json.dumps({"qwen3-8b": rows}))
+    starts = {"started": True, "tokens": 640, "max_model_len": 8192}
+    later = {**starts, "later": {"tokens": 848}}
+    cache = {"started": False, "error": "ValueError: No available memory for the cache blocks."}
+    error = "OutOfMemoryError: CUDA out of memory. Tried to allocate 70.00 MiB."
+    weights = {"started": False, "stage": "loading the weights", "error": error}
+    other = {"started": False, "error": "Error: a|b"}
+    rows = {"l4": cache, "l40s": starts, "a100-80gb": later, "h100-80gb": other}
+    found = {"phi-2": {"l4": weights}, "qwen3-8b": rows}
+    serving_table.RESULTS.write_text(json.dumps(found))
     page = serving_table.page()
-    assert page.startswith("4 of 200 starts were run")
-    assert page.splitlines()[-1] == (
-        "| qwen3-8b | does not fit | 42,640; 8,192 | 46,848; 8,192 | KeyError: a/b | not run |"
-    )
+    assert page.startswith("5 of 200 starts were run")
+    assert page.splitlines()[-2:] == [
+        "| qwen3-8b | no room for a KV cache | 640; 8,192 | 848; 8,192 | Error: a/b | not run |",
+        "| phi-2 | weights do not fit | not run | not run | not run | not run |",
+    ]
 
 
 def test_cells_that_were_run_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,11 @@ def test_advice_for_memory_that_runs_out() -> None:
     error = "OutOfMemoryError: CUDA out of memory."
     assert "do not fit" in advice(error, "load_model")[0]
     assert "--gpu-memory-utilization" in advice(error, "compile_or_warm_up_model")[0]
+    for error in (
+        "ValueError: No available memory for the cache blocks.",
+        "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available",
+    ):
+        assert "--gpu-memory-utilization" in advice(error, "engine")[0]
     assert advice("KeyError: 1", "engine") == ()
 
 

@@ -271,7 +271,7 @@ def advice(error: str, stage: str) -> tuple[str, ...]:
             "--kv-cache-dtype fp8 halves the KV cache per token",
             "a larger --gpu-memory-utilization, a quantised model, or more GPUs",
         )
-    if "No available memory for the cache blocks" in error:
+    if "No available memory for the cache blocks" in error or "Cannot auto-fit" in error:
         return (
             "the weights and activations need all that is requested: a quantised model, a larger "
             "--gpu-memory-utilization, a smaller --max-num-batched-tokens, or a larger GPU",
