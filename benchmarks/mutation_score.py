@@ -92,7 +92,9 @@ def _score(rooms: list[str], count: int, seed: int) -> int:
         paths = " ".join(str(path) for path in tests if Path(path).exists())
         command = f"{sys.executable} -m pytest -x -q -p no:cacheprovider {paths}"
         start = time.monotonic()
-        subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
+        done = subprocess.run(command.split(), stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise SystemExit(f"the tests fail without a fault:\n{done.stdout[-4000:]}")
         limit = 60 + 3 * (time.monotonic() - start)
         faults = sorted(_faults(Path(folder)), key=lambda s: (str(s.module_path), s.start_pos))
         drawn = random.Random(seed).sample(faults, min(count, len(faults)))
