@@ -48,6 +48,7 @@ def estimate_serving(
     command = serving_command(words, module=module)
     if command is None:
         return None
+    from gpuprobe.native.assembler import assembler_variables
     from gpuprobe.native.libraries import libraries_for, torch_build
     from gpuprobe.native.process import add_to_environment, settings_text
     from gpuprobe.planning.serving import launch
@@ -74,7 +75,9 @@ def estimate_serving(
     settings = settings_text(machine, build, graph=graph_bytes(build.major))
     add_to_environment(environment, libraries, settings, build)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    environment |= {"VLLM_NO_USAGE_STATS": "1", **compile_caches(version)}
+    caches = compile_caches(version)
+    environment |= {"VLLM_NO_USAGE_STATS": "1", **caches}
+    environment |= assembler_variables(_folder(), caches, environment)
     # Forked processes share the memory of what is imported, and do not import it again. vLLM spawns
     # them in place of that if its first process uses CUDA.
     environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
@@ -232,7 +235,15 @@ def compile_caches(version: str) -> dict[str, str]:
     depend on what real servers compiled before, and these would use what this one did.
     """
     from gpuprobe.native import process
+
+    folder = _folder() / f"vllm-{version}"
+    return {"VLLM_CACHE_ROOT": str(folder), **process.compile_caches(folder)}
+
+
+def _folder() -> Path:
+    """The folder of all that servers compile."""
     from gpuprobe.native.libraries import cache_folder
 
-    folder = cache_folder().parent / "serving" / f"vllm-{version}"
-    return {"VLLM_CACHE_ROOT": str(folder), **process.compile_caches(folder)}
+    folder = cache_folder().parent / "serving"
+    folder.mkdir(exist_ok=True)
+    return folder

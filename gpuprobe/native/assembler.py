@@ -3,6 +3,10 @@
 Triton runs ptxas once a kernel, which takes up to half a second and 0.2 GiB of host memory for
 large ones. The native engine reads no machine code: what Triton itself derives from a kernel (its
 shared memory, its warps) comes from earlier stages. That ptxas would refuse a kernel is not found.
+
+No real GPU must find such kernels in a cache or a package that a program writes. So this is for
+servers alone, which keep what they compile in caches of gpuprobe; where a program sets others, the
+real ptxas runs. Its version is part of Triton's keys, and has one more line here.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,34 +29,42 @@ _VARIABLES: Final = {
 """What Triton takes in place of its own programs (``triton/knobs.py``)."""
 _SCRIPT: Final = """\
 #!/bin/sh
-# In place of ptxas, for kernels that are not executed. Its version, which Triton asks for, is real.
+# In place of ptxas, for kernels that are not executed and stay in caches of gpuprobe.
 output= previous=
 for argument do
     case $previous in -o) output=$argument ;; esac
     previous=$argument
 done
-[ -n "$output" ] || exec {real} "$@"
+if [ -z "$output" ]; then
+    {real} "$@" || exit
+    [ "$1" != --version ] || echo "gpuprobe: without machine code"
+    exit
+fi
+for cache in {caches}; do
+    case $cache in {own}/*) ;; *) exec {real} "$@" ;; esac
+done
 printf 'no machine code' > "$output"
 """
 
 
 def assembler_variables(
-    folder: Path, environment: Mapping[str, str], path: Sequence[str] = ()
+    folder: Path, caches: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Variables with which Triton makes no machine code, for the programs of its own, or those
-    that ``environment`` names. The scripts are written to ``folder``. ``path``: where Triton is
-    searched for before `sys.path`. Empty without Triton.
+    """Variables with which Triton makes no machine code. ``caches``: the variables for folders of
+    compiled code, all of them within ``folder``, to which the scripts are written; what is compiled
+    while one of them has another value is compiled as without these variables. ``environment`` may
+    name the real programs; otherwise they are those of the Triton in `sys.path`. Empty without one.
     """
     found = {}
     for variable, program in _VARIABLES.items():
-        real = environment.get(variable) or _own(program, [*path, *sys.path])
+        real = environment.get(variable) or _own(program)
         if real is not None and not Path(real).name.startswith(_NAME):
-            found[variable] = str(_write(folder, real))
+            found[variable] = str(_write(folder, caches, real))
     return found
 
 
-def _own(program: str, path: Sequence[str]) -> str | None:
-    spec = importlib.machinery.PathFinder.find_spec("triton", path)
+def _own(program: str) -> str | None:
+    spec = importlib.machinery.PathFinder.find_spec("triton", sys.path)
     for folder in (spec and spec.submodule_search_locations) or ():
         real = Path(folder, "backends", "nvidia", "bin", program)
         if real.exists():
@@ -60,8 +72,12 @@ def _own(program: str, path: Sequence[str]) -> str | None:
     return None
 
 
-def _write(folder: Path, real: str) -> Path:
-    text = _SCRIPT.format(real=shlex.quote(real))
+def _write(folder: Path, caches: Mapping[str, str], real: str) -> Path:
+    text = _SCRIPT.format(
+        real=shlex.quote(real),
+        caches=" ".join(f'"${name}"' for name in sorted(caches)),
+        own=shlex.quote(str(folder)),
+    )
     target = folder / f"{_NAME}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if not target.exists():
         descriptor, name = tempfile.mkstemp(dir=folder)

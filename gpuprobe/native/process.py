@@ -16,7 +16,6 @@ from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.values import Unavailable
 from gpuprobe.native import autograd_threads
-from gpuprobe.native.assembler import assembler_variables
 from gpuprobe.native.libraries import (
     PRELOAD,
     Libraries,
@@ -97,12 +96,12 @@ def add_to_environment(
     # Triton links its launchers to libcuda, which it would search for on the machine.
     environment["TRITON_LIBCUDA_PATH"] = str(libraries.folder)
     environment.update(compile_caches(cache_folder().parent / "compiled"))
-    packages = str(build.folder.parent)
-    environment.update(assembler_variables(cache_folder(), environment, [packages]))
     if build.folder.parent.is_relative_to(cache_folder()):  # of `gpuprobe native install`
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-        if packages not in paths:
-            environment["PYTHONPATH"] = os.pathsep.join([packages, *filter(None, paths)])
+        if str(build.folder.parent) not in paths:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                [str(build.folder.parent), *filter(None, paths)]
+            )
 
 
 def compile_caches(folder: Path) -> dict[str, str]:

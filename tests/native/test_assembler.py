@@ -17,52 +17,100 @@ case $1 in bad) exit 3 ;; esac
 
 
 @pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    """A folder with a Triton that has both assemblers."""
+def folder(tmp_path: Path) -> Path:
+    """The folder of what servers compile."""
+    folder = tmp_path / "it's mine"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def caches(folder: Path) -> dict[str, str]:
+    return {"TRITON_CACHE_DIR": str(folder / "a" / "triton"), "VLLM_CACHE_ROOT": str(folder / "a")}
+
+
+@pytest.fixture
+def triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Triton that has both assemblers."""
     programs = tmp_path / "it's packages" / "triton" / "backends" / "nvidia" / "bin"
     programs.mkdir(parents=True)
     (tmp_path / "it's packages" / "triton" / "__init__.py").touch()
     for name in ("ptxas", "ptxas-blackwell"):
         (programs / name).write_text(_PTXAS)
         (programs / name).chmod(0o755)
-    return tmp_path / "it's packages"
+    monkeypatch.syspath_prepend(tmp_path / "it's packages")
 
 
-def test_no_machine_code_is_made(tmp_path: Path, packages: Path) -> None:
-    found = assembler_variables(tmp_path, {}, [str(packages)])
+def compiled(program: str, folder: Path, caches: dict[str, str]) -> bytes | None:
+    """What a program made of a kernel, and None where it is the real one."""
+    output = folder / "with a space.o"
+    command = [program, "-lineinfo", "-v", "--gpu-name=sm_90a", "a.ptx", "-o", str(output)]
+    printed = subprocess.check_output(command, env=caches)
+    assert printed.startswith(b"real: -lineinfo") != output.exists()
+    code = output.read_bytes() if output.exists() else None
+    output.unlink(missing_ok=True)
+    return code
+
+
+@pytest.mark.usefixtures("triton")
+def test_no_machine_code_is_made(folder: Path, caches: dict[str, str]) -> None:
+    found = assembler_variables(folder, caches, {})
     assert set(found) == {"TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"}
     for program in found.values():
-        output = tmp_path / "with a space.o"
-        command = [program, "-lineinfo", "-v", "--gpu-name=sm_90a", "a.ptx", "-o", str(output)]
-        assert subprocess.check_output(command) == b""
-        assert output.read_bytes()
-        output.unlink()
+        assert compiled(program, folder, caches) == b"no machine code"
 
 
-def test_what_makes_no_code_is_left_to_the_real_one(tmp_path: Path, packages: Path) -> None:
-    program = assembler_variables(tmp_path, {}, [str(packages)])["TRITON_PTXAS_PATH"]
-    assert subprocess.check_output([program, "--version"], text=True) == "real: --version\n"
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"])
+@pytest.mark.parametrize("value", ["/home/me/.cache", "", None])
+def test_machine_code_is_made_for_other_caches(
+    folder: Path, caches: dict[str, str], name: str, value: str | None
+) -> None:
+    program = assembler_variables(folder, caches, {})["TRITON_PTXAS_PATH"]
+    if value is None:
+        del caches[name]
+    else:
+        caches[name] = value
+    assert compiled(program, folder, caches) is None
+
+
+@pytest.mark.usefixtures("triton")
+def test_what_makes_no_code_is_left_to_the_real_one(folder: Path, caches: dict[str, str]) -> None:
+    program = assembler_variables(folder, caches, {})["TRITON_PTXAS_PATH"]
     done = subprocess.run([program, "bad", "two words"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, "real: bad two words\n")
 
 
-def test_the_program_that_the_environment_names_is_the_real_one(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("triton")
+def test_keys_of_caches_differ(folder: Path, caches: dict[str, str]) -> None:
+    """Triton's keys contain what ``ptxas --version`` prints."""
+    program = assembler_variables(folder, caches, {})["TRITON_PTXAS_PATH"]
+    version = subprocess.check_output([program, "--version"], text=True)
+    assert version == "real: --version\ngpuprobe: without machine code\n"
+
+
+def test_the_program_that_the_environment_names_is_the_real_one(
+    tmp_path: Path, folder: Path, caches: dict[str, str]
+) -> None:
     mine = tmp_path / "mine"
     mine.write_text("#!/bin/sh\necho mine\n")
     mine.chmod(0o755)
     named = {"TRITON_PTXAS_PATH": str(mine)}
-    program = assembler_variables(tmp_path, named, [str(tmp_path)])["TRITON_PTXAS_PATH"]
-    assert subprocess.check_output([program, "--version"]) == b"mine\n"
+    program = assembler_variables(folder, caches, named)["TRITON_PTXAS_PATH"]
+    assert subprocess.check_output([program, "--help"]) == b"mine\n"
 
 
-def test_a_stand_in_is_not_the_real_one(tmp_path: Path, packages: Path) -> None:
-    """A program on the native engine starts another one."""
-    first = assembler_variables(tmp_path, {}, [str(packages)])
-    assert assembler_variables(tmp_path, first, [str(packages)]) == {}
-    assert assembler_variables(tmp_path, {}, [str(packages)]) == first
+@pytest.mark.usefixtures("triton")
+def test_a_stand_in_is_not_the_real_one(folder: Path, caches: dict[str, str]) -> None:
+    """An estimate within another one."""
+    first = assembler_variables(folder, caches, {})
+    assert assembler_variables(folder, caches, first) == {}
+    assert assembler_variables(folder, caches, {}) == first
 
 
-def test_without_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.path", [])
-    assert assembler_variables(tmp_path, {}, [str(tmp_path)]) == {}
-    assert list(tmp_path.iterdir()) == []
+def test_without_triton(
+    folder: Path, caches: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [str(folder)])
+    assert assembler_variables(folder, caches, {}) == {}
+    assert list(folder.iterdir()) == []

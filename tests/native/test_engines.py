@@ -356,8 +356,7 @@ with gpuprobe.virtual_gpu("l4", engine="native"):
     assert not real.exists()
     compiled = own / "gpuprobe" / "compiled"
     assert any((compiled / "inductor").rglob("*.py")), done.stderr
-    code = {file.read_bytes() for file in (compiled / "triton").rglob("*.cubin")}
-    assert code == {b"no machine code"}  # not of ptxas: nothing executes it
+    assert any((compiled / "triton").iterdir())
     assert not [*tmp_path.glob("torchinductor_*")]
 
 
