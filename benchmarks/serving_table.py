@@ -103,8 +103,7 @@ def page() -> str:
     found = results()
     cells = sum(len(rows) for rows in found.values())
     text = [
-        f"{cells} of {len(MODELS) * len(GPUS)} starts were run. Each cell: tokens in the KV cache, "
-        "and the longest context.",
+        f"{cells} of {len(MODELS) * len(GPUS)} starts were run.",
         "",
         f"| model | {' | '.join(GPUS)} |",
         f"| --- |{' --- |' * len(GPUS)}",
@@ -119,9 +118,10 @@ def page() -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return "not run"
+    later = row.get("later")
     if row["started"]:
-        lasting = row.get("later") or row
-        return f"{lasting['tokens']:,}; {row['max_model_len']:,}"
+        rest = f" ({later['tokens']:,})" if later and later["started"] else ""
+        return f"{row['tokens']:,}{rest}; {row['max_model_len']:,}"
     error = str(row["error"])
     if row.get("stage") == "loading the weights" and "out of memory" in error:
         return "weights do not fit"

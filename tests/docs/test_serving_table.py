@@ -21,7 +21,7 @@ def test_models_and_gpus_are_known() -> None:
 def test_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_table, "RESULTS", tmp_path / "results.json")
     starts = {"started": True, "tokens": 640, "max_model_len": 8192}
-    later = {**starts, "later": {"tokens": 848}}
+    later = {**starts, "later": {"started": True, "tokens": 848}}
     cache = {"started": False, "error": "ValueError: No available memory for the cache blocks."}
     error = "OutOfMemoryError: CUDA out of memory. Tried to allocate 70.00 MiB."
     weights = {"started": False, "stage": "loading the weights", "error": error}
@@ -32,7 +32,7 @@ def test_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = serving_table.page()
     assert page.startswith("5 of 200 starts were run")
     assert page.splitlines()[-2:] == [
-        "| qwen3-8b | no room for a KV cache | 640; 8,192 | 848; 8,192 | Error: a/b | not run |",
+        "| qwen3-8b | no room for a KV cache | 640; 8,192 | 640 (848); 8,192 | Error: a/b | not run |",
         "| phi-2 | weights do not fit | not run | not run | not run | not run |",
     ]
 
