@@ -33,7 +33,10 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {
     "hazards": ("gpuprobe/hazards", ("tests/hazards",)),
     "allocator": ("gpuprobe/allocator", ("tests/allocator", "tests/snapshot")),
-    "analysis": ("gpuprobe/analysis", ("tests/analysis", "tests/reporters", "tests/check")),
+    "analysis": (
+        "gpuprobe/analysis",
+        ("tests/analysis", "tests/recording", "tests/reporters", "tests/check"),
+    ),
     "doctor rules": ("gpuprobe/probes/health", ("tests/doctor",)),
 }
 
