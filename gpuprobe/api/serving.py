@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import tempfile
@@ -75,7 +76,7 @@ def estimate_serving(
     settings = settings_text(machine, build, graph=graph_bytes(build.major))
     add_to_environment(environment, libraries, settings, build)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    caches = compile_caches(version)
+    caches = compile_caches(version, words, gpu)
     environment |= {"VLLM_NO_USAGE_STATS": "1", **caches}
     environment |= assembler_variables(_folder(), caches, environment)
     # Forked processes share the memory of what is imported, and do not import it again. vLLM spawns
@@ -230,14 +231,26 @@ def _gpus(command: ServingCommand, spec: str) -> tuple[GpuModel, ...]:
     return used
 
 
-def compile_caches(version: str) -> dict[str, str]:
+def compile_caches(version: str, words: Sequence[str] = (), gpu: str = "") -> dict[str, str]:
     """Variables with separate folders for all code that vLLM compiles: the memory of a start would
-    depend on what real servers compiled before, and these would use what this one did.
+    depend on what real servers compiled before, and these would use what this one did. Inductor has
+    one for each command and GPU: choices that it made for another model, or on another GPU, would
+    be used as well, without the memory that they took.
     """
     from gpuprobe.native import process
 
     folder = _folder() / f"vllm-{version}"
-    return {"VLLM_CACHE_ROOT": str(folder), **process.compile_caches(folder)}
+    start = hashlib.sha256(repr((*words, gpu)).encode())
+    for word in words:
+        try:
+            start.update(Path(word, "config.json").read_bytes())
+        except (OSError, ValueError):  # not a model's folder
+            continue
+    return {
+        "VLLM_CACHE_ROOT": str(folder),
+        **process.compile_caches(folder),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor" / start.hexdigest()[:16]),
+    }
 
 
 def _folder() -> Path:

@@ -327,6 +327,25 @@ def test_compiled_code_is_kept_apart_from_that_of_real_servers(
     assert all(Path(folder).is_relative_to(tmp_path) for folder in folders.values())
 
 
+def test_what_inductor_compiled_is_that_of_the_same_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = tmp_path / "model"
+    model.mkdir()
+
+    def folders(gpu: str = "l4", *options: str) -> dict[str, str]:
+        words = ["vllm", "serve", str(model), "--hf-overrides", "x" * 5000, "\0", *options]
+        return compile_caches("0.19.1", words, gpu)
+
+    kinds = [folders(), folders("l40s"), folders("l4", "--max-num-seqs", "8")]
+    (model / "config.json").write_text("{}")
+    kinds.append(folders())
+    assert folders() == kinds[-1]
+    assert len({found["TORCHINDUCTOR_CACHE_DIR"] for found in kinds}) == 4
+    assert len({(found["VLLM_CACHE_ROOT"], found["TRITON_CACHE_DIR"]) for found in kinds}) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "gpu", "problem"),
     [
