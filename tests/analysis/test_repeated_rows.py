@@ -160,6 +160,8 @@ def test_groups_of_changes_sum_to_the_rows_and_open_to_them(by: str, data: st.Da
     if by != "category":  # they stay in the order of the diff
         assert [abs(total) for total in totals] == sorted(map(abs, totals), reverse=True)
     for group in groups:
+        changes = [abs(row.delta) for row in group.members]
+        assert changes == sorted(changes, reverse=True)
         assert len({row.status for row in group.members}) == 1
         assert len({row.delta > 0 for row in group.members}) == 1
         assert len(group.members) == 1 or not any(row.moved_from for row in group.members)
