@@ -35,7 +35,7 @@ ROOMS = {
     "allocator": ("gpuprobe/allocator", ("tests/allocator", "tests/snapshot")),
     "analysis": (
         "gpuprobe/analysis",
-        ("tests/analysis", "tests/recording", "tests/reporters", "tests/check"),
+        ("tests/analysis", "tests/recording", "tests/reporters", "tests/tui", "tests/check"),
     ),
     "doctor rules": ("gpuprobe/probes/health", ("tests/doctor",)),
 }

@@ -123,8 +123,9 @@ def _cell(row: Row | None) -> str:
         rest = f" ({later['tokens']:,})" if later and later["started"] else ""
         return f"{row['tokens']:,}{rest}; {row['max_model_len']:,}"
     error = str(row["error"])
-    if row.get("stage") == "loading the weights" and "out of memory" in error:
-        return "weights do not fit"
+    if "out of memory" in error:
+        loading = row.get("stage") == "loading the weights"
+        return "weights do not fit" if loading else "no room for activations"
     if any(text in error for text in _NO_CACHE):
         return "no room for a KV cache"
     return error[:_SHOWN].replace("|", "/")

@@ -27,13 +27,14 @@ def test_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {"started": False, "stage": "loading the weights", "error": error}
     other = {"started": False, "error": "E: a|b"}
     rows = {"l4": cache, "l40s": starts, "a100-80gb": later, "h100-80gb": other}
-    found = {"phi-2": {"l4": weights}, "qwen3-8b": rows}
+    found = {"phi-2": {"l4": weights, "l40s": {**weights, "stage": "in the profiling run"}}}
+    found["qwen3-8b"] = rows
     serving_table.RESULTS.write_text(json.dumps(found))
     page = serving_table.page()
-    assert page.startswith("5 of 200 starts were run")
+    assert page.startswith("6 of 200 starts were run")
     assert page.splitlines()[-2:] == [
         "| qwen3-8b | no room for a KV cache | 640; 8,192 | 640 (848); 8,192 | E: a/b | not run |",
-        "| phi-2 | weights do not fit | not run | not run | not run | not run |",
+        "| phi-2 | weights do not fit | no room for activations | not run | not run | not run |",
     ]
 
 
