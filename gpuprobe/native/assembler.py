@@ -26,7 +26,7 @@ _VARIABLES: Final = {
     "TRITON_PTXAS_PATH": "ptxas",
     "TRITON_PTXAS_BLACKWELL_PATH": "ptxas-blackwell",
 }
-"""What Triton takes in place of its own programs (``triton/knobs.py``)."""
+"""What Triton takes in place of the programs that it contains (``triton/knobs.py``)."""
 _SCRIPT: Final = """\
 #!/bin/sh
 # In place of ptxas, for kernels that are not executed and stay in caches of gpuprobe.
