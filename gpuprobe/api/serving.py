@@ -231,7 +231,7 @@ def _gpus(command: ServingCommand, spec: str) -> tuple[GpuModel, ...]:
     return used
 
 
-def compile_caches(version: str, words: Sequence[str] = (), gpu: str = "") -> dict[str, str]:
+def compile_caches(version: str, words: Sequence[str], gpu: str) -> dict[str, str]:
     """Variables with separate folders for all code that vLLM compiles: the memory of a start would
     depend on what real servers compiled before, and these would use what this one did. Inductor has
     one for each command and GPU: choices that it made for another model, or on another GPU, would

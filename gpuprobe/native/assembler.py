@@ -16,10 +16,11 @@ import importlib.machinery
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from gpuprobe.model.io.files import atomic_write
 
 _NAME: Final = "gpuprobe-ptxas-"
 _VARIABLES: Final = {
@@ -80,9 +81,7 @@ def _write(folder: Path, caches: Mapping[str, str], real: str) -> Path:
     )
     target = folder / f"{_NAME}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if not target.exists():
-        descriptor, name = tempfile.mkstemp(dir=folder)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o755)
-        Path(name).replace(target)  # another process may do the same
+        with atomic_write(target) as stream:
+            stream.write(text.encode())
+            os.fchmod(stream.fileno(), 0o755)
     return target

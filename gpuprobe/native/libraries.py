@@ -109,7 +109,7 @@ def cache_folder() -> Path:
         writable = False
     if writable and not set(" :") & set(str(folder)):  # LD_PRELOAD is separated by them
         return folder
-    folder = Path(tempfile.gettempdir()) / f"gpuprobe-native-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"gpuprobe-{os.getuid()}"  # code is next to libraries
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         mine = folder.stat()
@@ -123,7 +123,8 @@ def cache_folder() -> Path:
             f"{folder} can be written by others",
             hint="set XDG_CACHE_HOME to a folder of your own",
         )
-    return folder
+    (folder / "native").mkdir(exist_ok=True)
+    return folder / "native"
 
 
 def _digest() -> str:

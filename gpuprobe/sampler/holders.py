@@ -47,7 +47,7 @@ def holders(
     keep more than their tensors. ``error``: what ended the program; ``running``: the innermost
     frame of the calling thread to search, while it runs.
     """
-    visited: set[int] = set()
+    search = _Search()
     found: list[Holder] = []
     # A module with thousands of objects must not keep the search from the script's own.
     for scopes in (_script(error, running), _modules()):
@@ -57,7 +57,7 @@ def holders(
             for name, one in names.items()
             if not name.rpartition(".")[2].startswith("__")
         ]
-        found.extend(_Search(visited).holders(entries))
+        found.extend(search.holders(entries))
     return _most(found)
 
 
@@ -112,25 +112,25 @@ def _is_program_module(module: ModuleType) -> bool:
 
 
 class _Search:
-    """Searches each object once, and no more than a limited number of objects and elements.
+    """Searches each object once."""
 
-    ``visited``: the ids of the objects that an earlier search has met; this one adds its own.
-    """
-
-    def __init__(self, visited: set[int]) -> None:
-        self._visited = visited
-        self._most_objects = len(visited) + _MOST_OBJECTS
-        self._elements = _MOST_ELEMENTS
+    def __init__(self) -> None:
+        self._visited: set[int] = set()
+        self._elements = 0  # that may still be looked at
 
     def holders(self, entries: list[tuple[str, str, object]]) -> Iterator[Holder]:
-        """Those among the entries (expression, function, object), and within them."""
+        """Those among the entries (expression, function, object), and within them: of a limited
+        number of objects and elements.
+        """
+        self._elements = _MOST_ELEMENTS
+        most_objects = len(self._visited) + _MOST_OBJECTS
         # Variables come before what is within instances and functions, which may be too much.
         for name, owner, value in entries:
             if id(value) not in self._visited and (holder := self._holder(name, owner, value)):
                 self._visited.add(id(value))
                 yield holder
         waiting = deque((*entry, 0) for entry in entries)
-        while waiting and len(self._visited) < self._most_objects and self._elements > 0:
+        while waiting and len(self._visited) < most_objects and self._elements > 0:
             name, owner, value, depth = waiting.popleft()
             leaf = _is(value, (*_LEAVES, torch.Tensor, torch.optim.Optimizer))
             if leaf or id(value) in self._visited:

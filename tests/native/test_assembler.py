@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.native.assembler import assembler_variables
+from gpuprobe.native.libraries import cache_folder
 
 _PTXAS = """\
 #!/bin/sh
@@ -114,3 +117,18 @@ def test_without_triton(
     monkeypatch.setattr("sys.path", [str(folder)])
     assert assembler_variables(folder, caches, {}) == {}
     assert list(folder.iterdir()) == []
+
+
+def test_the_folder_for_temporary_files_has_a_private_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled is next to the libraries, and is executed, too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "with a space"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = cache_folder()
+    assert folder == tmp_path / f"gpuprobe-{os.getuid()}" / "native"
+    assert folder.is_dir()
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    folder.parent.chmod(0o777)
+    with pytest.raises(EnvironmentUnavailable, match="can be written by others"):
+        cache_folder()

@@ -322,7 +322,7 @@ def test_compiled_code_is_kept_apart_from_that_of_real_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folders = compile_caches("0.19.1")
+    folders = compile_caches("0.19.1", ["vllm", "serve", "m"], "l4")
     assert {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} == set(folders)
     assert all(Path(folder).is_relative_to(tmp_path) for folder in folders.values())
 
