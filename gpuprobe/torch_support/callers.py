@@ -94,30 +94,36 @@ def frames_of(error: BaseException) -> Iterator[TracebackType]:
 def place_in(error: BaseException) -> str:
     """The innermost line of the program that an exception passed through. Without one, that of the
     exception that was being handled: a signal handler raises wherever the process is, even after
-    the program has failed. A line of Python's own library only if there is neither.
+    the program has failed. A line of code without a file (``<string>``: what `exec` runs, and the
+    methods of a dataclass or a named tuple) or of Python's own library only if there is neither.
     """
-    standard = ""
+    other = ""
     visited: list[BaseException] = []
     while error not in visited:
         visited.append(error)
-        place, inner = _places_in(error)
+        place, generated, standard = _places_in(error)
         if place:
             return place
-        standard = standard or inner
+        other = other or generated or standard
         error = error.__cause__ or error.__context__ or error
-    return standard or "<unknown>"
+    return other or "<unknown>"
 
 
-def _places_in(error: BaseException) -> tuple[str, str]:
-    """The innermost line of the program, and that of Python's own library; "" for none."""
-    place = standard = ""
+def _places_in(error: BaseException) -> tuple[str, str, str]:
+    """The innermost line of the program's files, of code without a file, and of Python's own
+    library; "" for none.
+    """
+    place = generated = standard = ""
     for traceback in frames_of(error):
         file = traceback.tb_frame.f_code.co_filename
         if is_standard_library(file):
             standard = place_of(file, traceback.tb_lineno)
-        elif not file.startswith((PACKAGE, TORCH, "<frozen")):
+        elif file.startswith("<") and name_of(file) == file:  # not the cell of a notebook
+            if not file.startswith("<frozen"):
+                generated = place_of(file, traceback.tb_lineno)
+        elif not file.startswith((PACKAGE, TORCH)):
             place = place_of(file, traceback.tb_lineno)
-    return place, standard
+    return place, generated, standard
 
 
 def of_host_memory(error: BaseException) -> bool:

@@ -118,10 +118,10 @@ def test_a_cache_that_others_can_write_is_not_used(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
     monkeypatch.setattr(libraries.tempfile, "gettempdir", lambda: str(tmp_path))
-    found = cache_folder()
-    assert found.parent == tmp_path
-    assert found.stat().st_mode & 0o077 == 0
-    found.chmod(0o777)
+    private = cache_folder().parent
+    assert private.parent == tmp_path
+    assert private.stat().st_mode & 0o077 == 0
+    private.chmod(0o777)
     with pytest.raises(EnvironmentUnavailable, match="can be written by others"):
         cache_folder()
 
