@@ -81,6 +81,23 @@ def _forget_captured_events() -> None:
             return
 
 
+def pytest_collection_finish() -> None:
+    _freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collections_are_quick() -> None:
+    _freeze()
+
+
+def _freeze() -> None:
+    """Exclude what there is (torch, dynamo, a million objects of collected tests) from the garbage
+    collections of the tests that follow: one of all of them takes a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def no_leftovers() -> None:
     """What earlier tests of this process left is no part of what this one records: their models,
@@ -90,10 +107,7 @@ def no_leftovers() -> None:
     if dynamo is not None:
         dynamo.reset()
         dynamo.utils.counters.clear()
-    gc.collect()
-    # What there is by now (torch, dynamo: 290,000 objects) is none of the test's: without it,
-    # looking through all objects, as a recorder does at its start, takes no time.
-    gc.freeze()
+    _freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
