@@ -15,6 +15,12 @@ from gpuprobe.model.trace import Frame, StackTable
 UserFrame = Callable[[Frame], bool]
 
 _PYTHON_SUFFIXES = (".py", ".pyi", ".pyx", ".ipynb")
+_RUNS_PROGRAMS = r"""
+    | /gpuprobe/(api|cli|engines|hazard_watch|hazards|integrations|model|native|probes)/
+    | /gpuprobe/(pytest_plugin|recording|sampler|torch_support|virtual)/
+    | /bin/(accelerate|gpuprobe|ipython|py\.?test|torchrun)$  # the command itself
+"""
+"""Code below the program on its stacks, and gpuprobe's own where it is not installed."""
 _LIBRARY = re.compile(
     r"""
     /(site|dist)-packages/          # installed
@@ -22,8 +28,8 @@ _LIBRARY = re.compile(
     | ^[A-Za-z]:/.*/Lib/            # the same on Windows, after \ became /
     | /torchinductor_               # code that torch.compile wrote
     | /torch/(_|nn/|optim/|autograd/|cuda/|utils/|distributed/|amp/|functional\.py|overrides\.py)
-    | /gpuprobe/(sampler|virtual|probes|api|cli|recording|model|integrations|hazards)/
-    """,
+    """
+    + _RUNS_PROGRAMS,
     re.VERBOSE,
 )
 _GENERATED = (
@@ -63,9 +69,9 @@ _PLUMBING = re.compile(
     (^|/)(site|dist)-packages/(torch|gpuprobe)(/|\.py)
     | /torch/(_|nn/|optim/|autograd/|cuda/|utils/|distributed/|amp/|functional\.py|overrides\.py)
     | /torchinductor_
-    | /gpuprobe/(sampler|virtual|probes|api|cli|recording|model|integrations|hazards)/
     | /lib/python\d(\.\d+)?t?/(contextlib|runpy|threading|functools|importlib/.*)(\.py)?
-    """,
+    """
+    + _RUNS_PROGRAMS,
     re.VERBOSE,
 )
 
