@@ -176,7 +176,7 @@ def main() -> None:
         _unchanged(words)
     sys.orig_argv[:] = words
     from gpuprobe.sampler.processes.children import ended
-    from gpuprobe.sampler.program import own_frames
+    from gpuprobe.sampler.program import cut_traceback
 
     try:
         program.run()
@@ -187,7 +187,8 @@ def main() -> None:
             kind: type[BaseException], raised: BaseException, trace: TracebackType | None
         ) -> None:
             # What Python shows is the traceback of the exception itself.
-            hook(kind, raised, raised.with_traceback(own_frames(raised)).__traceback__)
+            cut_traceback(raised)
+            hook(kind, raised, raised.__traceback__)
 
         sys.excepthook = shown
         ended(error)
