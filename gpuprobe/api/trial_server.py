@@ -85,8 +85,14 @@ def _warm_up(native: bool) -> None:
         import torch
         import torch.optim
 
-        import gpuprobe.api.watch
-        import gpuprobe.engines.virtual  # noqa: F401
+        import gpuprobe.api.check
+        import gpuprobe.api.recordings
+        import gpuprobe.engines.virtual
+        import gpuprobe.sampler.recorder  # noqa: F401
+
+        if native:
+            import gpuprobe.engines.native
+            import gpuprobe.native.values.session  # noqa: F401
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
     if own:
