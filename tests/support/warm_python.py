@@ -335,10 +335,17 @@ def _begin(request: Request, streams: list[int]) -> None:
     """Become the process of a command."""
     # Above all numbers that it may have: none of those to come is overwritten.
     high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 200) for stream in streams]
-    os.closerange(0 if request.seconds else 3, 200)
     for number, stream in zip(request.numbers, high, strict=True):
         os.dup2(stream, number)
         os.close(stream)
+    if request.seconds:
+        listed = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+        for number in set(listed) - {*request.numbers}:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(number)
+    else:
+        for stream in streams:
+            os.close(stream)
     os.chdir(request.cwd)
     if request.umask >= 0:
         os.umask(request.umask)
