@@ -395,9 +395,10 @@ def _run_module(argv: list[str]) -> None:
     """What the interpreter does with ``-m MODULE``."""
     import runpy
 
+    sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = argv[1:]
     sys.path[0] = str(Path.cwd())
-    runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    runpy._run_module_as_main(argv[1])  # type: ignore[attr-defined]
 
 
 def _program(argv: list[str]) -> tuple[CodeType, dict[str, Any]]:
