@@ -10,6 +10,7 @@ from pathlib import Path
 from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor, without_size_signal
 from gpuprobe.model.io.files import atomic_write, open_regular
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
@@ -28,6 +29,13 @@ from gpuprobe.recording.files import (
 
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 
+_STREAM = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+
+_REOPENED = BlindSpot(
+    "a descriptor of gpuprobe that the program closed: the recording was opened again",
+    "no record is missing",
+)
+
 
 class RecordingWriter:
     """Writes one rank's part of a recording. Get one from `create`.
@@ -41,7 +49,7 @@ class RecordingWriter:
     that is lost. A process forked from the recorded one must not write: InternalError.
     """
 
-    def __init__(self, path: Path, rank: int, descriptor: int) -> None:
+    def __init__(self, path: Path, rank: int, descriptor: KeptDescriptor) -> None:
         self.path = path.absolute()  # the program may go to another directory
         self.rank = rank
         self._descriptor = descriptor
@@ -50,6 +58,7 @@ class RecordingWriter:
         # the program's may end the recording.
         self._lock = threading.RLock()
         self._torn = False
+        self._size = 0
         self._chunks = 0
 
     @classmethod
@@ -69,12 +78,8 @@ class RecordingWriter:
             for old in _files_to_delete(path, rank, world_size, force):
                 _delete(old)
             path.mkdir(exist_ok=True)
-            descriptor = _above_standard(
-                os.open(
-                    path / stream_name(rank),
-                    os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
-                    0o666,
-                )
+            descriptor = KeptDescriptor(
+                os.open(path / stream_name(rank), _STREAM | os.O_CREAT | os.O_EXCL, 0o666)
             )
         except FileExistsError as error:  # another process was faster
             raise _exists(path) from error
@@ -107,11 +112,13 @@ class RecordingWriter:
         self._check_process()
         data = encode_chunk(trace)
         with self._lock:
-            if self._descriptor < 0:
+            if self._descriptor.closed:
                 raise InternalError("a trace was written after the recording was closed")
             name = chunk_name(self.rank, self._chunks)
             temporary = self.path / f".{name}.tmp"
-            with atomic_write(self.path / name, temporary=temporary) as file:
+            with without_size_signal(), atomic_write(
+                self.path / name, temporary=temporary
+            ) as file:
                 file.write(data)
             self._chunks += 1
         return name
@@ -129,9 +136,7 @@ class RecordingWriter:
     def close(self) -> None:
         """Close the stream; a second call does nothing."""
         with self._lock:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
+            self._descriptor.close()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -142,35 +147,41 @@ class RecordingWriter:
     def _write(self, data: bytes) -> None:
         self._check_process()  # before the lock: a fork may have left that taken
         with self._lock:
-            if self._descriptor < 0:
+            if self._descriptor.closed:
                 raise InternalError("a record was written after the recording was closed")
+            data = self._reopen() + data
             if self._torn:
                 data = b"\n" + data
             rest = memoryview(data)
             try:
-                while rest:
-                    # One call, unless the kernel takes less than the whole.
-                    rest = rest[os.write(self._descriptor, rest) :]
+                with without_size_signal():
+                    while rest:
+                        # One call, unless the kernel takes less than the whole.
+                        rest = rest[os.write(self._descriptor.number, rest) :]
                 self._torn = False
             except OSError:
                 if len(rest) < len(data):
                     self._torn = True
                 raise
+            finally:
+                self._size += len(data) - len(rest)
 
-
-def _above_standard(descriptor: int) -> int:
-    """The same file, not as standard input, output or error: where the program was started with
-    those closed, what its libraries print would be written to the recording.
-    """
-    low = []
-    try:
-        while descriptor <= 2:
-            low.append(descriptor)
-            descriptor = os.dup(descriptor)
-    finally:
-        for one in low:
-            os.close(one)
-    return descriptor
+    def _reopen(self) -> bytes:
+        """Open the stream again if the program has closed its descriptor: the line that notes it.
+        Raises LostDescriptor if another file has its name now, OSError.
+        """
+        try:
+            self._descriptor.status()
+        except LostDescriptor:
+            again = os.open(self.path / stream_name(self.rank), _STREAM | os.O_NOFOLLOW)
+            # A file that replaced a deleted one may have its inode.
+            if os.fstat(again).st_size != self._size:
+                os.close(again)
+                raise
+            if not self._descriptor.replace(again):
+                raise
+            return _line("blind_spot", _REOPENED)
+        return b""
 
 
 def _line(kind: str, record: object) -> bytes:
