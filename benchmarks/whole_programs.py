@@ -62,13 +62,17 @@ TEXT = b"of the parent\n"
 SECONDS = 60.0
 TRIES = 6
 
+RECORDING = "recording.gpuprobe"
+_RUN = ("-m", "gpuprobe", "run", "--output", f"../{RECORDING}")
+
 WATCHERS: dict[str, tuple[str, ...]] = {
     "bare": (),
-    "counters": ("--level", "counters"),
-    "trace": ("--trace-steps", "all"),
-    "hazards": ("--hazards",),
-    "hazards and trace": ("--hazards", "--trace-steps", "1"),
+    "counters": (*_RUN, "--level", "counters"),
+    "trace": (*_RUN, "--trace-steps", "all"),
+    "hazards": (*_RUN, "--hazards"),
+    "hazards and trace": (*_RUN, "--hazards", "--trace-steps", "1"),
 }
+"""What comes before the program in the arguments of an interpreter."""
 BULK = {
     "cpu": ["counters", "trace"],
     "cuda": ["counters", "trace", "hazards"],
@@ -84,6 +88,10 @@ _LIMITS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((resource.RLIMIT_FSIZE, 4096),),
     ((resource.RLIMIT_CORE, 0),),
 )
+
+
+_FLAGS = ((), (), ("-O",), ("-X", "dev"), ("-W", "error"), ("-B",), ("-u",), ("-I",), ("-P",))
+"""Options of interpreters."""
 
 
 class Launch(NamedTuple):
@@ -143,7 +151,7 @@ def drawn(seed: int) -> Plan:
     fails = {"full", "broken"} & {launch.stdout, launch.stderr}
     teardown = bool(fails) or seed % 10 == 0 or any(part.teardown for part in parts)
     started = seed % 50 == 0 or (any(part.teardown for part in parts) and seed % 5 == 0)
-    return Plan(seed, words, launch, teardown, () if started else None)
+    return Plan(seed, words, launch, teardown, choose.choice(_FLAGS) if started else None)
 
 
 def alone() -> list[Plan]:
@@ -200,7 +208,7 @@ class Runs:
             "OMP_NUM_THREADS": "1",
             "KINETO_LOG_LEVEL": "5",
             "TMPDIR": str(base / "tmp"),
-            "FAULTS_RECORDING": str(base / "recording.gpuprobe"),
+            "FAULTS_RECORDING": str(base / RECORDING),
         }
         self._warm = {}
         for name, modules in (("bare", ["program"]), ("gpuprobe", ["program", *_modules()])):
@@ -223,13 +231,12 @@ class Runs:
         for path in (work, temporary):
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
-        recording = Path(self._environment["FAULTS_RECORDING"])
         for path in self._base.glob("recording*"):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        argv = [str(PROGRAM), str(plan.seed), *plan.words]
-        if watcher != "bare":
-            options = ["--output", str(recording), *WATCHERS[watcher]]
-            argv = ["-m", "gpuprobe", "run", *options, *argv]
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        argv = [*WATCHERS[watcher], str(PROGRAM), str(plan.seed), *plan.words]
         launch = plan.launch
         with contextlib.ExitStack() as stack:
             streams, outputs = _opened(launch, self._base, stack)

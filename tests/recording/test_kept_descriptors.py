@@ -117,7 +117,6 @@ def test_a_forked_process_has_none(tmp_path: Path) -> None:
     kept.close()
 
 
-
 @pytest.mark.parametrize("replaced", [False, True])
 def test_the_stream_is_opened_again(tmp_path: Path, own: int, replaced: bool) -> None:
     path = tmp_path / "run.gpuprobe"
@@ -201,9 +200,7 @@ assert not received, received
     ],
     ids=["default", "handled", "its own later", "its own pending"],
 )
-def test_the_limit_of_file_sizes_sends_no_signal(
-    tmp_path: Path, handler: str, after: str
-) -> None:
+def test_the_limit_of_file_sizes_sends_no_signal(tmp_path: Path, handler: str, after: str) -> None:
     program = SIGNALS.format(handler=handler, after=after)
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "run.gpuprobe")],
