@@ -172,7 +172,8 @@ def runs_commands(run: Run) -> None:
         ["/bin/sh", "-c", "echo out; echo err >&2; exit 7"], capture_output=True, text=True
     )
     run.note(done.returncode, repr(done.stdout), repr(done.stderr))
-    run.note(os.system("exit 9"), repr(os.popen("echo piped").read()))
+    with os.popen("echo piped") as piped:
+        run.note(os.system("exit 9"), repr(piped.read()))
     run.note(os.waitpid(os.posix_spawn("/bin/true", ["true"], os.environ), 0)[1])
 
 

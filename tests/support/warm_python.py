@@ -421,29 +421,32 @@ def _is_ours(file: str) -> bool:
     return file in (__file__, "<frozen runpy>") or file.endswith("runpy.py")
 
 
-def _end(error: BaseException | None, *, teardown: bool) -> NoReturn:
-    """End the process as the interpreter does after a program that raised ``error``."""
-    code: object = error.code if isinstance(error, SystemExit) else None
-    if error is not None and not isinstance(error, SystemExit):
-        trace = error.__traceback__
-        while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        code = 1
-    interrupted = isinstance(error, KeyboardInterrupt)
+def _reported(error: BaseException) -> object:
+    """Report a program's error as the interpreter does, and return the code that it exits with."""
+    if isinstance(error, SystemExit):
+        return error.code
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    return KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _end(code: object, *, teardown: bool) -> NoReturn:
+    """End the process as the interpreter does. KeyboardInterrupt: by SIGINT."""
+    interrupted = code is KeyboardInterrupt
     if teardown:
         if interrupted:
-            assert error is not None
             sys.excepthook = lambda *args: None
-            raise error  # the interpreter ends itself by SIGINT
+            raise KeyboardInterrupt
         sys.exit(code)  # type: ignore[arg-type]
     if code is not None and not isinstance(code, int):
-        print(code, file=sys.stderr)
+        if not interrupted:
+            print(code, file=sys.stderr)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     vars(sys.modules["__main__"]).clear()
-    del error
     gc.collect()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
@@ -459,12 +462,12 @@ if __name__ == "client":
 elif __name__ == "__main__":
     # Without functions in between, the program's depth is that of an interpreter, but for one.
     _request = _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
-    _error: BaseException | None = None
+    _code: object = None
     try:
         if _request.argv[0] == "-m":
             _run_module(_request.argv)
         else:
             exec(*_program(_request.argv))
-    except BaseException as _raised:  # noqa: BLE001 - it ends the process
-        _error = _raised
-    _end(_error, teardown=_request.teardown)
+    except BaseException as _error:  # noqa: BLE001 - it ends the process
+        _code = _reported(_error)
+    _end(_code, teardown=_request.teardown)
