@@ -185,7 +185,7 @@ _DOCUMENTED = re.compile(
 )
 """gpuprobe's own lines: messages with its name, with their hints, and the report about hazards
 without a race."""
-_CHANCE = re.compile(rb"(?m)0x[0-9a-f]{6,}|^\[[WE]\d{4} [\d:.]+ |^object refcount : \d+")
+_CHANCE = re.compile(rb"(?m)0x[0-9a-f]{6,}|^\[?[IWE]\d{4} [\d:.]+ (?:\d+ )?|^object refcount : \d+")
 """In what is printed: addresses, times, reference counts of errors that cannot be printed."""
 _DOCUMENTED_CODES = ((1, 5), (-2, 130))
 """Of programs that raise: bare, and under gpuprobe."""

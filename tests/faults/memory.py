@@ -54,14 +54,9 @@ def _note_history(run: Run) -> None:
 
 
 def _own(frames: Any) -> list[str]:
-    """The names of Python's frames down to the program's first."""
-    names = []
-    for frame in frames:
-        if frame["filename"].endswith(".py"):
-            names.append(frame["name"])
-        if frame["filename"].endswith("program.py") and frame["name"] == "<module>":
-            break
-    return names
+    """The names of the program's own frames."""
+    here = os.path.dirname(__file__)
+    return [frame["name"] for frame in frames if os.path.dirname(frame["filename"]) == here]
 
 
 @part(*LATER)

@@ -85,7 +85,6 @@ def replaces_threads(run: Run) -> None:
 def replaces_builtins(run: Run) -> None:
     builtins.print = lambda *args, **options: None
     builtins.repr = lambda value: "replaced"  # type: ignore[assignment]
-    builtins.id = lambda value: 7
 
 
 @part()
@@ -224,7 +223,7 @@ def has_hooks_of_all_modules(run: Run) -> None:
     names: list[str] = []
     nn.modules.module.register_module_forward_hook(lambda module, *rest: names.append("forward"))
     nn.modules.module.register_module_full_backward_hook(lambda *rest: names.append("backward"))
-    run.later.append(lambda: run.note(names, len(nn.modules.module._global_forward_hooks)))
+    run.later.append(lambda: run.note(names))
 
 
 @part(*LATER)
