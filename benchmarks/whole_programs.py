@@ -10,7 +10,7 @@ inherits, its limits and umask. Watchers take turns; ``--each``: each watches ea
 ``--alone``: each part by itself instead, at each of its places, with each watcher. Compared are
 
 * the exit code, or the signal. Documented are 5 for an error and 130 for an interrupt;
-* stdout, and stderr without gpuprobe's lines (`_DOCUMENTED`);
+* stdout, and stderr without gpuprobe's lines (`_DOCUMENTED`) and torch's frames in tracebacks;
 * the name, kind, mode and bytes of each file in its folder, those of processes that it leaves
   behind too. Among them are its notes: numbers of descriptors, memory histories, tensors' values,
   the depth that it reaches, and all else that it can observe;
@@ -174,7 +174,7 @@ class Outcome(NamedTuple):
     def raised(self) -> bool:
         """Whether an error of the program's ended it."""
         notes = self.files.get("notes")
-        return notes is not None and notes[2].endswith(b"raises\n")
+        return notes is not None and b"raises" in notes[2].splitlines()
 
 
 _TITLES = rb"The host waits for the GPU at|Blind spots|Redundant waits|Freed too early"
@@ -187,6 +187,10 @@ _DOCUMENTED = re.compile(
 without a race."""
 _CHANCE = re.compile(rb"(?m)0x[0-9a-f]{6,}|^\[?[IWE]\d{4} [\d:.]+ (?:\d+ )?|^object refcount : \d+")
 """In what is printed: addresses, times, reference counts of errors that cannot be printed."""
+_OF_TORCH = re.compile(
+    rb'(?m)^((?:  \| )*)  File "[^"\n]*/site-packages/torch/[^\n]*\n(?:\1    [^\n]*\n)*'
+)
+"""Torch's frames in tracebacks: a module that has hooks, of all modules too, is called by others."""
 _DOCUMENTED_CODES = ((1, 5), (-2, 130))
 """Of programs that raise: bare, and under gpuprobe."""
 
@@ -333,8 +337,8 @@ def _content(output: Path | int | None) -> bytes:
 
 
 def _others(text: bytes) -> bytes:
-    """What was printed on stderr, without gpuprobe's lines."""
-    return _CHANCE.sub(b"", _DOCUMENTED.sub(b"", text))
+    """What was printed on stderr, without gpuprobe's lines, chance, and torch's own frames."""
+    return _OF_TORCH.sub(b"", _CHANCE.sub(b"", _DOCUMENTED.sub(b"", text)))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, tuple[str, str, bytes]]]:

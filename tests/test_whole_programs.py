@@ -28,16 +28,16 @@ def runs() -> Iterator[Runs]:
         yield made
 
 
-@pytest.mark.parametrize("seed", range(1, 25))
+@pytest.mark.parametrize("seed", range(1, 13))
 def test_random_programs_are_the_same(runs: Runs, seed: int) -> None:
     plan = drawn(seed)
-    assert not changes(runs, plan._replace(teardown=False), [LEVELS[seed % 2]]), plan.text()
+    assert not changes(runs, plan, [LEVELS[seed % 2]]), plan.text()
 
 
-@pytest.mark.parametrize("name", [*PARTS][::4])
+@pytest.mark.parametrize("name", [*PARTS][::5])
 def test_faults_change_nothing_but_documented_lines(runs: Runs, name: str) -> None:
     part = PARTS[name]
-    plan = Plan(7, (f"{name}@{part.places[-2]}",))
+    plan = Plan(7, (f"{name}@{part.places[0]}",))
     assert not changes(runs, plan, [LEVELS[len(name) % 2]])
 
 
@@ -74,9 +74,16 @@ The host waits for the GPU at
 Blind spots
   - kernels outside torch's dispatcher
 Traceback (most recent call last):
-  File "a.py"
+  File "a.py", line 1, in <module>
+    model(x)
+  File "/lib/site-packages/torch/nn/modules/module.py", line 1776, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "b.py", line 2, in forward
 1 stream hazard
 """
     assert whole_programs._others(text) == (
-        b'a: b\nTraceback (most recent call last):\n  File "a.py"\n1 stream hazard\n'
+        b"a: b\nTraceback (most recent call last):\n"
+        b'  File "a.py", line 1, in <module>\n    model(x)\n  File "b.py", line 2, in forward\n'
+        b"1 stream hazard\n"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from os import O_APPEND, O_CREAT, O_WRONLY, getcwd
+from os import O_APPEND, O_CREAT, O_WRONLY, getcwd, getpid
 from os import close as _close
 from os import open as _open
 from os import write as _write
@@ -34,6 +34,7 @@ class Run:
         self.kept: list[Any] = []
         self.later: list[Callable[[], None]] = []
         self.module: Any = None
+        self.process = getpid()
         self._notes = str(self.folder / "notes")
 
     def note(self, *values: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from os import getpid
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -69,7 +70,7 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException:
-        run.note("raises")
+        run.note("raises" if getpid() == run.process else "a child raises")
         raise
     print("trained", flush=True)
 
