@@ -116,9 +116,7 @@ class RecordingWriter:
                 raise InternalError("a trace was written after the recording was closed")
             name = chunk_name(self.rank, self._chunks)
             temporary = self.path / f".{name}.tmp"
-            with without_size_signal(), atomic_write(
-                self.path / name, temporary=temporary
-            ) as file:
+            with without_size_signal(), atomic_write(self.path / name, temporary=temporary) as file:
                 file.write(data)
             self._chunks += 1
         return name
