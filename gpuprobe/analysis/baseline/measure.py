@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 from gpuprobe.allocator.whatif import reserved_alone
 from gpuprobe.analysis.baseline.model import ACCOUNT_OF, PEAK, Baseline
 from gpuprobe.analysis.blame.source import Source
+from gpuprobe.analysis.completeness import missing_parts
 from gpuprobe.analysis.compare.accounts import (
     Account,
     Naming,
@@ -65,10 +66,14 @@ def baseline_of(
     ``sources`` reads the source of files, given by name and path; with None the baseline has no
     sources. ``figures_only``: without accounts, only with the figures that a check compares.
 
-    Without a full step, the baseline only has the peaks of the whole program. Raises DataError for
-    a recording without device memory.
+    Without a full step, the baseline only has the peaks of the whole program; without device
+    memory, an incomplete recording has no figures. Raises DataError for a complete recording without
+    device memory.
     """
+    missing = missing_parts(recording)
     sites = [site for site in device_peaks(recording) if not isinstance(site.amount, Unavailable)]
+    if not sites and missing:
+        return Baseline({}, 0, {}, {}, missing=missing)
     if not sites:
         raise DataError(
             "no GPU memory was allocated: nothing to check",
@@ -105,6 +110,7 @@ def baseline_of(
         phases={name: point.bytes for name, point in _points(found)},
         accounts=accounts,
         sources={} if sources is None else sources(naming.files),
+        missing=missing,
     )
 
 

@@ -216,6 +216,8 @@ def run(args: argparse.Namespace) -> int:
             compare_as_planned(before, after, plan, measure_apart, paths[name], blame=blame)
         )
     _report(args, results, project.root, str(paths[names[0]].absolute()))
+    if any(result.incomplete for result in results):
+        return exit_codes.BAD_DATA
     if any(result.mismatches for result in results):
         return exit_codes.USAGE
     return exit_codes.OK if all(result.ok for result in results) else exit_codes.FINDINGS
