@@ -48,7 +48,9 @@ def missing_parts(recording: Recording) -> tuple[str, ...]:
         found += (where + text for text in missing_of(rank))
     for child in recording.load_children():
         if child.gap is not None:
-            found.append(f"process {child.session.pid}, which the program started: {child.gap.text}")
+            found.append(
+                f"process {child.session.pid}, which the program started: {child.gap.text}"
+            )
     return tuple(found)
 
 

@@ -7,8 +7,14 @@ from pathlib import PurePath
 from typing import TypeVar
 
 from gpuprobe.analysis.advice import AdviceFacts, advise
-from gpuprobe.analysis.completeness import NO_END, NO_END_YET, absent_ranks, missing_of, missing_parts
 from gpuprobe.analysis.communication import communication_of
+from gpuprobe.analysis.completeness import (
+    NO_END,
+    NO_END_YET,
+    absent_ranks,
+    missing_of,
+    missing_parts,
+)
 from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.launches import launches_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics

@@ -530,6 +530,8 @@ def _compare(
     path: str | os.PathLike[str] | None,
     root: str,
 ) -> tuple[CheckResult, BaselineHistory | None]:
+    if after.missing:
+        return not_compared(after.missing), None
     result = check(before, after)
     if path is None or not result.regressions:
         return result, None

@@ -75,7 +75,9 @@ def live_writer(stream: Path) -> int | None:
     Of the processes that have it open for writing, children of the recorded one inherited it: they
     do not write. Raises what reading the stream raises.
     """
-    holders = [pid for pid, path in _streams() if Path(path).name == stream.name and _same(path, stream)]
+    holders = [
+        pid for pid, path in _streams() if Path(path).name == stream.name and _same(path, stream)
+    ]
     if not holders:
         return None
     parser = StreamParser(stream.name)

@@ -123,11 +123,8 @@ def check_baseline(
 ) -> CheckResult:
     """Compare a run with its baseline. Tolerances are the call's, else the baseline's, else those
     of `METRICS`. ``sources``: where the call's tolerances were set.
-    ``accept_environment``: a different environment is a caution instead of a mismatch. Of an
-    incomplete recording nothing is compared.
+    ``accept_environment``: a different environment is a caution instead of a mismatch.
     """
-    if after.missing:
-        return not_compared(after.missing)
     chosen = {name: tolerance for name, (_, tolerance) in METRICS.items()}
     if all(is_exact(side.environment.get("device", "")) for side in (before, after)):
         chosen |= IGNORED

@@ -10,7 +10,6 @@ from typing import Final, TypeAlias
 from gpuprobe.allocator.whatif import reserved_alone
 from gpuprobe.analysis.baseline.model import ACCOUNT_OF, PEAK, Baseline
 from gpuprobe.analysis.blame.source import Source
-from gpuprobe.analysis.completeness import missing_parts
 from gpuprobe.analysis.compare.accounts import (
     Account,
     Naming,
@@ -20,6 +19,7 @@ from gpuprobe.analysis.compare.accounts import (
     growth,
     reserved_at,
 )
+from gpuprobe.analysis.completeness import missing_parts
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, window_of
 from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import ledger_of
@@ -66,9 +66,8 @@ def baseline_of(
     ``sources`` reads the source of files, given by name and path; with None the baseline has no
     sources. ``figures_only``: without accounts, only with the figures that a check compares.
 
-    Without a full step, the baseline only has the peaks of the whole program; without device
-    memory, an incomplete recording has no figures. Raises DataError for a complete recording without
-    device memory.
+    Without a full step, the baseline only has the peaks of the whole program. Without device
+    memory, that of an incomplete recording has no figures; raises DataError for a complete one.
     """
     missing = missing_parts(recording)
     sites = [site for site in device_peaks(recording) if not isinstance(site.amount, Unavailable)]

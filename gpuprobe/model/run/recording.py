@@ -14,8 +14,8 @@ from gpuprobe.model.record import record
 from gpuprobe.model.run.columns import StepColumns, columns_of, traced_steps
 from gpuprobe.model.run.session import (
     BlindSpot,
-    Gap,
     Environment,
+    Gap,
     ProgramError,
     Session,
     SessionEnd,
@@ -132,8 +132,8 @@ class ChildProcess:
 
 Status = Annotated[str, OneOf(("complete", "failed", "running", "incomplete", "unfinished"))]
 """How a program ended. ``incomplete``: its process does not run, and the recording has no end, or
-records could not be written. ``unfinished``: it has no end, and whether the process runs is unknown,
-as that was on another machine."""
+records could not be written. ``unfinished``: it has no end, and whether the process runs is unknown
+(it ran on another machine)."""
 
 
 @record(frozen=True)

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.record import record
-from gpuprobe.model.run.session import AllocatorActivity, Environment, Gap, Session, SessionEnd, Step
+from gpuprobe.model.run.session import (
+    AllocatorActivity,
+    Environment,
+    Gap,
+    Session,
+    SessionEnd,
+    Step,
+)
 from gpuprobe.model.values import Peak, Unavailable
 
 _NOT_MEASURED = Unavailable("not measured in any step")

@@ -68,7 +68,11 @@ DOCUMENT: Final = Document(
         DiffRow: keys("key before after delta status moved_from"),
     },
     added={"2.1": "MetricResult.causes", "2.2": "OfRun.run"}
-    | {"2.3": "trials Cause.saved MetricResult.unexplained", "2.4": "commands", "2.5": "incomplete"},
+    | {
+        "2.3": "trials Cause.saved MetricResult.unexplained",
+        "2.4": "commands",
+        "2.5": "incomplete",
+    },
 )
 """History:
 * 1.0: first version.
@@ -79,6 +83,7 @@ DOCUMENT: Final = Document(
 * 2.3: ``trials``; ``saved`` of each cause, ``unexplained`` of each metric, from runs without parts
   of the change.
 * 2.4: ``commands``.
+* 2.5: ``incomplete``.
 """
 
 
@@ -125,9 +130,9 @@ def _of_runs(rows: Iterable[tuple[CheckResult, Iterable[T]]]) -> tuple[OfRun[T],
 
 
 def findings(*results: CheckResult) -> list[Finding]:
-    """Findings for SARIF, JUnit and annotations: each regression, at the first line to inspect, each
-    difference from the baseline's environment, and what is missing from the recording. A phase that grew for a reason already reported
-    is left out.
+    """Findings for SARIF, JUnit and annotations: each regression, at the first line to inspect,
+    each difference from the baseline's environment, and what is missing from the recording. A phase
+    that grew for a reason already reported is left out.
     """
     return [finding for result in results for finding in _findings(result)]
 
