@@ -13,6 +13,7 @@ from pathlib import Path
 from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor, without_size_signal
 from gpuprobe.model.io.files import atomic_write, open_regular
 from gpuprobe.model.run.session import BlindSpot, Environment, Gap, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
@@ -31,6 +32,13 @@ from gpuprobe.recording.files import (
 
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 
+_STREAM = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+
+_REOPENED = BlindSpot(
+    "a descriptor of gpuprobe that the program closed: the recording was opened again",
+    "no record is missing",
+)
+
 
 class RecordingWriter:
     """Writes one rank's part of a recording. Get one from `create`.
@@ -45,7 +53,7 @@ class RecordingWriter:
     recorded one must not write: InternalError.
     """
 
-    def __init__(self, path: Path, rank: int, descriptor: int) -> None:
+    def __init__(self, path: Path, rank: int, descriptor: KeptDescriptor) -> None:
         self.path = path.absolute()  # the program may go to another directory
         self.rank = rank
         self._descriptor = descriptor
@@ -54,6 +62,7 @@ class RecordingWriter:
         # the program's may end the recording.
         self._lock = threading.RLock()
         self._torn = False
+        self._size = 0
         self._chunks = 0
         self._session = b""
         """The first records, until they are written."""
@@ -79,12 +88,8 @@ class RecordingWriter:
             for old in doomed:
                 _delete(old)
             path.mkdir(exist_ok=True)
-            descriptor = _above_standard(
-                os.open(
-                    path / stream_name(rank),
-                    os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
-                    0o666,
-                )
+            descriptor = KeptDescriptor(
+                os.open(path / stream_name(rank), _STREAM | os.O_CREAT | os.O_EXCL, 0o666)
             )
         except FileExistsError as error:  # another process was faster
             raise _exists(path) from error
@@ -122,13 +127,16 @@ class RecordingWriter:
         self._check_process()
         data = encode_chunk(trace)
         with self._lock:
-            if self._descriptor < 0:
+            if self._descriptor.closed:
                 raise InternalError("a trace was written after the recording was closed")
             name = chunk_name(self.rank, self._chunks)
             temporary = self.path / f".{name}.tmp"
             try:
-                self._refuse_removed()
-                with atomic_write(self.path / name, temporary=temporary) as file:
+                self._reopen()
+                with (
+                    without_size_signal(),
+                    atomic_write(self.path / name, temporary=temporary) as file,
+                ):
                     file.write(data)
             except OSError as error:
                 gap = self._gap_after(error)
@@ -153,9 +161,7 @@ class RecordingWriter:
     def close(self) -> None:
         """Close the stream; a second call does nothing."""
         with self._lock:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
+            self._descriptor.close()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -169,14 +175,14 @@ class RecordingWriter:
         """
         self._check_process()  # before the lock: a fork may have left that taken
         with self._lock:
-            if self._descriptor < 0:
+            if self._descriptor.closed:
                 raise InternalError("a record was written after the recording was closed")
             gap = self._gap
             before = self._session
             if gap is not None and gap != self._written_gap:
                 before += _line("gap", gap)
             try:
-                self._refuse_removed()
+                self._reopen()
                 self._put(before + data)
             except OSError as error:
                 if data:
@@ -191,39 +197,42 @@ class RecordingWriter:
             data = b"\n" + data
         rest = memoryview(data)
         try:
-            while rest:
-                # One call, unless the kernel takes less than the whole.
-                rest = rest[os.write(self._descriptor, rest) :]
+            with without_size_signal():
+                while rest:
+                    # One call, unless the kernel takes less than the whole.
+                    rest = rest[os.write(self._descriptor.number, rest) :]
             self._torn = False
         except OSError:
             if len(rest) < len(data):
                 self._torn = True
             raise
+        finally:
+            self._size += len(data) - len(rest)
 
     def _gap_after(self, error: OSError) -> Gap:
         return self._gap or Gap(error.strerror or str(error), 0)
 
-    def _refuse_removed(self) -> None:
-        """Raise OSError if the stream was deleted, or replaced by another recording: what is
-        written to it reaches no reader, and a chunk would reach those of the other.
+    def _reopen(self) -> None:
+        """Open the stream again if the program has closed its descriptor, and note that.
+
+        Raises LostDescriptor if another file has its name now; OSError, also if it was deleted, or
+        replaced by another recording: what is written to it reaches no reader, and a chunk would
+        reach those of the other.
         """
-        if not os.fstat(self._descriptor).st_nlink:
+        try:
+            status = self._descriptor.status()
+        except LostDescriptor:
+            again = os.open(self.path / stream_name(self.rank), _STREAM | os.O_NOFOLLOW)
+            status = os.fstat(again)
+            # A file that replaced a deleted one may have its inode.
+            if status.st_size != self._size:
+                os.close(again)
+                raise
+            if not self._descriptor.replace(again):
+                raise
+            self._put(_line("blind_spot", _REOPENED))
+        if not status.st_nlink:
             raise OSError(errno.ENOENT, "the recording was removed or replaced", str(self.path))
-
-
-def _above_standard(descriptor: int) -> int:
-    """The same file, not as standard input, output or error: where the program was started with
-    those closed, what its libraries print would be written to the recording.
-    """
-    low = []
-    try:
-        while descriptor <= 2:
-            low.append(descriptor)
-            descriptor = os.dup(descriptor)
-    finally:
-        for one in low:
-            os.close(one)
-    return descriptor
 
 
 def _line(kind: str, record: object) -> bytes:
