@@ -32,11 +32,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / part) for part in (".", "tests/support", "tests/hostile")]
+
+from loaded_modules import import_noted, note_modules  # noqa: E402
 
 from gpuprobe.errors import DataError, UsageError  # noqa: E402
 
@@ -103,9 +104,7 @@ def start(level: str, gpu: str, rank: int, world: int, folder: Path, *more: str)
             ["run", *simulated, "--level", level, "--output", str(folder / "run.gpuprobe"),
              str(folder / "train.py"), str(folder / "ended"), *more]
         )  # fmt: skip
-    (folder / "modules").write_text(
-        "\n".join(name for name in sys.modules if name.startswith(("torch", "gpuprobe")))
-    )
+    note_modules(folder / "modules")
     os._exit(0)
 
 
@@ -215,13 +214,6 @@ def one_run(number: int, *, seed: int, gpu: str, baseline: str) -> Outcome:
         return found
 
 
-def import_modules(names: list[str]) -> None:
-    """Import what a run imports, so that the forked ones do not have to."""
-    for name in names:
-        with contextlib.suppress(ImportError):
-            import_module(name)
-
-
 def make_baseline(gpu: str, folder: Path) -> str:
     """The baseline of a run that came to its end."""
     from gpuprobe.api.check import recorded, write_baseline
@@ -250,7 +242,7 @@ def main() -> None:
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as text:
         baseline = make_baseline(args.gpu, Path(text))
-        import_modules(Path(text, "modules").read_text().split())
+        import_noted(Path(text, "modules"))
         run = partial(one_run, seed=args.seed, gpu=args.gpu, baseline=baseline)
         with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
             for number, found in enumerate(pool.imap(run, range(args.runs))):

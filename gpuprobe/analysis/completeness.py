@@ -30,8 +30,9 @@ def absent_ranks(recording: Recording) -> tuple[int, str]:
     return count, ", ".join(map(str, few)) + (", …" if count > len(few) else "")
 
 
-def missing_parts(recording: Recording) -> tuple[str, ...]:
+def missing_parts(recording: Recording, *, ended: bool = False) -> tuple[str, ...]:
     """What is missing, a sentence each; empty for a complete recording and for a snapshot.
+    ``ended``: its processes do not run any more.
 
     A process that the program started counts only if records of it could not be written: that it
     has no end is normal, as programs end such processes by signals.
@@ -45,7 +46,7 @@ def missing_parts(recording: Recording) -> tuple[str, ...]:
     several = len(recording.ranks) > 1
     for rank in recording.ranks:
         where = f"rank {rank.session.rank}: " if several else ""
-        found += (where + text for text in missing_of(rank))
+        found += (where + text for text in missing_of(rank, ended=ended))
     for child in recording.load_children():
         if child.gap is not None:
             found.append(
@@ -54,12 +55,12 @@ def missing_parts(recording: Recording) -> tuple[str, ...]:
     return tuple(found)
 
 
-def missing_of(rank: RankRecording) -> tuple[str, ...]:
+def missing_of(rank: RankRecording, *, ended: bool = False) -> tuple[str, ...]:
     """What is missing from the recording of one rank, a sentence each."""
-    return tuple(_missing_of(rank))
+    return tuple(_missing_of(rank, ended))
 
 
-def _missing_of(rank: RankRecording) -> Iterator[str]:
+def _missing_of(rank: RankRecording, ended: bool) -> Iterator[str]:
     if rank.gap is not None:
         yield rank.gap.text
     elif lost := _lost_steps(rank):
@@ -67,7 +68,7 @@ def _missing_of(rank: RankRecording) -> Iterator[str]:
     if rank.damaged:
         yield f"{rank.damaged} of its lines {'is' if rank.damaged == 1 else 'are'} damaged"
     if rank.end is None:
-        yield NO_END_YET
+        yield NO_END if ended else NO_END_YET
         return
     for fault in rank.end.gpuprobe_faults[:1]:
         yield f"gpuprobe failed and stopped recording: {fault}"

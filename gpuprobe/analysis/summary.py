@@ -193,7 +193,9 @@ def _recording(recording: Recording, statuses: Sequence[str]) -> RecordingInfo:
         format_version=recording.schema_version,
         status=min(statuses, key=_STATUSES.index),
         error=next((e for r in recording.ranks if (e := _error(r)) is not None), None),
-        missing=() if "running" in statuses else missing_parts(recording),
+        missing=()
+        if "running" in statuses
+        else missing_parts(recording, ended="unfinished" not in statuses),
     )
 
 

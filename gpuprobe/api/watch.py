@@ -534,6 +534,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         command = f"gpuprobe report {shlex.quote(shown)}"
         where = f"recording of {world_size} ranks: {shown}   ({command})"
         return [where] if rank == 0 else []
+    from gpuprobe.analysis.completeness import missing_parts
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
     from gpuprobe.reporters.sections.report import (
@@ -546,11 +547,12 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 
-    report = summarize(load(output), top=3)
+    recording = load(output)
+    report = summarize(recording, top=3)
     style = Style(width=width, cwd=report.session.cwd)
     failed = ended_out_of_memory(report)
     lines = [style.relative(failure_text(report))] if failed else []
-    missing = report.recording.missing
+    missing = missing_parts(recording, ended=True)  # this process has closed it
     lines += [f"the recording is incomplete: {text}" for text in missing[:1]]
     if report.peak.measure is None and not missing:
         lines.append("nothing was recorded: no training step of torch was detected")

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -20,7 +21,7 @@
 static char folder[PATH_MAX];
 static long first, count;
 static int error_number; /* 0: a short write */
-static atomic_long calls, failed;
+static struct { atomic_long calls, failed; } *counts; /* of this process and those it forks */
 
 /* Start: fail `how_many` calls from the `from`-th on (1: the first). */
 void disk_faults_set(const char *under, long from, long how_many, int error)
@@ -28,16 +29,15 @@ void disk_faults_set(const char *under, long from, long how_many, int error)
     first = from;
     count = how_many;
     error_number = error;
-    atomic_store(&calls, 0);
-    atomic_store(&failed, 0);
+    counts = mmap(NULL, sizeof *counts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     strncpy(folder, under, sizeof folder - 1);
 }
 
 /* How many calls there were. */
-long disk_faults_calls(void) { return atomic_load(&calls); }
+long disk_faults_calls(void) { return atomic_load(&counts->calls); }
 
 /* How many of them failed. */
-long disk_faults_failed(void) { return atomic_load(&failed); }
+long disk_faults_failed(void) { return atomic_load(&counts->failed); }
 
 static int is_under(const char *path)
 {
@@ -82,11 +82,11 @@ static int is_descriptor_under(int descriptor)
 /* Count a call; whether it fails. */
 static int fails(void)
 {
-    long number = atomic_fetch_add(&calls, 1) + 1;
+    long number = atomic_fetch_add(&counts->calls, 1) + 1;
 
     if (number < first || number >= first + count)
         return 0;
-    atomic_fetch_add(&failed, 1);
+    atomic_fetch_add(&counts->failed, 1);
     if (error_number)
         errno = error_number;
     return 1;

@@ -171,7 +171,7 @@ def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) 
             visible(text)
             for text in (
                 *(f"{s.what}: {s.consequence}" for s in chosen.blind_spots),
-                *(missing_of(chosen) if recorded and not is_running(chosen) else ()),
+                *(missing_of(chosen, ended=True) if recorded and not is_running(chosen) else ()),
             )
         ),
         curves=curves,
