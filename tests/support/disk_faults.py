@@ -132,7 +132,7 @@ def run(library: Path, cases: Iterable[Case], gpu: str = "") -> Iterator[tuple[C
 
 
 def problems(case: Case, outcome: Outcome, calm: Outcome) -> Iterator[str]:
-    """What is wrong with the outcome of a case. ``calm``: that of the same program without faults."""
+    """What is wrong with the outcome of a case. ``calm``: the program's without faults."""
     if outcome.refused:
         if outcome.steps:
             yield "refused, and the recording has steps"
