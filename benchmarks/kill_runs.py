@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import random
@@ -47,6 +48,8 @@ MOST_LOST = 0.5
 
 PAUSE = 0.25
 """Seconds between two writes (`gpuprobe.sampler.step_writer.PAUSE`)."""
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 LONGEST = 1.0
 """Seconds after the first step within which a run is killed."""
@@ -90,6 +93,7 @@ def start(level: str, gpu: str, rank: int, world: int, folder: Path, *more: str)
     child = os.fork()
     if child:
         return child
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(BaseException):
         from gpuprobe.cli import main as gpuprobe
 
@@ -239,7 +243,6 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    wrong = 0
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as text:
         baseline = make_baseline(args.gpu, Path(text))
@@ -249,17 +252,22 @@ def main() -> None:
             for number, found in enumerate(pool.imap(run, range(args.runs))):
                 outcomes.append(found)
                 for problem in found.problems:
-                    wrong += 1
                     print(f"  run {number} ({found.kind}): {problem[-400:]}", flush=True)
-                if (number + 1) % 100 == 0:
-                    print(f"  {number + 1} runs, {wrong} problems", flush=True)
+                if (number + 1) % 50 == 0:
+                    show(outcomes)
+    raise SystemExit(1 if show(outcomes) else 0)
+
+
+def show(outcomes: list[Outcome]) -> int:
+    """Print the results so far; the number of problems."""
     for kind in KINDS:
         of_kind = [one for one in outcomes if one.kind == kind]
         states = dict(Counter(one.left for one in of_kind))
         longest = max((one.lost for one in of_kind), default=0.0)
         print(f"{kind:<10} {len(of_kind):>4} killed, lost at most {longest:.3f} s: {states}")
-    print(f"{args.runs} runs killed, {wrong} problems")
-    raise SystemExit(1 if wrong else 0)
+    wrong = sum(len(one.problems) for one in outcomes)
+    print(f"{len(outcomes)} runs killed, {wrong} problems", flush=True)
+    return wrong
 
 
 if __name__ == "__main__":
