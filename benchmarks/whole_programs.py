@@ -190,7 +190,7 @@ _CHANCE = re.compile(rb"(?m)0x[0-9a-f]{6,}|^\[?[IWE]\d{4} [\d:.]+ (?:\d+ )?|^obj
 _OF_TORCH = re.compile(
     rb'(?m)^((?:  \| )*)  File "[^"\n]*/site-packages/torch/[^\n]*\n(?:\1    [^\n]*\n)*'
 )
-"""Torch's frames in tracebacks: a module that has hooks, of all modules too, is called by others."""
+"""Frames of torch: it calls modules that have hooks, also those of all modules, in another way."""
 _DOCUMENTED_CODES = ((1, 5), (-2, 130))
 """Of programs that raise: bare, and under gpuprobe."""
 
