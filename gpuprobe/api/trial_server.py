@@ -46,6 +46,7 @@ def serve(folder: str, native: bool) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
+    os.close(null)
     rest = b""
     try:
         while True:
@@ -56,7 +57,7 @@ def serve(folder: str, native: bool) -> None:
                 rest += more
             line, _, rest = rest.partition(b"\n")
             request = TrialRequest(**json.loads(line))
-            failed = _run(request, wake)
+            failed = _run(request, wake, (wake, alarm, results))
             if failed is None:
                 return
             os.write(results, json.dumps({"failed": failed}).encode() + b"\n")
@@ -101,12 +102,17 @@ def _warm_up(native: bool) -> None:
     gc.freeze()  # the pages stay shared with the forks
 
 
-def _run(request: TrialRequest, wake: int) -> str | None:
-    """Run one program. Returns why it failed, "" if it did not, None if the check has ended."""
+def _run(request: TrialRequest, wake: int, own: Sequence[int]) -> str | None:
+    """Run one program. Returns why it failed, "" if it did not, None if the check has ended.
+    ``own``: the descriptors of this process that the program does not get.
+    """
     child = os.fork()
     if child == 0:
         try:
             os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for descriptor in own:
+                os.close(descriptor)
             _program(request)
         except BaseException as error:  # noqa: BLE001 - it ends the process below
             with contextlib.suppress(OSError):
@@ -143,15 +149,14 @@ def _run(request: TrialRequest, wake: int) -> str | None:
 
 def _program(request: TrialRequest) -> None:
     """Run the program in its copy of the project, in this process, and write its figures."""
-    signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
+    os.dup2(1, 0)  # the null device, to read and write
     os.chdir(request.folder)
     sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
-    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stdout = open(1, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
     for name in ("PYTHONPATH", "PWD"):
         if name in os.environ:
             os.environ[name] = moved(os.environ[name], request.root, request.tree)

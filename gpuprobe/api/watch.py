@@ -121,10 +121,6 @@ def _child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
     return RecordingWriter.create(path, rank=rank, world_size=ranks)
 
 
-def _silent(text: str) -> None:
-    """Print no warnings in processes that the program starts: the recording has them."""
-
-
 class _Notifying:
     """A recording's writer that calls ``on_step`` for every step."""
 
@@ -413,7 +409,6 @@ class _StartedProcesses:
             level="trace" if self._trace_steps else self._level,
             trace_steps=self._trace_steps,
             argv=self._argv,
-            warn=_silent,
         )
         job = recorded.Children(
             self._output, self._first_job, rank, count, folder, _child_writer, make
@@ -430,7 +425,12 @@ class _StartedProcesses:
 
     @staticmethod
     def report(recorder: Recorder, notes: Mapping[int, str]) -> None:
-        """Record a blind spot for the processes that are not recorded."""
+        """Record which processes are not recorded, or not completely."""
+        from gpuprobe.sampler.processes.recorded import ENDED_EARLY
+
+        recorder.incomplete_processes = sorted(
+            process for process, text in notes.items() if text and text != ENDED_EARLY
+        )
         for reason, count in Counter(text for text in notes.values() if text).items():
             processes = "1 process that uses" if count == 1 else f"{count} processes that use"
             recorder.blind_spot(
@@ -534,6 +534,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         command = f"gpuprobe report {shlex.quote(shown)}"
         where = f"recording of {world_size} ranks: {shown}   ({command})"
         return [where] if rank == 0 else []
+    from gpuprobe.analysis.completeness import missing_parts
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
     from gpuprobe.reporters.sections.report import (
@@ -546,13 +547,16 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 
-    report = summarize(load(output), top=3)
+    recording = load(output)
+    report = summarize(recording, top=3)
     style = Style(width=width, cwd=report.session.cwd)
     failed = ended_out_of_memory(report)
     lines = [style.relative(failure_text(report))] if failed else []
-    if report.peak.measure is None:
+    missing = missing_parts(recording, ended=True)  # this process has closed it
+    lines += [f"the recording is incomplete: {text}" for text in missing[:1]]
+    if report.peak.measure is None and not missing:
         lines.append("nothing was recorded: no training step of torch was detected")
-    else:
+    elif report.peak.measure is not None:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
         lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]

@@ -14,6 +14,7 @@ from typing import Final
 
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
+from gpuprobe.model.io.trust import private_folder
 from gpuprobe.model.values import Unavailable
 from gpuprobe.native import autograd_threads
 from gpuprobe.native.libraries import (
@@ -107,11 +108,19 @@ def add_to_environment(
 def compile_caches(folder: Path) -> dict[str, str]:
     """Variables that keep what torch compiles in ``folder``. In the caches of real programs,
     choices between kernels would stay that were made by times on a GPU that computes nothing.
+
+    Raises EnvironmentUnavailable if others can change one of them: what is in it is executed.
     """
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-    }
+    try:
+        return {
+            "TORCHINDUCTOR_CACHE_DIR": str(private_folder(folder / "inductor")),
+            "TRITON_CACHE_DIR": str(private_folder(folder / "triton")),
+        }
+    except OSError as error:
+        raise EnvironmentUnavailable(
+            f"{folder} cannot be used for what torch compiles: {error.strerror or error}",
+            hint="set XDG_CACHE_HOME to a folder of your own",
+        ) from None
 
 
 class LogKind(IntEnum):
