@@ -72,8 +72,8 @@ class LegacyDefault:
 
 
 class Engine:
-    """Checks a run, event by event. ``keep_log`` keeps the events (`EventLog`), so that a fix can be
-    verified by replaying them.
+    """Checks a run, event by event. ``keep_log`` keeps the events in an `EventLog`, so that a fix
+    can be verified by replaying them.
     """
 
     def __init__(self, *, keep_log: bool = True) -> None:

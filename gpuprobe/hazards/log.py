@@ -57,8 +57,8 @@ class EventLog:
     def first(self, count: int) -> Iterator[Event]:
         """The first events of the log."""
         for entry in self._events[:count]:
-            yield entry if type(entry) is not tuple else _PACKED[_KINDS[entry[0]]].unpack(
-                self, entry
+            yield (
+                entry if type(entry) is not tuple else _PACKED[_KINDS[entry[0]]].unpack(self, entry)
             )
 
     def _number_of(self, site: Site) -> int:

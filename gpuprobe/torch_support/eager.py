@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _CALLED: Final = "__dynamo_disable"
 _COMPILER: Final = "torch._dynamo"
 _USED: Final = {
-    "torch", "torch._dynamo", "_dynamo", "graph_break", "is_grad_enabled", "set_grad_enabled", "defaults",
-    "cast", "Optimizer",
+    "torch", "torch._dynamo", "_dynamo", "graph_break", "is_grad_enabled", "set_grad_enabled",
+    "defaults", "cast", "Optimizer",
 }  # fmt: skip
 """The names in the code of ``_use_grad`` whose effect is known."""
 
@@ -90,7 +90,7 @@ def _without_breaks(fn: object, made: FunctionType) -> Callable[[], object]:
 
 
 def _with_func(func: Callable[..., Any]) -> Any:
-    """The code for `_without_breaks`, which runs with the globals of ``torch/optim/optimizer.py``."""
+    """The code for `_without_breaks`; its globals are those of ``torch/optim/optimizer.py``."""
 
     def with_grad_of_defaults(*args: Any, **kwargs: Any) -> Any:
         before = torch.is_grad_enabled()
