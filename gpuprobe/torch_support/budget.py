@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import psutil
 from torch._ops import OpOverload
-from torch.utils import flop_counter
 
 from gpuprobe.errors import TooLarge
 from gpuprobe.model.text import human_bytes
@@ -46,6 +45,8 @@ class Allowance:
 
     def count(self, func: OpOverload, args: Any, kwargs: Any, result: object) -> None:
         """Count an operator that was computed. Raises TooLarge beyond the bound."""
+        from torch.utils import flop_counter  # 200 ms: it imports Triton
+
         formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
         if formula is None:
             elements = sum(tensor.numel() for tensor in tensors_in(result))

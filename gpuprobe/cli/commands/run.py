@@ -265,8 +265,7 @@ def _fix_files(args: argparse.Namespace) -> None:
 
     Raises UsageError for a file that cannot be written, before the program runs.
     """
-    from gpuprobe.api.check import ensure_writable
-    from gpuprobe.api.hazards import clear_rank_file
+    from gpuprobe.api.hazards import clear_rank_file, ensure_writable
 
     for name in _FILES if args.hazards_baseline_update else _FILES[:-1]:
         path = getattr(args, name)

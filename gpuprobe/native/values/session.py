@@ -19,6 +19,7 @@ from gpuprobe.native.values.shapes import ComputingShapes
 from gpuprobe.native.values.skipping import Skipping
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support import assignments
+from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
 
 
@@ -62,6 +63,7 @@ class Values:
         if isinstance(self.computing, ComputingShapes):
             self._follow_arrays(self.computing, self._patches)
         self._patches.add(watch(self.computing.handle))
+        self._patches.add(history.install())
         return self
 
     @property
