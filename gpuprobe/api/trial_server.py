@@ -89,7 +89,7 @@ def _warm_up(native: bool) -> None:
         import gpuprobe.api.check
         import gpuprobe.api.recordings
         import gpuprobe.engines.virtual
-        import gpuprobe.sampler.recorder  # noqa: F401
+        import gpuprobe.sampler.recorder
 
         if native:
             import gpuprobe.engines.native

@@ -13,7 +13,7 @@ from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.engines.base import DeviceRun, EngineOptions, EngineRun, EvidenceGrade, SimulatedRank
-from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.errors import GpuprobeError, UsageError, ValueNeeded
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
@@ -84,9 +84,10 @@ class NativeSession:
         self._assumed: list[str] = []
         self._values: Values | None = None  # while values are computed
         self._ended = False
-        self._unknown_as_nan = False
+        self._reported = False
         self._bounded = bounded
         self._reads: Reads | None = None  # once values are computed
+        self._computed: Values | None = None  # as `_values`, also after `stop`
         self.runtime: process.Runtime | None = None
         self._launches: NativeLaunches | None = None
         self._end_counting: Callable[[], None] = lambda: None
@@ -97,7 +98,7 @@ class NativeSession:
         kernels = self.runtime.uncomputed() if self.runtime is not None else ()
         return (
             *self._assumed,
-            *(() if self._reads is None else self._reads.notes),
+            *(() if self._computed is None else self._computed.notes),
             *(f"{name} was called, which the native engine does not answer" for name in refused),
             *(
                 f"a library launched the kernel {readable(name)}, whose values are not computed: "
@@ -157,18 +158,22 @@ class NativeSession:
         if self._ended or self._values is not None or not self.gpus:
             return
         from gpuprobe.native.values import Values
+        from gpuprobe.native.values.budget import Budget, Requested
 
-        real = self._options.compute != "shapes"
-        if real and self.runtime is not None:
+        compute = self._options.compute
+        budget: Budget | None = None
+        if compute != "shapes" and self.runtime is not None:
             self.runtime.write_collectives(_ALL)
             self.runtime.note_uncomputed(True)
-        self._values = Values(
-            "real" if real else "shapes",
-            self._options.assume,
-            unknown_as_nan=self._unknown_as_nan,
-            bounded=self._bounded,
-        )
+            if compute == "real":
+                budget = (
+                    Budget(self.runtime)
+                    if self._bounded
+                    else Requested(self.runtime, measure=self._options.measure)
+                )
+        self._values = Values(compute, self._options.assume, reported=self._reported, budget=budget)
         self._reads = self._values.reads
+        self._computed = self._values
         self._values.__enter__()
         if self._launches is not None:
             self._launches.follow(self._values.computing)
@@ -199,16 +204,39 @@ class NativeSession:
         """Do nothing: recordings at level ``trace`` begin with the first use of a GPU."""
 
     def read_unknown_as_nan(self) -> None:
-        """Return NaN for numbers that were not computed. Call it before `start`, or before torch is
-        imported.
-        """
-        self._unknown_as_nan = True
+        """Assume values that were not computed, and note it, instead of raising ValueNeeded."""
+        self._reported = True
         if self._reads is not None:
-            self._reads.unknown_as_nan = True
+            self._reads.reported = True
 
     def unknown_read(self) -> tuple[str, str]:
         """See `Measurement.unknown_read`."""
-        return ("", "") if self._reads is None else (self._reads.given_nan, self._reads.bounded)
+        return ("", "") if self._reads is None else (self._reads.decided, self._reads.bounded)
+
+    def refused(self) -> ValueNeeded | None:
+        """The error of a value that could not be assumed, which the program may have caught."""
+        return None if self._reads is None else self._reads.refused
+
+    @property
+    def everything(self) -> bool:
+        """Whether all values have been computed."""
+        return self._options.compute != "shapes" and (
+            self._computed is None or self._computed.everything
+        )
+
+    def too_large(self) -> str:
+        """Why all values of the run are too much to be computed without a request, from what they
+        cost; "" if they are not.
+        """
+        from gpuprobe.native.values.budget import too_large
+
+        peak = max((allocated for allocated, _ in self.peaks().values()), default=0)
+        return "" if self._computed is None else too_large(self._computed.cost, peak)
+
+    @property
+    def computed(self) -> Values | None:
+        """The values of this session, and what they cost; None before torch is imported."""
+        return self._computed
 
     def unused_assumptions(self) -> tuple[str, ...]:
         """The assumptions about lines that have read no unknown value."""
@@ -342,6 +370,12 @@ class NativeMeasurement:
     def unknown_read(self) -> tuple[str, str]:
         return self._session.unknown_read()
 
+    def too_large(self) -> str:
+        return self._session.too_large()
+
+    def refused(self) -> ValueNeeded | None:
+        return self._session.refused()
+
     def run(self, recording: Recording) -> EngineRun:
         peaks = self._session.peaks()
         runtime = self._session.runtime
@@ -376,7 +410,7 @@ class NativeMeasurement:
                 for ordinal in sorted(peaks)
             ],
             settings=self._settings,
-            compute=self._options.compute,
+            compute="real" if self._session.everything else "shapes",
             ranks=self._job.ranks,
             rank=self._job.rank,
             assumed=list(self._session.assumed),
