@@ -393,6 +393,7 @@ const char *FN(cudaGetErrorName)(int error) {
   return "unrecognized error code";
 }
 const char *FN(cudaGetErrorString)(int error) {
+  if (error == COLLECTIVE_FAILED && collective_failure()) return collective_failure();
   switch (error) {
 #define X(number, name, text) case number: return text;
     ERRORS(X)
