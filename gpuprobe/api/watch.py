@@ -315,7 +315,6 @@ def run(
             )
             return result._replace(assumed=tuple(session.assumed), engine=session.engine)
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.processes.started import following_started
     from gpuprobe.sampler.program import signals_restored
 
     children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
@@ -334,7 +333,7 @@ def run(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
         recorder.set_argv(loaded.argv)
-        stack.enter_context(following_started(lambda: children.follow(recorder, stack)))
+        children.follow(recorder, stack)
         when_imported("torch", lambda: children.start(recorder, stack))
         try:
             with signals_restored(until_exit=True):

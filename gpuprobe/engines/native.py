@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,11 +50,18 @@ _session: NativeSession | None = None
 
 def current() -> NativeSession | None:
     """The session of this process; None outside a session. A child of a process on the native
-    engine has a session from its start.
+    engine has a session with that one's options from its first use of a GPU.
     """
     global _session
     if _session is None and process.loaded() is not None:
-        _session = NativeSession(EngineOptions(), ())
+        inherited = os.environ.get(process.VALUES)
+        given = {} if inherited is None else json.loads(inherited)
+        options = EngineOptions(
+            compute=given.get("compute", "real"), assume=tuple(given.get("assume", ()))
+        )
+        _session = NativeSession(options, (), inherits=inherited is not None)
+        if given.get("unknown_as_nan"):
+            _session.read_unknown_as_nan()
         _session.start()
     return _session
 
@@ -72,10 +80,13 @@ class NativeSession:
         job: SimulatedRank | None = None,
         *,
         bounded: bool = False,
+        inherits: bool = False,
     ) -> None:
         """``job``: the distributed job of an estimated run. ``bounded``: raise TooLarge above the
-        limits of ``--compute auto``.
+        limits of ``--compute auto``. ``inherits``: the GPUs are those of the process that started
+        this one, and so are the options.
         """
+        self._computes = bool(gpus) or inherits
         self._options = options
         self._job = job if job is not None and job.ranks > 1 else None
         self.traffic: Traffic | None = None  # once the recorder's clock is known
@@ -129,6 +140,8 @@ class NativeSession:
                 )
         else:
             self.runtime = process.loaded()
+        if self._computes:
+            self._pass_on()
         _session = self
         self._ended = False
         if self.runtime is not None:
@@ -140,6 +153,15 @@ class NativeSession:
         when_imported("torch", self._join)
         when_imported("torch", self._compute)
 
+    def _pass_on(self) -> None:
+        """Have the processes that this one starts compute values as it does."""
+        given = {
+            "compute": "shapes" if self._options.compute == "shapes" else "real",
+            "assume": self._options.assume,
+            "unknown_as_nan": self._unknown_as_nan,
+        }
+        os.environ[process.VALUES] = json.dumps(given)
+
     def _join(self) -> None:
         """Become a rank of the job. Called when torch has been imported."""
         if self._ended or self._patches is not None:
@@ -147,14 +169,17 @@ class NativeSession:
         from gpuprobe.native.jobs import groups
 
         self._patches = Patches()
-        groups.without_splits(self._patches)
+        if self.runtime is not None:
+            self.runtime.collectives.name_places(groups.place_in_job)
+            self.runtime.collectives.alone(self._job is not None)
         if self._job is not None:
+            groups.without_splits(self._patches)
             assert self.traffic is not None  # `NativeMeasurement.recorded` comes before `start`
             groups.install(self._job, len(self.gpus), self._patches, self.traffic, self.assume)
 
     def _compute(self) -> None:
         """Compute values from now on. Called when torch has been imported."""
-        if self._ended or self._values is not None or not self.gpus:
+        if self._ended or self._values is not None or not self._computes:
             return
         from gpuprobe.native.values import Values
 
@@ -170,6 +195,8 @@ class NativeSession:
         )
         self._reads = self._values.reads
         self._values.__enter__()
+        if self.runtime is not None:
+            self.runtime.values_begun()
         if self._launches is not None:
             self._launches.follow(self._values.computing)
 
@@ -183,6 +210,8 @@ class NativeSession:
         self._end_counting()
         if self._launches is not None:
             self._launches.follow(None)
+        if self._computes:
+            os.environ.pop(process.VALUES, None)
         values, self._values = self._values, None
         if values is not None:
             values.__exit__(None, None, None)
@@ -203,6 +232,8 @@ class NativeSession:
         imported.
         """
         self._unknown_as_nan = True
+        if process.VALUES in os.environ:
+            self._pass_on()
         if self._reads is not None:
             self._reads.unknown_as_nan = True
 

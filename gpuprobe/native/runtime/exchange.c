@@ -70,7 +70,7 @@ typedef struct pending {
   char place[176];
 } pending;
 
-atomic_int pending_count;
+atomic_int FN(collectives_pending);   // calls whose results were not taken
 static pending *first_pending, **last_pending = &first_pending;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER, taking = PTHREAD_MUTEX_INITIALIZER;
 static unsigned long long issued_ids;
@@ -296,7 +296,7 @@ int exchange_issue(exchange *x, exchange_call call, const void *from, size_t byt
   pthread_mutex_lock(&list_lock);
   issued_here = p.id = ++issued_ids;
   known_results[p.id % KEPT] = call.kind == SEND;
-  if (kept) { *kept = p; *last_pending = kept; last_pending = &kept->next; atomic_fetch_add(&pending_count, 1); }
+  if (kept) { *kept = p; *last_pending = kept; last_pending = &kept->next; atomic_fetch_add(&FN(collectives_pending), 1); }
   pthread_mutex_unlock(&list_lock);
   pthread_mutex_unlock(&x->lock);
   if (!ok && !collective_failure()) report("rank %d of this group has ended, and rank %d still sends to it%s%s", global_rank(x, missing), global_rank(x, x->rank), *p.place ? " at " : "", p.place);
@@ -430,7 +430,7 @@ static void drop(pending *p) {
   for (pending **at = &first_pending; *at; at = &(*at)->next)
     if (*at == p) { *at = p->next; if (last_pending == &p->next) last_pending = at; break; }
   known_results[p->id % KEPT] = !p->unknown;
-  atomic_fetch_sub(&pending_count, 1);
+  atomic_fetch_sub(&FN(collectives_pending), 1);
   pthread_mutex_unlock(&list_lock);
   free(p);
 }
@@ -438,7 +438,7 @@ static void drop(pending *p) {
 typedef struct { const stream *on; const exchange *x; unsigned long long from, to; } choice;
 static bool is_chosen(const pending *p, const choice *c) { return (!c->on || p->on == c->on) && (!c->x || p->x == c->x) && p->id > c->from && p->id <= c->to; }
 static int take_chosen(choice c, bool wait) {
-  if (!atomic_load(&pending_count)) return atomic_load(&failed_now) ? COLLECTIVE_FAILED : SUCCESS;
+  if (!atomic_load(&FN(collectives_pending))) return atomic_load(&failed_now) ? COLLECTIVE_FAILED : SUCCESS;
   if (wait) pthread_mutex_lock(&taking); else if (pthread_mutex_trylock(&taking)) return NOT_READY;
   int result = atomic_load(&failed_now) ? COLLECTIVE_FAILED : SUCCESS;
   while (!result) {
@@ -460,7 +460,7 @@ int settle_stream(void *handle) { return take_chosen((choice){stream_of(handle, 
 int settle_all(void) { return take_chosen((choice){NULL, NULL, 0, ULLONG_MAX}, true); }
 int settle_through(const void *on, unsigned long long id, bool wait) { return take_chosen((choice){on, NULL, 0, id}, wait); }
 unsigned long long last_issued(const void *on) {   // on a stream, and not taken; 0 if there is none
-  if (!atomic_load(&pending_count)) return 0;
+  if (!atomic_load(&FN(collectives_pending))) return 0;
   unsigned long long found = 0;
   pthread_mutex_lock(&list_lock);
   for (pending *p = first_pending; p; p = p->next) if (p->on == on) found = p->id;
@@ -518,7 +518,7 @@ int exchange_leave(exchange *x) {
     pending *p = *at;
     if (p->x != x) { at = &p->next; continue; }
     *at = p->next;
-    atomic_fetch_sub(&pending_count, 1);
+    atomic_fetch_sub(&FN(collectives_pending), 1);
     free(p);
   }
   last_pending = &first_pending;

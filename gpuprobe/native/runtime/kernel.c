@@ -83,7 +83,7 @@ static int launch(const char *name, dim3 grid, dim3 block, size_t shared, void *
   return SUCCESS;
 }
 int library_call(const char *name, void *stream) {
-  if (atomic_load_explicit(&pending_count, memory_order_relaxed)) settle_stream(stream);   // an error is that of the next launch
+  if (atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed)) settle_stream(stream);   // an error is that of the next launch
   atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed);
   LOG(.kind = LOG_LIBRARY, .device = current_device(), .stream = stream_number(stream), .name = name);
   bool captured = capture_node(stream, (graph_node){KERNEL_NODE, .name = name});

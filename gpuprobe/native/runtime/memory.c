@@ -196,7 +196,7 @@ int FN(cudaMalloc)(void **out, size_t bytes) {
 int FN(cudaFree)(void *address) {
   int result = ensure_context(current_device());   // cudaFree(0) is how programs create the context
   if (result) return fail(result);
-  if (address && atomic_load_explicit(&pending_count, memory_order_relaxed)) settle_all();   // cudaFree waits for the GPU
+  if (address && atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed)) settle_all();   // cudaFree waits for the GPU
   LOG(.kind = LOG_FREE, .device = current_device(), .a = (uint64_t)address);
   return fail(release(address, true));
 }

@@ -127,13 +127,13 @@ typedef struct {
 bool capture_node(void *stream, graph_node node);   // false where the stream is not capturing
 
 // --- exchange.c: collectives between processes. Their results are taken when something waits for them
-extern atomic_int pending_count;
+extern atomic_int FN(collectives_pending);
 int settle_stream(void *handle);               // take those of a stream: SUCCESS or COLLECTIVE_FAILED
 int settle_all(void);
 int settle_through(const void *on, unsigned long long id, bool wait);   // those of a stream up to one; NOT_READY
 unsigned long long last_issued(const void *on);
 const char *collective_failure(void);          // NULL without one
-#define SETTLED(handle) do { if (atomic_load_explicit(&pending_count, memory_order_relaxed) || collective_failure()) { int settled = settle_stream(handle); if (settled) return fail(settled); } } while (0)
+#define SETTLED(handle) do { if (atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed) || collective_failure()) { int settled = settle_stream(handle); if (settled) return fail(settled); } } while (0)
 
 // --- computed.c: operators whose values something else computes
 bool is_computed(void);                                            // in this thread, now
