@@ -145,12 +145,12 @@ def main() -> None:
             kind, why = ("kept", "") if outcome.code == 0 else ("failed", outcome.errors[-2000:])
             if outcome.code == 0:
                 truth[name] = outcome.lines
+                text = json.dumps(truth, indent=1, sort_keys=True)
+                TRUTH.write_text(text + "\n", encoding="utf-8")
         else:
             kind, why = kind_of(simulated(name, args.compute), truth[name])
         counts[kind] = counts.get(kind, 0) + 1
         print(f"{kind:10} {name:22} {time.monotonic() - start:5.1f} s  {why[:400]}", flush=True)
-    if args.truth:
-        TRUTH.write_text(json.dumps(truth, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
 
 

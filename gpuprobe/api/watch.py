@@ -115,10 +115,17 @@ def _recorder(sink: Sink, **settings: Any) -> Recorder:
     return Recorder(sink, convert=_convert, **settings)
 
 
-def _child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
+def child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
     from gpuprobe.recording.writer import RecordingWriter
 
     return RecordingWriter.create(path, rank=rank, world_size=ranks)
+
+
+def child_recorder(sink: Sink, **settings: Any) -> Recorder:
+    """The recorder of a process that a recorded program or command starts."""
+    trace_steps = settings["trace_steps"]
+    level = "trace" if trace_steps else settings.pop("level")
+    return _recorder(sink, **{**settings, "level": level}, warn=_silent)
 
 
 def _silent(text: str) -> None:
@@ -408,14 +415,15 @@ class _StartedProcesses:
         stack.callback(_remove, folder, os.getpid())
         rank, _, count = ranks()
         make = functools.partial(
-            _recorder,
-            level="trace" if self._trace_steps else self._level,
+            child_recorder,
+            level=self._level,
             trace_steps=self._trace_steps,
             argv=self._argv,
-            warn=_silent,
         )
+        os.environ[recorded.NOTES] = str(folder)
+        stack.callback(os.environ.pop, recorded.NOTES, None)
         job = recorded.Children(
-            self._output, self._first_job, rank, count, folder, _child_writer, make
+            self._output, self._first_job, rank, count, folder, child_writer, make
         )
         stack.enter_context(children.following(job))
 

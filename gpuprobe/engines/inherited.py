@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuprobe.native import process
 from gpuprobe.sampler.processes import children
+from gpuprobe.sampler.processes.recorded import note_assumed
 
 
 def follow_torch() -> None:
@@ -14,6 +15,10 @@ def follow_torch() -> None:
 
 
 def _compute() -> None:
+    from multiprocessing.util import Finalize
+
     from gpuprobe.engines.native import current
 
-    current()
+    session = current()
+    if session is not None:
+        Finalize(None, lambda: note_assumed(session.assumed), exitpriority=90)

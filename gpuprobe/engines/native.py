@@ -14,7 +14,7 @@ from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.engines.base import DeviceRun, EngineOptions, EngineRun, EvidenceGrade, SimulatedRank
-from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.errors import EnvironmentUnavailable, GpuprobeError, UsageError
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
@@ -64,6 +64,32 @@ def current() -> NativeSession | None:
             _session.read_unknown_as_nan()
         _session.start()
     return _session
+
+
+def environment_of(options: EngineOptions) -> dict[str, str]:
+    """The variables that have programs run on the native engine. Raises EnvironmentUnavailable
+    where it does not run, ConfigError for an unknown GPU.
+    """
+    build = process.build_to_run()
+    if build is None:
+        raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
+    libraries = process.libraries_for(build)
+    found = dict(os.environ)
+    settings = process.settings_text(parse_spec(options.gpu), build, endless=options.endless)
+    process.add_to_environment(found, libraries, settings, build)
+    found[process.VALUES] = _passed_on(options, unknown_as_nan=True)
+    return found
+
+
+def _passed_on(options: EngineOptions, *, unknown_as_nan: bool) -> str:
+    """What other processes compute: the value of `process.VALUES`."""
+    return json.dumps(
+        {
+            "compute": "shapes" if options.compute == "shapes" else "real",
+            "assume": options.assume,
+            "unknown_as_nan": unknown_as_nan,
+        }
+    )
 
 
 class NativeSession:
@@ -155,12 +181,9 @@ class NativeSession:
 
     def _pass_on(self) -> None:
         """Have the processes that this one starts compute values as it does."""
-        given = {
-            "compute": "shapes" if self._options.compute == "shapes" else "real",
-            "assume": self._options.assume,
-            "unknown_as_nan": self._unknown_as_nan,
-        }
-        os.environ[process.VALUES] = json.dumps(given)
+        os.environ[process.VALUES] = _passed_on(
+            self._options, unknown_as_nan=self._unknown_as_nan
+        )
 
     def _join(self) -> None:
         """Become a rank of the job. Called when torch has been imported."""
