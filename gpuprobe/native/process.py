@@ -317,7 +317,7 @@ class Collectives:
 
     def __init__(self, core: ctypes.CDLL) -> None:
         self._core = core
-        core.gpn_collectives_issued.restype = ctypes.c_ulonglong
+        core.gpn_collectives_issued.argtypes = (ctypes.c_void_p,)
         core.gpn_collectives_known.restype = ctypes.c_bool
         core.gpn_collectives_known.argtypes = (ctypes.c_ulonglong, ctypes.c_ulonglong)
         core.gpn_collectives_unknown.restype = ctypes.c_bool
@@ -358,19 +358,21 @@ class Collectives:
         """Take all results that were not taken yet. An error is raised at the next use of CUDA."""
         self._core.gpn_collectives_settle()
 
-    def issued(self) -> int:
-        """The number of the last collective that this thread has called."""
-        return int(self._core.gpn_collectives_issued())
+    def issued(self) -> tuple[int, int]:
+        """The numbers of the first and the last collective that this thread has called since it
+        called this function before; 0 if there were none.
+        """
+        found = (ctypes.c_ulonglong * 2)()
+        self._core.gpn_collectives_issued(ctypes.byref(found))
+        return found[0], found[1]
 
     def send_unknown(self, unknown: bool) -> bool:
         """Whether what this thread sends from now on has no values; returns what it was."""
         return bool(self._core.gpn_collectives_unknown(unknown))
 
-    def known(self, after: int, last: int) -> bool:
-        """Whether the results of this thread's collectives ``after`` one and up to ``last`` have
-        values. Waits for them.
-        """
-        return bool(self._core.gpn_collectives_known(after, last))
+    def known(self, first: int, last: int) -> bool:
+        """Whether the results of the collectives with these numbers have values. Waits for them."""
+        return bool(self._core.gpn_collectives_known(first, last))
 
     def captured(self) -> list[int]:
         """The collectives that this thread has captured in a graph since the last call. The caller

@@ -207,8 +207,8 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
         compute=args.compute,
     )
     if result.interrupted:
-        return exit_codes.INTERRUPTED
-    if result.code:
+        stderr.error(f"{words[0]} was interrupted")
+    elif result.code:
         how = f"exited with code {result.code}"
         if result.code < 0:
             how = f"was ended by {signal.Signals(-result.code).name}"
@@ -216,6 +216,8 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
         stderr.error(f"{words[0]} {how}" + (f"; {why}" if why else ""))
     if not args.quiet:
         _show_command(args, result, output)
+    if result.interrupted:
+        return exit_codes.INTERRUPTED
     # Python's own code for an exception is 1, which is a finding among gpuprobe's.
     return exit_codes.PROGRAM_FAILED if result.code < 0 or result.code == 1 else result.code
 

@@ -74,7 +74,7 @@ atomic_int FN(collectives_pending);   // calls whose results were not taken
 static pending *first_pending, **last_pending = &first_pending;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER, taking = PTHREAD_MUTEX_INITIALIZER;
 static unsigned long long issued_ids;
-static __thread unsigned long long issued_here;
+static __thread unsigned long long first_here, last_here;   // of the calls that this thread has made since it began to count
 static unsigned char known_results[KEPT];
 static __thread bool next_unknown;
 static char failure[1024];
@@ -86,7 +86,8 @@ static int (*place_of_call)(char *, size_t);
 void FN(collectives_place)(int (*function)(char *, size_t)) { place_of_call = function; }
 // Whether what this thread sends from now on has values. Returns what it was.
 bool FN(collectives_unknown)(bool unknown) { bool before = next_unknown; next_unknown = unknown; return before; }
-unsigned long long FN(collectives_issued)(void) { return issued_here; }   // the last call of this thread
+// The first and the last call of this thread since the call of this function before; 0 if there was none.
+void FN(collectives_issued)(unsigned long long out[2]) { out[0] = first_here; out[1] = last_here; first_here = last_here = 0; }
 
 const char *collective_failure(void) { return atomic_load(&failed_now) ? failure : NULL; }
 
@@ -265,6 +266,19 @@ static bool has_room(exchange *x, const pending *p, int *missing) {
 static bool channel_has_room(exchange *x, const pending *p, int *missing) { *missing = p->call.peer; return atomic_load(&x->channels[x->rank * x->size + p->call.peer].taken) + SLOTS >= p->number; }
 static int take_all_of(exchange *x, bool wait);
 
+// What a call sends may be what an earlier one on its stream receives.
+static int settle_overlaps(const stream *on, const char *from, size_t bytes) {
+  unsigned long long last = 0;
+  pthread_mutex_lock(&list_lock);
+  for (pending *p = first_pending; p && from; p = p->next) {
+    bool many = p->call.kind == ALL_GATHER || p->call.kind == GATHER || p->call.kind == ALL_TO_ALL;
+    size_t size = (size_t)p->call.count * collective_width(p->call.type) * (many ? (size_t)p->x->size : 1);
+    if (p->on == on && p->to && (const char *)p->to < from + bytes && from < (const char *)p->to + size) last = p->id;
+  }
+  pthread_mutex_unlock(&list_lock);
+  return last ? settle_through(on, last, true) : SUCCESS;
+}
+
 // Post one call; `to` is written once the result is taken. Returns an ncclResult_t.
 int exchange_issue(exchange *x, exchange_call call, const void *from, size_t bytes, void *to, void *on) {
   if (atomic_load(&failed_now) || x->failed) return 5;   // ncclInvalidUsage
@@ -275,6 +289,7 @@ int exchange_issue(exchange *x, exchange_call call, const void *from, size_t byt
   }
   bool ok = true;
   int missing = 0;
+  if (atomic_load(&FN(collectives_pending)) && settle_overlaps(p.on, from, bytes)) return 5;
   pthread_mutex_lock(&x->lock);
   reclaim(x);
   if (call.kind == SEND) {
@@ -294,7 +309,8 @@ int exchange_issue(exchange *x, exchange_call call, const void *from, size_t byt
   if (ok) ring(x);
   pending *kept = ok && call.kind != SEND ? malloc(sizeof *kept) : NULL;
   pthread_mutex_lock(&list_lock);
-  issued_here = p.id = ++issued_ids;
+  last_here = p.id = ++issued_ids;
+  if (!first_here) first_here = p.id;
   known_results[p.id % KEPT] = call.kind == SEND;
   if (kept) { *kept = p; *last_pending = kept; last_pending = &kept->next; atomic_fetch_add(&FN(collectives_pending), 1); }
   pthread_mutex_unlock(&list_lock);
@@ -468,12 +484,12 @@ unsigned long long last_issued(const void *on) {   // on a stream, and not taken
   return found;
 }
 int exchange_settle(exchange *x) { return take_all_of(x, true); }
-// Wait for this thread's calls after `from` up to `to`: whether the results have values.
-bool FN(collectives_known)(unsigned long long from, unsigned long long to) {
-  if (take_chosen((choice){NULL, NULL, from, to}, true)) return true;   // the error is raised at the next call
+// Wait for the calls from `first` to `to`: whether the results have values.
+bool FN(collectives_known)(unsigned long long first, unsigned long long to) {
+  if (take_chosen((choice){NULL, NULL, first - 1, to}, true)) return true;   // the error is raised at the next call
   bool known = true;
   pthread_mutex_lock(&list_lock);
-  for (unsigned long long id = from + 1; id <= to && id - from < KEPT; id++) known = known && known_results[id % KEPT];
+  for (unsigned long long id = first; id <= to && id - first < KEPT; id++) known = known && known_results[id % KEPT];
   pthread_mutex_unlock(&list_lock);
   return known;
 }

@@ -275,6 +275,7 @@ typedef struct { exchange *x; exchange_call call; const void *from; size_t bytes
 static __thread captured_call *captured[MOST_CAPTURED];
 static __thread int captured_count;
 static int issue(exchange *x, exchange_call call, const void *from, size_t bytes, void *to, void *stream) {
+  if (call.op >= OWN_OPERATIONS && settle_stream(stream)) return 5;
   void *made = call.kind == ALL_REDUCE || call.kind == REDUCE || call.kind == REDUCE_SCATTER ? multiplied(from, bytes / width(call.type), call.type, call.op) : NULL;
   if (call.op >= OWN_OPERATIONS) call.op = SUM;
   int status = exchange_issue(x, call, bytes <= small ? (made ? made : from) : NULL, bytes, to, stream);

@@ -44,7 +44,9 @@ class Values:
         skipping = Skipping(runtime.libraries.core)
         self.reads = Reads(assume, unknown_as_nan=unknown_as_nan)
         self.computing: Any = (
-            Computing(skipping) if compute == "real" else ComputingShapes(skipping, self.reads)
+            Computing(skipping, runtime.collectives)
+            if compute == "real"
+            else ComputingShapes(skipping, runtime.collectives, self.reads)
         )
         if bounded:
             self.computing.budget = Budget(runtime)
