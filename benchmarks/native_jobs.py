@@ -99,9 +99,7 @@ def differences(lines: Iterable[str], truth: Iterable[str]) -> list[str]:
     mine, right = list(lines), list(truth)
     if len(mine) != len(right):
         return [f"{len(mine)} lines, right are {len(right)}", *sorted(set(mine) ^ set(right))[:4]]
-    return [
-        f"{a}   (right: {b})" for a, b in zip(mine, right, strict=True) if not _equal(a, b)
-    ]
+    return [f"{a}   (right: {b})" for a, b in zip(mine, right, strict=True) if not _equal(a, b)]
 
 
 def _equal(first: str, second: str) -> bool:
@@ -124,7 +122,9 @@ def kind_of(outcome: Outcome, truth: Sequence[str]) -> tuple[str, str]:
             return "named", named[0]
         return ("different", found[0]) if found else ("same", "")
     lines = [line for line in outcome.errors.splitlines() if line.strip()]
-    reasons = [line for line in lines if "ValueNeeded" in line or line.startswith("gpuprobe: error")]
+    reasons = [
+        line for line in lines if "ValueNeeded" in line or line.startswith("gpuprobe: error")
+    ]
     errors = [line for line in lines if re.search(r"\w+(Error|Exception)\b", line)]
     return ("named", reasons[-1]) if reasons else ("failed", (errors or lines or ["no word"])[-1])
 

@@ -8,13 +8,13 @@ of the first job, into the recording that was requested.
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -49,7 +49,9 @@ def is_command(word: str) -> bool:
     path = Path(word)
     if path.suffix == ".py" or path.is_dir():
         return False
-    if path.is_file() and not (os.sep in word and os.access(path, os.X_OK) and not _is_python(path)):
+    if path.is_file() and not (
+        os.sep in word and os.access(path, os.X_OK) and not _is_python(path)
+    ):
         return False
     if path.is_file() or shutil.which(word):
         return True
@@ -70,7 +72,7 @@ def name_of(words: Sequence[str]) -> tuple[str, bool]:
     file = next((word for word in words if word.endswith(".py")), "")
     if file:
         return file, False
-    modules = [after for word, after in zip(words, words[1:], strict=False) if word == "-m"]
+    modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
     return (modules[-1], True) if modules else (words[0], False)
 
 
@@ -100,9 +102,7 @@ def run_command(
         first = _follow(environment, output, notes, level, trace_steps, tuple(words))
         code, interrupted = _wait(words, environment)
         assumed, unrecorded = _read(notes)
-    return CommandResult(
-        code, interrupted, tuple(_recordings(output, first)), assumed, unrecorded
-    )
+    return CommandResult(code, interrupted, tuple(_recordings(output, first)), assumed, unrecorded)
 
 
 def _simulated(gpu: str, compute: str) -> Mapping[str, str]:
@@ -165,7 +165,7 @@ def _wait(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bo
 
 @contextmanager
 def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Pass signals on to the command, which decides when it ends. The terminal sends Ctrl-C to both.
+    """Pass signals on to the command, which decides when it ends: Ctrl-C goes to both already.
     Yields the signals that were received.
     """
     received: list[int] = []

@@ -19,6 +19,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
 from gpuprobe.native.launches import NativeLaunches
+from gpuprobe.native.libraries import libraries_for
 from gpuprobe.native.names import readable
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support.engine_reports import set_launch_counter
@@ -73,7 +74,7 @@ def environment_of(options: EngineOptions) -> dict[str, str]:
     build = process.build_to_run()
     if build is None:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
-    libraries = process.libraries_for(build)
+    libraries = libraries_for(build)
     found = dict(os.environ)
     settings = process.settings_text(parse_spec(options.gpu), build, endless=options.endless)
     process.add_to_environment(found, libraries, settings, build)
@@ -181,9 +182,7 @@ class NativeSession:
 
     def _pass_on(self) -> None:
         """Have the processes that this one starts compute values as it does."""
-        os.environ[process.VALUES] = _passed_on(
-            self._options, unknown_as_nan=self._unknown_as_nan
-        )
+        os.environ[process.VALUES] = _passed_on(self._options, unknown_as_nan=self._unknown_as_nan)
 
     def _join(self) -> None:
         """Become a rank of the job. Called when torch has been imported."""

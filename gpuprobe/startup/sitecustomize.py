@@ -46,6 +46,6 @@ def _torch_imported() -> None:
 
 try:
     _begin()
-except Exception:  # noqa: BLE001 - an old or incomplete Python; the native engine reports it if it is used
+except Exception:
     if "GPUPROBE_DEBUG" in os.environ:
         raise

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import misplaced_options
-from gpuprobe.cli.options import add_engine, add_gpu, add_program, program_of
+from gpuprobe.cli.options import Target, add_engine, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, UsageError
@@ -116,13 +116,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api import watch
     from gpuprobe.api.commands import is_command
 
     target = program_of(args, "gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
     _require_gpu(args)
     if not target.module and is_command(target.target):
         return _run_command(args, [target.target, *target.arguments])
+    return _run_program(args, target)
+
+
+def _run_program(args: argparse.Namespace, target: Target) -> int:
+    """Run a script or a module in this process."""
+    from gpuprobe.api import watch
+
     hazards = args.hazards or any(getattr(args, name) for name in (*_FILES, "hazards_annotations"))
     if hazards:
         _fix_files(args)

@@ -114,6 +114,7 @@ int may_synchronize(void *handle);             // SUCCESS, or what a capture in 
 extern atomic_ullong work_given;               // kernels, library calls and events of this process so far
 void host_waited(void);                        // for all that the GPU was given
 void collective_sent(void);                    // of NCCL
+void time_passes(void);                        // a second, for the events that are recorded from now on
 enum node_kind { KERNEL_NODE, MEMCPY_NODE, MEMSET_NODE, HOST_NODE, OTHER_NODE };
 typedef struct {
   enum node_kind kind;

@@ -11,11 +11,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes as _disabled
 
 from gpuprobe.errors import NotModelled
+from gpuprobe.native.process import Collectives
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.budget import Budget
 from gpuprobe.native.values.counts import COUNTS
-from gpuprobe.native.process import Collectives
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
 from gpuprobe.native.values.exchanges import CapturedCollective, check_captured
 from gpuprobe.native.values.plans import MASKED, How, OperatorPlan, masked, plan_of
@@ -75,6 +75,10 @@ class Call:
         self.kwargs = kwargs
         self.key = key
         self.results: list[Any] = []
+
+    def run(self, computing: Any) -> None:
+        """Compute the call, at a replay of the graph that it is in."""
+        computing.compute(self)
 
 
 class _Region(threading.local):

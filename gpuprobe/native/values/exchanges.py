@@ -32,6 +32,10 @@ class CapturedCollective:
         self.number = number
         self.key = None
 
+    def run(self, computing: Any) -> None:
+        """Run it: the other ranks replay their graphs, too."""
+        computing.exchanged.play(self.number)
+
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
@@ -53,13 +57,11 @@ def read_and_written(
     written: list[torch.Tensor] = []
     for key, value in (*zip(names, args, strict=False), *kwargs.items()):
         found = list(_tensors(value))
-        if key.startswith("output"):
-            written += found
-        elif name in _RECEIVES:
+        if key.startswith("output") or name in _RECEIVES:
             written += found
         else:
             read += found
-            if key == "tensors" or name.endswith("_") and not key.startswith("input"):
+            if key == "tensors" or (name.endswith("_") and not key.startswith("input")):
                 written += found
     return read, written
 

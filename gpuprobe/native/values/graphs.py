@@ -13,7 +13,6 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.native.values.draws import Key, key_of
-from gpuprobe.native.values.exchanges import CapturedCollective
 from gpuprobe.patching import Patches
 
 _CALLS: Final = "_gpuprobe_calls"
@@ -72,10 +71,7 @@ def follow(computing: Any, patches: Patches) -> None:
             capture.keyed(key_of(None, None))
             result = computing.placed(before, self)
             for call in capture.calls:
-                if isinstance(call, CapturedCollective):
-                    computing.exchanged.play(call.number)
-                else:
-                    computing.compute(call)
+                call.run(computing)
             return result
 
         return replay

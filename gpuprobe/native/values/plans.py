@@ -185,10 +185,8 @@ def _how(func: Any, space: str, name: str, returns: Any) -> How:
         return How.FLATTEN
     if name in _PYTHON_RESULTS:
         return How.ANSWER
-    if space in SPACES:
-        return How.EXCHANGE
-    if space in _PASSED or name in _ONLY:
-        return How.ONLY
+    if space in SPACES or space in _PASSED or name in _ONLY:
+        return How.EXCHANGE if space in SPACES else How.ONLY
     full = func.name()
     if (
         _has(full, "CompositeImplicitAutograd")

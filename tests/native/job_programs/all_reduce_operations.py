@@ -3,7 +3,14 @@ from job import dist, join, numbers, show, torch
 
 rank, ranks, device = join()
 for kind in ("SUM", "PRODUCT", "MIN", "MAX"):
-    for dtype in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bfloat16, torch.half):
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.bfloat16,
+        torch.half,
+    ):
         values = torch.tensor([1, 2, -3, 4], dtype=dtype, device=device) + rank
         dist.all_reduce(values, op=getattr(dist.ReduceOp, kind))
         show(kind, dtype, numbers(values.float()))

@@ -7,7 +7,9 @@ dist.all_to_all_single(got, torch.arange(float(ranks), device=device) + 10 * ran
 show("even", numbers(got))
 sent = [rank + i for i in range(ranks)]
 received = [i + rank for i in range(ranks)]
-source = torch.cat([torch.full((n,), float(100 * rank + i), device=device) for i, n in enumerate(sent)])
+source = torch.cat(
+    [torch.full((n,), float(100 * rank + i), device=device) for i, n in enumerate(sent)]
+)
 got = torch.empty(sum(received), device=device)
 dist.all_to_all_single(got, source, received, sent)
 show("uneven", numbers(got))

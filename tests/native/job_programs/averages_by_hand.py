@@ -5,7 +5,7 @@ rank, ranks, device = join()
 model = network(seed=rank).to(device)
 for parameter in model.parameters():
     dist.broadcast(parameter.data, src=0)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if rank else 0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(5):
     loss = (model(rows(4, 8, seed=10 * step + rank).to(device)) - rank).square().mean()
     optimizer.zero_grad()

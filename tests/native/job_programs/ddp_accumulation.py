@@ -1,9 +1,8 @@
 # ranks: 2
 import contextlib
 
-from torch.nn.parallel import DistributedDataParallel
-
 from job import dist, join, network, number, rows, show, torch
+from torch.nn.parallel import DistributedDataParallel
 
 rank, ranks, device = join()
 model = DistributedDataParallel(network(inner=64).to(device), find_unused_parameters=True)

@@ -1,8 +1,7 @@
 # ranks: 2
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
-
 from job import dist, join, network, number, rows, show, torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 rank, ranks, device = join()
 for name in ("fp16", "allreduce"):

@@ -1,13 +1,15 @@
 # ranks: 2
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-
 from job import dist, join, network, number, rows, show, torch
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 rank, ranks, device = join()
 model = network(inner=30).to(device)
 for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
     sharded = FullyShardedDataParallel(
-        network(inner=30).to(device), sharding_strategy=strategy, device_id=device, use_orig_params=True
+        network(inner=30).to(device),
+        sharding_strategy=strategy,
+        device_id=device,
+        use_orig_params=True,
     )
     optimizer = torch.optim.Adam(sharded.parameters(), lr=0.05)
     for step in range(3):

@@ -1,6 +1,5 @@
 # ranks: 2
 import torch.distributed._functional_collectives as functional
-
 from job import dist, join, numbers, show, torch
 
 rank, ranks, device = join()

@@ -17,7 +17,11 @@ def join(backend=BACKEND):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    return rank, ranks, torch.device(DEVICE, int(os.environ["LOCAL_RANK"]) if DEVICE == "cuda" else None)
+    return (
+        rank,
+        ranks,
+        torch.device(DEVICE, int(os.environ["LOCAL_RANK"]) if DEVICE == "cuda" else None),
+    )
 
 
 def show(*words):

@@ -1,7 +1,6 @@
 # ranks: 3
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-
 from job import dist, join, network, number, rows, show, torch
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
 rank, ranks, device = join()
 model = network().to(device)

@@ -1,5 +1,5 @@
 # ranks: 3
-from job import dist, join, show, torch
+from job import dist, join, show
 
 rank, ranks, device = join()
 gathered = [None] * ranks

@@ -1,7 +1,6 @@
 # ranks: 3
+from job import dist, join, number, rows, show, torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-
-from job import dist, join, network, number, rows, show, torch
 
 rank, ranks, device = join()
 torch.manual_seed(rank)
@@ -20,5 +19,10 @@ for kind in (ScheduleGPipe, Schedule1F1B):
         else:
             schedule.step()
         optimizer.step()
-        show(kind.__name__, step, [number(loss) for loss in losses], number(layer[0].weight.double().sum()))
+        show(
+            kind.__name__,
+            step,
+            [number(loss) for loss in losses],
+            number(layer[0].weight.double().sum()),
+        )
 dist.destroy_process_group()

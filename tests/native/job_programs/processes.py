@@ -2,7 +2,6 @@
 import sys
 
 import torch.multiprocessing as mp
-
 from job import DEVICE, network, number, rows, torch
 
 
@@ -26,7 +25,9 @@ if __name__ == "__main__":
     for method in ("spawn", "forkserver", "fork"):
         context = mp.get_context(method)
         answers = context.Queue()
-        processes = [context.Process(target=train, args=(method, seed, answers)) for seed in range(2)]
+        processes = [
+            context.Process(target=train, args=(method, seed, answers)) for seed in range(2)
+        ]
         for process in processes:
             process.start()
         for line in sorted(answers.get(timeout=300) for _ in processes):

@@ -1,6 +1,5 @@
 # launch: python
 import torch.multiprocessing as mp
-
 from job import DEVICE, torch
 
 

@@ -1,8 +1,7 @@
 # ranks: 2
+from job import dist, join, network, number, rows, show, torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-from job import dist, join, network, number, rows, show, torch
 
 
 class Rows(Dataset):
@@ -14,11 +13,13 @@ class Rows(Dataset):
 
 
 def main():
-    rank, ranks, device = join()
+    device = join()[2]
     model = DistributedDataParallel(network().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sampler = DistributedSampler(Rows(), shuffle=True, seed=3)
-    loader = DataLoader(Rows(), batch_size=4, sampler=sampler, num_workers=2, pin_memory=device.type == "cuda")
+    loader = DataLoader(
+        Rows(), batch_size=4, sampler=sampler, num_workers=2, pin_memory=device.type == "cuda"
+    )
     for epoch in range(2):
         sampler.set_epoch(epoch)
         seen, total = [], 0.0

@@ -2,7 +2,6 @@
 import os
 
 import torch.multiprocessing as mp
-
 from job import BACKEND, DEVICE, dist, network, number, rows, show, torch
 
 

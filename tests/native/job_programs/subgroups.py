@@ -1,5 +1,6 @@
 # ranks: 4
 from job import dist, join, numbers, show, torch
+from torch.distributed.device_mesh import init_device_mesh
 
 rank, ranks, device = join()
 halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -14,8 +15,6 @@ if rank % 2:
     show("odd", [numbers(part) for part in parts])
     dist.broadcast(value, src=3, group=odd)
     show("from 3", numbers(value))
-from torch.distributed.device_mesh import init_device_mesh
-
 mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("rows", "columns"))
 for name in ("rows", "columns"):
     value = torch.tensor([float(2**rank)], device=device)

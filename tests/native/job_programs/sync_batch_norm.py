@@ -1,8 +1,7 @@
 # ranks: 2
+from job import dist, join, network, number, numbers, rows, show, torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-from job import dist, join, network, number, numbers, rows, show, torch
 
 rank, ranks, device = join()
 model = network(norm=True).to(device)
@@ -23,5 +22,10 @@ for step in range(4):
     loss.backward()
     optimizer.step()
     inner = model.module if hasattr(model, "module") else model
-    show(step, number(shown.item()), numbers(inner[1].running_mean[:3]), numbers(inner[1].running_var[:3]))
+    show(
+        step,
+        number(shown.item()),
+        numbers(inner[1].running_mean[:3]),
+        numbers(inner[1].running_var[:3]),
+    )
 dist.destroy_process_group()

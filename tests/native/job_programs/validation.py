@@ -1,7 +1,6 @@
 # ranks: 4
-from torch.nn.parallel import DistributedDataParallel
-
 from job import dist, join, network, number, rows, show, torch
+from torch.nn.parallel import DistributedDataParallel
 
 rank, ranks, device = join()
 model = DistributedDataParallel(network().to(device))

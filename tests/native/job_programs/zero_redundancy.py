@@ -1,8 +1,7 @@
 # ranks: 2
+from job import dist, join, network, number, rows, show, torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-
-from job import dist, join, network, number, rows, show, torch
 
 rank, ranks, device = join()
 model = DistributedDataParallel(network().to(device))
