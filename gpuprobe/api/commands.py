@@ -76,6 +76,60 @@ def name_of(words: Sequence[str]) -> tuple[str, bool]:
     return (modules[-1], True) if modules else (words[0], False)
 
 
+class Launched(NamedTuple):
+    """What a command launches: a Python file or a module with its arguments, and the ranks."""
+
+    target: str
+    arguments: tuple[str, ...]
+    module: bool
+    ranks: int
+
+
+def launched_by(words: Sequence[str], gpu: str) -> Launched:
+    """The program that Python or a launcher of ranks (``torchrun``, ``accelerate launch``,
+    ``deepspeed``) runs, and how many ranks it has. A launcher that is given no number starts one
+    for each of the GPUs that ``gpu`` names, ``torchrun`` one.
+
+    Raises UsageError for other commands.
+    """
+    name = Path(words[0]).name
+    launcher = name in _LAUNCHERS or any(word in _LAUNCHER_MODULES for word in words[1:])
+    if not launcher and not name.startswith("python"):
+        raise UsageError(
+            f"{words[0]} is neither Python nor a launcher of ranks",
+            hint=f"gpuprobe run --gpu GPU -- {words[0]} … records whatever a command runs",
+        )
+    rest = [word for word in words[1:] if word not in _LAUNCHER_MODULES]
+    at = next((i for i, word in enumerate(rest) if word.endswith(".py")), -1)
+    modules = [i + 1 for i, word in enumerate(rest[:-1]) if word in ("-m", "--module")]
+    if at < 0 and not modules:
+        raise UsageError(f"{words[0]}: the command names no Python file and no module")
+    module = at < 0
+    at = modules[-1] if module else at
+    ranks = _ranks(rest[:at], gpu, words) if launcher else 1
+    return Launched(rest[at], tuple(rest[at + 1 :]), module, ranks)
+
+
+_LAUNCHERS: Final = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+_LAUNCHER_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "launch")
+_PROCESSES: Final = ("--nproc-per-node", "--num-processes", "--num-gpus")
+
+
+def _ranks(options: Sequence[str], gpu: str, words: Sequence[str]) -> int:
+    from gpuprobe.catalogue.gpus import parse_spec
+
+    given: dict[str, str] = {}
+    for word, after in itertools.zip_longest(options, options[1:], fillvalue=""):
+        name, equals, value = word.replace("_", "-").partition("=")
+        given[name] = value if equals else after
+    count = next((given[name] for name in _PROCESSES if name in given), "")
+    nodes = given.get("--nnodes", "1")
+    if not count and (Path(words[0]).name == "torchrun" or _LAUNCHER_MODULES[0] in words):
+        count = "1"
+    processes = int(count) if count.isdecimal() else len(parse_spec(gpu))
+    return processes * (int(nodes) if nodes.isdecimal() else 1)
+
+
 def run_command(
     words: Sequence[str],
     output: Path,
