@@ -124,10 +124,17 @@ def _recorder(sink: Sink, **settings: Any) -> Recorder:
     return Recorder(sink, convert=_convert, **settings)
 
 
-def _child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
+def child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
     from gpuprobe.recording.writer import RecordingWriter
 
     return RecordingWriter.create(path, rank=rank, world_size=ranks)
+
+
+def child_recorder(sink: Sink, **settings: Any) -> Recorder:
+    """The recorder of a process that a recorded program or command starts."""
+    trace_steps = settings["trace_steps"]
+    level = "trace" if trace_steps else settings.pop("level")
+    return _recorder(sink, **{**settings, "level": level})
 
 
 class _Notifying:
@@ -338,7 +345,6 @@ def _recorded(
 ) -> RunResult:
     """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.processes.started import following_started
     from gpuprobe.sampler.program import signals_restored
 
     children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
@@ -357,7 +363,7 @@ def _recorded(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
         recorder.set_argv(loaded.argv)
-        stack.enter_context(following_started(lambda: children.follow(recorder, stack)))
+        children.follow(recorder, stack)
         when_imported("torch", lambda: children.start(recorder, stack))
         try:
             with signals_restored(until_exit=True):
@@ -440,13 +446,15 @@ class _StartedProcesses:
         stack.callback(_remove, folder, os.getpid())
         rank, _, count = ranks()
         make = functools.partial(
-            _recorder,
-            level="trace" if self._trace_steps else self._level,
+            child_recorder,
+            level=self._level,
             trace_steps=self._trace_steps,
             argv=self._argv,
         )
+        os.environ[recorded.NOTES] = str(folder)
+        stack.callback(os.environ.pop, recorded.NOTES, None)
         job = recorded.Children(
-            self._output, self._first_job, rank, count, folder, _child_writer, make
+            self._output, self._first_job, rank, count, folder, child_writer, make
         )
         stack.enter_context(children.following(job))
 

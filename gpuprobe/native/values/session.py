@@ -52,9 +52,11 @@ class Values:
         self.cost = Cost(runtime) if budget is None else budget.cost
         """What computing all values costs so far."""
         self.computing: Any = (
-            Computing(skipping)
+            Computing(skipping, runtime.collectives)
             if compute == "real"
-            else ComputingShapes(skipping, self.reads, self.cost, auto=compute == "auto")
+            else ComputingShapes(
+                skipping, runtime.collectives, self.reads, self.cost, auto=compute == "auto"
+            )
         )
         self.computing.budget = budget
         self._patches: Patches | None = None
