@@ -191,6 +191,10 @@ def _serve(listening: socket.socket) -> list[str]:
     """Fork for each command. Returns in the forked process, with the arguments."""
     import gc
 
+    from gpuprobe.native.process import preload
+
+    preload()  # a program that is forked can have a simulated GPU
+
     import torch
     import torch._dynamo
     import torch.utils.data
