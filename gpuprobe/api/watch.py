@@ -376,14 +376,15 @@ def _recorded(
         if refused is not None and error is None:  # the program caught it
             code, error = 1, refused
         result = RunResult(code, error, found)
+        ended = stack.pop_all()
         with _after_the_program(warn):
-            if found is not None and (error is not None or code):
-                from gpuprobe.hazards.findings.results import ending
+            with ended:
+                if found is not None and (error is not None or code):
+                    from gpuprobe.hazards.findings.results import ending
 
-                found.failed = ending(error, code)
-            recorder.stop(error)
-            started = children.notes()
-            stack.close()
+                    found.failed = ending(error, code)
+                recorder.stop(error)
+                started = children.notes()
             for finding in found.findings if found is not None else ():
                 recorder.found(finding)
             for text in () if session is None else session.assumed:
