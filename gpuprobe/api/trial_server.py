@@ -143,8 +143,8 @@ def _program(request: TrialRequest) -> None:
     os.dup2(1, 0)  # the null device, to read and write
     os.chdir(request.folder)
     sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
-    sys.stdout = open(1, "w", closefd=False, encoding="utf-8")  # noqa: SIM115, PTH123
-    sys.stderr = open(2, "w", closefd=False, encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stdout = open(1, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
     for name in ("PYTHONPATH", "PWD"):
         if name in os.environ:
             os.environ[name] = moved(os.environ[name], request.root, request.tree)

@@ -185,7 +185,7 @@ def run_request(request: Request, estimate: Callable[..., Estimate]) -> None:
     os.dup2(2, 1)  # the program's output, from C too, is not part of the response
     with contextlib.redirect_stdout(sys.stderr):
         document = _estimate(request, estimate)
-    with open(out.number, "w", closefd=False) as stream:  # noqa: PTH123 - a descriptor
+    with open(out.number, "w", closefd=False) as stream:
         stream.write("\n" + json.dumps(document) + "\n")
 
 

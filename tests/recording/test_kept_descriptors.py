@@ -1,4 +1,4 @@
-"""Descriptors that are kept while a program runs: its files get neither our bytes nor our numbers."""
+"""Descriptors that are kept while a program runs: its files get neither our numbers nor bytes."""
 
 from __future__ import annotations
 
