@@ -53,7 +53,7 @@ class Children(NamedTuple):
     ``writer`` creates a recording for a rank, given the number of ranks; ``recorder`` a recorder
     that writes to a sink and passes its warnings to ``warn``. ``job`` is the number of the first
     job of this program. In the folder ``notes`` each process that used a GPU leaves a file named by
-    its process id, with the reason if it has no recording, or not all of it.
+    its process id, with the reason if it has no recording, or an incomplete one.
     """
 
     output: Path
@@ -142,8 +142,8 @@ class _Child:
 
 
 def read_notes(folder: Path) -> dict[int, str]:
-    """The process ids in the notes, and why each has no recording, or not all of it; "" if it
-    has one.
+    """The process ids in the notes, and why each has no recording, or an incomplete one; "" if it
+    has a whole one.
     """
     found = {}
     with contextlib.suppress(OSError):  # the program has removed it
