@@ -192,7 +192,7 @@ class RecordingWriter:
             self._written_gap = gap
 
     def _put(self, data: bytes) -> None:
-        """Write whole lines, on a line of their own."""
+        """Write whole lines; the first one starts a line."""
         if self._torn:
             data = b"\n" + data
         rest = memoryview(data)
