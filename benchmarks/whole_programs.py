@@ -1,13 +1,14 @@
 """Nothing that gpuprobe does changes a process: random programs, bare and under ``gpuprobe run``.
 
     python benchmarks/whole_programs.py [--programs 5000] [--first SEED] [--each] [--alone]
-        [--engine cpu|cuda] [--watchers NAME ...] [--minutes N] [PART@PLACE ...]
+        [--engine cpu|cuda] [--watchers NAME ...] [--minutes N] [--planted WAY] [PART@PLACE ...]
 
 Each program is `tests/faults/program.py`, a training loop, with parts drawn at random: descriptors,
 streams, signals, limits, folders, processes, threads, memory history, depth, replaced functions,
 endings. So is what starts it: its streams (files, pipes, closed, full), the descriptors that it
 inherits, its limits and umask. Watchers take turns; ``--each``: each watches each program.
-``--alone``: each part by itself instead, at each of its places, with each watcher. Compared are
+``--alone``: each part by itself instead, at each of its places, with each watcher. ``--planted``: a
+watcher of `tests/faults/planted.py`, which must be reported. Compared are
 
 * the exit code, or the signal. Documented are 5 for an error and 130 for an interrupt;
 * stdout, and stderr without gpuprobe's lines (`_DOCUMENTED`) and torch's frames in tracebacks;
@@ -432,6 +433,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=("cpu", "cuda"), default=usual)
     parser.add_argument("--watchers", nargs="+", choices=WATCHERS)
     parser.add_argument("--each", action="store_true", help="each watcher, not one by turns")
+    parser.add_argument("--planted", metavar="WAY", help="a watcher that changes something")
     parser.add_argument("--minutes", type=float, help="end after so many")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.programs)
@@ -441,6 +443,9 @@ def main() -> int:
     if given.words:
         plans = [Plan(given.first, tuple(given.words), teardown=True)]
     watchers = given.watchers or BULK[given.engine]
+    if given.planted:
+        watchers = ["planted"]
+        WATCHERS["planted"] = (str(PROGRAM.parent / "planted.py"), given.planted)
     each = given.each or given.alone or given.words
     counts: Counter[str] = Counter()
     ran: Counter[str] = Counter()
