@@ -33,11 +33,10 @@ from gpuprobe.model.text import visible
 _WAITING: Final = "OMP_WAIT_POLICY"
 
 
-def serve(folder: str, warm: bool) -> None:
-    """Run requests until stdin ends, then remove ``folder``. ``warm``: import torch first."""
+def serve(folder: str, native: bool) -> None:
+    """Run requests until stdin ends, then remove ``folder``. ``native``: on the native engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the check handles it and closes stdin
-    if warm:
-        _warm_up()
+    _warm_up(native)
     wake, alarm = os.pipe()
     os.set_blocking(alarm, False)
     os.set_blocking(wake, False)
@@ -66,8 +65,9 @@ def serve(folder: str, warm: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _warm_up() -> None:
-    """Import the modules that nearly all programs of a check import.
+def _warm_up(native: bool) -> None:
+    """Import the modules that nearly all programs of a check import, torch on the ``native`` engine.
+    CUDA is initialised in the forks, which then choose their GPUs.
 
     OpenMP's threads wait passively here: on a busy machine, or one with fewer processors than it
     reports, a run takes a third of the processor time. OpenMP reads the variable when it is loaded;
@@ -77,11 +77,23 @@ def _warm_up() -> None:
     if own:
         os.environ[_WAITING] = "PASSIVE"
     with contextlib.suppress(Exception):  # the program fails with the same error
+        if native:
+            from gpuprobe.catalogue.gpus import parse_spec
+            from gpuprobe.engines.base import EngineOptions
+            from gpuprobe.native import process
+
+            process.load(parse_spec(EngineOptions.gpu))
         import torch
         import torch.optim
 
-        import gpuprobe.api.watch
-        import gpuprobe.engines.virtual  # noqa: F401
+        import gpuprobe.api.check
+        import gpuprobe.api.recordings
+        import gpuprobe.engines.virtual
+        import gpuprobe.sampler.recorder
+
+        if native:
+            import gpuprobe.engines.native
+            import gpuprobe.native.values.session  # noqa: F401
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
     if own:
@@ -252,4 +264,4 @@ class _InCopy(importlib.abc.MetaPathFinder):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2] == "warm")
+    serve(sys.argv[1], sys.argv[2] == "native")

@@ -141,6 +141,7 @@ class Recorder:
             nullcontext  # likewise
         )
         self._inference: Any = None  # InferenceSteps, from __enter__ on
+        self._end_sharing: Callable[[], None] = lambda: None  # of torch's memory history
         self.progress: Callable[[int, str], None] | None = None
         """Called with the number of the step and the path of its phase when that changes. Set
         before the recording begins."""
@@ -188,6 +189,10 @@ class Recorder:
         about = environment.describe()
         write(lambda: self._sink.session(session, about))
         self._active = True
+        if cuda:
+            from gpuprobe.torch_support.memory_history import history
+
+            self._end_sharing = history.install()
         if self._level == "trace" and cuda:
             self._traces.start_cuda(self._timeline, self.fault, simulated=virtual)
         _in_forked_processes(self._forget)
@@ -641,6 +646,7 @@ class Recorder:
             if self._per_step is not None:
                 self._per_step.end()
             self._traces.stop()
+            self._end_sharing()
         except Exception as error:  # noqa: BLE001 - this must not end the program either
             self._failures.texts.append(described(error))
 

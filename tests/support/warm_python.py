@@ -254,6 +254,13 @@ def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
     """Fork for each command. Returns in the forked process, with its request."""
     import importlib
 
+    import gpuprobe
+    from gpuprobe.native.process import preload
+
+    preload()  # a program that is forked can have a simulated GPU
+    # Else pytest warns that the package of a plugin is imported already.
+    gpuprobe.__doc__ = "PYTEST_DONT_REWRITE"
+
     import torch
     import torch._dynamo
     import torch.utils.data

@@ -196,6 +196,7 @@ int FN(cudaMalloc)(void **out, size_t bytes) {
 int FN(cudaFree)(void *address) {
   int result = ensure_context(current_device());   // cudaFree(0) is how programs create the context
   if (result) return fail(result);
+  if (address && atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed)) settle_all();   // cudaFree waits for the GPU
   LOG(.kind = LOG_FREE, .device = current_device(), .a = (uint64_t)address);
   return fail(release(address, true));
 }
@@ -350,6 +351,7 @@ static int copied(void *to, const void *from, size_t bytes, void *stream, bool w
   int result = ensure_context(current_device());
   if (result) return fail(result);
   if (waits && (result = may_synchronize(stream))) return fail(result);
+  SETTLED(stream);
   if (waits) host_waited();
   LOG(.kind = LOG_MEMCPY, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .b = (uint64_t)from, .bytes = bytes, .name = waits ? "sync" : "async");
   if (is_computed() && computed_copy(to, from, bytes)) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
@@ -373,6 +375,7 @@ int FN(cudaMemcpy2D)(void *to, size_t to_pitch, const void *from, size_t from_pi
 static int filled(void *to, int value, size_t width, size_t count, void *stream) {
   int result = ensure_context(current_device());
   if (result) return fail(result);
+  SETTLED(stream);
   LOG(.kind = LOG_MEMSET, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .bytes = width * count);
   if (computed_fill()) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
   if (capture_node(stream, (graph_node){MEMSET_NODE, .to = to, .value = value, .width = width, .count = count})) return SUCCESS;
