@@ -19,8 +19,8 @@ watcher of `tests/faults/planted.py`, which must be reported. Compared are
 
 ``cuda`` is torch's CUDA code on the native engine, which both runs have; ``cpu`` a build without.
 Programs are forked from a process that has imported torch (`tests/support/warm_python.py`), and end
-without the interpreter's teardown; each 10th has it (so have parts that need it), and each 50th is
-started by an interpreter, both times.
+without the interpreter's teardown; each 10th has it (so have parts that need it), and each 100th is
+started by an interpreter, both times (so are parts that recurse: their depth is another).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def drawn(seed: int) -> Plan:
     ends = [part for part in PARTS.values() if part.ends]
     parts = _sample(choose, going, choose.choice((1, 1, 2, 2, 3, 4)))
     if choose.random() < 0.4:
-        parts.append(choose.choice(ends))
+        parts += _sample(choose, ends, 1)
     words = tuple(f"{part.name}@{choose.choice(part.places)}" for part in parts)
     launch = Launch()
     if choose.random() < 0.5:
@@ -148,20 +148,26 @@ def drawn(seed: int) -> Plan:
             choose.choice((0o22, 0o22, 0, 0o77, 0o777)),
         )
     teardown = seed % 10 == 0 or any(part.teardown for part in parts)
-    started = seed % 50 == 0 or (any(part.teardown for part in parts) and seed % 5 == 0)
+    started = seed % 100 == 0 or any(part.started for part in parts)
+    started = started or (any(part.teardown for part in parts) and seed % 20 == 0)
     return Plan(seed, words, launch, teardown, choose.choice(_FLAGS) if started else None)
 
 
 def _sample(choose: random.Random, parts: Sequence[Part], count: int) -> list[Part]:
-    """Different parts; those with a teardown, which takes longer, less often than others."""
-    weights = [0.3 if part.teardown else 1.0 for part in parts]
+    """Different parts; those that take longer less often than others."""
+    weights = [0.15 if part.started else 0.3 if part.teardown else 1.0 for part in parts]
     return [*dict.fromkeys(choose.choices(parts, weights, k=count))]
 
 
 def alone() -> list[Plan]:
     """Each part by itself, at each of its places."""
     return [
-        Plan(number, (f"{part.name}@{place}",), teardown=part.teardown)
+        Plan(
+            number,
+            (f"{part.name}@{place}",),
+            teardown=part.teardown,
+            flags=() if part.started else None,
+        )
         for number, part in enumerate(PARTS.values())
         for place in part.places
     ]
@@ -441,7 +447,10 @@ def main() -> int:
     if given.alone:
         plans = alone()[given.first :][: given.programs]
     if given.words:
-        plans = [Plan(given.first, tuple(given.words), teardown=True)]
+        started = any(PARTS[word.partition("@")[0]].started for word in given.words)
+        plans = [
+            Plan(given.first, tuple(given.words), teardown=True, flags=() if started else None)
+        ]
     watchers = given.watchers or BULK[given.engine]
     if given.planted:
         watchers = ["planted"]
