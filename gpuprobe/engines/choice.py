@@ -36,7 +36,7 @@ def why_not_native(options: EngineOptions) -> str:
         return "torch is a build without CUDA"
     if build.major not in SUPPORTED_MAJORS:
         return f"torch is built for CUDA {build.cuda}"
-    if process.loaded() is None and "torch" in sys.modules:
+    if not process.can_load():
         return "torch was imported before"
     try:
         core()
