@@ -286,6 +286,8 @@ class ComputingShapes(Computing):
         return self._settle(plan, ready, key, out, args, kwargs)
 
     def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.capture is not None:
+            return func(*args, **kwargs)
         if not self._ready(plan, args, kwargs):
             if not self.reads.unknown_as_nan:
                 raise self.reads.refuse(f"{COUNT} {plan.name} finds")
@@ -348,7 +350,7 @@ class ComputingShapes(Computing):
 
     def _scalar(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if self.knowledge.known(tensor):
+        if self.capture is not None or self.knowledge.known(tensor):  # a capture refuses it
             return func(*args, **kwargs)
         how = TRUTH if tensor.dtype is torch.bool else "a number"
         value = self.reads.value(tensor.dtype, how)
