@@ -320,7 +320,8 @@ def run(
                 trace_steps=trace_steps,
                 on_step=on_step,
             )
-            return result._replace(assumed=tuple(session.assumed), engine=session.engine)
+            assumed = dict.fromkeys((*session.assumed, *result.assumed))
+            return result._replace(assumed=tuple(assumed), engine=session.engine)
     from gpuprobe.patching import when_imported
     from gpuprobe.sampler.program import signals_restored
 
@@ -355,12 +356,46 @@ def run(
             found.failed = ending(error, code)
         recorder.stop(error)
         started = children.notes()
+        children.read_assumed()
     for finding in found.findings if found is not None else ():
         recorder.found(finding)
     children.report(recorder, started)
     recorder.finish()
+    spawned = _as_requested(output, tuple(children.recordings()))
     return RunResult(
-        code, error, found, spawned=tuple(children.recordings()), children=len(started)
+        code,
+        error,
+        found,
+        assumed=children.assumed,
+        spawned=spawned,
+        children=len(started),
+    )
+
+
+def _as_requested(output: Path, spawned: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The recordings of jobs next to ``output``. If the program has only launched a job, the job's
+    recording takes the place of its own, which is empty.
+    """
+    if not spawned or any(output.glob("child-*")) or not _is_idle(output):
+        return spawned
+    shutil.rmtree(output)
+    spawned[0].rename(output)
+    return spawned[1:]
+
+
+def _is_idle(output: Path) -> bool:
+    """Whether a recording shows no use of a GPU and no training."""
+    from gpuprobe.api.recordings import load
+
+    try:
+        recorded = load(output)
+    except DataError:  # the summary reports why
+        return False
+    steps = [step for rank in recorded.ranks for step in rank.steps]
+    return not any(
+        {window.device for window in step.windows} - {"cpu"}
+        or {phase.path for phase in step.phases} - {"setup"}
+        for step in steps
     )
 
 
@@ -376,6 +411,7 @@ class _StartedProcesses:
         self._argv = argv
         self._first_job = 0
         self._folder: Path | None = None  # of the notes that the processes leave
+        self.assumed: tuple[str, ...] = ()
 
     def start(self, recorder: Recorder, stack: ExitStack) -> None:
         """Start recording, as the program imports torch."""
@@ -426,6 +462,13 @@ class _StartedProcesses:
             self._output, self._first_job, rank, count, folder, child_writer, make
         )
         stack.enter_context(children.following(job))
+
+    def read_assumed(self) -> None:
+        """Read what the simulated GPUs of the processes assumed."""
+        if self._folder is not None:
+            from gpuprobe.sampler.processes.recorded import read_assumed
+
+            self.assumed = read_assumed(self._folder)
 
     def notes(self) -> dict[int, str]:
         """Why each process that used a GPU is not recorded ("" if it is), by process id."""

@@ -34,9 +34,9 @@ typedef struct {
   atomic_int pid, left, global;
   uint64_t started;
   atomic_ullong posted, taken;
-  char rest[88];
+  atomic_ullong waits;   // the number of the wait that the rank is in, 0 outside one
+  char waits_for[272];
 } member;
-_Static_assert(sizeof(member) == 128, "member");
 typedef struct { atomic_ullong sent, taken; slot slots[SLOTS]; } channel;   // from one rank to another
 typedef struct { uint64_t magic; int size; atomic_int joined; atomic_uint bell; } header;
 #define FILE_MAGIC 0x67706a6f62u
@@ -157,15 +157,53 @@ static void wait_ring(exchange *x, unsigned before) {
   struct timespec most = {0, POLL_NS};
   syscall(SYS_futex, &x->h->bell, FUTEX_WAIT, before, &most, NULL, 0);
 }
+// All ranks of a group that wait for each other wait forever. Seconds, in which none of them stirs:
+#define STUCK_S 15
+typedef struct { unsigned long long sum; time_t since; } stillness;
+static bool is_stuck(const exchange *x, stillness *s) {
+  unsigned long long sum = 0;
+  for (int r = 0; r < x->size; r++) {
+    unsigned long long waits = atomic_load(&x->members[r].waits);
+    if (!waits) { s->since = 0; return false; }
+    sum += waits;
+  }
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (sum != s->sum || !s->since) { s->sum = sum; s->since = now.tv_sec; }
+  return now.tv_sec - s->since >= STUCK_S;
+}
+static void report_stuck(const exchange *x) {
+  char text[900] = "";
+  for (int r = 0; r < x->size && r < 4; r++) {
+    size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used, "%s rank %d waits for %s", r ? "," : "", global_rank(x, r), x->members[r].waits_for);
+  }
+  report("all ranks of a group wait for each other:%s%s", text, x->size > 4 ? ", and so on" : "");
+}
 typedef bool (*condition)(exchange *x, const pending *p, int *missing);   // missing: the rank that is waited for
 // Whether the condition holds, after any time; false where the rank that is waited for is gone.
 static bool wait_until(exchange *x, const pending *p, condition holds, int *missing) {
+  static atomic_ullong waits;
+  member *m = &x->members[x->rank];
+  stillness still = {0, 0};
+  bool result, waiting = false;
   for (;;) {
     unsigned before = atomic_load(&x->h->bell);
-    if (holds(x, p, missing)) return true;
-    if (is_gone(x, *missing)) { bool late = holds(x, p, missing); return late || !is_gone(x, *missing) ? late : false; }
+    if ((result = holds(x, p, missing))) break;
+    if (is_gone(x, *missing)) { result = holds(x, p, missing); break; }
+    if (!waiting && p) {
+      char what[96], at[192];
+      describe(what, sizeof what, &p->call);
+      where(at, sizeof at, p->place);
+      snprintf(m->waits_for, sizeof m->waits_for, "%s%s", what, at);
+      atomic_store(&m->waits, atomic_fetch_add(&waits, 1) + 1);
+      waiting = true;
+    }
+    if (waiting && is_stuck(x, &still) && !holds(x, p, missing)) { report_stuck(x); break; }
     wait_ring(x, before);
   }
+  if (waiting) atomic_store(&m->waits, 0);
+  return result;
 }
 
 // --- making one
@@ -415,7 +453,11 @@ static int take(pending *p, bool wait) {
   condition holds = condition_of(p);
   if (!holds(x, p, &missing)) {
     if (!wait) return NOT_READY;
-    if (!wait_until(x, p, holds, &missing)) { x->failed = true; fail_missing(x, p, missing); return COLLECTIVE_FAILED; }
+    if (!wait_until(x, p, holds, &missing)) {
+      x->failed = true;
+      if (!collective_failure()) fail_missing(x, p, missing);
+      return COLLECTIVE_FAILED;
+    }
   }
   bool ok = true;
   if (p->call.kind == RECV) {
