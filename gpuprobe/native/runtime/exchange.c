@@ -217,7 +217,11 @@ bool exchange_identity(void *id) {
 bool exchange_is_identity(const void *id) { return *(const uint64_t *)id == ID_MAGIC; }
 void exchange_forget(const void *id) { identity i; memcpy(&i, id, sizeof i); if (i.pid == getpid() && i.magic == ID_MAGIC) close(i.fd); }
 
-static bool all_joined(exchange *x, const pending *p, int *missing) { *missing = x->rank; return atomic_load(&x->h->joined) >= x->size; }
+static bool all_joined(exchange *x, const pending *p, int *missing) {
+  *missing = x->rank;
+  for (int r = 0; r < x->size; r++) if (atomic_load(&x->members[r].pid) && is_gone(x, r)) *missing = r;
+  return atomic_load(&x->h->joined) >= x->size;
+}
 exchange *exchange_join(const void *id, int size, int rank) {
   identity i;
   memcpy(&i, id, sizeof i);
@@ -259,7 +263,7 @@ exchange *exchange_join(const void *id, int size, int rank) {
   atomic_fetch_add(&x->h->joined, 1);
   ring(x);
   int missing;
-  wait_until(x, NULL, all_joined, &missing);
+  if (!wait_until(x, NULL, all_joined, &missing)) report("rank %d has ended before all ranks have joined its group", global_rank(x, missing));
   if (i.pid == getpid()) close(i.fd);
   return x;
 }
@@ -497,6 +501,11 @@ typedef struct { const stream *on; const exchange *x; unsigned long long from, t
 static bool is_chosen(const pending *p, const choice *c) { return (!c->on || p->on == c->on) && (!c->x || p->x == c->x) && p->id > c->from && p->id <= c->to; }
 static int take_chosen(choice c, bool wait) {
   if (!atomic_load(&FN(collectives_pending))) return atomic_load(&failed_now) ? COLLECTIVE_FAILED : SUCCESS;
+  pthread_mutex_lock(&list_lock);   // other threads may wait for what this one has to do
+  const pending *any = first_pending;
+  while (any && !is_chosen(any, &c)) any = any->next;
+  pthread_mutex_unlock(&list_lock);
+  if (!any) return atomic_load(&failed_now) ? COLLECTIVE_FAILED : SUCCESS;
   if (wait) pthread_mutex_lock(&taking); else if (pthread_mutex_trylock(&taking)) return NOT_READY;
   int result = atomic_load(&failed_now) ? COLLECTIVE_FAILED : SUCCESS;
   while (!result) {

@@ -121,7 +121,7 @@ def arrive() -> None:
     if given is None or _start is not None:
         return
     try:
-        start: StartInProcess = pickle.loads(base64.b64decode(given))
+        start = pickle.loads(base64.b64decode(given))
     except Exception:  # noqa: BLE001 - of another version: the program runs unrecorded
         return
     if not callable(start):
