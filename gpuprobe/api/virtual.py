@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import (
+    EnvironmentUnavailable,
     GpuprobeError,
     MissingExtra,
     ProgramFailed,
     TooLarge,
+    UnknownValue,
     UsageError,
     ValueNeeded,
 )
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from gpuprobe.planning.peers import Job
     from gpuprobe.planning.processes import OtherProcesses
     from gpuprobe.planning.suggestions import Provider
-    from gpuprobe.planning.trials import ProgramStart
+    from gpuprobe.planning.trials import Attempt, ProgramStart
     from gpuprobe.sampler.program import Program
 
 
@@ -58,7 +60,7 @@ def prepare_engine(engine: str, gpu: str, *, estimated: bool = False, torch: str
 @contextmanager
 def virtual_gpu(
     gpu: str = "h100-80gb",
-    compute: str = "real",
+    compute: str = "auto",
     *,
     conf: str | None = None,
     assume: Sequence[str] = (),
@@ -77,9 +79,10 @@ def virtual_gpu(
 
     ``gpu`` names an entry of the catalogue, or several: ``"2xa100-40gb"``. ``compute="real"``
     computes every value on the CPU, so losses are correct; ``"shapes"`` computes only integers,
-    masks and tensors of up to 1 MiB, so that a large model takes seconds. A line that needs
-    another value raises `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE``
-    (``"train.py:12=false"``). ``conf``: allocator settings, instead of
+    masks and tensors of up to 1 MiB, so that a large model takes seconds; ``"auto"`` computes all
+    values while they take no more than 256 MiB and about five seconds, then as ``"shapes"``. Other
+    numbers are unknown: they pass as finite, and a line that decides by one ends the context with
+    `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE`` (``"train.py:12=false"``). ``conf``: allocator settings, instead of
     ``PYTORCH_CUDA_ALLOC_CONF``. ``torch``: the version whose CUDA kernels are simulated, such as
     ``"2.6"``, at most the installed one, which is the default. ``random``: with ``"cuda"`` normal,
     uniform and whole random numbers on the device are those that the GPU draws with the same seed,
@@ -100,8 +103,15 @@ def virtual_gpu(
     from gpuprobe.engines.choice import session
 
     options = EngineOptions(gpu, compute, conf, tuple(assume), torch, random)
-    with session(engine, options) as found:
-        yield found
+    try:
+        with session(engine, options) as found:
+            yield found
+    except UnknownValue as unknown:
+        raise unknown.error from None
+    except TooLarge as large:
+        raise EnvironmentUnavailable(
+            f"compute={compute!r}: {large}", hint="compute='auto'"
+        ) from None
 
 
 def estimate(
@@ -138,9 +148,10 @@ def estimate(
         gpuprobe.estimate(build, gpu="a100-40gb")
 
     ``compute``: ``"shapes"`` computes only integers, masks and small tensors, ``"real"`` all
-    values. ``"auto"`` starts with shapes; if ``step`` needs another value, it is called again on
-    a new device that computes all values, unless that takes more than 16 GiB (or half of this
-    machine's available memory) or 2e13 floating-point operations.
+    values, ``"auto"`` all while they take no more than 256 MiB and about five seconds, then as
+    shapes; if ``step`` decides by a value that was not computed, it is called again on a new device
+    that computes all, unless that takes more than 16 GiB (or half of this machine's available
+    memory) or 2e13 floating-point operations.
     ``assume``: values for lines that read them, as ``"FILE:LINE=VALUE"``
     (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
     ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``link``: the links
@@ -150,7 +161,8 @@ def estimate(
     as in `virtual_gpu`.
 
     Raises what `virtual_gpu` raises, UsageError if nothing was allocated on the device, and
-    what ``step`` raises; `ValueNeeded` if it needs a value that was not computed.
+    what ``step`` raises; `ValueNeeded` if it failed after a decision by a value that was not
+    computed.
     """
     _require_torch("an estimate runs the training step")
     from gpuprobe.engines.choice import prepare
@@ -180,12 +192,12 @@ def estimate(
 
     unused = "build the model inside the function, on the device: Model().cuda()"
 
-    def attempt(how: str, why: str, *, bounded: bool = False) -> tuple[Estimate, str]:
-        options = _endless(gpu, how, conf, assume, torch)
+    def attempt(how: str, why: str, *, bounded: bool = False) -> Attempt:
+        options = _endless(gpu, how, conf, assume, torch, measure=not bounded)
         return _estimate(run, options, engine, why, Job(rank, ranks), unused, bounded, *links)
 
     def again(why: str) -> Estimate:
-        return attempt("real", why, bounded=True)[0]
+        return attempt("real", why, bounded=True).estimate
 
     return estimate_with(compute, attempt, again)
 
@@ -217,8 +229,7 @@ def estimate_program(
     result's assumptions name this, since later code may need more memory.
 
     With ``compute="auto"`` a second run has a separate process, and ``notify`` gets a line before
-    it. With ``compute="shapes"`` the numbers that the program reads are NaN, which is an assumption
-    of the result. Of several ``rank`` each is estimated in a separate process, in parallel; the
+    it. Decisions by values that were not computed are assumptions of the result. Of several ``rank`` each is estimated in a separate process, in parallel; the
     result is that of the rank that needs most, with a row for each (`Estimate.by_rank`).
     ``rank="distinct"`` estimates one rank of each group of ranks that behave alike: each stage of a
     pipeline, each shape of shards. ``link``, ``per_node``, ``torch`` and ``engine`` are as in
@@ -233,8 +244,8 @@ def estimate_program(
     bounds of ``"auto"``; ``meeting``, the rendezvous of the ranks (`gpuprobe.planning.peers`);
     ``recorded``, the ranks to keep, if not all.
 
-    Raises ProgramFailed if the program raises an exception, `ValueNeeded` if NaN may have caused
-    it or is not a possible value for what the program reads.
+    Raises ProgramFailed if the program raises an exception, `ValueNeeded` if a value that was not
+    computed may have caused it, or the lack of any training step.
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -270,12 +281,12 @@ def estimate_program(
     if recorded and rank not in recorded:
         kept = ""
 
-    def attempt(how: str, why: str) -> tuple[Estimate, str]:
+    def attempt(how: str, why: str) -> Attempt:
         peers = start.peers(rank, meeting, **order, compute=how) if ranks > 1 else None
         job = Job(rank, ranks, peers)
         with job:
             words = within or why
-            gpus = _endless(gpu, how, conf, assume, torch)
+            gpus = _endless(gpu, how, conf, assume, torch, measure=not within)
             return _estimate(
                 run,
                 gpus,
@@ -354,7 +365,6 @@ class _ProgramRun:
         from gpuprobe.torch_support.callers import place_in
 
         steps = self._steps
-        measured.session.read_unknown_as_nan()
         with restored_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
             folder = scratch.parent
             try:
@@ -386,6 +396,8 @@ class _ProgramRun:
                 reason = str(error).strip().partition("\n")[0]
                 text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
                 raise _failed(measured, text) from error
+            if not count():
+                _refuse_untrained(measured)
             processes, self.others = other_processes(folder, measured.models())
             if processes:
                 measured.assume(assumption_text(processes))
@@ -420,26 +432,53 @@ def _links(link: str, gpu: str, ranks: int, per_node: int) -> tuple[Links | None
 
 
 def _failed(measured: Measurement, text: str) -> ProgramFailed:
-    """The error for a program that failed: ValueNeeded if NaN may have caused it."""
-    given_nan, bounded = measured.unknown_read()
-    given = given_nan or bounded
-    if not given:
+    """The error for a program that failed: ValueNeeded if an unknown value may have caused it."""
+    decided, bounded = measured.unknown_read()
+    place = decided or bounded
+    if not place:
         return ProgramFailed(text)
-    what = "NaN for a value" if given_nan else "the largest size for one"
+    what = "a value was assumed" if decided else "the largest size was assumed for one"
     return ValueNeeded(
-        f"{text}; it was given {what} that was not computed ({given}), which it may need",
+        f"{text}; {what} that was not computed ({place}), which it may need",
         hint="compute the values: --compute real, compute='real'",
-        place=given,
+        place=place,
     )
 
 
+def _refuse_untrained(measured: Measurement) -> None:
+    """Raise ValueNeeded if a program has an optimizer and made no step, after it decided by a value
+    that was not computed: its figures are not those of training.
+    """
+    decided, bounded = measured.unknown_read()
+    torch: Any = sys.modules.get("torch")
+    if not (decided or bounded) or torch is None:
+        return
+    kinds = [torch.optim.Optimizer]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    # torch marks the method of a class as the first optimizer of that class is made.
+    if any(getattr(vars(kind).get("step"), "hooked", False) for kind in kinds):
+        place = decided or bounded
+        raise ValueNeeded(
+            f"no training step was made, after {place} decided by a value that was not computed",
+            hint="compute the values: --compute real, compute='real'",
+            place=place,
+        )
+
+
 def _endless(
-    gpu: str, compute: str, conf: str | None, assume: Sequence[str], torch: str
+    gpu: str,
+    compute: str,
+    conf: str | None,
+    assume: Sequence[str],
+    torch: str,
+    *,
+    measure: bool = False,
 ) -> EngineOptions:
     """The options for GPUs that never run out of memory."""
     from gpuprobe.engines.base import EngineOptions
 
-    return EngineOptions(gpu, compute, conf, tuple(assume), torch, endless=True)
+    return EngineOptions(gpu, compute, conf, tuple(assume), torch, endless=True, measure=measure)
 
 
 def _estimate(
@@ -455,9 +494,9 @@ def _estimate(
     output: str = "",
     started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
     progress: Callable[[int, str], None] | None = None,
-) -> tuple[Estimate, str]:
-    """The estimate of ``run`` on the GPUs of ``options``, and the first line whose size depends on
-    values and is assumed to be the largest possible ("" for none).
+) -> Attempt:
+    """The estimate of ``run`` on the GPUs of ``options``, and the first line that depends on a value
+    which was not computed.
 
     ``why``: why the engine computes these values. ``unused``: the hint if nothing is allocated on
     the device. ``bounded``: raise `TooLarge` beyond the limits of ``--compute auto``. ``output``:
@@ -469,6 +508,7 @@ def _estimate(
     from gpuprobe.engines.choice import measurement
     from gpuprobe.planning.figures import device_fit, device_rows, estimate_of, fullest
     from gpuprobe.planning.processes import NO_PROCESSES
+    from gpuprobe.planning.trials import Attempt
     from gpuprobe.sampler.environment import as_rank
 
     measured = measurement(engine, options, job, bounded=bounded)
@@ -481,10 +521,16 @@ def _estimate(
         recorder.progress = progress
         measured.recorded(recorder.now_ns)
         measured.session.keep_stacks()
+        measured.session.read_unknown_as_nan()
         measured.session.start()
         try:
             with as_rank(*rank), recorder:
                 steps = run(measured, recorder)
+            refused = measured.refused()
+            if refused is not None:  # and the program caught it
+                raise refused
+        except UnknownValue as unknown:
+            raise unknown.error from None
         except Exception as error:
             known = measured.explained(error)
             if known is None:
@@ -519,7 +565,8 @@ def _estimate(
     found = estimate_of(
         outcome, worst, fits[worst.index], report, steps, why, rows, links, per_node
     )
-    return found, measured.unknown_read()[1]
+    decided, largest = measured.unknown_read()
+    return Attempt(found, decided or largest, measured.too_large())
 
 
 def fit_program(
@@ -644,14 +691,11 @@ def trial() -> None:
 def serve_trials() -> None:
     """Serve the estimates of `fit_program`, each in a process: see `gpuprobe.planning.trials`."""
     from gpuprobe.engines.base import EngineOptions
-    from gpuprobe.engines.choice import choose
+    from gpuprobe.engines.choice import choose, prepare
     from gpuprobe.planning.trials import run_request, serve
 
     def load() -> None:  # CUDA is initialised in the children: it does not survive a fork
-        from gpuprobe.catalogue.gpus import parse_spec
-        from gpuprobe.native import process
-
-        process.load(parse_spec(EngineOptions.gpu), endless=True)
+        prepare("native", EngineOptions(endless=True))
         import torch  # noqa: F401 - for the children
 
     def step() -> None:  # without random numbers: the children have a fresh generator

@@ -16,12 +16,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from gpuprobe.errors import DataError, MissingExtra, UsageError
+from gpuprobe.errors import (
+    DataError,
+    EnvironmentUnavailable,
+    Measured,
+    MissingExtra,
+    TooLarge,
+    UnknownValue,
+    UsageError,
+)
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
+    from gpuprobe.engines.base import EngineSession
     from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
@@ -125,11 +134,7 @@ def child_recorder(sink: Sink, **settings: Any) -> Recorder:
     """The recorder of a process that a recorded program or command starts."""
     trace_steps = settings["trace_steps"]
     level = "trace" if trace_steps else settings.pop("level")
-    return _recorder(sink, **{**settings, "level": level}, warn=_silent)
-
-
-def _silent(text: str) -> None:
-    """Print no warnings in processes that the program starts: the recording has them."""
+    return _recorder(sink, **{**settings, "level": level})
 
 
 class _Notifying:
@@ -286,11 +291,12 @@ def run(
     force: bool = False,
     warn: Callable[[str], None] | None = None,
     virtual: str | None = None,
-    compute: str = "real",
+    compute: str = "auto",
     hazards: bool = False,
     trace_steps: str = "",
     on_step: Callable[[Step], None] | None = None,
     engine: str = "auto",
+    measure: bool = False,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
@@ -298,7 +304,9 @@ def run(
     GPU that the program finds (``"h100-80gb"``, ``"2xa100-40gb"``); ``compute`` and ``engine`` are
     as for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA,
     or on a virtual H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
-    raise; an exception of the program is in the result.
+    raise; an exception of the program is in the result. With ``measure`` and ``compute="real"``, a
+    large program makes its first step without values, so that their cost is known: Measured if they
+    are affordable, and the program must run again from its start, without a recording.
     """
     if virtual is not None:
         if find_spec("torch") is None:
@@ -306,22 +314,37 @@ def run(
         from gpuprobe.engines.base import EngineOptions
         from gpuprobe.engines.choice import session as session_of
 
-        with session_of(engine, EngineOptions(virtual, compute)) as session:
+        options = EngineOptions(virtual, compute, measure=measure)
+        with session_of(engine, options) as session:
             session.read_unknown_as_nan()  # the result reports it
             if level == "trace" or trace_steps:
                 session.keep_stacks()  # of what is allocated before the first step, too
-            result = run(
-                loaded,
-                output,
-                level=level,
-                force=force,
-                warn=warn,
-                hazards=hazards,
-                trace_steps=trace_steps,
-                on_step=on_step,
+            result = _recorded(
+                loaded, output, level, force, warn, hazards, trace_steps, on_step, session
             )
-            assumed = dict.fromkeys((*session.assumed, *result.assumed))
-            return result._replace(assumed=tuple(assumed), engine=session.engine)
+        if isinstance(result.error, (TooLarge, Measured)):
+            shutil.rmtree(output)
+            if isinstance(result.error, Measured):
+                raise result.error.with_traceback(None)
+            text = f"--compute {compute}: {result.error}"
+            raise EnvironmentUnavailable(text, hint="--compute auto")
+        assumed = dict.fromkeys((*session.assumed, *result.assumed))
+        return result._replace(assumed=tuple(assumed), engine=session.engine)
+    return _recorded(loaded, output, level, force, warn, hazards, trace_steps, on_step, None)
+
+
+def _recorded(
+    loaded: Runnable,
+    output: Path,
+    level: str,
+    force: bool,
+    warn: Callable[[str], None] | None,
+    hazards: bool,
+    trace_steps: str,
+    on_step: Callable[[Step], None] | None,
+    session: EngineSession | None,
+) -> RunResult:
+    """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
     from gpuprobe.sampler.program import signals_restored
 
@@ -350,6 +373,9 @@ def run(
             code, error = _exit_code(exit_)
         except BaseException as raised:  # noqa: BLE001 - in the result, not swallowed
             code, error = 1, _explained(raised)
+        refused = None if session is None else session.refused()
+        if refused is not None and error is None:  # the program caught it
+            code, error = 1, refused
         if found is not None and (error is not None or code):
             from gpuprobe.hazards.findings.results import ending
 
@@ -359,6 +385,8 @@ def run(
         children.read_assumed()
     for finding in found.findings if found is not None else ():
         recorder.found(finding)
+    for text in () if session is None else session.assumed:
+        recorder.blind_spot(BlindSpot(text, _ASSUMED))
     children.report(recorder, started)
     recorder.finish()
     spawned = _as_requested(output, tuple(children.recordings()))
@@ -397,6 +425,9 @@ def _is_idle(output: Path) -> bool:
         or {phase.path for phase in step.phases} - {"setup"}
         for step in steps
     )
+
+
+_ASSUMED = "assumed on the simulated GPU; on a real one the program may differ from there on"
 
 
 class _StartedProcesses:
@@ -480,7 +511,12 @@ class _StartedProcesses:
 
     @staticmethod
     def report(recorder: Recorder, notes: Mapping[int, str]) -> None:
-        """Record a blind spot for the processes that are not recorded."""
+        """Record which processes are not recorded, or not completely."""
+        from gpuprobe.sampler.processes.recorded import ENDED_EARLY
+
+        recorder.incomplete_processes = sorted(
+            process for process, text in notes.items() if text and text != ENDED_EARLY
+        )
         for reason, count in Counter(text for text in notes.values() if text).items():
             processes = "1 process that uses" if count == 1 else f"{count} processes that use"
             recorder.blind_spot(
@@ -526,6 +562,8 @@ def _explained(error: BaseException) -> BaseException:
     """The program's error, or gpuprobe's own if the virtual GPU caused it."""
     from gpuprobe.engines.choice import explained
 
+    if isinstance(error, UnknownValue):
+        return error.error
     known = explained(error)
     if known is None:
         return error
@@ -584,6 +622,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         command = f"gpuprobe report {shlex.quote(shown)}"
         where = f"recording of {world_size} ranks: {shown}   ({command})"
         return [where] if rank == 0 else []
+    from gpuprobe.analysis.completeness import missing_parts
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
     from gpuprobe.reporters.sections.report import (
@@ -596,13 +635,16 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 
-    report = summarize(load(output), top=3)
+    recording = load(output)
+    report = summarize(recording, top=3)
     style = Style(width=width, cwd=report.session.cwd)
     failed = ended_out_of_memory(report)
     lines = [style.relative(failure_text(report))] if failed else []
-    if report.peak.measure is None:
+    missing = missing_parts(recording, ended=True)  # this process has closed it
+    lines += [f"the recording is incomplete: {text}" for text in missing[:1]]
+    if report.peak.measure is None and not missing:
         lines.append("nothing was recorded: no training step of torch was detected")
-    else:
+    elif report.peak.measure is not None:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
         lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]

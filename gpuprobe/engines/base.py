@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpuprobe.catalogue.gpu_model import GpuModel
-from gpuprobe.errors import GpuprobeError
+from gpuprobe.errors import GpuprobeError, ValueNeeded
 from gpuprobe.model.plans.estimate import Margin
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import Bytes
@@ -41,20 +41,23 @@ class EngineOptions:
     """The simulated GPUs that a program finds, and the options of the simulation.
 
     ``gpu`` names entries of the catalogue: ``"2xa100-40gb"``. ``compute``: ``"real"`` computes all
-    values on the CPU, ``"shapes"`` those of integers, masks and tensors of up to 1 MiB. ``conf``:
+    values on the CPU, ``"shapes"`` those of integers, masks and tensors of up to 1 MiB, ``"auto"``
+    all while they cost seconds, then as shapes. ``conf``:
     allocator settings in place of ``PYTORCH_CUDA_ALLOC_CONF``. ``assume``: values for lines that
     read a value that was not computed, as ``FILE:LINE=VALUE``. ``torch``: the version to simulate,
     ``""`` for the installed one. ``random``: ``"cuda"`` draws the numbers that the GPU would draw.
-    ``endless``: devices never run out of memory.
+    ``endless``: devices never run out of memory. ``measure``: with ``real``, a large program makes
+    its first step without values, to know their cost (native engine alone).
     """
 
     gpu: str = "h100-80gb"
-    compute: str = "real"
+    compute: str = "auto"
     conf: str | None = None
     assume: tuple[str, ...] = ()
     torch: str = ""
     random: str = "host"
     endless: bool = False
+    measure: bool = False
 
 
 class SimulatedRank(Protocol):
@@ -97,9 +100,12 @@ class EngineSession(Protocol):
         """Record the stack of each allocation from now on, also before the first step."""
 
     def read_unknown_as_nan(self) -> None:
-        """From now on, return NaN for numbers that were not computed when the program reads them,
-        and note it.
+        """From now on, assume values that were not computed when the program reads them, and note
+        it.
         """
+
+    def refused(self) -> ValueNeeded | None:
+        """The error of a value that could not be assumed, which the program may have caught."""
 
     def peaks(self) -> Mapping[int, tuple[int, int]]:
         """Peaks of allocated and reserved bytes of each used GPU, by its number in the machine."""
@@ -178,9 +184,17 @@ class Measurement(Protocol):
         """The original of an error that a worker of a ``DataLoader`` has sent as text."""
 
     def unknown_read(self) -> tuple[str, str]:
-        """The first line that got NaN for a value that was not computed, and the first whose size
+        """The first line that decided by a value that was not computed, and the first whose size
         is the largest possible one; ``""`` for none.
         """
+
+    def too_large(self) -> str:
+        """Why all values of the run are too much to be computed without a request; ``""`` if they
+        are not, as far as that is known.
+        """
+
+    def refused(self) -> ValueNeeded | None:
+        """The error of a value that could not be assumed, which the program may have caught."""
 
     def run(self, recording: Recording) -> EngineRun:
         """The result of the run, from its ``recording``, after `EngineSession.stop`."""

@@ -14,7 +14,7 @@ from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.engines.base import DeviceRun, EngineOptions, EngineRun, EvidenceGrade, SimulatedRank
-from gpuprobe.errors import EnvironmentUnavailable, GpuprobeError, UsageError
+from gpuprobe.errors import EnvironmentUnavailable, GpuprobeError, UsageError, ValueNeeded
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
@@ -61,7 +61,7 @@ def current() -> NativeSession | None:
             compute=given.get("compute", "real"), assume=tuple(given.get("assume", ()))
         )
         _session = NativeSession(options, (), inherits=inherited is not None)
-        if given.get("unknown_as_nan"):
+        if given.get("reported"):
             _session.read_unknown_as_nan()
         _session.start()
     return _session
@@ -78,19 +78,13 @@ def environment_of(options: EngineOptions) -> dict[str, str]:
     found = dict(os.environ)
     settings = process.settings_text(parse_spec(options.gpu), build, endless=options.endless)
     process.add_to_environment(found, libraries, settings, build)
-    found[process.VALUES] = _passed_on(options, unknown_as_nan=True)
+    found[process.VALUES] = _passed_on(options, reported=True)
     return found
 
 
-def _passed_on(options: EngineOptions, *, unknown_as_nan: bool) -> str:
+def _passed_on(options: EngineOptions, *, reported: bool) -> str:
     """What other processes compute: the value of `process.VALUES`."""
-    return json.dumps(
-        {
-            "compute": "shapes" if options.compute == "shapes" else "real",
-            "assume": options.assume,
-            "unknown_as_nan": unknown_as_nan,
-        }
-    )
+    return json.dumps({"compute": options.compute, "assume": options.assume, "reported": reported})
 
 
 class NativeSession:
@@ -122,9 +116,10 @@ class NativeSession:
         self._assumed: list[str] = []
         self._values: Values | None = None  # while values are computed
         self._ended = False
-        self._unknown_as_nan = False
+        self._reported = False
         self._bounded = bounded
         self._reads: Reads | None = None  # once values are computed
+        self._computed: Values | None = None  # as `_values`, also after `stop`
         self.runtime: process.Runtime | None = None
         self._launches: NativeLaunches | None = None
         self._end_counting: Callable[[], None] = lambda: None
@@ -135,7 +130,7 @@ class NativeSession:
         kernels = self.runtime.uncomputed() if self.runtime is not None else ()
         return (
             *self._assumed,
-            *(() if self._reads is None else self._reads.notes),
+            *(() if self._computed is None else self._computed.notes),
             *(f"{name} was called, which the native engine does not answer" for name in refused),
             *(
                 f"a library launched the kernel {readable(name)}, whose values are not computed: "
@@ -182,7 +177,7 @@ class NativeSession:
 
     def _pass_on(self) -> None:
         """Have the processes that this one starts compute values as it does."""
-        os.environ[process.VALUES] = _passed_on(self._options, unknown_as_nan=self._unknown_as_nan)
+        os.environ[process.VALUES] = _passed_on(self._options, reported=self._reported)
 
     def _join(self) -> None:
         """Become a rank of the job. Called when torch has been imported."""
@@ -204,18 +199,22 @@ class NativeSession:
         if self._ended or self._values is not None or not self._computes:
             return
         from gpuprobe.native.values import Values
+        from gpuprobe.native.values.budget import Budget, Requested
 
-        real = self._options.compute != "shapes"
-        if real and self.runtime is not None:
+        compute = self._options.compute
+        budget: Budget | None = None
+        if compute != "shapes" and self.runtime is not None:
             self.runtime.write_collectives(_ALL)
             self.runtime.note_uncomputed(True)
-        self._values = Values(
-            "real" if real else "shapes",
-            self._options.assume,
-            unknown_as_nan=self._unknown_as_nan,
-            bounded=self._bounded,
-        )
+            if compute == "real":
+                budget = (
+                    Budget(self.runtime)
+                    if self._bounded
+                    else Requested(self.runtime, measure=self._options.measure)
+                )
+        self._values = Values(compute, self._options.assume, reported=self._reported, budget=budget)
         self._reads = self._values.reads
+        self._computed = self._values
         self._values.__enter__()
         if self.runtime is not None:
             self.runtime.values_begun()
@@ -250,18 +249,43 @@ class NativeSession:
         """Do nothing: recordings at level ``trace`` begin with the first use of a GPU."""
 
     def read_unknown_as_nan(self) -> None:
-        """Return NaN for numbers that were not computed. Call it before `start`, or before torch is
-        imported.
+        """Assume values that were not computed, and note it, instead of raising ValueNeeded. Call it
+        before `start`, or before torch is imported.
         """
-        self._unknown_as_nan = True
+        self._reported = True
         if process.VALUES in os.environ:
             self._pass_on()
         if self._reads is not None:
-            self._reads.unknown_as_nan = True
+            self._reads.reported = True
 
     def unknown_read(self) -> tuple[str, str]:
         """See `Measurement.unknown_read`."""
-        return ("", "") if self._reads is None else (self._reads.given_nan, self._reads.bounded)
+        return ("", "") if self._reads is None else (self._reads.decided, self._reads.bounded)
+
+    def refused(self) -> ValueNeeded | None:
+        """The error of a value that could not be assumed, which the program may have caught."""
+        return None if self._reads is None else self._reads.refused
+
+    @property
+    def everything(self) -> bool:
+        """Whether all values have been computed."""
+        return self._options.compute != "shapes" and (
+            self._computed is None or self._computed.everything
+        )
+
+    def too_large(self) -> str:
+        """Why all values of the run are too much to be computed without a request, from what they
+        cost; "" if they are not.
+        """
+        from gpuprobe.native.values.budget import too_large
+
+        peak = max((allocated for allocated, _ in self.peaks().values()), default=0)
+        return "" if self._computed is None else too_large(self._computed.cost, peak)
+
+    @property
+    def computed(self) -> Values | None:
+        """The values of this session, and what they cost; None before torch is imported."""
+        return self._computed
 
     def unused_assumptions(self) -> tuple[str, ...]:
         """The assumptions about lines that have read no unknown value."""
@@ -395,6 +419,12 @@ class NativeMeasurement:
     def unknown_read(self) -> tuple[str, str]:
         return self._session.unknown_read()
 
+    def too_large(self) -> str:
+        return self._session.too_large()
+
+    def refused(self) -> ValueNeeded | None:
+        return self._session.refused()
+
     def run(self, recording: Recording) -> EngineRun:
         peaks = self._session.peaks()
         runtime = self._session.runtime
@@ -429,7 +459,7 @@ class NativeMeasurement:
                 for ordinal in sorted(peaks)
             ],
             settings=self._settings,
-            compute=self._options.compute,
+            compute="real" if self._session.everything else "shapes",
             ranks=self._job.ranks,
             rank=self._job.rank,
             assumed=list(self._session.assumed),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.engines.base import DeviceRun, EngineOptions, EngineRun, EvidenceGrade, SimulatedRank
+from gpuprobe.errors import ValueNeeded
 from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.nccl import buffers
 from gpuprobe.torch_support.traffic import Traffic
@@ -31,7 +32,7 @@ def session(options: EngineOptions) -> Iterator[VirtualSession]:
     """Virtual GPUs in this process. Raises what `gpuprobe.virtual.session.virtual_gpu` raises."""
     with virtual_gpu(
         options.gpu,
-        options.compute,
+        "real" if options.compute == "auto" else options.compute,
         conf=options.conf,
         assume=options.assume,
         torch_version=options.torch,
@@ -53,7 +54,7 @@ class VirtualMeasurement:
     ) -> None:
         self._machine: Machine = machine_of(
             options.gpu,
-            options.compute,
+            "shapes" if options.compute == "auto" else options.compute,
             options.conf,
             endless=options.endless,
             assume=options.assume,
@@ -93,6 +94,12 @@ class VirtualMeasurement:
 
     def unknown_read(self) -> tuple[str, str]:
         return self._machine.given_nan, self._machine.bounded
+
+    def too_large(self) -> str:
+        return ""
+
+    def refused(self) -> ValueNeeded | None:
+        return None
 
     def run(self, recording: Recording) -> EngineRun:
         machine = self._machine

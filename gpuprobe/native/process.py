@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
+from gpuprobe.model.io.trust import private_folder
 from gpuprobe.model.values import Unavailable
 from gpuprobe.native import autograd_threads
 from gpuprobe.native.libraries import (
@@ -113,11 +114,19 @@ def add_to_environment(
 def compile_caches(folder: Path) -> dict[str, str]:
     """Variables that keep what torch compiles in ``folder``. In the caches of real programs,
     choices between kernels would stay that were made by times on a GPU that computes nothing.
+
+    Raises EnvironmentUnavailable if others can change one of them: what is in it is executed.
     """
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-    }
+    try:
+        return {
+            "TORCHINDUCTOR_CACHE_DIR": str(private_folder(folder / "inductor")),
+            "TRITON_CACHE_DIR": str(private_folder(folder / "triton")),
+        }
+    except OSError as error:
+        raise EnvironmentUnavailable(
+            f"{folder} cannot be used for what torch compiles: {error.strerror or error}",
+            hint="set XDG_CACHE_HOME to a folder of your own",
+        ) from None
 
 
 class LogKind(IntEnum):
@@ -388,6 +397,7 @@ class Collectives:
 
 
 _loaded: Runtime | None = None
+_preloaded: Runtime | None = None
 
 
 def loaded() -> Runtime | None:
@@ -446,28 +456,53 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
     check_supported(build)
     settings = settings_text(gpus, build, endless=endless)
-    runtime = loaded()
-    if runtime is not None:
-        if runtime.settings != settings and not runtime.settings_read():
-            os.environ[SETTINGS] = runtime.settings = settings
-        if runtime.settings != settings:
-            raise UsageError(
-                "this process has other GPUs already: with the native engine a process keeps those "
-                "that it started with",
-                hint="use one process for each GPU",
-            )
-        return runtime
+    runtime = loaded() or _preloaded
+    if runtime is None:
+        runtime = _open(_before_torch(build), settings)
+    elif runtime.settings_read() and runtime.settings != settings:
+        raise UsageError(
+            "this process has other GPUs already: with the native engine a process keeps those "
+            "that it started with",
+            hint="use one process for each GPU",
+        )
+    runtime.settings = settings
+    if not visible(os.environ.get(NAME), gpus):
+        del os.environ[NAME]  # it is about the machine's own GPUs
+    add_to_environment(os.environ, runtime.libraries, settings, build)
+    _loaded = runtime
+    return _loaded
+
+
+def preload() -> None:
+    """Load the native engine's libraries into this process, before torch, without a GPU: until
+    `load` adds some, torch's CUDA code finds none. A fork of this process in which CUDA was not
+    used can call `load` although torch is imported.
+
+    Raises what `load` raises.
+    """
+    global _preloaded
+    build = build_to_run()
+    if build is None:
+        raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
+    check_supported(build)
+    if loaded() is None and _preloaded is None:
+        _preloaded = _open(_before_torch(build), "")
+
+
+def can_load() -> bool:
+    """Whether `load` is not too late in this process: its torch, if imported, has the engine."""
+    return "torch" not in sys.modules or loaded() is not None or _preloaded is not None
+
+
+def _before_torch(build: TorchBuild) -> Libraries:
+    """The libraries for this build. Raises UsageError if torch is imported already."""
     libraries = libraries_for(build)
     if "torch" in sys.modules:
         raise UsageError(
             "torch is imported already; the native engine must be loaded before it",
             hint="call gpuprobe.virtual_gpu() before `import torch`, or use engine='virtual'",
         )
-    if not visible(os.environ.get(NAME), gpus):
-        del os.environ[NAME]  # it is about the machine's own GPUs
-    add_to_environment(os.environ, libraries, settings, build)
-    _loaded = _open(libraries, settings)
-    return _loaded
+    return libraries
 
 
 def _open(libraries: Libraries, settings: str) -> Runtime:

@@ -72,9 +72,8 @@ class Failures:
         except OSError as error:  # TimeoutError is one, too
             if from_program(error):
                 raise
-            self._lost_writes += 1
+            self._lost_writes += 1  # the recording itself has a `Gap`
             if self._lost_writes == 1:
-                self.texts.append(f"writing the recording: {error}")
                 self._report(f"gpuprobe cannot write its recording, the program continues: {error}")
 
     def _report(self, text: str) -> None:

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import psutil
 from torch._ops import OpOverload
-from torch.utils import flop_counter
 
 from gpuprobe.errors import TooLarge
 from gpuprobe.model.text import human_bytes
@@ -46,11 +45,16 @@ class Allowance:
 
     def count(self, func: OpOverload, args: Any, kwargs: Any, result: object) -> None:
         """Count an operator that was computed. Raises TooLarge beyond the bound."""
-        formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
-        if formula is None:
-            elements = sum(tensor.numel() for tensor in tensors_in(result))
-            self._done += _OF_ONE_ELEMENT * elements
-        else:
-            self._done += formula(*args, **kwargs, out_val=result)
+        self._done += operations_of(func, args, kwargs, result)
         if self._done > self._operations:
             raise TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
+
+
+def operations_of(func: OpOverload, args: Any, kwargs: Any, result: object) -> float:
+    """Floating-point operations of an operator, from the shapes of its arguments and its result."""
+    from torch.utils import flop_counter  # 200 ms: it imports Triton
+
+    formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
+    if formula is None:
+        return float(_OF_ONE_ELEMENT * sum(tensor.numel() for tensor in tensors_in(result)))
+    return float(formula(*args, **kwargs, out_val=result))

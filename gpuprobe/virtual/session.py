@@ -127,6 +127,10 @@ class VirtualSession:
         """Numbers that the program reads and that were not computed are NaN from now on."""
         self.machine.unknown_as_nan = True
 
+    def refused(self) -> None:
+        """No error is kept."""
+        return
+
     def peaks(self) -> dict[int, tuple[int, int]]:
         """Peaks allocated and reserved of each device in use, in bytes, by its physical number."""
         return {

@@ -1,4 +1,5 @@
-"""Compare a training run's memory with a baseline; a regression exits with 1.
+"""Compare a training run's memory with a baseline; a regression exits with 1, an incomplete
+recording with 4.
 
 TARGET is a recording, or a script to run and record. Options of gpuprobe go before or after it;
 arguments after -- are passed to the script. Missing options come from the baseline, then from
@@ -245,6 +246,10 @@ def run(args: argparse.Namespace) -> int:
             compare_as_planned(before, after, plan, measure_apart, paths[name], blame=blame)
         )
     _report(args, results, project.root, str(paths[names[0]].absolute()))
+    missing = [text for result in results for text in result.incomplete]
+    if missing:
+        stderr.error(f"the recording is incomplete: {missing[0]}")
+        return exit_codes.BAD_DATA
     if any(result.mismatches for result in results):
         return exit_codes.USAGE
     return exit_codes.OK if all(result.ok for result in results) else exit_codes.FINDINGS

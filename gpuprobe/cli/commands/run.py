@@ -13,14 +13,14 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import misplaced_options
 from gpuprobe.cli.options import Target, add_engine, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
-from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.errors import GpuprobeError, Measured, UsageError
 from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
-        "[--gpu GPU [--compute real|shapes] [--engine auto|native|virtual]] [--hazards] "
+        "[--gpu GPU [--compute auto|real|shapes] [--engine auto|native|virtual]] [--hazards] "
         "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
         "(SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
     )
@@ -66,9 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compute",
-        choices=("real", "shapes"),
-        default="real",
-        help="with --gpu: compute values on the CPU (default), or only shapes and memory",
+        choices=("auto", "real", "shapes"),
+        default="auto",
+        help="with --gpu: compute all values while they cost seconds, then only those of small "
+        "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
     )
     add_engine(parser)
     parser.add_argument(
@@ -144,19 +145,24 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
     where = output.absolute()  # the program may change the working directory
 
     silent = args.quiet or watch.rank_count() > 1  # ranks share a terminal
-    result = watch.run(
-        program,
-        output,
-        level=args.level,
-        force=args.force,
-        warn=stderr.warning,
-        virtual=args.gpu,
-        compute=args.compute,
-        engine=args.engine,
-        hazards=hazards,
-        trace_steps=args.trace_steps,
-        on_step=None if silent else StatusLine().step,
-    )
+    folder = Path.cwd()
+    try:
+        result = watch.run(
+            program,
+            output,
+            level=args.level,
+            force=args.force,
+            warn=stderr.warning,
+            virtual=args.gpu,
+            compute=args.compute,
+            engine=args.engine,
+            hazards=hazards,
+            trace_steps=args.trace_steps,
+            on_step=None if silent else StatusLine().step,
+            measure=os.environ.pop(_MEASURED, None) is None,
+        )
+    except Measured as cost:
+        _start_again(str(cost), folder)
 
     code = _exit_code(result)
     source = partial(watch.source_of, program)
@@ -175,18 +181,30 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
     if not args.quiet:
         if args.gpu is None and _needs_gpu(result.error):
             words = [*(["-m"] if target.module else []), target.target, *target.arguments]
-            simulate = f"gpuprobe run --gpu h100-80gb --compute shapes {shlex.join(words)}"
+            simulate = f"gpuprobe run --gpu h100-80gb {shlex.join(words)}"
             stderr.note("torch finds no GPU here; to run the program on a simulated one:")
             stderr.note(f"  {simulate}")
         _summarize(where, args.gpu or "")
         for path in result.spawned:
             shown = os.path.relpath(path)
             stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
-        if args.compute == "shapes":
-            _show_assumed(result.assumed)
+        _show_assumed(result.assumed)
     if result.hazards is not None:
         code = _report_and_compare(args, result.hazards, known, code)
     return code
+
+
+_MEASURED = "GPUPROBE_MEASURED"
+"""In the environment of a process that runs a program again: its first step was measured."""
+
+
+def _start_again(cost: str, folder: Path) -> NoReturn:
+    """Replace this process by one that runs the program from its start and computes all values."""
+    stderr.note(f"--compute real needs {cost}, run without values to know that: starting again")
+    flush_stdout()
+    os.chdir(folder)
+    os.environ[_MEASURED] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _run_command(args: argparse.Namespace, words: list[str]) -> int:
@@ -252,8 +270,8 @@ def _require_gpu(args: argparse.Namespace) -> None:
     """Raises UsageError for options that only a simulated GPU has."""
     if args.gpu is not None:
         return
-    if args.compute == "shapes":
-        raise UsageError("--compute shapes needs --gpu GPU", hint="--gpu h100-80gb")
+    if args.compute != "auto":
+        raise UsageError(f"--compute {args.compute} needs --gpu GPU", hint="--gpu h100-80gb")
     if args.engine != "auto":
         raise UsageError(f"--engine {args.engine} needs --gpu GPU", hint="--gpu h100-80gb")
 
@@ -331,8 +349,7 @@ def _fix_files(args: argparse.Namespace) -> None:
 
     Raises UsageError for a file that cannot be written, before the program runs.
     """
-    from gpuprobe.api.check import ensure_writable
-    from gpuprobe.api.hazards import clear_rank_file
+    from gpuprobe.api.hazards import clear_rank_file, ensure_writable
 
     for name in _FILES if args.hazards_baseline_update else _FILES[:-1]:
         path = getattr(args, name)

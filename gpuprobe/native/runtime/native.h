@@ -189,6 +189,13 @@ int refused(const char *name, int status);   // prints and keeps the name of a f
 // --- kernel.c
 int library_call(const char *name, void *stream);   // a kernel of a library: logged, not run
 
+// --- descriptors.c
+typedef struct { int fd; uint64_t device, inode; } kept;
+#define NO_FILE {-1, 0, 0}
+kept keep(int fd);
+int kept_fd(const kept *k);
+void drop_kept(kept *k);
+
 // --- handles.c: an opaque object of a library that remembers its stream and a few numbers
 typedef struct {
   uint32_t magic;

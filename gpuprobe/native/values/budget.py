@@ -1,34 +1,156 @@
-"""The bounds of ``--compute auto`` where all values are computed."""
+"""What values cost, which is known before they are computed, and what may be spent."""
 
 from __future__ import annotations
 
-import torch
+import time
+from typing import Any, Final
 
+import psutil
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gpuprobe.errors import Measured, TooLarge
+from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
-from gpuprobe.torch_support.budget import OPERATIONS, Allowance
+from gpuprobe.torch_support.budget import MEMORY, OPERATIONS, operations_of
+
+AT_ONCE_MEMORY: Final = 256 << 20
+"""Bytes on a device up to which ``--compute auto`` computes all values as the program runs."""
+
+AT_ONCE_OPERATIONS: Final = 3e11
+"""Floating-point operations up to which it does: about five seconds on two cores."""
+
+PER_SECOND: Final = 5e10
+"""Floating-point operations a second that times are estimated with: fp32 matrix products reach 30
+to 80 billion on two cores."""
+
+HOUR: Final = 3600.0
+
+LARGE: Final = 1 << 30
+"""Bytes of a program's tensors from which its first step is measured before `real` computes it."""
+
+MEASURING: Final = 5.0
+"""Seconds that this may take."""
+
+
+def affordable_memory() -> int:
+    """Bytes of tensors that may be computed without a request: `MEMORY`, and at most half of what
+    this machine has available.
+    """
+    return min(MEMORY, psutil.virtual_memory().available // 2)
+
+
+class Cost:
+    """What the values of a run cost so far, computed or not."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.operations = 0.0
+        self._runtime = runtime
+        self._outside: dict[int, int] = {}
+
+    def add(self, func: Any, args: Any, kwargs: Any, result: object) -> None:
+        """Count an operator that has run on the device, before its values are computed."""
+        self.operations += operations_of(func, args, kwargs, result)
+
+    def memory(self) -> int:
+        """Bytes that torch's allocator holds on the fullest device."""
+        most = 0
+        for device in range(torch._C._cuda_getDeviceCount()):
+            used = self._runtime.used(device)  # a microsecond; torch's statistics take thirty
+            if device not in self._outside:
+                self._outside[device] = used - torch.cuda.memory_reserved(device)
+            most = max(most, used - self._outside[device])
+        return most
+
+    @property
+    def seconds(self) -> float:
+        """About how long computing takes on two cores."""
+        return self.operations / PER_SECOND
+
+
+def too_large(cost: Cost, peak: int) -> str:
+    """Why values that cost this much, of tensors that take ``peak`` bytes, are not computed without
+    a request; "" if they are.
+    """
+    memory = affordable_memory()
+    if peak > memory:
+        return f"its tensors need {human_bytes(peak)}, more than {human_bytes(memory)}"
+    if cost.operations > OPERATIONS:
+        return (
+            f"it needs {cost.operations:.1e} floating-point operations, about "
+            f"{_minutes(cost.seconds)}"
+        )
+    return ""
 
 
 class Budget:
-    """Raises `TooLarge` in the program once it has done more than it may.
-
-    Memory is checked before values are written: what torch only allocates costs nothing.
-    """
+    """Raises `TooLarge` in the program once it has done more than it may."""
 
     def __init__(
         self, runtime: Runtime, memory: int | None = None, operations: float = OPERATIONS
     ) -> None:
-        allowance = Allowance(memory, operations)
-        self.count = allowance.count
-        self._too_much = allowance.too_much
-        self._memory = allowance.memory
-        self._runtime = runtime
+        self.cost = Cost(runtime)
+        self._memory = affordable_memory() if memory is None else memory
+        self._operations = operations
+        self.measuring = 0.0
+        """When computing stopped to measure the cost of a step, 0 for never."""
 
-    def check_memory(self) -> None:
-        """Raise TooLarge where tensors on one device take more memory than they may."""
-        for device in range(torch._C._cuda_getDeviceCount()):
-            # What the process holds there takes a microsecond to read, torch's statistics thirty.
-            if (
-                self._runtime.used(device) > self._memory
-                and torch.cuda.memory_allocated(device) > self._memory
-            ):
-                raise self._too_much(self._memory)
+    def allows(self, call: Any, result: object) -> bool:
+        """Count an operator that has run on the device, before its values are computed. Whether
+        they are.
+        """
+        if self.cost.memory() > self._memory:
+            raise TooLarge(f"its tensors need more than {human_bytes(self._memory)}")
+        self.cost.add(call.plan.func, call.args, call.kwargs, result)
+        if self.cost.operations > self._operations:
+            raise TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
+        return True
+
+
+class Requested(Budget):
+    """What ``--compute real`` may spend: this machine's memory, and an hour.
+
+    ``measure``: a program whose tensors take more than `LARGE` runs its first step without values
+    (or what it does in `MEASURING` seconds), so that its cost is known. Beyond the bounds that
+    raises `TooLarge`, else `Measured`: it must then start again.
+    """
+
+    def __init__(self, runtime: Runtime, *, measure: bool = False) -> None:
+        super().__init__(runtime, psutil.virtual_memory().available, HOUR * PER_SECOND)
+        self._measure = measure
+
+    def allows(self, call: Any, result: object) -> bool:
+        memory = self.cost.memory()
+        if self._measure and not self.measuring and memory > LARGE:
+            self.measuring = time.monotonic()
+            register_optimizer_step_post_hook(lambda *_: self._conclude("first step"))
+        self.cost.add(call.plan.func, call.args, call.kwargs, result)
+        if not self.measuring:
+            if memory > self._memory or self.cost.operations > self._operations:
+                raise self._refusal("computation up to here")
+            return True
+        if time.monotonic() - self.measuring > MEASURING:
+            self._conclude(f"first {MEASURING:.0f} seconds without values")
+        return False
+
+    def _conclude(self, what: str) -> None:
+        peak = max(
+            torch.cuda.max_memory_allocated(device) for device in range(torch.cuda.device_count())
+        )
+        if peak > self._memory or self.cost.seconds > HOUR:
+            raise self._refusal(what, peak)
+        raise Measured(
+            f"{human_bytes(peak)} and about {_minutes(self.cost.seconds)} for the {what}"
+        )
+
+    def _refusal(self, what: str, peak: int = 0) -> TooLarge:
+        return TooLarge(
+            f"its tensors take {human_bytes(max(peak, self.cost.memory()))} of the "
+            f"{human_bytes(self._memory)} that this machine has available, and its {what} about "
+            f"{_minutes(self.cost.seconds)} of computing"
+        )
+
+
+def _minutes(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return "a minute" if minutes == 1 else f"{minutes:,} minutes"

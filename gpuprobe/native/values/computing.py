@@ -65,7 +65,7 @@ _LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
 class Call:
     """One operator made for the CPU, to be run now or at each replay of a CUDA graph."""
 
-    __slots__ = ("args", "key", "kwargs", "plan", "results")
+    __slots__ = ("args", "key", "kwargs", "plan", "results", "storages")
 
     def __init__(
         self, plan: OperatorPlan, args: list[Any], kwargs: dict[str, Any], key: Key | None
@@ -75,6 +75,8 @@ class Call:
         self.kwargs = kwargs
         self.key = key
         self.results: list[Any] = []
+        self.storages: list[int] = []
+        """The storages that a replay writes, by number, where values may be unknown."""
 
     def run(self, computing: Any) -> None:
         """Compute the call, at a replay of the graph that it is in."""
@@ -169,6 +171,18 @@ class Computing:
         if run is None:
             return func(*args, **kwargs)
         return run(plan, func, args, kwargs)
+
+    def computes(self, tensors: Any) -> bool:
+        """Whether what does not pass the dispatcher is computed, of these arguments."""
+        return self.budget is None or not self.budget.measuring
+
+    def written(self, tensor: Any) -> None:
+        """Values were written to a tensor without an operator."""
+
+    def counted(self, call: Call, result: Any) -> None:
+        """An operator of a compiled region was computed."""
+        if self.budget is not None:
+            self.budget.allows(call, result)
 
     @contextmanager
     def below(self) -> Iterator[None]:
@@ -287,7 +301,7 @@ class Computing:
             call.results = self.targets(call.plan, out)
         if self.capture is not None:
             self.capture.calls.append(call)
-        else:
+        elif self.budget is None or self.budget.allows(call, out):
             out = self.compute(call, out)
         return out
 
@@ -382,15 +396,7 @@ class Computing:
         raise NotModelled(f"{plan.func}: a sparse result of layout {target.layout}")
 
     def found(self, call: Call) -> Any:
-        """The CPU's results of a call. Raises TooLarge beyond the budget."""
-        if self.budget is None:
-            return self._computed(call)
-        self.budget.check_memory()
-        found = self._computed(call)
-        self.budget.count(call.plan.func, call.args, call.kwargs, found)
-        return found
-
-    def _computed(self, call: Call) -> Any:
+        """The CPU's results of a call."""
         plan, args, kwargs = call.plan, call.args, call.kwargs
         func = plan.func
         key = call.key

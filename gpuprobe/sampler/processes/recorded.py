@@ -32,7 +32,7 @@ NOTES: Final = "GPUPROBE_NOTES"
 """The environment variable with the folder in which processes leave notes."""
 _ASSUMED: Final = ".assumed"
 
-_ENDED_EARLY: Final = "ended before anything was recorded"
+ENDED_EARLY: Final = "ended before anything was recorded"
 
 _MOST: Final = 1_000
 """Names that are tried: the largest number of jobs that a program starts."""
@@ -56,10 +56,11 @@ class Children(NamedTuple):
     """What a started process needs for its recording: a `StartInProcess` of `following`.
 
     ``writer`` creates a recording for a rank, given the number of ranks; ``recorder`` a recorder
-    that writes to a sink. ``job`` is the number of the first job of this program. In the folder
-    ``notes`` each process that used a GPU leaves a file named by its process id, with the reason if
-    it has no recording. ``main``: the program that is recorded into ``output`` is the process that
-    starts the others; without one, the first process or job that comes is.
+    that writes to a sink and passes its warnings to ``warn``. ``job`` is the number of the first
+    job of this program. In the folder ``notes`` each process that used a GPU leaves a file named by
+    its process id, with the reason if it has no recording, or not all of it. ``main``: the program
+    that is recorded into ``output`` is the process that starts the others; without one, the first
+    process or job that comes is.
     """
 
     output: Path
@@ -68,7 +69,7 @@ class Children(NamedTuple):
     ranks: int
     notes: Path
     writer: Callable[[Path, int, int], Sink]
-    recorder: Callable[[Sink], Recorder]
+    recorder: Callable[..., Recorder]
     main: bool = True
 
     def __call__(self, since: float) -> _Child | None:
@@ -96,8 +97,8 @@ class Children(NamedTuple):
 
     def _begin(self, sink: Callable[[], Sink]) -> _Child | None:
         try:
-            self._note(_ENDED_EARLY)
-            child = _Child(self.recorder(sink()))
+            self._note(ENDED_EARLY)
+            child = _Child(self.recorder(sink(), warn=self._note))
             child.begin()
         except Exception as error:  # noqa: BLE001 - it must not reach the program
             self._note(f"{type(error).__name__}: {error}")
@@ -153,7 +154,9 @@ class _Child:
 
 
 def read_notes(folder: Path) -> dict[int, str]:
-    """The process ids in the notes, and why each has no recording; "" if it has one."""
+    """The process ids in the notes, and why each has no recording, or not all of it; "" if it
+    has one.
+    """
     found = {}
     with contextlib.suppress(OSError):  # the program has removed it
         for file in folder.iterdir():
