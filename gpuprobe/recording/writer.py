@@ -333,6 +333,17 @@ def _is_ours(entry: Path) -> bool:
         return may_be_stream(file.read(64))
 
 
+def remove_recording(path: Path) -> None:
+    """Delete a recording, and its directory unless the program has put other files there. Raises
+    OSError.
+    """
+    for entry in sorted(path.iterdir()):
+        if _is_ours(entry):
+            _delete(entry)
+    with contextlib.suppress(OSError):  # not empty
+        path.rmdir()
+
+
 def _delete(entry: Path) -> None:
     if not entry.is_dir():
         entry.unlink()
