@@ -150,7 +150,7 @@ def measure(
     module: bool = False,
     steps: int | None = None,
     root: str = "",
-    compute: str = "real",
+    compute: str = "auto",
     engine: str = "auto",
     figures_only: bool = False,
 ) -> Baseline:
@@ -222,7 +222,7 @@ def measure(
             else partial(read_sources, root=root or str(here), not_after=began),
             figures_only=figures_only,
         )
-        if compute != "real":
+        if compute != "auto":
             found = replace(found, environment={**found.environment, "compute": compute})
         if result.engine == "native":
             found = replace(found, environment={**found.environment, "engine": result.engine})
@@ -438,7 +438,7 @@ def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:
         options += ["--hazards" if plan.hazards else "--no-hazards"]
         if plan.gpu is not None:
             options += ["--gpu", plan.gpu]
-        if plan.compute != "real":
+        if plan.compute != "auto":
             options += ["--compute", plan.compute]
         if plan.engine != "auto":
             options += ["--engine", plan.engine]

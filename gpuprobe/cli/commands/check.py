@@ -92,9 +92,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add_gpu(parser, "simulate this GPU (list: print the supported ones)")
     parser.add_argument(
         "--compute",
-        choices=("real", "shapes"),
-        help="on the virtual GPU: compute values (real), or only shapes, which is fast for large "
-        "models",
+        choices=("auto", "real", "shapes"),
+        help="on the virtual GPU: compute all values while they cost seconds, then only those of "
+        "small tensors (auto, the default); all (real); or only those of small tensors (shapes)",
     )
     parser.add_argument(
         "--engine",

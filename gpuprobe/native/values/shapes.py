@@ -39,8 +39,8 @@ _ON_HOST: Final = frozenset({"multinomial", "_grouped_mm"})
 _FRESH: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
 )
-_MOST_NUMBERS: Final = 1 << 16
-"""Elements of a host tensor up to which it is searched for unknown numbers that it was made of."""
+_MOST_NUMBERS: Final = 4096
+"""Elements of a tensor up to which it is searched for unknown numbers that it was made of."""
 _MOST_MASK: Final = 64 << 20
 """Bytes of a mask that is written because all numbers are finite."""
 _UNSCALE: Final = "_amp_foreach_non_finite_check_and_unscale_"
@@ -249,11 +249,10 @@ class ComputingShapes(Computing):
     def _only(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if plan.name in _FRESH:
-            if out.is_cuda:
-                if self.knowledge.allows(out):
-                    self.knowledge.learn(out)  # what the memory holds is what a program gets
-            elif plan.name == "lift_fresh" and _made_of_unknown(out):
+            if plan.name == "lift_fresh" and self._unknown(out):
                 self.knowledge.forget(out)
+            elif out.is_cuda and self.knowledge.allows(out):
+                self.knowledge.learn(out)  # what the memory holds is what a program gets
         return out
 
     def _written(self, plan: OperatorPlan, args: Any, kwargs: Any) -> list[Any]:
@@ -481,12 +480,12 @@ class ComputingShapes(Computing):
             self.knowledge.bound(out, self.knowledge.most(source))
         return out
 
-    def _unknown(self, source: Any) -> bool:
-        """Whether a number that is copied to the device is unknown: made of one, without an
-        operator.
-        """
+    def _unknown(self, tensor: Any) -> bool:
+        """Whether a small tensor that no operator has written was made of unknown numbers."""
+        if tensor.numel() > _MOST_NUMBERS or not tensor.dtype.is_floating_point:
+            return False
         with self.below():
-            return source.numel() <= 64 and _made_of_unknown(source)
+            return _made_of_unknown(self.aliases.of(tensor) if tensor.is_cuda else tensor)
 
     def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._ready(plan, args, kwargs):

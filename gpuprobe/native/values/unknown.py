@@ -191,6 +191,9 @@ class UnknownInt(_Unknown, int):
     def __hash__(self) -> int:
         return int.__hash__(self)
 
+    def __round__(self, digits: Any = None) -> Any:
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return int, (int.__int__(self),)
 
