@@ -45,7 +45,7 @@ Compute = Annotated[
     Literal["auto", "shapes", "real"],
     Parameter(
         "shapes: compute only values of small tensors; real: all values on the CPU; auto: all "
-        "while they cost seconds, then as shapes, and all in a second run if the script decides by one"
+        "while they cost seconds, then as shapes; all in a second run if the script decides by one"
     ),
 ]
 Assume = Annotated[

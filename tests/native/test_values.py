@@ -76,7 +76,8 @@ CASES = {
     "triton_refused": "NotModelled identity",
     "unknown_scalar": "ValueNeeded",
     "swallowed": "True",
-    "budget": "it needs more than 5e+09 floating-point operations\nits tensors need more than 1.0 GiB",
+    "budget": "it needs more than 5e+09 floating-point operations\n"
+    "its tensors need more than 1.0 GiB",
     "measured": "about a minute of computing for its first step\nsmall\nits tensors take",
     "at_once": "all values were computed",
     "assumed": "0.25",
