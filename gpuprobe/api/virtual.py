@@ -115,6 +115,15 @@ def virtual_gpu(
         ) from None
 
 
+def restart_values() -> None:
+    """Count what ``compute="auto"`` may compute from zero, as a test of a session begins."""
+    from gpuprobe.engines.choice import current
+
+    values = getattr(current(), "computed", None)  # of the native engine
+    if values is not None:
+        values.restart()
+
+
 def estimate(
     step: Callable[[], Any],
     gpu: str = "h100-80gb",

@@ -31,6 +31,9 @@ class Noted:
     def escape(self, need: str) -> None:
         self.needs.append(need)
 
+    def printed(self) -> None:
+        self.needs.append("text")
+
     def whole(self, need: str, stand_in: int) -> int:
         self.needs.append(need)
         return stand_in
@@ -176,5 +179,6 @@ def test_it_is_printed_as_not_a_number_and_stored_as_a_number(noted: Noted) -> N
     value = UnknownFloat(noted)
     assert f"{value:8.3f} {value}" == "     nan nan"
     assert repr([value]) == "[nan]"
+    assert set(noted.needs) == {"text"}
     assert json.loads(json.dumps(value)) == STAND_IN  # C code reads the value
     assert type(pickle.loads(pickle.dumps(value))) is float

@@ -81,7 +81,7 @@ CASES = {
     "measured": "about a minute of computing for its first step\nsmall\nits tensors take",
     "at_once": "all values were computed",
     "assumed": "0.25",
-    "nan": "nan  False",
+    "nan": "nan noted False",
     "conditions": "none; numbers that were not computed are finite; the check passes; the "
     "assertion holds",
     "healthy": "[False, False, True, False, True, False, True, 0] ['numbers that were not computed "

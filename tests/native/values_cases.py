@@ -163,7 +163,8 @@ def assumed() -> None:
 def nan() -> None:
     with Values("shapes", reported=True) as values:
         value = large().mean().item()
-        print(value, "noted" if values.notes else "", value > 0.0, *values.notes)
+        text = str(value)
+        print(text, "noted" if "as nan" in values.notes[0] else "", value > 0.0, *values.notes)
 
 
 def conditions() -> None:

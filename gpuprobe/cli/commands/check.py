@@ -171,7 +171,7 @@ def measured(plan: CheckPlan, *, alone: bool = True) -> Baseline:
     if not alone:
         return measure_apart(plan, shown=True)
     with output_to_stderr():
-        return measure_as_planned(plan)
+        return measure_as_planned(plan, stderr.note)
 
 
 def run(args: argparse.Namespace) -> int:

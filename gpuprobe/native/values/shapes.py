@@ -209,7 +209,7 @@ class ComputingShapes(Computing):
         self.knowledge = Knowledge(math.inf if auto else LIMIT)
         self.reads = reads
         self.cost = cost
-        self.everything = auto
+        self._auto = self.everything = auto
         """Whether all values have been computed so far."""
         self.ended = ""
         """Where and why they no longer are."""
@@ -241,6 +241,13 @@ class ComputingShapes(Computing):
 
     def counted(self, call: Call, result: Any) -> None:
         self._spend(call.plan, call.args, call.kwargs, result)
+
+    def restart(self) -> None:
+        """Compute all values again, as far as they are not too many: of the next test."""
+        if self._auto:
+            self.cost.operations = 0.0
+            self.everything, self.ended = True, ""
+            self.knowledge.limit = math.inf
 
     def computes(self, tensors: Any) -> bool:
         """Whether what does not pass the dispatcher is computed, of these arguments."""
