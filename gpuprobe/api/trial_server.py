@@ -33,11 +33,10 @@ from gpuprobe.model.text import visible
 _WAITING: Final = "OMP_WAIT_POLICY"
 
 
-def serve(folder: str, warm: bool) -> None:
-    """Run requests until stdin ends, then remove ``folder``. ``warm``: import torch first."""
+def serve(folder: str, native: bool) -> None:
+    """Run requests until stdin ends, then remove ``folder``. ``native``: on the native engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the check handles it and closes stdin
-    if warm:
-        _warm_up()
+    _warm_up(native)
     wake, alarm = os.pipe()
     os.set_blocking(alarm, False)
     os.set_blocking(wake, False)
@@ -47,6 +46,7 @@ def serve(folder: str, warm: bool) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
+    os.close(null)
     rest = b""
     try:
         while True:
@@ -57,7 +57,7 @@ def serve(folder: str, warm: bool) -> None:
                 rest += more
             line, _, rest = rest.partition(b"\n")
             request = TrialRequest(**json.loads(line))
-            failed = _run(request, wake)
+            failed = _run(request, wake, (wake, alarm, results))
             if failed is None:
                 return
             os.write(results, json.dumps({"failed": failed}).encode() + b"\n")
@@ -65,8 +65,9 @@ def serve(folder: str, warm: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _warm_up() -> None:
-    """Import the modules that nearly all programs of a check import.
+def _warm_up(native: bool) -> None:
+    """Import the modules that nearly all programs of a check import, torch on the ``native`` engine.
+    CUDA is initialised in the forks, which then choose their GPUs.
 
     OpenMP's threads wait passively here: on a busy machine, or one with fewer processors than it
     reports, a run takes a third of the processor time. OpenMP reads the variable when it is loaded;
@@ -76,11 +77,23 @@ def _warm_up() -> None:
     if own:
         os.environ[_WAITING] = "PASSIVE"
     with contextlib.suppress(Exception):  # the program fails with the same error
+        if native:
+            from gpuprobe.catalogue.gpus import parse_spec
+            from gpuprobe.engines.base import EngineOptions
+            from gpuprobe.native import process
+
+            process.load(parse_spec(EngineOptions.gpu))
         import torch
         import torch.optim
 
-        import gpuprobe.api.watch
-        import gpuprobe.engines.virtual  # noqa: F401
+        import gpuprobe.api.check
+        import gpuprobe.api.recordings
+        import gpuprobe.engines.virtual
+        import gpuprobe.sampler.recorder
+
+        if native:
+            import gpuprobe.engines.native
+            import gpuprobe.native.values.session  # noqa: F401
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
     if own:
@@ -89,12 +102,17 @@ def _warm_up() -> None:
     gc.freeze()  # the pages stay shared with the forks
 
 
-def _run(request: TrialRequest, wake: int) -> str | None:
-    """Run one program. Returns why it failed, "" if it did not, None if the check has ended."""
+def _run(request: TrialRequest, wake: int, own: Sequence[int]) -> str | None:
+    """Run one program. Returns why it failed, "" if it did not, None if the check has ended.
+    ``own``: the descriptors of this process that the program does not get.
+    """
     child = os.fork()
     if child == 0:
         try:
             os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for descriptor in own:
+                os.close(descriptor)
             _program(request)
         except BaseException as error:  # noqa: BLE001 - it ends the process below
             with contextlib.suppress(OSError):
@@ -131,15 +149,14 @@ def _run(request: TrialRequest, wake: int) -> str | None:
 
 def _program(request: TrialRequest) -> None:
     """Run the program in its copy of the project, in this process, and write its figures."""
-    signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
+    os.dup2(1, 0)  # the null device, to read and write
     os.chdir(request.folder)
     sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
-    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stdout = open(1, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
     for name in ("PYTHONPATH", "PWD"):
         if name in os.environ:
             os.environ[name] = moved(os.environ[name], request.root, request.tree)
@@ -247,4 +264,4 @@ class _InCopy(importlib.abc.MetaPathFinder):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2] == "warm")
+    serve(sys.argv[1], sys.argv[2] == "native")

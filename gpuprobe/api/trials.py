@@ -135,7 +135,7 @@ class Trials:
         self._server = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gpuprobe.api.trial_server", self._folder),
-                "cold" if self._native else "warm",
+                "native" if self._native else "other",
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -702,14 +702,11 @@ def trial() -> None:
 def serve_trials() -> None:
     """Serve the estimates of `fit_program`, each in a process: see `gpuprobe.planning.trials`."""
     from gpuprobe.engines.base import EngineOptions
-    from gpuprobe.engines.choice import choose
+    from gpuprobe.engines.choice import choose, prepare
     from gpuprobe.planning.trials import run_request, serve
 
     def load() -> None:  # CUDA is initialised in the children: it does not survive a fork
-        from gpuprobe.catalogue.gpus import parse_spec
-        from gpuprobe.native import process
-
-        process.load(parse_spec(EngineOptions.gpu), endless=True)
+        prepare("native", EngineOptions(endless=True))
         import torch  # noqa: F401 - for the children
 
     def step() -> None:  # without random numbers: the children have a fresh generator

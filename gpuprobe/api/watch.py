@@ -124,14 +124,17 @@ def _recorder(sink: Sink, **settings: Any) -> Recorder:
     return Recorder(sink, convert=_convert, **settings)
 
 
-def _child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
+def child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
     from gpuprobe.recording.writer import RecordingWriter
 
     return RecordingWriter.create(path, rank=rank, world_size=ranks)
 
 
-def _silent(text: str) -> None:
-    """Print no warnings in processes that the program starts: the recording has them."""
+def child_recorder(sink: Sink, **settings: Any) -> Recorder:
+    """The recorder of a process that a recorded program or command starts."""
+    trace_steps = settings["trace_steps"]
+    level = "trace" if trace_steps else settings.pop("level")
+    return _recorder(sink, **{**settings, "level": level})
 
 
 class _Notifying:
@@ -342,7 +345,6 @@ def _recorded(
 ) -> RunResult:
     """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.processes.started import following_started
     from gpuprobe.sampler.program import signals_restored
 
     children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
@@ -361,7 +363,7 @@ def _recorded(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
         recorder.set_argv(loaded.argv)
-        stack.enter_context(following_started(lambda: children.follow(recorder, stack)))
+        children.follow(recorder, stack)
         when_imported("torch", lambda: children.start(recorder, stack))
         try:
             with signals_restored(until_exit=True):
@@ -444,14 +446,15 @@ class _StartedProcesses:
         stack.callback(_remove, folder, os.getpid())
         rank, _, count = ranks()
         make = functools.partial(
-            _recorder,
-            level="trace" if self._trace_steps else self._level,
+            child_recorder,
+            level=self._level,
             trace_steps=self._trace_steps,
             argv=self._argv,
-            warn=_silent,
         )
+        os.environ[recorded.NOTES] = str(folder)
+        stack.callback(os.environ.pop, recorded.NOTES, None)
         job = recorded.Children(
-            self._output, self._first_job, rank, count, folder, _child_writer, make
+            self._output, self._first_job, rank, count, folder, child_writer, make
         )
         stack.enter_context(children.following(job))
 
@@ -465,7 +468,12 @@ class _StartedProcesses:
 
     @staticmethod
     def report(recorder: Recorder, notes: Mapping[int, str]) -> None:
-        """Record a blind spot for the processes that are not recorded."""
+        """Record which processes are not recorded, or not completely."""
+        from gpuprobe.sampler.processes.recorded import ENDED_EARLY
+
+        recorder.incomplete_processes = sorted(
+            process for process, text in notes.items() if text and text != ENDED_EARLY
+        )
         for reason, count in Counter(text for text in notes.values() if text).items():
             processes = "1 process that uses" if count == 1 else f"{count} processes that use"
             recorder.blind_spot(
@@ -571,6 +579,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         command = f"gpuprobe report {shlex.quote(shown)}"
         where = f"recording of {world_size} ranks: {shown}   ({command})"
         return [where] if rank == 0 else []
+    from gpuprobe.analysis.completeness import missing_parts
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
     from gpuprobe.reporters.sections.report import (
@@ -583,13 +592,16 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 
-    report = summarize(load(output), top=3)
+    recording = load(output)
+    report = summarize(recording, top=3)
     style = Style(width=width, cwd=report.session.cwd)
     failed = ended_out_of_memory(report)
     lines = [style.relative(failure_text(report))] if failed else []
-    if report.peak.measure is None:
+    missing = missing_parts(recording, ended=True)  # this process has closed it
+    lines += [f"the recording is incomplete: {text}" for text in missing[:1]]
+    if report.peak.measure is None and not missing:
         lines.append("nothing was recorded: no training step of torch was detected")
-    else:
+    elif report.peak.measure is not None:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
         lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]

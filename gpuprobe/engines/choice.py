@@ -36,7 +36,7 @@ def why_not_native(options: EngineOptions) -> str:
         return "torch is a build without CUDA"
     if build.major not in SUPPORTED_MAJORS:
         return f"torch is built for CUDA {build.cuda}"
-    if process.loaded() is None and "torch" in sys.modules:
+    if not process.can_load():
         return "torch was imported before"
     try:
         core()
@@ -71,14 +71,19 @@ def session(engine: str, options: EngineOptions) -> AbstractContextManager[Engin
 
 
 def prepare(engine: str, options: EngineOptions) -> str:
-    """`choose`, and prepare this process before torch is imported."""
+    """`choose`, and prepare this process before torch is imported. A process for estimates
+    (`EngineOptions.endless`) imports torch's compiler only if the program uses it.
+    """
     chosen = choose(engine, options)
     if chosen == "native":
         from gpuprobe.catalogue.gpus import parse_spec
         from gpuprobe.engines.native import refuse
         from gpuprobe.native import process
+        from gpuprobe.torch_support.eager import defer_compiler
 
         refuse(options)
+        if options.endless:
+            defer_compiler()
         process.load(parse_spec(options.gpu), endless=options.endless)
     return chosen
 

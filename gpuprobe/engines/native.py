@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +14,12 @@ from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.engines.base import DeviceRun, EngineOptions, EngineRun, EvidenceGrade, SimulatedRank
-from gpuprobe.errors import GpuprobeError, UsageError, ValueNeeded
+from gpuprobe.errors import EnvironmentUnavailable, GpuprobeError, UsageError, ValueNeeded
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
 from gpuprobe.native.launches import NativeLaunches
+from gpuprobe.native.libraries import libraries_for
 from gpuprobe.native.names import readable
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support.engine_reports import set_launch_counter
@@ -49,13 +51,40 @@ _session: NativeSession | None = None
 
 def current() -> NativeSession | None:
     """The session of this process; None outside a session. A child of a process on the native
-    engine has a session from its start.
+    engine has a session with that one's options from its first use of a GPU.
     """
     global _session
     if _session is None and process.loaded() is not None:
-        _session = NativeSession(EngineOptions(), ())
+        inherited = os.environ.get(process.VALUES)
+        given = {} if inherited is None else json.loads(inherited)
+        options = EngineOptions(
+            compute=given.get("compute", "real"), assume=tuple(given.get("assume", ()))
+        )
+        _session = NativeSession(options, (), inherits=inherited is not None)
+        if given.get("reported"):
+            _session.read_unknown_as_nan()
         _session.start()
     return _session
+
+
+def environment_of(options: EngineOptions) -> dict[str, str]:
+    """The variables that have programs run on the native engine. Raises EnvironmentUnavailable
+    where it does not run, ConfigError for an unknown GPU.
+    """
+    build = process.build_to_run()
+    if build is None:
+        raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
+    libraries = libraries_for(build)
+    found = dict(os.environ)
+    settings = process.settings_text(parse_spec(options.gpu), build, endless=options.endless)
+    process.add_to_environment(found, libraries, settings, build)
+    found[process.VALUES] = _passed_on(options, reported=True)
+    return found
+
+
+def _passed_on(options: EngineOptions, *, reported: bool) -> str:
+    """What other processes compute: the value of `process.VALUES`."""
+    return json.dumps({"compute": options.compute, "assume": options.assume, "reported": reported})
 
 
 class NativeSession:
@@ -72,10 +101,13 @@ class NativeSession:
         job: SimulatedRank | None = None,
         *,
         bounded: bool = False,
+        inherits: bool = False,
     ) -> None:
         """``job``: the distributed job of an estimated run. ``bounded``: raise TooLarge above the
-        limits of ``--compute auto``.
+        limits of ``--compute auto``. ``inherits``: the GPUs are those of the process that started
+        this one, and so are the options.
         """
+        self._computes = bool(gpus) or inherits
         self._options = options
         self._job = job if job is not None and job.ranks > 1 else None
         self.traffic: Traffic | None = None  # once the recorder's clock is known
@@ -130,6 +162,8 @@ class NativeSession:
                 )
         else:
             self.runtime = process.loaded()
+        if self._computes:
+            self._pass_on()
         _session = self
         self._ended = False
         if self.runtime is not None:
@@ -141,6 +175,10 @@ class NativeSession:
         when_imported("torch", self._join)
         when_imported("torch", self._compute)
 
+    def _pass_on(self) -> None:
+        """Have the processes that this one starts compute values as it does."""
+        os.environ[process.VALUES] = _passed_on(self._options, reported=self._reported)
+
     def _join(self) -> None:
         """Become a rank of the job. Called when torch has been imported."""
         if self._ended or self._patches is not None:
@@ -148,14 +186,17 @@ class NativeSession:
         from gpuprobe.native.jobs import groups
 
         self._patches = Patches()
-        groups.without_splits(self._patches)
+        if self.runtime is not None:
+            self.runtime.collectives.name_places(groups.place_in_job)
+            self.runtime.collectives.alone(self._job is not None)
         if self._job is not None:
+            groups.without_splits(self._patches)
             assert self.traffic is not None  # `NativeMeasurement.recorded` comes before `start`
             groups.install(self._job, len(self.gpus), self._patches, self.traffic, self.assume)
 
     def _compute(self) -> None:
         """Compute values from now on. Called when torch has been imported."""
-        if self._ended or self._values is not None or not self.gpus:
+        if self._ended or self._values is not None or not self._computes:
             return
         from gpuprobe.native.values import Values
         from gpuprobe.native.values.budget import Budget, Requested
@@ -175,6 +216,8 @@ class NativeSession:
         self._reads = self._values.reads
         self._computed = self._values
         self._values.__enter__()
+        if self.runtime is not None:
+            self.runtime.values_begun()
         if self._launches is not None:
             self._launches.follow(self._values.computing)
 
@@ -188,6 +231,8 @@ class NativeSession:
         self._end_counting()
         if self._launches is not None:
             self._launches.follow(None)
+        if self._computes:
+            os.environ.pop(process.VALUES, None)
         values, self._values = self._values, None
         if values is not None:
             values.__exit__(None, None, None)
@@ -204,8 +249,12 @@ class NativeSession:
         """Do nothing: recordings at level ``trace`` begin with the first use of a GPU."""
 
     def read_unknown_as_nan(self) -> None:
-        """Assume values that were not computed, and note it, instead of raising ValueNeeded."""
+        """Assume values that were not computed, and note it, instead of raising ValueNeeded. Call it
+        before `start`, or before torch is imported.
+        """
         self._reported = True
+        if process.VALUES in os.environ:
+            self._pass_on()
         if self._reads is not None:
             self._reads.reported = True
 

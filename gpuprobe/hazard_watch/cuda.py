@@ -23,12 +23,12 @@ import itertools
 import operator
 import sys
 import threading
-import time
 import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter  # a program may replace `time.perf_counter`
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -57,6 +57,7 @@ from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory, 
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.cuda_streams import NodeStreams, lifetime_of
+from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import (
     called_by_engine,
     left_out,
@@ -128,7 +129,7 @@ class _Earlier:
         # own: Python before 3.12 aborts when none is left.
         found = sorted(
             (block["address"], segment["stream"])
-            for segment in torch.cuda.memory._snapshot()["segments"]
+            for segment in history.read()["segments"]
             for block in segment["blocks"]
             if block["state"] == "active_allocated" and "address" in block
         )
@@ -338,6 +339,7 @@ class CudaSource(EventSource):
         function = torch.autograd.Function
         patches.set(function, "apply", self._applying(vars(function)["apply"].__func__))
         patches.add(watch(self._operator))
+        patches.add(history.install())
         if torch.cuda.is_initialized():
             for index in range(len(self.machine.devices)):
                 self._cuda.switched(index, self.machine.stream(index))
@@ -768,13 +770,13 @@ class CudaSource(EventSource):
         """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
         if torch.is_grad_enabled():
             self.guarded(self._cuda.leaves_used, args, kwargs, _below)
-        began = time.perf_counter()
+        began = perf_counter()
         try:
             result = below(func, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
             del args, kwargs
             raise passed_on(error)  # noqa: B904 - the same one
-        seconds = time.perf_counter() - began
+        seconds = perf_counter() - began
         self.guarded(self.operator_returned, func, args, kwargs, result, seconds)
         return result
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gpuprobe.allocator.replay import replay_trace
-from gpuprobe.allocator.whatif import WhatIfOutcome, what_if
+from gpuprobe.allocator.whatif import WhatIfOutcome, peaks_by_address_order, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.summary import device_categories
 from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade
@@ -56,7 +56,8 @@ _STEPS_FOR_LINES = 4
 class DeviceFit(NamedTuple):
     """Whether a run fits on one device. ``low`` to ``high`` is the range of reserved memory,
     ``allocated_low`` to ``allocated_high`` that of the peak of allocated memory. ``others``: the
-    processes that the program starts there.
+    processes that the program starts there. ``by_addresses``: the peaks depend on the order of the
+    addresses that the driver allocates.
     """
 
     low: int
@@ -68,6 +69,7 @@ class DeviceFit(NamedTuple):
     others: OtherProcesses
     verdict: str
     why: str
+    by_addresses: bool = False
 
 
 def device_fit(
@@ -81,9 +83,14 @@ def device_fit(
         free = what_if(trace, recorded, run.settings)
         low = min(free.peak_reserved.least, low)
         high = max(free.peak_reserved.most, high)
+    orders = peaks_by_address_order(trace, recorded)
+    # The run itself had one order. The other one's effect is the difference of the two simulations.
+    more_allocated = orders.ascending_allocated - orders.descending_allocated
+    more_reserved = orders.ascending_reserved - orders.descending_reserved
+    low, high = min(low, low + more_reserved), max(high, high + more_reserved)
     margin = device.margin
-    lowest = max(0, device.peak_allocated - margin.below)
-    peak = max(peak, device.peak_allocated + margin.above)
+    lowest = max(0, device.peak_allocated + min(0, more_allocated) - margin.below)
+    peak = max(peak, device.peak_allocated + max(0, more_allocated) + margin.above)
     low, high = max(lowest, low - margin.below), high + margin.above
     simulated = high
     if run.ranks > 1:
@@ -101,7 +108,18 @@ def device_fit(
         need,
         lambda capacity: what_if(trace, recorded, run.settings, capacity=capacity),
     )
-    return DeviceFit(low, high, lowest, peak, run.nccl_low, run.nccl_high, others, verdict, why)
+    return DeviceFit(
+        low,
+        high,
+        lowest,
+        peak,
+        run.nccl_low,
+        run.nccl_high,
+        others,
+        verdict,
+        why,
+        bool(more_allocated or more_reserved),
+    )
 
 
 def fullest(run: EngineRun, fits: Mapping[int, DeviceFit]) -> DeviceRun:
@@ -156,7 +174,12 @@ def estimate_of(
     between the ranks, ``per_node`` on each node.
     """
     model = device.model
-    low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why = fit
+    low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why, by_addresses = fit
+    if by_addresses:
+        run.assume(
+            "that the driver's addresses descend, as on ordinary Linux, or ascend, as in some "
+            "cloud sandboxes: the peaks depend on it, and the ranges cover both"
+        )
     if device.margin.why:
         run.assume(
             f"that the virtual GPU is off for {device.margin.why} by no more than in calls which "

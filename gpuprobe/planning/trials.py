@@ -33,6 +33,7 @@ from gpuprobe.errors import (
     UsageError,
     ValueNeeded,
 )
+from gpuprobe.model.io.descriptors import KeptDescriptor
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.planning.argument import with_constant, with_option
 from gpuprobe.planning.peers import TRIAL, Peers
@@ -222,11 +223,11 @@ def run_request(request: Request, estimate: Callable[..., Estimate]) -> None:
     """Make the requested estimate and print its document, in the process that a request is for.
     ``estimate``: `gpuprobe.api.virtual.estimate_program`.
     """
-    out = os.dup(1)
+    out = KeptDescriptor(os.dup(1))
     os.dup2(2, 1)  # the program's output, from C too, is not part of the response
     with contextlib.redirect_stdout(sys.stderr):
         document = _estimate(request, estimate)
-    with os.fdopen(out, "w") as stream:
+    with open(out.number, "w", closefd=False) as stream:
         stream.write("\n" + json.dumps(document) + "\n")
 
 
@@ -384,6 +385,8 @@ def serve(warm_up: Callable[[], object], run: Callable[[Request], None]) -> None
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if not child:
+                requests.close()
+                replies.close()
                 _run_and_exit(run, json.loads(line), out, errors)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             out.seek(0)
@@ -405,8 +408,9 @@ def _run_and_exit(
     """In the forked process: run a request with its output in files, and exit."""
     code = 1
     try:
-        os.dup2(out.fileno(), 1)
-        os.dup2(errors.fileno(), 2)
+        for file, number in ((out, 1), (errors, 2)):
+            os.dup2(file.fileno(), number)
+            file.close()
         run(request)
         code = 0
     except BaseException:  # noqa: BLE001 - it is in the reply

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import psutil
 from torch._ops import OpOverload
-from torch.utils import flop_counter
 
 from gpuprobe.errors import TooLarge
 from gpuprobe.model.text import human_bytes
@@ -53,6 +52,8 @@ class Allowance:
 
 def operations_of(func: OpOverload, args: Any, kwargs: Any, result: object) -> float:
     """Floating-point operations of an operator, from the shapes of its arguments and its result."""
+    from torch.utils import flop_counter  # 200 ms: it imports Triton
+
     formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
     if formula is None:
         return float(_OF_ONE_ELEMENT * sum(tensor.numel() for tensor in tensors_in(result)))

@@ -1,4 +1,4 @@
-"""Which engine a program runs on, where torch is a build without CUDA, and which torch that is."""
+"""Which engine a program runs on, and which torch that is."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from gpuprobe.engines.choice import choose, why_not_native
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.native import libraries
 from gpuprobe.native.libraries import TorchBuild, cache_folder, libraries_for, torch_build
-
-pytestmark = pytest.mark.skipif(
-    bool(os.environ.get("GPUPROBE_TEST_NATIVE")), reason="about builds without CUDA"
-)
-
-
-def test_auto_is_virtual_without_cuda() -> None:
-    assert choose("auto", EngineOptions()) == "virtual"
-    assert why_not_native(EngineOptions()) == "torch is a build without CUDA"
 
 
 @pytest.mark.parametrize(
@@ -90,23 +81,18 @@ def test_the_libraries_of_an_unknown_cuda_are_refused(tmp_path: Path) -> None:
     assert "--engine virtual" in met.value.hint
 
 
-def test_without_cuda_the_remedy_is_named() -> None:
+def test_without_cuda_the_remedy_is_named(tmp_path: Path) -> None:
+    fake_torch(tmp_path, "2.13.0+cpu", "None")
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "x.py").write_text("import torch\n", encoding="utf-8")
+    environment = {"XDG_CACHE_HOME": "/proc/nothing", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "gpuprobe", "estimate", "--engine", "native", "x.py"],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "XDG_CACHE_HOME": "/proc/nothing"},
-        cwd="/",
-    )
-    assert done.returncode == 2  # there is no x.py
-    script = Path(__file__).parent / "test_choice.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "estimate", "--engine", "native", str(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "XDG_CACHE_HOME": "/proc/nothing"},
+        env={**os.environ, **environment},
+        cwd=tmp_path,
     )
     assert done.returncode == 3
     assert "is a build without CUDA" in done.stderr
@@ -131,3 +117,36 @@ def test_a_cache_folder_with_a_space_cannot_be_preloaded(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
     assert " " not in str(cache_folder())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
+def test_a_cache_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The home of a user whose ``$HOME`` or ``$XDG_CACHE_HOME`` root has kept."""
+    theirs = tmp_path / "home" / ".cache"
+    theirs.mkdir(parents=True)
+    os.chown(theirs, 4242, 4242)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(theirs))
+    monkeypatch.setattr(libraries.tempfile, "gettempdir", lambda: str(temporary))
+    assert cache_folder().parent.parent == temporary
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
+def test_a_library_that_another_user_has_planted_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = cache_folder() / "cuda13-0"
+    folder.mkdir()
+    for name in (libraries.CORE, libraries.PRELOAD, "libcuda.so.1"):
+        (folder / name).write_bytes(b"")
+    (folder / "libraries.txt").write_text("libcuda.so.1")
+    assert libraries.libraries_in(folder).others == (folder / "libcuda.so.1",)
+    for planted in (folder / "libcuda.so.1", folder / libraries.CORE, folder, folder.parent):
+        os.chown(planted, 4242, 4242)
+        with pytest.raises(EnvironmentUnavailable, match=f"{planted} belongs to another user"):
+            libraries.libraries_in(folder)
+        os.chown(planted, 0, 0)

@@ -1,6 +1,7 @@
 """Run a training script (or a module, with -m) like python, and record its memory.
 
-Options for gpuprobe come before the script; everything after it is the script's own.
+Options for gpuprobe come before the script; everything after it is the script's own. In place of
+the script, any command: what it starts is recorded, the ranks of a job as one recording.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import misplaced_options
-from gpuprobe.cli.options import add_engine, add_gpu, add_program, program_of
+from gpuprobe.cli.options import Target, add_engine, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, Measured, UsageError
@@ -24,6 +26,7 @@ from gpuprobe.model.text import visible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuprobe.api.commands import CommandResult
     from gpuprobe.api.hazards import Hazards, KnownFinding, Patch
     from gpuprobe.api.watch import RunResult
 
@@ -33,6 +36,7 @@ _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch", "ha
 EXAMPLES = {
     "gpuprobe run train.py --epochs 1": "record the peaks of every step into train.gpuprobe",
     "gpuprobe run --level trace train.py": "record every allocation with its line",
+    "gpuprobe run --gpu 4xh100-80gb -- torchrun --nproc-per-node 4 train.py": "any command: a job",
     "gpuprobe run --gpu h100-80gb --hazards train.py": "without a GPU, and find races",
 }
 
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
         "[--gpu GPU [--compute auto|real|shapes] [--engine auto|native|virtual]] [--hazards] "
         "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
-        "(SCRIPT | -m MODULE) [ARGS ...]"
+        "(SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
     )
     parser.add_argument(
         "--level",
@@ -113,10 +117,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api import watch
+    from gpuprobe.api.commands import is_command
 
     target = program_of(args, "gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
     _require_gpu(args)
+    if not target.module and is_command(target.target):
+        return _run_command(args, [target.target, *target.arguments])
+    return _run_program(args, target)
+
+
+def _run_program(args: argparse.Namespace, target: Target) -> int:
+    """Run a script or a module in this process."""
+    from gpuprobe.api import watch
+
     hazards = args.hazards or any(getattr(args, name) for name in (*_FILES, "hazards_annotations"))
     if hazards:
         _fix_files(args)
@@ -192,6 +205,59 @@ def _start_again(cost: str, folder: Path) -> NoReturn:
     os.chdir(folder)
     os.environ[_MEASURED] = "1"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _run_command(args: argparse.Namespace, words: list[str]) -> int:
+    """Run a command that is not a Python file, and show the summary of what it ran."""
+    from gpuprobe.api import watch
+    from gpuprobe.api.commands import failed_ranks, name_of, run_command
+
+    if args.hazards or any(getattr(args, name) for name in (*_FILES, "hazards_annotations")):
+        raise UsageError(
+            f"--hazards needs a script or a module, and {words[0]} is a command",
+            hint=f"{words[0]} … $(which gpuprobe) run --hazards SCRIPT records each rank",
+        )
+    if args.engine == "virtual":
+        raise UsageError("a command runs on the native engine", hint="leave out --engine")
+    name, module = name_of(words)
+    output = args.output or watch.default_output(name, module=module, replace=args.force)
+    result = run_command(
+        words,
+        output,
+        level=args.level,
+        trace_steps=args.trace_steps,
+        force=args.force,
+        gpu=args.gpu,
+        compute=args.compute,
+    )
+    if result.interrupted:
+        stderr.error(f"{words[0]} was interrupted")
+    elif result.code:
+        how = f"exited with code {result.code}"
+        if result.code < 0:
+            how = f"was ended by {signal.Signals(-result.code).name}"
+        why = failed_ranks(result.recordings)
+        stderr.error(f"{words[0]} {how}" + (f"; {why}" if why else ""))
+    if not args.quiet:
+        _show_command(args, result, output)
+    if result.interrupted:
+        return exit_codes.INTERRUPTED
+    # Python's own code for an exception is 1, which is a finding among gpuprobe's.
+    return exit_codes.PROGRAM_FAILED if result.code < 0 or result.code == 1 else result.code
+
+
+def _show_command(args: argparse.Namespace, result: CommandResult, output: Path) -> None:
+    for reason, count in result.unrecorded.items():
+        stderr.warning(f"{count} processes that use a GPU are not recorded: {reason}")
+    if not result.recordings:
+        stderr.note("nothing was recorded: no process used a GPU through torch")
+    elif result.recordings[0] == output.absolute():
+        _summarize(output, args.gpu or "")
+    for path in result.recordings[1:]:
+        shown = os.path.relpath(path)
+        stderr.note(f"recording of another job: {shown}   (gpuprobe report {shown})")
+    if args.compute == "shapes":
+        _show_assumed(result.assumed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -283,8 +349,7 @@ def _fix_files(args: argparse.Namespace) -> None:
 
     Raises UsageError for a file that cannot be written, before the program runs.
     """
-    from gpuprobe.api.check import ensure_writable
-    from gpuprobe.api.hazards import clear_rank_file
+    from gpuprobe.api.hazards import clear_rank_file, ensure_writable
 
     for name in _FILES if args.hazards_baseline_update else _FILES[:-1]:
         path = getattr(args, name)

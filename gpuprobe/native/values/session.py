@@ -19,6 +19,7 @@ from gpuprobe.native.values.shapes import ComputingShapes
 from gpuprobe.native.values.skipping import Skipping
 from gpuprobe.native.values.unknown import follow_math
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
 
 COMPUTE: Final = ("auto", "real", "shapes")
@@ -51,9 +52,11 @@ class Values:
         self.cost = Cost(runtime) if budget is None else budget.cost
         """What computing all values costs so far."""
         self.computing: Any = (
-            Computing(skipping)
+            Computing(skipping, runtime.collectives)
             if compute == "real"
-            else ComputingShapes(skipping, self.reads, self.cost, auto=compute == "auto")
+            else ComputingShapes(
+                skipping, runtime.collectives, self.reads, self.cost, auto=compute == "auto"
+            )
         )
         self.computing.budget = budget
         self._patches: Patches | None = None
@@ -71,6 +74,7 @@ class Values:
             follow_math(self._patches)
             _follow_reads(self.computing, self.reads, self._patches)
         self._patches.add(watch(self.computing.handle))
+        self._patches.add(history.install())
         return self
 
     @property

@@ -20,11 +20,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.model.text import human_bytes
+from gpuprobe.native.process import Collectives
 from gpuprobe.native.values.aliases import parts_of
 from gpuprobe.native.values.budget import AT_ONCE_MEMORY, AT_ONCE_OPERATIONS, Cost
 from gpuprobe.native.values.computing import Call, Computing
 from gpuprobe.native.values.counts import LARGEST
 from gpuprobe.native.values.draws import Key
+from gpuprobe.native.values.exchanges import read_and_written
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
 from gpuprobe.native.values.reads import COUNT, Reads
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
@@ -71,8 +73,11 @@ def tensors_in(values: Any) -> Iterator[Any]:
 class Knowledge:
     """Which storages hold values that were computed. It keeps none alive."""
 
-    def __init__(self, limit: float = LIMIT) -> None:
+    def __init__(self, exchanged: Collectives, limit: float = LIMIT) -> None:
         self.limit = limit
+        self._exchanged = exchanged
+        self._awaited: dict[int, tuple[StorageWeakRef, int, int]] = {}
+        """Storages that hold the results of collectives once those are taken."""
         self._device: dict[int, StorageWeakRef] = {}
         self._host: dict[int, StorageWeakRef] = {}
         self._most: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -94,15 +99,35 @@ class Knowledge:
             )
         if not self.allows(tensor):
             return False
+        if self._awaited:
+            self._resolve(tensor)
         device = self._device
         return all(
             not part.numel() or part.untyped_storage()._cdata in device for part in parts_of(tensor)
         )
 
+    def wait_for(self, tensor: Any, first: int, last: int) -> None:
+        """The collectives with these numbers write ``tensor``: it is known if their results are."""
+        storage = tensor.untyped_storage()
+        self._awaited[storage._cdata] = StorageWeakRef(storage), first, last
+
+    def _resolve(self, tensor: Any) -> None:
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
+            reference, first, last = self._awaited.pop(storage._cdata, (None, 0, 0))
+            if reference is None or reference.expired():
+                continue
+            if self._exchanged.known(first, last):
+                self._device[storage._cdata] = StorageWeakRef(storage)
+            else:
+                self._device.pop(storage._cdata, None)
+
     def learn(self, tensor: Any) -> None:
         """Values were computed and written."""
         for part in parts_of(tensor):
             storage = part.untyped_storage()
+            if self._awaited:
+                self._awaited.pop(storage._cdata, None)
             if tensor.is_cuda:
                 if storage._cdata not in self._device:
                     self._device[storage._cdata] = StorageWeakRef(storage)
@@ -115,6 +140,8 @@ class Knowledge:
         """Unknown values were written."""
         for part in parts_of(tensor):
             storage = part.untyped_storage()
+            if self._awaited:
+                self._awaited.pop(storage._cdata, None)
             if tensor.is_cuda:
                 self._device.pop(storage._cdata, None)
             elif tensor.device.type == "cpu" and storage._cdata not in self._host:
@@ -201,12 +228,20 @@ def _made_of_unknown(tensor: Any) -> bool:
 class ComputingShapes(Computing):
     """Computes operators of which all inputs are known and all results may be."""
 
-    def __init__(self, skipping: Skipping, reads: Reads, cost: Cost, *, auto: bool = False) -> None:
+    def __init__(
+        self,
+        skipping: Skipping,
+        exchanged: Collectives,
+        reads: Reads,
+        cost: Cost,
+        *,
+        auto: bool = False,
+    ) -> None:
         """``auto``: compute all values until ``cost`` exceeds `AT_ONCE_MEMORY` or
         `AT_ONCE_OPERATIONS`.
         """
-        super().__init__(skipping)
-        self.knowledge = Knowledge(math.inf if auto else LIMIT)
+        super().__init__(skipping, exchanged)
+        self.knowledge = Knowledge(exchanged, math.inf if auto else LIMIT)
         self.reads = reads
         self.cost = cost
         self._auto = self.everything = auto
@@ -493,6 +528,35 @@ class ComputingShapes(Computing):
             return False
         with self.below():
             return _made_of_unknown(self.aliases.of(tensor) if tensor.is_cuda else tensor)
+
+    def _exchanging(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        """What is received is known if it was where it was sent."""
+        read, written = read_and_written(func, args, kwargs)
+        if not any(item.is_cuda for item in (*read, *written)):
+            return func(*args, **kwargs)
+        knowledge = self.knowledge
+        ready = all(knowledge.known(item) for item in read)
+        self.exchanged.issued()
+        before = self.exchanged.send_unknown(not ready)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self.exchanged.send_unknown(before)
+        first, last = self.exchanged.issued()
+        if plan.func._schema.name.startswith("_c10d_functional"):
+            written = list(tensors_in(out if isinstance(out, (tuple, list)) else (out,)))
+        if self.capture is not None:
+            call = Call(plan, [], {}, None)
+            call.results = [item.untyped_storage()._cdata for item in written]
+            self.capture.calls.append(call)
+        for item in written:
+            if self.capture is None and item.is_cuda and first and knowledge.allows(item):
+                knowledge.wait_for(item, first, last)
+            elif not (ready and not first):  # alone it is what this rank has sent
+                knowledge.forget(item)
+            else:
+                knowledge.learn(item)
+        return out
 
     def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._ready(plan, args, kwargs):
