@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.base import Sink
-    from gpuprobe.sampler.program import Program
+    from gpuprobe.sampler.program import Program as Program
     from gpuprobe.sampler.recorder import Recorder as Recorder
 
 __all__ = [
@@ -345,7 +345,7 @@ def _recorded(
 ) -> RunResult:
     """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.program import signals_restored
+    from gpuprobe.sampler.program import exit_code, modules_restored, signals_restored
 
     children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
     error: BaseException | None = None
@@ -366,30 +366,47 @@ def _recorded(
         children.follow(recorder, stack)
         when_imported("torch", lambda: children.start(recorder, stack))
         try:
-            with signals_restored(until_exit=True):
+            with modules_restored(), signals_restored(until_exit=True):
                 loaded.run()
         except SystemExit as exit_:
-            code, error = _exit_code(exit_)
+            code = exit_code(exit_)
         except BaseException as raised:  # noqa: BLE001 - in the result, not swallowed
             code, error = 1, _explained(raised)
         refused = None if session is None else session.refused()
         if refused is not None and error is None:  # the program caught it
             code, error = 1, refused
-        if found is not None and (error is not None or code):
-            from gpuprobe.hazards.findings.results import ending
+        result = RunResult(code, error, found)
+        ended = stack.pop_all()
+        with _after_the_program(warn):
+            with ended:
+                if found is not None and (error is not None or code):
+                    from gpuprobe.hazards.findings.results import ending
 
-            found.failed = ending(error, code)
-        recorder.stop(error)
-        started = children.notes()
-    for finding in found.findings if found is not None else ():
-        recorder.found(finding)
-    for text in () if session is None else session.assumed:
-        recorder.blind_spot(BlindSpot(text, _ASSUMED))
-    children.report(recorder, started)
-    recorder.finish()
-    return RunResult(
-        code, error, found, spawned=tuple(children.recordings()), children=len(started)
-    )
+                    found.failed = ending(error, code)
+                recorder.stop(error)
+                started = children.notes()
+            for finding in found.findings if found is not None else ():
+                recorder.found(finding)
+            for text in () if session is None else session.assumed:
+                recorder.blind_spot(BlindSpot(text, _ASSUMED))
+            children.report(recorder, started)
+            recorder.finish()
+            spawned = tuple(children.recordings())
+            result = result._replace(spawned=spawned, children=len(started))
+    return result
+
+
+@contextlib.contextmanager
+def _after_the_program(warn: Callable[[str], None] | None) -> Iterator[None]:
+    """Inside, an error of gpuprobe is a warning: the program has ended, and its exit code remains.
+    It may have replaced what gpuprobe calls (functions of `os`, `pathlib`, the import).
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - reported
+        (warn or logging.getLogger("gpuprobe").warning)(
+            f"gpuprobe could not finish the recording: {type(error).__name__}: {error}"
+        )
 
 
 _ASSUMED = "assumed on the simulated GPU; on a real one the program may differ from there on"
@@ -528,30 +545,13 @@ def _explained(error: BaseException) -> BaseException:
     return known
 
 
-def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:
-    """Python's exit code for SystemExit: a number, 0 for None, 1 and text on stderr for others."""
-    if exit_.code is None:
-        return 0, None
-    if isinstance(exit_.code, int):
-        return exit_.code & 0xFF, None
-    sys.stderr.write(f"{exit_.code}\n")
-    return 1, None
-
-
-def show_error(error: BaseException) -> bool:
-    """Show the error by the program's own ``sys.excepthook``, as Python does at the end of a
-    script. False if the program has set none; if the hook fails, both errors are printed on stderr.
+def show_error(error: BaseException) -> int:
+    """Show an error as Python does at the end of a script, by the program's ``sys.excepthook``.
+    Returns the exit code that Python would have.
     """
-    if sys.excepthook is sys.__excepthook__:
-        return False
-    from gpuprobe.sampler.program import own_frames
+    from gpuprobe.sampler.program import show
 
-    try:
-        sys.excepthook(type(error), error, own_frames(error))
-    except Exception as second:  # noqa: BLE001 - as Python does
-        sys.stderr.write(f"Error in sys.excepthook:\n{own_traceback(second)}\n")
-        sys.stderr.write(f"Original exception was:\n{own_traceback(error)}")
-    return True
+    return show(error)
 
 
 def own_traceback(error: BaseException) -> str:
