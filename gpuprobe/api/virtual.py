@@ -84,7 +84,8 @@ def virtual_gpu(
     masks and tensors of up to 1 MiB, so that a large model takes seconds; ``"auto"`` computes all
     values while they take no more than 256 MiB and about five seconds, then as ``"shapes"``. Other
     numbers are unknown: they pass as finite, and a line that decides by one ends the context with
-    `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE`` (``"train.py:12=false"``). ``conf``: allocator settings, instead of
+    `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE``
+    (``"train.py:12=false"``). ``conf``: allocator settings, instead of
     ``PYTORCH_CUDA_ALLOC_CONF``. ``torch``: the version whose CUDA kernels are simulated, such as
     ``"2.6"``, at most the installed one, which is the default. ``random``: with ``"cuda"`` normal,
     uniform and whole random numbers on the device are those that the GPU draws with the same seed,
@@ -114,6 +115,15 @@ def virtual_gpu(
         raise EnvironmentUnavailable(
             f"compute={compute!r}: {large}", hint="compute='auto'"
         ) from None
+
+
+def restart_values() -> None:
+    """Count what ``compute="auto"`` may compute from zero, as a test of a session begins."""
+    from gpuprobe.engines.choice import current
+
+    values = getattr(current(), "computed", None)  # of the native engine
+    if values is not None:
+        values.restart()
 
 
 def estimate(
@@ -231,11 +241,12 @@ def estimate_program(
     result's assumptions name this, since later code may need more memory.
 
     With ``compute="auto"`` a second run has a separate process, and ``notify`` gets a line before
-    it. Decisions by values that were not computed are assumptions of the result. Of several ``rank`` each is estimated in a separate process, in parallel; the
-    result is that of the rank that needs most, with a row for each (`Estimate.by_rank`).
-    ``rank="distinct"`` estimates one rank of each group of ranks that behave alike: each stage of a
-    pipeline, each shape of shards. ``link``, ``per_node``, ``torch`` and ``engine`` are as in
-    `estimate`. ``output``: keep the recording of the estimated ranks at this path.
+    it. Decisions by values that were not computed are assumptions of the result. Of several
+    ``rank`` each is estimated in a separate process, in parallel; the result is that of the rank
+    that needs most, with a row for each (`Estimate.by_rank`). ``rank="distinct"`` estimates one
+    rank of each group of ranks that behave alike: each stage of a pipeline, each shape of shards.
+    ``link``, ``per_node``, ``torch`` and ``engine`` are as in `estimate`. ``output``: keep the
+    recording of the estimated ranks at this path.
 
     ``suggest``: if it does not fit, run the program again with changes that need less memory, and
     find the smallest GPUs that hold it (`Estimate.suggestions`). ``alternatives`` yields the
@@ -497,8 +508,8 @@ def _estimate(
     started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
     progress: Callable[[int, str], None] | None = None,
 ) -> Attempt:
-    """The estimate of ``run`` on the GPUs of ``options``, and the first line that depends on a value
-    which was not computed.
+    """The estimate of ``run`` on the GPUs of ``options``, and the first line that depends on a
+    value which was not computed.
 
     ``why``: why the engine computes these values. ``unused``: the hint if nothing is allocated on
     the device. ``bounded``: raise `TooLarge` beyond the limits of ``--compute auto``. ``output``:

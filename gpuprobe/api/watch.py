@@ -7,7 +7,6 @@ import functools
 import hashlib
 import logging
 import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -229,6 +228,7 @@ def discard_empty(result: RunResult, output: Path) -> bool:
     if result.spawned or result.children or not output.is_dir():
         return False
     from gpuprobe.api.recordings import load
+    from gpuprobe.recording.writer import remove_recording
 
     try:
         recorded = load(output)
@@ -237,7 +237,7 @@ def discard_empty(result: RunResult, output: Path) -> bool:
     steps = [step for rank in recorded.ranks for step in rank.steps]
     if any(step.windows or {phase.path for phase in step.phases} - {"setup"} for step in steps):
         return False
-    shutil.rmtree(output)
+    remove_recording(output)
     return True
 
 
@@ -323,12 +323,15 @@ def run(
                 loaded, output, level, force, warn, hazards, trace_steps, on_step, session
             )
         if isinstance(result.error, (TooLarge, Measured)):
-            shutil.rmtree(output)
+            from gpuprobe.recording.writer import remove_recording
+
+            remove_recording(output)
             if isinstance(result.error, Measured):
                 raise result.error.with_traceback(None)
             text = f"--compute {compute}: {result.error}"
             raise EnvironmentUnavailable(text, hint="--compute auto")
-        return result._replace(assumed=tuple(session.assumed), engine=session.engine)
+        assumed = dict.fromkeys((*session.assumed, *result.assumed))
+        return result._replace(assumed=tuple(assumed), engine=session.engine)
     return _recorded(loaded, output, level, force, warn, hazards, trace_steps, on_step, None)
 
 
@@ -376,23 +379,57 @@ def _recorded(
         if refused is not None and error is None:  # the program caught it
             code, error = 1, refused
         result = RunResult(code, error, found)
+        ended = stack.pop_all()
         with _after_the_program(warn):
-            if found is not None and (error is not None or code):
-                from gpuprobe.hazards.findings.results import ending
+            with ended:
+                if found is not None and (error is not None or code):
+                    from gpuprobe.hazards.findings.results import ending
 
-                found.failed = ending(error, code)
-            recorder.stop(error)
-            started = children.notes()
-            stack.close()
+                    found.failed = ending(error, code)
+                recorder.stop(error)
+                started = children.notes()
+                children.read_assumed()
             for finding in found.findings if found is not None else ():
                 recorder.found(finding)
             for text in () if session is None else session.assumed:
                 recorder.blind_spot(BlindSpot(text, _ASSUMED))
             children.report(recorder, started)
             recorder.finish()
-            spawned = tuple(children.recordings())
-            result = result._replace(spawned=spawned, children=len(started))
+            result = result._replace(
+                assumed=children.assumed,
+                spawned=_as_requested(output, tuple(children.recordings())),
+                children=len(started),
+            )
     return result
+
+
+def _as_requested(output: Path, spawned: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The recordings of jobs next to ``output``. If the program has only launched a job, the job's
+    recording takes the place of its own, which is empty.
+    """
+    from gpuprobe.recording.writer import remove_recording
+
+    if not spawned or any(output.glob("child-*")) or not _is_idle(output):
+        return spawned
+    remove_recording(output)
+    spawned[0].rename(output)
+    return spawned[1:]
+
+
+def _is_idle(output: Path) -> bool:
+    """Whether a recording shows no use of a GPU and no training."""
+    from gpuprobe.api.recordings import load
+
+    try:
+        recorded = load(output)
+    except DataError:  # the summary reports why
+        return False
+    steps = [step for rank in recorded.ranks for step in rank.steps]
+    return not any(
+        {window.device for window in step.windows} - {"cpu"}
+        or {phase.path for phase in step.phases} - {"setup"}
+        for step in steps
+    )
 
 
 @contextlib.contextmanager
@@ -423,6 +460,7 @@ class _StartedProcesses:
         self._argv = argv
         self._first_job = 0
         self._folder: Path | None = None  # of the notes that the processes leave
+        self.assumed: tuple[str, ...] = ()
 
     def start(self, recorder: Recorder, stack: ExitStack) -> None:
         """Start recording, as the program imports torch."""
@@ -473,6 +511,13 @@ class _StartedProcesses:
             self._output, self._first_job, rank, count, folder, child_writer, make
         )
         stack.enter_context(children.following(job))
+
+    def read_assumed(self) -> None:
+        """Read what the simulated GPUs of the processes assumed."""
+        if self._folder is not None:
+            from gpuprobe.sampler.processes.recorded import read_assumed
+
+            self.assumed = read_assumed(self._folder)
 
     def notes(self) -> dict[int, str]:
         """Why each process that used a GPU is not recorded ("" if it is), by process id."""

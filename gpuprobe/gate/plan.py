@@ -80,7 +80,7 @@ class CheckPlan:
     command: tuple[str, ...] = ()
     accept_environment: bool = False
     repeat: int | None = None
-    compute: str = "real"
+    compute: str = "auto"
     engine: str = "auto"
     name: str = ""
     test: str = ""
@@ -206,7 +206,7 @@ def plan(
     device = first(gpu, measured.gpu, project.gpu, None)
     limit = first(steps, measured.steps, project.steps, None)
     counted = first(hazards, measured.hazards, project.hazards, False)
-    computed = first(compute, measured.compute, project.compute, "real")
+    computed = first(compute, measured.compute, project.compute, "auto")
     engines = first(engine, measured.engine, project.engine, "auto")
     if not recorded:
         settings += [
@@ -214,7 +214,7 @@ def plan(
             Setting("steps", str(limit.value or "all"), limit.source),
             Setting("hazards", "counted" if counted.value else "not counted", counted.source),
         ]
-        if computed.value != "real":
+        if computed.value != "auto":
             settings.append(Setting("compute", computed.value, computed.source))
         if engines.value != "auto":
             settings.append(Setting("engine", engines.value, engines.source))

@@ -38,7 +38,7 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def load_engine(config: pytest.Config) -> None:
-    """Load the native engine, which computes all values, for all tests. Raises pytest.UsageError
+    """Load the native engine, which computes values while they cost seconds, for all tests. Raises
     if it cannot be loaded.
     """
     from gpuprobe.api.virtual import virtual_gpu

@@ -90,8 +90,10 @@ class Devices:
         """Give the process its GPUs. Raises MissingExtra without torch, ConfigError for invalid
         allocator settings.
         """
-        from gpuprobe.api.virtual import virtual_gpu
+        from gpuprobe.api.virtual import restart_values, virtual_gpu
 
+        if self._native:
+            restart_values()
         if self._session is None:
             with ExitStack() as stack:
                 if self._native or (not self._gpu.requested and _has_cuda()):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 STEP = """\
 import json
 import gpuprobe
-from gpuprobe.errors import UsageError, ValueNeeded
+from gpuprobe.errors import UsageError
 
 def estimate(build, **options):
     found = gpuprobe.estimate(build, engine="native", **options)
@@ -113,11 +113,9 @@ from gpuprobe.engines.choice import prepare
 prepare("native", EngineOptions("h100-80gb", endless=True))
 from gpuprobe.native.values import budget  # it imports torch
 
-def refused(build):
-    try:
-        estimate(build, steps=1)
-    except ValueNeeded as error:
-        return str(error)
+def why(build):
+    found = estimate(build, steps=1)
+    return found.compute, found.compute_why, found.assumed
 
 def large():
     import torch
@@ -132,17 +130,19 @@ def slow():
     if left.exp().sum() > 0:
         pass
 
-class Less(budget.Allowance):
-    def __init__(self, memory, operations):
-        super().__init__(memory, 5e9)  # of 6e9, the last of them in the backward pass
-
-memory = refused(large)
-budget.Allowance = Less
-print(json.dumps([memory, refused(slow)]))
+memory = why(large)
+from gpuprobe.native.values import shapes
+shapes.AT_ONCE_OPERATIONS = 1e9
+budget.OPERATIONS = 5e9  # of 6e9, the last of them in the backward pass
+print(json.dumps([memory, why(slow)]))
 """
     memory, operations = python(text, tmp_path)
-    assert re.search(r"too large to compute all values.*more than .* GiB", memory)
-    assert "more than 5e+09 floating-point operations" in operations
+    for compute, why, assumed in (memory, operations):
+        assert compute == "shapes"
+        assert re.search(r"program.py:\d+ decides by one", why)
+        assert any("what is done only then is done" in text for text in assumed)
+    assert re.search(r"its tensors need 37.3 GiB, more than .* GiB", memory[1])
+    assert "floating-point operations, about a minute" in operations[1]
 
 
 def test_a_script_is_run_again_with_values_where_it_needs_one(tmp_path: Path) -> None:
