@@ -33,11 +33,12 @@ from gpuprobe.model.text import visible
 _WAITING: Final = "OMP_WAIT_POLICY"
 
 
-def serve(folder: str, warm: bool) -> None:
-    """Run requests until stdin ends, then remove ``folder``. ``warm``: import torch first."""
+def serve(folder: str, gpu: str) -> None:
+    """Run requests until stdin ends, then remove ``folder``. ``gpu``: the simulated GPU of the
+    programs; ``""`` for the machine's own.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the check handles it and closes stdin
-    if warm:
-        _warm_up()
+    _warm_up(gpu)
     wake, alarm = os.pipe()
     os.set_blocking(alarm, False)
     os.set_blocking(wake, False)
@@ -65,7 +66,7 @@ def serve(folder: str, warm: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _warm_up() -> None:
+def _warm_up(gpu: str) -> None:
     """Import the modules that nearly all programs of a check import.
 
     OpenMP's threads wait passively here: on a busy machine, or one with fewer processors than it
@@ -76,11 +77,14 @@ def _warm_up() -> None:
     if own:
         os.environ[_WAITING] = "PASSIVE"
     with contextlib.suppress(Exception):  # the program fails with the same error
+        if gpu:
+            from gpuprobe.api.simulated_gpu import load_gpu
+
+            load_gpu(gpu)  # the forks initialise CUDA: it does not survive a fork
         import torch
         import torch.optim
 
-        import gpuprobe.api.watch
-        import gpuprobe.engines.virtual  # noqa: F401
+        import gpuprobe.api.watch  # noqa: F401
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
     if own:
@@ -154,13 +158,12 @@ def _program(request: TrialRequest) -> None:
     found = measure(
         moved(request.target, request.root, request.tree),
         moved_all(request.arguments, request.root, request.tree),
-        virtual=request.virtual,
+        gpu=request.gpu,
         hazards=request.hazards,
         module=request.module,
         steps=request.steps,
         root=request.tree,
         compute=request.compute,
-        engine=request.engine,
         figures_only=True,
     )
     _write_figures(request, TrialFigures(dict(found.metrics), dict(found.phases)))
@@ -247,4 +250,4 @@ class _InCopy(importlib.abc.MetaPathFinder):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2] == "warm")
+    serve(sys.argv[1], sys.argv[2])

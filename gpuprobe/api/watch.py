@@ -168,11 +168,10 @@ class Runnable(Protocol):
 class RunResult(NamedTuple):
     """The result of a recorded program. ``exit_code``: the program's; ``error``: its exception,
     None if it ended normally or by ``sys.exit``. ``hazards``: the findings, if they were requested;
-    ``assumed``: the assumptions of a virtual GPU; ``spawned``: the recordings of jobs that the
+    ``assumed``: the assumptions of a simulated GPU; ``spawned``: the recordings of jobs that the
     program started (``torch.multiprocessing.spawn``, or processes that joined a process group);
     ``children``: the number of processes that the program started and that used a GPU, without
-    those of ``torch.multiprocessing.spawn``; ``engine``: ``"hardware"``, ``"native"`` or
-    ``"virtual"``.
+    those of ``torch.multiprocessing.spawn``.
     """
 
     exit_code: int
@@ -181,7 +180,6 @@ class RunResult(NamedTuple):
     assumed: tuple[str, ...] = ()
     spawned: tuple[Path, ...] = ()
     children: int = 0
-    engine: str = "hardware"
 
 
 def default_output(name: str, *, module: bool = False, replace: bool = False) -> Path:
@@ -278,31 +276,29 @@ def run(
     level: str = "counters",
     force: bool = False,
     warn: Callable[[str], None] | None = None,
-    virtual: str | None = None,
+    gpu: str | None = None,
     compute: str = "real",
     hazards: bool = False,
     trace_steps: str = "",
     on_step: Callable[[Step], None] | None = None,
-    engine: str = "auto",
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
-    torch is imported when the program imports it; recording starts there. ``virtual`` names the
-    GPU that the program finds (``"h100-80gb"``, ``"2xa100-40gb"``); ``compute`` and ``engine`` are
-    as for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA,
-    or on a virtual H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
+    torch is imported when the program imports it; recording starts there. ``gpu`` names the
+    simulated GPU that the program finds (``"h100-80gb"``, ``"2xa100-40gb"``); ``compute`` is as
+    for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA, or
+    on a simulated H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
     raise; an exception of the program is in the result.
     """
-    if virtual is not None:
-        if find_spec("torch") is None:
-            raise MissingExtra("torch", "torch", why="required for the virtual GPU")
-        from gpuprobe.engines.base import EngineOptions
-        from gpuprobe.engines.choice import session as session_of
+    if gpu is not None:
+        from gpuprobe.api.simulated_gpu import require_torch
 
-        with session_of(engine, EngineOptions(virtual, compute)) as session:
+        require_torch("required for the simulated GPU")
+        from gpuprobe.native.session import EngineOptions
+        from gpuprobe.native.session import session as session_of
+
+        with session_of(EngineOptions(gpu, compute)) as session:
             session.read_unknown_as_nan()  # the result reports it
-            if level == "trace" or trace_steps:
-                session.keep_stacks()  # of what is allocated before the first step, too
             result = run(
                 loaded,
                 output,
@@ -313,7 +309,7 @@ def run(
                 trace_steps=trace_steps,
                 on_step=on_step,
             )
-            return result._replace(assumed=tuple(session.assumed), engine=session.engine)
+            return result._replace(assumed=tuple(session.assumed))
     from gpuprobe.patching import when_imported
     from gpuprobe.sampler.processes.started import following_started
     from gpuprobe.sampler.program import signals_restored
@@ -342,7 +338,7 @@ def run(
         except SystemExit as exit_:
             code, error = _exit_code(exit_)
         except BaseException as raised:  # noqa: BLE001 - in the result, not swallowed
-            code, error = 1, _explained(raised)
+            code, error = 1, raised
         if found is not None and (error is not None or code):
             from gpuprobe.hazards.findings.results import ending
 
@@ -470,17 +466,6 @@ def _with_findings(
             on_step(step)
 
     return with_findings
-
-
-def _explained(error: BaseException) -> BaseException:
-    """The program's error, or gpuprobe's own if the virtual GPU caused it."""
-    from gpuprobe.engines.choice import explained
-
-    known = explained(error)
-    if known is None:
-        return error
-    known.__cause__ = error
-    return known
 
 
 def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:

@@ -14,8 +14,8 @@ import argparse
 import atexit
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
@@ -57,7 +57,15 @@ class _Shell(Protocol):
 
 
 def load_ipython_extension(shell: _Shell) -> None:
-    """Register ``%%gpuprobe``. IPython calls this for ``%load_ext gpuprobe``."""
+    """Register ``%%gpuprobe``, and load a simulated GPU for its cells on a machine without one.
+    IPython calls this for ``%load_ext gpuprobe``.
+    """
+    from gpuprobe.api.simulated_gpu import has_gpu, load_for_parts
+    from gpuprobe.errors import EnvironmentUnavailable, TooLate
+
+    if not has_gpu():
+        with suppress(EnvironmentUnavailable, TooLate):  # the first cell with a GPU raises it
+            load_for_parts(DEFAULT_GPU)
 
     def gpuprobe(line: str, cell: str) -> Recording | Estimate | Hazards:
         try:
@@ -80,7 +88,7 @@ def _shown_in_one_line(message: str) -> Exception:
 def run_cell(shell: _Shell, line: str, cell: str) -> Recording | Estimate | Hazards:
     """Run a cell with the options of ``line``.
 
-    On a real GPU the cell's names stay defined. On a virtual one the cell runs in a copy of the
+    On a real GPU the cell's names stay defined. On a simulated one the cell runs in a copy of the
     namespace, because its tensors end with the GPU. Raises UsageError for an invalid ``line``, and
     what the cell raises.
     """
@@ -123,7 +131,6 @@ def _number_of_cell(shell: _Shell) -> int:
 
 def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
     from gpuprobe.api.recordings import load, scratch_recording
-    from gpuprobe.api.virtual import virtual_gpu
     from gpuprobe.api.watch import record
 
     with ExitStack() as stack:
@@ -134,7 +141,7 @@ def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
         else:
             output = Path(options.output)
         if options.gpu is not None:
-            stack.enter_context(virtual_gpu(options.gpu, engine=options.engine))
+            stack.enter_context(_simulated(options.gpu))
         recorder = record(output, level=options.level, force=options.force)
         with recorder as rec:
             cell(isolated=options.gpu is not None, rec=rec)
@@ -142,23 +149,47 @@ def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
 
 
 def _estimate(cell: _Cell, options: argparse.Namespace) -> Estimate:
-    from gpuprobe.api.virtual import estimate
+    from gpuprobe.api.estimates import estimate
 
     def step() -> None:
         cell(isolated=True)
 
-    return estimate(step, options.gpu or DEFAULT_GPU, steps=1, engine=options.engine)
+    with _remedy():
+        return estimate(step, options.gpu or DEFAULT_GPU, steps=1)
 
 
 def _hazards(cell: _Cell, options: argparse.Namespace) -> Hazards:
-    import torch
-
     from gpuprobe.api.hazards import detect_hazards
+    from gpuprobe.api.simulated_gpu import has_gpu
 
-    isolated = options.gpu is not None or not torch.cuda.is_available()
-    with detect_hazards(options.gpu) as hazards:
-        cell(isolated=isolated)
+    gpu = options.gpu if options.gpu is not None or has_gpu() else DEFAULT_GPU
+    with nullcontext() if gpu is None else _simulated(gpu), detect_hazards() as hazards:
+        cell(isolated=gpu is not None)
     return hazards
+
+
+def _simulated(gpu: str) -> AbstractContextManager[object]:
+    from gpuprobe.api.simulated_gpu import virtual_gpu
+
+    stack = ExitStack()
+    with _remedy():
+        stack.enter_context(virtual_gpu(gpu))
+    return stack
+
+
+@contextmanager
+def _remedy() -> Iterator[None]:
+    """Replace the hint of an error that only another start of the kernel can avoid."""
+    from gpuprobe.errors import TooLate
+
+    try:
+        yield
+    except TooLate as error:
+        raise UsageError(
+            str(error),
+            hint="restart the kernel, and run %load_ext gpuprobe in the first cell, before a cell "
+            "imports torch; one kernel simulates one GPU",
+        ) from None
 
 
 _ACTIONS: dict[str, Callable[[_Cell, argparse.Namespace], Recording | Estimate | Hazards]] = {
@@ -180,13 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     parser.add_argument("action", nargs="?", choices=tuple(_ACTIONS), default="record")
-    parser.add_argument("--gpu", help=f"a virtual GPU to run on (estimate: {DEFAULT_GPU})")
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "native", "virtual"),
-        default="auto",
-        help="with --gpu: native: torch's own CUDA code; virtual: a model of that code",
-    )
+    parser.add_argument("--gpu", help=f"a simulated GPU to run on (estimate: {DEFAULT_GPU})")
     parser.add_argument("--level", choices=("counters", "trace"), default="trace")
     parser.add_argument("--output", help="where to keep the recording")
     parser.add_argument("--force", action="store_true", help="replace an existing recording")

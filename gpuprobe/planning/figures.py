@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gpuprobe.allocator.replay import replay_trace
-from gpuprobe.allocator.whatif import WhatIfOutcome, what_if
+from gpuprobe.allocator.whatif import Range, WhatIfOutcome, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.summary import device_categories
-from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade
 from gpuprobe.model.plans.estimate import (
     FITS,
     MARGIN,
@@ -31,16 +30,17 @@ from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable, available
+from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
 
 if TYPE_CHECKING:
     from gpuprobe.torch_support.traffic import Traffic
 
-_OTHER_PROGRAMS = "other programs on the same GPU"
-_NOT_MODELLED = {
-    "virtual": ("memory that CUDA extensions allocate, unless it is declared", _OTHER_PROGRAMS),
-    "native": ("memory that libraries allocate without torch", _OTHER_PROGRAMS),
-}
+_NOT_MODELLED = ("memory that libraries allocate without torch", "other programs on the same GPU")
+
+_ORDERS = ("driver", "ascending")
+"""The orders of addresses that were observed: drivers on Linux hand out chunks of 32 MiB in
+descending order, a cloud machine in a sandbox ascending addresses."""
 
 _RANK_UNCERTAINTY = 0.02
 """Of the reserved memory of one of several ranks, in both directions. The error for published peaks
@@ -55,14 +55,13 @@ _STEPS_FOR_LINES = 4
 
 class DeviceFit(NamedTuple):
     """Whether a run fits on one device. ``low`` to ``high`` is the range of reserved memory,
-    ``allocated_low`` to ``allocated_high`` that of the peak of allocated memory. ``others``: the
-    processes that the program starts there.
+    ``allocated`` that of the peak of allocated memory. ``others``: the processes that the program
+    starts there.
     """
 
     low: int
     high: int
-    allocated_low: int
-    allocated_high: int
+    allocated: Range
     nccl_low: Bytes
     nccl_high: Bytes
     others: OtherProcesses
@@ -74,23 +73,18 @@ def device_fit(
     run: EngineRun, device: DeviceRun, others: OtherProcesses = NO_PROCESSES
 ) -> DeviceFit:
     """Whether the run fits on a device, next to the processes that it starts (``others``)."""
-    model, trace, peak = device.model, device.trace, device.peak_allocated
+    model, trace = device.model, device.trace
     recorded = replay_trace(trace, torch=getattr(sys.modules.get("torch"), "__version__", ""))
-    low = high = device.peak_reserved
-    if run.evidence is EvidenceGrade.VIRTUAL:
-        free = what_if(trace, recorded, run.settings)
-        low = min(free.peak_reserved.least, low)
-        high = max(free.peak_reserved.most, high)
-    margin = device.margin
-    lowest = max(0, device.peak_allocated - margin.below)
-    peak = max(peak, device.peak_allocated + margin.above)
-    low, high = max(lowest, low - margin.below), high + margin.above
+    either = what_if(trace, recorded, run.settings, orders=_ORDERS)
+    reserved = _with(either.peak_reserved, device.peak_reserved)
+    allocated = _with(either.peak_allocated, device.peak_allocated)
+    low, high = reserved.least, reserved.most
     simulated = high
     if run.ranks > 1:
         low, high = int(low * (1 - _RANK_UNCERTAINTY)), int(high * (1 + _RANK_UNCERTAINTY))
     need = Need(
         model.total_memory,
-        peak,
+        allocated.most,
         simulated,
         low,
         high,
@@ -101,7 +95,12 @@ def device_fit(
         need,
         lambda capacity: what_if(trace, recorded, run.settings, capacity=capacity),
     )
-    return DeviceFit(low, high, lowest, peak, run.nccl_low, run.nccl_high, others, verdict, why)
+    return DeviceFit(low, high, allocated, run.nccl_low, run.nccl_high, others, verdict, why)
+
+
+def _with(simulated: Range, measured: int) -> Range:
+    """The range of a simulation, widened to a measured figure."""
+    return Range(min(simulated.least, measured), max(simulated.most, measured))
 
 
 def fullest(run: EngineRun, fits: Mapping[int, DeviceFit]) -> DeviceRun:
@@ -156,17 +155,11 @@ def estimate_of(
     between the ranks, ``per_node`` on each node.
     """
     model = device.model
-    low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why = fit
-    if device.margin.why:
-        run.assume(
-            f"that the virtual GPU is off for {device.margin.why} by no more than in calls which "
-            "were compared with torch's CUDA code, so the estimate is a range; with a CUDA build "
-            "of torch it is exact"
-        )
+    low, high, allocated, nccl_low, nccl_high, others, verdict, verdict_why = fit
     outside_high = model.context_high + nccl_high + others.high
     growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
-        more = steps_until_full(model.total_memory - peak - outside_high, growing)
+        more = steps_until_full(model.total_memory - allocated.most - outside_high, growing)
         run.assume(
             f"that memory stops growing: the last step ended with {human_bytes(growing)} more than "
             f"it began with; if every step does, the GPU is full in about {more} more"
@@ -185,8 +178,8 @@ def estimate_of(
         devices=run.count,
         steps=steps,
         peak_allocated=Bytes(device.peak_allocated),
-        allocated_low=Bytes(lowest),
-        allocated_high=Bytes(peak),
+        allocated_low=Bytes(allocated.least),
+        allocated_high=Bytes(allocated.most),
         peak_reserved=Bytes(device.peak_reserved),
         reserved_low=Bytes(low),
         reserved_high=Bytes(high),
@@ -203,13 +196,13 @@ def estimate_of(
         by_module=_shares(report.top_modules),
         by_line=_shares(report.top_lines),
         assumed=tuple(run.assumed),
-        not_modelled=_NOT_MODELLED[run.engine],
+        not_modelled=_NOT_MODELLED,
         settings=run.settings.conf,
         ranks=run.ranks,
         rank=run.rank,
         compute=run.compute,
         compute_why=why,
-        compiled=run.compiled,
+        compiled=report.compiled,
         communication=transfers(sent.values()),
         nccl_low=nccl_low,
         nccl_high=nccl_high,
@@ -220,8 +213,6 @@ def estimate_of(
         per_node=per_node if links is not None else 0,
         communication_time=_times(run.traffic, sent, links, per_node),
         torch=str(torch.__version__),
-        simulated_torch="" if run.simulated is None else "{}.{}".format(*run.simulated),
-        engine=run.engine,
     )
 
 

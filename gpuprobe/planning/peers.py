@@ -75,7 +75,7 @@ _OWNER: Final = "owner"
 """The file with the PID and the machine of the job's first process."""
 _PAUSE: Final = 0.02  # seconds between two checks for a file
 
-TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
+TRIAL: Final = "from gpuprobe.api.estimates import trial; trial()"
 """The program of one estimate's process; its argument is the request: `gpuprobe.planning.trials`.
 """
 

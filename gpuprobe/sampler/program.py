@@ -221,7 +221,7 @@ def _not_python(error: Exception, name: str) -> ProgramFailed:
 
 def own_traceback(error: BaseException) -> str:
     """The traceback that the program would have alone: without the frames of gpuprobe that ran it,
-    or that are in between (a virtual device's), also if one of them raises the error that CUDA
+    or that are in between (of a simulated GPU), also if one of them raises the error that CUDA
     would (out of memory). An unexpected error of gpuprobe's code keeps them: a report needs them.
     """
     shown = traceback.TracebackException(

@@ -42,8 +42,8 @@ def keys_of(tensor: torch.Tensor) -> int:
 
 
 def is_meta(tensor: torch.Tensor) -> bool:
-    """Whether a tensor really has no memory. A virtual GPU replaces ``Tensor.is_meta``, which torch
-    reads if a mode (``with torch.device(...)``) or a subclass handles torch's functions.
+    """Whether a tensor has no memory. A mode (``with torch.device(...)``) or a subclass may handle
+    ``Tensor.is_meta`` as one of torch's functions.
     """
     return bool(_keys(tensor).raw_repr() & _WITHOUT_MEMORY)
 

@@ -11,12 +11,15 @@ from gpuprobe.analysis.baseline.check import check_baseline, with_repeats
 from gpuprobe.analysis.baseline.measure import baseline_of, own_recording
 from gpuprobe.analysis.baseline.model import (
     METRICS,
+    SIMULATED,
+    VIRTUAL,
     Baseline,
     CheckResult,
     KeptFile,
     MetricResult,
     Setting,
     Tolerance,
+    simulated_gpu,
 )
 from gpuprobe.analysis.baseline.text import (
     NAME,
@@ -34,8 +37,10 @@ __all__ = [
     "METRICS",
     "NAME",
     "SCHEMA",
+    "SIMULATED",
     "UNNAMED",
     "VERSION",
+    "VIRTUAL",
     "Baseline",
     "CheckResult",
     "KeptFile",
@@ -50,5 +55,6 @@ __all__ = [
     "loads_runs",
     "merged_tolerances",
     "own_recording",
+    "simulated_gpu",
     "with_repeats",
 ]

@@ -93,14 +93,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute",
         choices=("real", "shapes"),
-        help="on the virtual GPU: compute values (real), or only shapes, which is fast for large "
-        "models",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "native", "virtual"),
-        help="with --gpu: torch's own CUDA code without a GPU (native) or a model (virtual); "
-        "auto: native if possible",
+        help="with --gpu: compute values (real), or only shapes, which is fast for large models",
     )
     parser.add_argument(
         "--stop-after",
@@ -156,7 +149,6 @@ def planned(
         steps=args.stop_after,
         hazards=args.hazards,
         compute=args.compute,
-        engine=args.engine,
         before=before,
         project=project,
         **more,
@@ -184,6 +176,7 @@ def run(args: argparse.Namespace) -> int:
         measure_apart,
         read_baseline,
         read_project,
+        refuse_virtual,
         tolerances,
     )
 
@@ -206,6 +199,7 @@ def run(args: argparse.Namespace) -> int:
                 repeat=args.repeat,
             ),
         )
+        refuse_virtual(*plans[name], path)
     ensure_writable(args.sarif, args.junit, args.html)
     alone = len(names) == 1
     results = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import misplaced_options
-from gpuprobe.cli.options import add_engine, add_gpu, add_program, program_of
+from gpuprobe.cli.options import add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, UsageError
@@ -40,7 +40,7 @@ EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
-        "[--gpu GPU [--compute real|shapes] [--engine auto|native|virtual]] [--hazards] "
+        "[--gpu GPU [--compute real|shapes]] [--hazards] "
         "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
         "(SCRIPT | -m MODULE) [ARGS ...]"
     )
@@ -66,12 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="real",
         help="with --gpu: compute values on the CPU (default), or only shapes and memory",
     )
-    add_engine(parser)
     parser.add_argument(
         "--hazards",
         action="store_true",
         help="detect races between CUDA streams and implicit synchronisations (without CUDA, on "
-        "a virtual GPU)",
+        "a simulated H100)",
     )
     for name, what in (("sarif", "SARIF 2.1.0"), ("junit", "JUnit XML"), ("json", "JSON")):
         parser.add_argument(
@@ -121,9 +120,9 @@ def run(args: argparse.Namespace) -> int:
         _fix_files(args)
     known = _known(args)
     if args.gpu is not None and target.module:
-        from gpuprobe.api.virtual import prepare_engine
+        from gpuprobe.api.simulated_gpu import load_gpu
 
-        prepare_engine(args.engine, args.gpu)
+        load_gpu(args.gpu)
     program = watch.program(*target)
     output = args.output or watch.default_output(
         target.target, module=target.module, replace=args.force
@@ -137,9 +136,8 @@ def run(args: argparse.Namespace) -> int:
         level=args.level,
         force=args.force,
         warn=stderr.warning,
-        virtual=args.gpu,
+        gpu=args.gpu,
         compute=args.compute,
-        engine=args.engine,
         hazards=hazards,
         trace_steps=args.trace_steps,
         on_step=None if silent else StatusLine().step,
@@ -188,8 +186,6 @@ def _require_gpu(args: argparse.Namespace) -> None:
         return
     if args.compute == "shapes":
         raise UsageError("--compute shapes needs --gpu GPU", hint="--gpu h100-80gb")
-    if args.engine != "auto":
-        raise UsageError(f"--engine {args.engine} needs --gpu GPU", hint="--gpu h100-80gb")
 
 
 def _exit_code(result: RunResult) -> int:

@@ -20,11 +20,10 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.autograd.graph import Node
 
-from gpuprobe.hazard_watch.base import NodeStreamModel, OrderSource
 from gpuprobe.hazards.accesses import TrackedBlock
 from gpuprobe.hazards.events import (
     Operator,
@@ -35,6 +34,10 @@ from gpuprobe.hazards.events import (
     StreamOrder,
 )
 from gpuprobe.hazards.footprint import Footprint
+
+if TYPE_CHECKING:
+    from gpuprobe.hazard_watch.node_streams import NodeStreams
+    from gpuprobe.hazard_watch.streams import StreamSource
 
 _numbers: Final = itertools.count(1)
 SUMS: Final = ("add", "add_")
@@ -85,8 +88,8 @@ class BackwardPass:
 
     def __init__(
         self,
-        source: OrderSource,
-        nodes: NodeStreamModel | None,
+        source: StreamSource,
+        nodes: NodeStreams,
         callers: dict[int, int],
         given: tuple[Any, ...],
         options: dict[str, Any],
@@ -95,9 +98,9 @@ class BackwardPass:
         self._nodes = nodes
         self.callers = callers
         inputs = given[4] if len(given) > 4 else options.get("inputs", ())
-        known = nodes is not None  # a leaf is resolved here, outside of the dispatcher
-        self._roots = list(dict.fromkeys(_nodes_of(given[0]))) if known else []
-        self._inputs = set(_nodes_of(inputs or ())) if known else set()
+        # A leaf is resolved here, outside of the dispatcher.
+        self._roots = list(dict.fromkeys(_nodes_of(given[0])))
+        self._inputs = set(_nodes_of(inputs or ()))
         self._accumulate = bool(options.get("accumulate_grad"))
         self._runs: dict[Node, _Run] | None = None
         self._ready: defaultdict[int, list[tuple[int, int, _Run]]] = defaultdict(list)  # by device
@@ -134,7 +137,7 @@ class BackwardPass:
         return runs
 
     def _run(self, node: Node) -> _Run:
-        found = None if self._nodes is None else self._nodes.of(node)
+        found = self._nodes.of(node)
         return _Run(node, self.callers if found is None else found)
 
     def _restrict(self, runs: dict[Node, _Run]) -> None:
@@ -159,7 +162,7 @@ class BackwardPass:
 
     def begins(self, node: Node) -> None:
         """A node begins: those that the engine ran before it are done. None: all are."""
-        if self._nodes is None or self._over:
+        if self._over:
             return
         runs = self._graph()
         if node is None:

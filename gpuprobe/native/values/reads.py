@@ -2,7 +2,7 @@
 
 In this order: what ``--assume`` gives for the line; what torch's own code may have, as the value
 decides nothing that is allocated; for a truth, the way that a branch goes by its two sides
-(`gpuprobe.torch_support.conditions`); NaN where that is allowed, with a note.
+(`gpuprobe.native.values.conditions`); NaN where that is allowed, with a note.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions
+from gpuprobe.native.values.conditions import branches
 from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_line
-from gpuprobe.torch_support.conditions import branches
 
 TRUTH, NUMBER, ARRAY, COUNT = "true or false", "a number", "numpy()", "how many elements"
 EQUAL: Final = "whether two tensors are equal"

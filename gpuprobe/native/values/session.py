@@ -11,14 +11,13 @@ import torch
 
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
-from gpuprobe.native.values import collectives, compiled, graphs
+from gpuprobe.native.values import assignments, collectives, compiled, graphs
 from gpuprobe.native.values.budget import Budget
 from gpuprobe.native.values.computing import Computing
 from gpuprobe.native.values.reads import ARRAY, Reads, fill
 from gpuprobe.native.values.shapes import ComputingShapes
 from gpuprobe.native.values.skipping import Skipping
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support import assignments
 from gpuprobe.torch_support.operator_calls import watch
 
 
@@ -40,7 +39,7 @@ class Values:
         """
         runtime = loaded()
         if runtime is None:
-            raise UsageError("values are computed on the native engine, which is not loaded")
+            raise UsageError("values are computed on a simulated GPU, and none is loaded")
         skipping = Skipping(runtime.libraries.core)
         self.reads = Reads(assume, unknown_as_nan=unknown_as_nan)
         self.computing: Any = (

@@ -76,7 +76,7 @@ def _follow(start: StartInProcess) -> Callable[[], None]:
     prepare = multiprocessing.spawn.get_preparation_data
 
     def with_arrival(name: str) -> dict[str, Any]:
-        # After a virtual GPU's key: its devices must exist first. Unknown keys are ignored.
+        # Unknown keys are ignored.
         return {**prepare(name), "gpuprobe": _Arrival(start)}
 
     restore = patch(multiprocessing.spawn, "get_preparation_data", with_arrival)

@@ -147,7 +147,7 @@ def _replacing(
 
 def _orders() -> str:
     """The data that a process that `multiprocessing` spawns would unpickle from gpuprobe, for one
-    that it does not spawn: the GPUs of a virtual machine, and how the process is followed.
+    that it does not spawn: how the process is followed.
     """
     from multiprocessing import spawn
 
