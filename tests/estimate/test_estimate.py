@@ -17,7 +17,7 @@ import warm_python
 import gpuprobe
 from gpuprobe.api import watch
 from gpuprobe.api.render import render
-from gpuprobe.api.virtual import estimate_program
+from gpuprobe.api.estimates import estimate_program
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
 from gpuprobe.model.plans.estimate import FITS, NOT, RELEASING, WITHIN_MARGIN, Estimate
 from gpuprobe.reporters.json.estimate import document, estimate_of
@@ -44,6 +44,7 @@ def build(width: int = 256, batch: int = 64) -> Callable[[], Callable[[], None]]
     return make
 
 
+@pytest.mark.simulated
 def test_every_byte_of_the_peak_has_a_place() -> None:
     found = gpuprobe.estimate(build(), gpu="a100-40gb")
     assert found.steps == 3
@@ -61,10 +62,12 @@ def test_every_byte_of_the_peak_has_a_place() -> None:
     assert any(Path(__file__).name in line for line in lines)
 
 
+@pytest.mark.simulated
 def test_it_gives_the_same_twice() -> None:
     assert gpuprobe.estimate(build()) == gpuprobe.estimate(build())
 
 
+@pytest.mark.simulated
 def test_values_do_not_matter_where_memory_does_not_depend_on_them() -> None:
     shapes = gpuprobe.estimate(build(), gpu="t4")
     real = gpuprobe.estimate(build(), gpu="t4", compute="real")
@@ -81,6 +84,7 @@ def allocate(size: int) -> Callable[[], None]:
     return step
 
 
+@pytest.mark.simulated
 def test_verdicts() -> None:
     small = gpuprobe.estimate(allocate(100 * MIB), gpu="t4")
     assert small.verdict == FITS
@@ -102,6 +106,7 @@ def one_after_the_other(*sizes: int) -> Callable[[], None]:
     return step
 
 
+@pytest.mark.simulated
 def test_what_is_reserved_beyond_the_capacity_does_not_fit() -> None:
     found = gpuprobe.estimate(one_after_the_other(8 << 30, 9 << 30), gpu="t4", steps=1)
     assert found.total_low > found.capacity
@@ -116,6 +121,7 @@ def test_what_is_reserved_beyond_the_capacity_does_not_fit() -> None:
     assert "the upper end of the range" in found.verdict_why
 
 
+@pytest.mark.simulated
 def test_each_gpu_of_a_process_has_a_row_and_the_fullest_one_counts() -> None:
     def step() -> None:
         kept = [
@@ -143,6 +149,7 @@ def drawn(found: Estimate) -> str:
     return stream.getvalue()
 
 
+@pytest.mark.simulated
 def test_an_allocator_setting_is_used() -> None:
     def several() -> None:
         kept = [torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
@@ -154,6 +161,7 @@ def test_an_allocator_setting_is_used() -> None:
     assert rounded.settings == "roundup_power2_divisions:2"
 
 
+@pytest.mark.simulated
 def test_memory_that_goes_on_growing_is_said() -> None:
     kept = []
 
@@ -179,6 +187,7 @@ def test_memory_that_goes_on_growing_is_said() -> None:
     assert stable.growth == 0
 
 
+@pytest.mark.simulated
 def test_a_program_that_stays_on_the_cpu_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "cpu.py"
     path.write_text("import torch\ntorch.nn.Linear(4, 4)(torch.randn(2, 4))\n")
@@ -187,6 +196,7 @@ def test_a_program_that_stays_on_the_cpu_is_told_so(tmp_path: Path) -> None:
     assert "ran on the CPU" in caught.value.hint
 
 
+@pytest.mark.simulated
 def test_what_cannot_be_estimated() -> None:
     with pytest.raises(UsageError, match="nothing was allocated on the GPU"):
         gpuprobe.estimate(lambda: None)
@@ -203,6 +213,7 @@ def test_what_cannot_be_estimated() -> None:
     assert not torch.cuda.is_available()
 
 
+@pytest.mark.simulated
 def test_one_rank_of_several() -> None:
     def make() -> Callable[[], None]:
         torch.distributed.init_process_group("nccl")
@@ -232,6 +243,7 @@ def run(*arguments: Any, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return warm_python.gpuprobe("estimate", *arguments, cwd=cwd)
 
 
+@pytest.mark.simulated
 def test_the_command(tmp_path: Path) -> None:
     done = run("--gpu", "t4", "--json", ROOT / "examples" / "train_gpt.py")
     assert done.returncode == 0, done.stderr
@@ -280,32 +292,6 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     assert run().returncode == 2
 
 
-def test_nan_stands_for_numbers_and_for_nothing_that_decides() -> None:
-    with gpuprobe.virtual_gpu("t4", "shapes") as session:
-        session.machine.unknown_as_nan = True
-        flags = torch.zeros(MIB, device="cuda") == 0
-        right = flags.sum()
-        assert right.dtype is torch.int64
-        for read in (right.item(), float(right), 3 + right.item(), right.float().mean().item()):
-            assert repr(read) == "nan"
-        assert f"{right}" == "nan"
-        decided: list[Callable[[], Any]] = [
-            lambda: int(right),
-            lambda: range(right),  # type: ignore[call-overload]
-            lambda: bool(right > 2),
-            lambda: flags.all().item(),
-        ]
-        kept: list[Any] = []
-        for needs in decided:
-            with pytest.raises(ValueNeeded, match=r"needs the value of a tensor"):
-                kept.append(needs())
-        assert not kept
-        assert sum(session.machine.assumed.values()) == 5
-        session.machine.unknown_as_nan = False
-        with pytest.raises(ValueNeeded):
-            right.item()
-
-
 def test_a_size_that_is_not_known_is_not_made_up(tmp_path: Path) -> None:
     script = tmp_path / "sized.py"
     script.write_text(
@@ -320,6 +306,7 @@ def test_a_size_that_is_not_known_is_not_made_up(tmp_path: Path) -> None:
     assert "TypeError" in done.stderr
 
 
+@pytest.mark.simulated
 def test_the_estimate_is_plain_data() -> None:
     found = gpuprobe.estimate(allocate(MIB))
     assert dataclasses.asdict(found)["gpu"] == "h100-80gb"
