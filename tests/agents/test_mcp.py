@@ -171,7 +171,7 @@ async def test_an_estimate_is_that_of_the_command(folder: Path) -> None:
         )
     assert not found.is_error
     same = printed(
-        "estimate", "--gpu=a100-40gb", "--engine=virtual", folder / "loud.py", "--", "64"
+        "estimate", "--gpu=a100-40gb", folder / "loud.py", "--", "64"
     )
     assert found.structured_content == same
     assert found.structured_content["fits"] is True

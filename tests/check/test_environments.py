@@ -131,7 +131,7 @@ def test_what_is_noted_of_a_run(
     assert caution.startswith("precision: ")
     assert re.match(r"memory fell \(.*\): gpuprobe baseline update locks this in", fell)
 
-    stopped = measure("train.py", virtual="a100-40gb", steps=3)
+    stopped = measure("train.py", gpu="a100-40gb", steps=3)
     assert (stopped.steps, stopped.stopped_after) == (3, 3)
     # The evaluation comes after the loop, and growth takes more steps to show.
     told = compare(plain, stopped).cautions
@@ -144,7 +144,7 @@ def test_what_is_noted_of_a_run(
         watch.program("train.py", ()),
         Path("run.gpuprobe"),
         level="trace",
-        virtual="a100-40gb",
+        gpu="a100-40gb",
         trace_steps="all",
     )
     recorded = measure("run.gpuprobe")
@@ -157,4 +157,4 @@ def test_what_is_noted_of_a_run(
 
     Path("train.py").write_text(PROGRAM + "raise SystemExit(7)\n", encoding="utf-8")
     with pytest.raises(ProgramFailed, match="exit code 7"):
-        measure("train.py", virtual="a100-40gb")
+        measure("train.py", gpu="a100-40gb")

@@ -294,7 +294,7 @@ def test_an_optimizer_on_the_cpu_needs_no_memory_of_the_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def peak(step: bool) -> int:
-        return gpuprobe.estimate(adamw(step), "t4", steps=1, engine="virtual").peak_allocated
+        return gpuprobe.estimate(adamw(step), "t4", steps=1).peak_allocated
 
     with_state, without_step = peak(True), peak(False)
     monkeypatch.setattr(torch.optim.Optimizer, "__init__", torch.optim.Optimizer.__init__)
@@ -337,7 +337,7 @@ for _ in range(10):
 
 
 def command(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    words = ["estimate", "--gpu", "t4", "--engine", "virtual", "--steps", "1", *options, str(path)]
+    words = ["estimate", "--gpu", "t4", "--steps", "1", *options, str(path)]
     return warm_python.gpuprobe(*words, cwd=path.parent)
 
 
@@ -395,11 +395,11 @@ def test_fit_on_all_gpus_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(planning_fit, "all_models", lambda: [find(name) for name in names])
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("CALL", "block(x)"), encoding="utf-8")
-    from gpuprobe.api.virtual import fit_program
+    from gpuprobe.api.estimates import fit_program
 
     notes: list[str] = []
     found = fit_program(
-        str(path), "batch-size", gpu="all", steps=1, engine="virtual", notify=notes.append
+        str(path), "batch-size", gpu="all", steps=1, notify=notes.append
     )
     assert [one.gpu for one in found.choices] == list(names)
     largest = [one.largest for one in found.choices]
