@@ -23,7 +23,7 @@ _without: Mapping[str, str | None] | None = None
 """The variables of the environment that the GPU sets, with their values without it; None if no GPU
 is loaded that is hidden between its sessions."""
 _with: Mapping[str, str | None] = {}
-"""The same with it."""
+"""The same, with the values of the GPU."""
 _hidden = False
 _patches: Final = Patches()
 

@@ -170,9 +170,7 @@ async def test_an_estimate_is_that_of_the_command(folder: Path) -> None:
             progress_callback=progress,
         )
     assert not found.is_error
-    same = printed(
-        "estimate", "--gpu=a100-40gb", folder / "loud.py", "--", "64"
-    )
+    same = printed("estimate", "--gpu=a100-40gb", folder / "loud.py", "--", "64")
     assert found.structured_content == same
     assert found.structured_content["fits"] is True
     assert reported[0] == (0.0, "running estimate (0 s)")

@@ -55,9 +55,7 @@ def gpuprobe(
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "train.py").write_text(TRAINING, encoding="utf-8")
-    done = gpuprobe(
-        folder, "baseline", "update", "train.py", "--gpu", "t4", "--baseline", "b.json"
-    )
+    done = gpuprobe(folder, "baseline", "update", "train.py", "--gpu", "t4", "--baseline", "b.json")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -100,9 +98,7 @@ def test_forked_children_that_exit_are_not_the_program(changed: Path) -> None:
     ends = ("sys.exit(3)", "raise ValueError('child')", "pass; raise SystemExit")
     forks = "".join(FORKS.format(end=end) for end in ends)
     (changed / "train.py").write_text(TRAINING + forks, encoding="utf-8")
-    done = gpuprobe(
-        changed, "check", "train.py", "--baseline", "b.json", "--gpu", "t4", "--json"
-    )
+    done = gpuprobe(changed, "check", "train.py", "--baseline", "b.json", "--gpu", "t4", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ok"] is True  # one document, of the parent
     codes = [line for line in done.stderr.splitlines() if line.startswith("ended with")]

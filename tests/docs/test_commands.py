@@ -169,7 +169,9 @@ def test_what_blocks_need() -> None:
 def options_of(command: str) -> set[str]:
     """The options that a command of gpuprobe has, and those of its subcommands and its usage."""
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"gpuprobe.cli.commands.{command.replace('-', '_')}").add_arguments(parser)
+    importlib.import_module(f"gpuprobe.cli.commands.{command.replace('-', '_')}").add_arguments(
+        parser
+    )
     parsers, found = [parser], set()
     for one in parsers:
         found.update(re.findall(r"--[\w-]+", one.usage or ""))

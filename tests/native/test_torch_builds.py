@@ -19,6 +19,7 @@ from gpuprobe.native.libraries import (
     torch_build,
 )
 
+
 def fake_torch(folder: Path, version: str, cuda: str, requires: str = "") -> Path:
     torch = folder / "torch"
     (torch / "lib").mkdir(parents=True)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 import warm_python
+from gpuprobe.api.virtual import estimate_program
 
 import gpuprobe
 from gpuprobe.api import watch
 from gpuprobe.api.render import render
-from gpuprobe.api.virtual import estimate_program
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
 from gpuprobe.model.plans.estimate import FITS, NOT, RELEASING, WITHIN_MARGIN, Estimate
 from gpuprobe.reporters.json.estimate import document, estimate_of
