@@ -312,11 +312,6 @@ class Runtime:
                 return
 
 
-LOAD_FIRST: Final = (
-    "call gpuprobe.virtual_gpu() or gpuprobe.estimate() before `import torch` and before other "
-    "packages that import it; or start the program with gpuprobe run --gpu h100-80gb"
-)
-
 _loaded: Runtime | None = None
 
 
@@ -365,16 +360,18 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
             return runtime
         if not runtime.change(settings):
             raise TooLate(
-                "this process has another simulated GPU already, which it keeps to its end",
-                hint="use one process for each GPU",
+                "this process has another simulated GPU already, which it keeps to its end: use "
+                "one process for each",
             )
         os.environ[SETTINGS] = settings
         return runtime
     libraries = libraries_for(build)
     if "torch" in sys.modules:
         raise TooLate(
-            "torch was imported before the simulated GPU was loaded",
-            hint=LOAD_FIRST,
+            "torch was imported before the simulated GPU: call gpuprobe.virtual_gpu() or "
+            "gpuprobe.estimate() before the first `import torch`, and before packages that import "
+            "it",
+            hint="or start the program with gpuprobe run --gpu GPU, which loads it first",
         )
     if not visible(os.environ.get(NAME), gpus):
         del os.environ[NAME]  # it is about the machine's own GPUs

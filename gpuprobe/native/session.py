@@ -159,10 +159,10 @@ class NativeSession:
     def start(self) -> None:
         """Load the engine, before torch. Raises what `gpuprobe.native.process.load` raises."""
         global _session
-        hidden.show()
         if self.gpus:
             _set_conf(self._options.conf)
             self.runtime = process.load(self.gpus, endless=self._options.endless)
+            hidden.show()
             left = _empty_allocator()
             if left:
                 self.assume(
