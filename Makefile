@@ -1,4 +1,6 @@
 # Two commands need nothing but Python and make:  make demo   make test
+# Both install torch's CUDA build with NVIDIA's packages, as `pip install torch` does: a download of
+# 3 GB, without which they fail.
 PYTHON ?= python3
 VENV   ?= .venv
 PY     ?= $(VENV)/bin/python
@@ -11,15 +13,13 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test oracle venv lint types contracts unit fix coverage properties test-torch test-python test-native native-build native-engine native-gpu native-compiled test-gpu bench-gpu test-pycuda mutants docs docs-images clean
+.PHONY: help demo test oracle venv lint types contracts unit fix coverage properties test-torch test-python test-gpu bench-gpu test-pycuda mutants docs docs-images clean
 
 help:
-	@echo "make demo       record an example training run and print its report"
+	@echo "make demo       record an example training run on a simulated GPU and print its report"
 	@echo "make test       lint, types, import contracts and tests (installs the dev extra)"
 	@echo "make fix        format and auto-fix"
 	@echo "make test-torch TORCH=2.6.0  the tests with another version of torch"
-	@echo "make test-native  torch's own CUDA code without a GPU (downloads its build with CUDA: 0.5 GB)"
-
 	@echo "make test-python PY_VERSION=3.13  what depends on Python's version, with another one"
 	@echo "make test-pycuda  pycuda's real code against a fake driver (builds it; two minutes)"
 	@echo "make mutants    how many small faults the tests notice, on a sample (an hour)"
@@ -46,7 +46,7 @@ venv: $(STAMP_DEV)
 
 demo: $(STAMP_DEMO)
 	@rm -rf demo.gpuprobe
-	$(VENV)/bin/gpuprobe run --level trace --output demo.gpuprobe examples/train_gpt.py --steps 8
+	$(VENV)/bin/gpuprobe run --gpu t4 --level trace --output demo.gpuprobe examples/train_gpt.py --steps 8
 	@echo
 	$(VENV)/bin/gpuprobe report demo.gpuprobe
 
@@ -75,44 +75,6 @@ test-torch:
 	$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' torch==$(TORCH)
 	$(VENV_TORCH)/bin/python -m pytest $(PYTEST_ARGS)
 
-# Torch's own CUDA code without a GPU: the build with CUDA in an environment of its own, without
-# NVIDIA's packages. (A build without CUDA has a local version, which pip would prefer.) Its Triton,
-# of 0.2 GB to download, is what the tests of torch.compile on the virtual GPU need as well.
-# The build is a target alone (native-build), since nothing else here downloads half a gigabyte.
-NATIVE_TORCH ?= 2.13.0
-VENV_NATIVE ?= .venv-native
-NATIVE := $(abspath $(VENV_NATIVE))
-STAMP_BUILD := $(NATIVE)/.stamp-build-$(NATIVE_TORCH)
-STAMP_NATIVE := $(NATIVE)/.stamp-native
-TRITON_ALONE := $(NATIVE)/triton-alone
-PIP_NATIVE = $(NATIVE)/bin/python -m pip install --quiet --disable-pip-version-check
-
-$(STAMP_BUILD):
-	$(PYTHON) -m venv $(NATIVE)
-	$(PIP_NATIVE) --retries 2 --timeout 20 --no-deps 'torch==$(NATIVE_TORCH),!=$(NATIVE_TORCH)+cpu'
-	@touch $@
-
-native-build: $(STAMP_BUILD)
-
-$(STAMP_NATIVE): pyproject.toml $(STAMP_BUILD)
-	$(PIP_NATIVE) -e '.[test-native]'
-	@rm -rf $(TRITON_ALONE) && mkdir $(TRITON_ALONE)
-	@ln -s $(NATIVE)/lib/python*/site-packages/triton* $(TRITON_ALONE)
-	@touch $@
-
-# With -k, so that each part runs whatever the one before it found.
-test-native:
-	$(MAKE) -k native-engine native-gpu native-compiled
-
-native-engine: $(STAMP_NATIVE)
-	$(NATIVE)/bin/python -m pytest $(PYTEST_ARGS) tests/native
-
-native-gpu: $(STAMP_NATIVE)
-	GPUPROBE_TEST_NATIVE=2xh100-80gb $(NATIVE)/bin/python -m pytest $(PYTEST_ARGS) -m gpu
-
-native-compiled: $(STAMP_NATIVE) $(STAMP_DEV)
-	PYTHONPATH=$(TRITON_ALONE) $(PY) -m pytest $(PYTEST_ARGS) tests/virtual/compiled
-
 # In an environment of its own, with the interpreter of that name: frames, and that nothing changes
 # a program.
 PY_VERSION ?= 3.13
@@ -130,11 +92,10 @@ test-pycuda: $(STAMP_DEV)
 	$(PY) tests/support/pycuda_check.py .venv-pycuda
 
 # The virtual GPU against torch's own CUDA code, on all samples of torch's operators and on programs.
-oracle: $(STAMP_DEV) $(STAMP_NATIVE)
-	$(PIP_NATIVE) expecttest
+oracle: $(STAMP_DEV)
 	$(PY) -m pip install --quiet --disable-pip-version-check expecttest
-	$(NATIVE)/bin/python benchmarks/oracle.py collect oracle-native.jsonl --engine native
-	$(NATIVE)/bin/python benchmarks/oracle.py collect oracle-native.jsonl --engine native --programs
+	$(PY) benchmarks/oracle.py collect oracle-native.jsonl --engine native
+	$(PY) benchmarks/oracle.py collect oracle-native.jsonl --engine native --programs
 	$(PY) benchmarks/oracle.py collect oracle-virtual.jsonl --engine virtual
 	$(PY) benchmarks/oracle.py collect oracle-virtual.jsonl --engine virtual --programs
 	$(PY) benchmarks/oracle.py compare oracle-native.jsonl oracle-virtual.jsonl
@@ -167,10 +128,8 @@ properties: $(STAMP_DEV)
 docs: $(STAMP_DEV)
 	$(PY) docs/generate.py --pages
 
-# The estimate's picture is made by torch's own CUDA code, if `make native-engine` has installed it;
-# otherwise it stays as it is.
 docs-images: $(STAMP_DEV)
-	$(PY) docs/pictures.py $(if $(wildcard $(NATIVE)/bin/gpuprobe),--native $(NATIVE)/bin/python)
+	$(PY) docs/pictures.py
 
 coverage: $(STAMP_DEV)
 	$(PY) -m pytest $(PYTEST_ARGS) --cov=gpuprobe --cov-report=term:skip-covered --cov-report=html

@@ -5,7 +5,7 @@
     python benchmarks/oracle.py compare FILE FILE [--show N]
 
 ``collect`` runs torch's own samples of its operators (`op_db`), forward and backward, with all
-values, or with ``--programs`` those of `tests/native/parity_programs.py`, or with ``--sizes`` the
+values, or with ``--programs`` those of `benchmarks/oracle_programs.py`, or with ``--sizes`` the
 random larger calls of `oracle_sizes.py`, and appends to FILE what each allocated and freed (size,
 stream, line, in order), the shape, stride, dtype and device of its results, and the type of its
 error. ``cuda`` is the machine's own GPU; ``native`` needs a build of torch with CUDA and no GPU,
@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "native")]
+sys.path.insert(0, str(ROOT))
 
 from native_operators import moved, operators, tensors  # noqa: E402
 
@@ -173,7 +173,7 @@ def _left(given: argparse.Namespace, done: set[str]) -> Iterator[tuple[str, Any,
 def _programs(
     given: argparse.Namespace, done: set[str], add: Callable[[str, dict[str, Any]], None]
 ) -> None:
-    from parity_programs import PROGRAMS
+    from oracle_programs import PROGRAMS
 
     for name, text in list(PROGRAMS.items())[given.shard]:
         if name in done or not re.search(given.only, name):

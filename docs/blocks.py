@@ -11,8 +11,6 @@ An HTML comment just before a block changes how it is treated:
 * ``<!-- skip: reason -->``: it is not run (``tests/docs`` lists every such block);
 * ``<!-- needs: snapshot -->``: it works on ``step.pickle``, a torch memory snapshot from a
   GPU, and is run if one is available: see `snapshot`;
-* ``<!-- needs: cuda -->``, ``<!-- needs: models -->``: it is run if torch is a build with CUDA, and
-  (models) if the packages of the extra ``models`` are installed: ``make native-engine`` does it;
 * ``<!-- output: reason -->``: it is run, but its output differs between machines;
 * ``<!-- file: path -->``: it is what the reader adds to that file; it is appended to it.
 
@@ -35,10 +33,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
-
-from gpuprobe.native.libraries import torch_build
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -144,31 +139,14 @@ def snapshot() -> Path | None:
     return found if found.is_file() else None
 
 
-NATIVE = frozenset({"cuda", "models"})
-"""What a block may need that only `make native-engine` has."""
-
-_MODELS = ("transformers", "peft", "bitsandbytes")
-
-
 def lacks(need: str) -> str:
     """Why a block that needs this cannot be run here, or an empty string.
 
     Raises ValueError if pages cannot need it.
     """
-    if need == "snapshot":
-        return "" if snapshot() is not None else "no snapshot from a GPU beside this checkout"
-    if need not in NATIVE:
+    if need != "snapshot":
         raise ValueError(f"not known: needs: {need}")
-    build = torch_build()
-    if build is None or not build.cuda:
-        return "torch is a build without CUDA"
-    return not_installed(_MODELS) if need == "models" else ""
-
-
-def not_installed(packages: tuple[str, ...]) -> str:
-    """Which of these packages this environment lacks, or an empty string."""
-    missing = [name for name in packages if find_spec(name) is None]
-    return f"not installed: {', '.join(missing)}" if missing else ""
+    return "" if snapshot() is not None else "no snapshot from a GPU next to this checkout"
 
 
 @dataclass(frozen=True)
@@ -375,17 +353,9 @@ def is_run(block: Block) -> bool:
     return block.language in ("console", "python") and "skip" not in block.directives
 
 
-def run_page(page: Path, runner: Runner, needs: frozenset[str] | None = None) -> Iterator[Outcome]:
-    """Run everything on a page that is not skipped, in order; with ``needs``, only the files, and
-    the blocks that need one of these.
-    """
+def run_page(page: Path, runner: Runner) -> Iterator[Outcome]:
+    """Run everything on a page that is not skipped, in order."""
     runnable = [block for block in blocks(page) if is_run(block)]
-    if needs is not None:
-        runnable = [
-            block
-            for block in runnable
-            if "file" in block.directives or block.directives.get("needs") in needs
-        ]
     if not runnable:
         return
     name = re.sub(r"\W+", "-", str(page.relative_to(ROOT)))

@@ -313,6 +313,7 @@ class Runtime:
 
 
 _loaded: Runtime | None = None
+_preloaded: Runtime | None = None
 
 
 def loaded() -> Runtime | None:
@@ -365,6 +366,34 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
             )
         os.environ[SETTINGS] = settings
         return runtime
+    runtime = _preloaded or _open(_before_torch(build), settings)
+    if runtime.settings != settings and not runtime.change(settings):
+        raise TooLate("torch has looked for GPUs before the simulated one was there")
+    if not visible(os.environ.get(NAME), gpus):
+        del os.environ[NAME]  # it is about the machine's own GPUs
+    add_to_environment(os.environ, runtime.libraries, settings, build)
+    _loaded = runtime
+    return _loaded
+
+
+def preload() -> None:
+    """Load the runtime's libraries into this process, before torch, without a GPU: until `load`
+    adds some, torch's CUDA code finds none. A fork of this process in which CUDA was not used can
+    call `load` although torch is imported.
+
+    Raises what `load` raises.
+    """
+    global _preloaded
+    build = build_to_run()
+    if build is None:
+        raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
+    check_supported(build)
+    if loaded() is None and _preloaded is None:
+        _preloaded = _open(_before_torch(build), "")
+
+
+def _before_torch(build: TorchBuild) -> Libraries:
+    """The libraries for this build. Raises TooLate if torch is imported already."""
     libraries = libraries_for(build)
     if "torch" in sys.modules:
         raise TooLate(
@@ -373,11 +402,7 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
             "it",
             hint="or start the program with gpuprobe run --gpu GPU, which loads it first",
         )
-    if not visible(os.environ.get(NAME), gpus):
-        del os.environ[NAME]  # it is about the machine's own GPUs
-    add_to_environment(os.environ, libraries, settings, build)
-    _loaded = _open(libraries, settings)
-    return _loaded
+    return libraries
 
 
 def environment_with(gpus: Sequence[GpuModel]) -> dict[str, str]:

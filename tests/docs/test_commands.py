@@ -148,15 +148,13 @@ def test_what_is_skipped_is_listed() -> None:
 
 
 def test_what_blocks_need() -> None:
-    """What is not installed here is skipped with a reason; `make native-engine` has the rest
-    (``tests/native/test_pages_natively.py``).
-    """
+    """What is not available here is skipped with a reason."""
     pages: dict[str, set[str]] = {}
     for page in blocks.pages():
         for block in blocks.blocks(page):
             if "needs" in block.directives:
                 pages.setdefault(block.directives["needs"], set()).add(relative(page))
-    assert set(pages) == {"snapshot", *blocks.NATIVE}
+    assert set(pages) == {"snapshot"}
     reasons = [
         f"{', '.join(sorted(found))}: {why}"
         for need, found in sorted(pages.items())

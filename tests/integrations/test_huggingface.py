@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,11 @@ def test_a_training_that_fails_ends_its_recording_with_the_next(tmp_path: Path) 
     callback = MemoryCallback(tmp_path / "run.gpuprobe", force=True)
     with pytest.raises(KeyError, match="in a callback"):
         trained(tmp_path, [callback, Fails()])
-    (rank,) = gpuprobe.load(tmp_path / "run.gpuprobe").ranks
+    for _ in range(6000):  # the recorder's thread writes the second step
+        (rank,) = gpuprobe.load(tmp_path / "run.gpuprobe").ranks
+        if len(rank.steps) == 2:
+            break
+        time.sleep(0.01)
     assert (len(rank.steps), rank.end) == (2, None)
     trained(tmp_path, [callback])
     (rank,) = gpuprobe.load(tmp_path / "run.gpuprobe").ranks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -45,9 +44,12 @@ def test_several_numbers_of_ranks_need_several_scripts(
     assert "one number of ranks" in capsys.readouterr().err
 
 
-def test_without_transformers_the_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    if find_spec("transformers") is not None:
-        pytest.skip("transformers is installed")
+def test_without_transformers_the_extra_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprobe.planning.models import run
+
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
     assert main(["estimate", "--model", "gpt2", *SMALL]) == 3
     assert "pip install 'gpuprobe[models]'" in capsys.readouterr().err
 

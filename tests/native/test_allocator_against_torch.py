@@ -11,17 +11,8 @@ import subprocess
 import sys
 
 import allocator_against_torch
-import pytest
 from allocator_against_torch import Outcome, kind_of
 from allocator_requests import MACHINES, program_of
-
-from gpuprobe.native.libraries import torch_build
-
-BUILD = torch_build()  # torch is not imported: a CUDA build needs the engine first
-pytestmark = pytest.mark.skipif(
-    BUILD is None or not BUILD.cuda,
-    reason="torch is a CPU build: the native engine needs a CUDA build",
-)
 
 MACHINE = 1
 """256 MiB, of which programs may use all. Those of one process have one machine."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from parity_account import environment
+from native_programs import python
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PROGRAM = """\
 import contextlib, json, sys
@@ -62,14 +60,8 @@ WAITING = {"EVENT_SYNC", "STREAM_SYNC", "DEVICE_SYNC"}
 
 def calls(level: str, folder: Path) -> Counter[str]:
     (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "program.py", level],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("program.py", level, cwd=folder)
+    assert done.returncode == 0, done.stderr
     return Counter(json.loads(done.stdout.splitlines()[-1]))
 
 

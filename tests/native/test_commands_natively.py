@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from parity_account import environment
+from native_programs import gpuprobe
 
-import gpuprobe
+from gpuprobe import load
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TRAINS = """\
 import torch
@@ -35,19 +33,13 @@ def test_a_trace_leaves_another_allocator_alone(fails: bool, tmp_path: Path) -> 
     text = TRAINS.replace("FAILS = False", f"FAILS = {fails}")
     (tmp_path / "program.py").write_text(text, encoding="utf-8")
     options = ["--gpu", "h100-80gb", "--engine", "native", "--level", "trace", "-o", "run.gpuprobe"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "run", *options, "program.py"],
-        cwd=tmp_path,
-        env={**environment(), "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    settings = {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
+    done = gpuprobe("run", *options, "program.py", cwd=tmp_path, **settings)
     assert done.stdout == "cudaMallocAsync\n"
     assert ("OutOfMemoryError" in done.stderr) is fails, done.stderr
     assert bool(done.returncode) is fails
     assert "stopped recording" not in done.stderr
-    (rank,) = gpuprobe.load(tmp_path / "run.gpuprobe").ranks
+    (rank,) = load(tmp_path / "run.gpuprobe").ranks
     assert [step.ended_by for step in rank.steps][:3] == ["optimizer"] * 3
     assert any("another allocator" in spot.what for spot in rank.blind_spots)
 
@@ -81,28 +73,17 @@ evaluate(model)
 
 def test_a_check_tries_the_causes_on_the_same_engine(tmp_path: Path) -> None:
     """Each trial is a new process there: a process that has torch cannot load the engine."""
-
-    def gpuprobe(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "gpuprobe", *arguments],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
     (tmp_path / "train.py").write_text(CHECKED, encoding="utf-8")
     options = ("--gpu", "a100-40gb", "--engine", "native", "--baseline", "memory.json")
-    done = gpuprobe("baseline", "update", *options, "train.py")
+    done = gpuprobe("baseline", "update", *options, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     baseline = json.loads((tmp_path / "memory.json").read_text(encoding="utf-8"))
     assert baseline["environment"]["engine"] == "native"
     (tmp_path / "model.py").write_text(MODEL.replace("@torch.no_grad()\n", ""), encoding="utf-8")
     rate = CHECKED.replace("RATE = 0.1", "RATE = 0.2")
     (tmp_path / "train.py").write_text(rate, encoding="utf-8")
-    done = gpuprobe("check", "--baseline", "memory.json", "--json")
+    done = gpuprobe("check", "--baseline", "memory.json", "--json", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
     assert document["cause"].startswith(

@@ -7,14 +7,12 @@ the model was found in the others.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from native_programs import python
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PROGRAM = """\
 import json, sys
@@ -66,15 +64,7 @@ MEASURED = {
 
 
 def found(cases: list[tuple[object, ...]]) -> list[list[int]]:
-    left_out = ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(cases)],
-        env={name: value for name, value in os.environ.items() if name not in left_out},
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", PROGRAM, json.dumps(cases), cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

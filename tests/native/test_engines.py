@@ -7,17 +7,18 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import native_programs
 import pytest
 from default_sigint import default_sigint
+from native_programs import gpuprobe
 
 from gpuprobe.native.elf import Export, library_bytes
 from gpuprobe.native.libraries import torch_build
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -37,37 +38,9 @@ print(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_me
 """
 
 
-def environment(**more: str) -> dict[str, str]:
-    """As of a user's shell: without what `make test-native` gives the tests' own process."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
-    }
-    return {**kept, **more}
-
-
-def gpuprobe(*arguments: object, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *map(str, arguments)],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def python(text: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def python(text: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
     (cwd / "program.py").write_text(text, encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return native_programs.python("program.py", cwd=cwd, **more)
 
 
 @pytest.fixture
@@ -160,11 +133,8 @@ with gpuprobe.virtual_gpu("t4", engine="native"):
 
 
 def test_torch_that_is_imported_already_gets_a_sentence_with_the_remedy(tmp_path: Path) -> None:
-    # Without the engine this torch cannot be imported here: it is loaded by hand, as another
-    # process would have inherited NVIDIA's libraries.
     text = """\
-import importlib.util, sys
-sys.modules["torch"] = importlib.util.module_from_spec(importlib.util.find_spec("torch"))
+import torch
 import gpuprobe
 try:
     with gpuprobe.virtual_gpu("t4", engine="native"):
@@ -172,7 +142,7 @@ try:
 except gpuprobe.errors.UsageError as error:
     print(error, "|", error.hint)
 """
-    done = python(text, tmp_path)
+    done = python(text, tmp_path, cold=True)
     assert "torch is imported already" in done.stdout, done.stderr
     assert "before `import torch`" in done.stdout
 
@@ -253,6 +223,7 @@ def test_without_a_compiler_one_line_names_it(
     done = gpuprobe(
         *("run", "--gpu", "l4", "--engine", "native", script),
         cwd=tmp_path,
+        cold=True,
         XDG_CACHE_HOME=str(cache),
         **settings,
     )
@@ -262,7 +233,8 @@ def test_without_a_compiler_one_line_names_it(
 
 
 def test_a_cache_that_cannot_be_written_is_replaced(script: Path, tmp_path: Path) -> None:
-    done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path, XDG_CACHE_HOME="/proc/nothing")
+    settings = {"XDG_CACHE_HOME": "/proc/nothing"}
+    done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path, cold=True, **settings)
     assert done.returncode == 0, done.stderr
     assert "NVIDIA L4" in done.stdout
 
@@ -391,16 +363,10 @@ class TestTraining:
         assert torch.ones(1024, device="cuda").sum().item() == 1024
 """
     (tmp_path / "test_values.py").write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("--gpuprobe-engine", "native", "test_values.py"),
-        ],
+    done = native_programs.python(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpuprobe-engine", "native"),
+        "test_values.py",
         cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "above max_peak=1.0 KiB" in done.stdout

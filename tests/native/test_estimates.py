@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import native_programs
 import pytest
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 STEP = """\
 import json
@@ -49,35 +48,14 @@ def training(decides=False):
 def python(text: str, cwd: Path) -> Any:
     """What a program printed last, as JSON."""
     (cwd / "program.py").write_text(STEP + text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = native_programs.python("program.py", cwd=cwd)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def environment() -> dict[str, str]:
-    left_out = ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
-    return {name: value for name, value in os.environ.items() if name not in left_out}
-
-
-def estimated(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "gpuprobe", "estimate", "--json", script.name),
-            *("--engine=native", "--gpu=h100-80gb", *options),
-        ],
-        cwd=script.parent,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def estimated(script: Path, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = ("estimate", "--json", script.name, "--engine=native", *options)
+    return native_programs.gpuprobe(*command, cwd=script.parent, **more)
 
 
 def test_equal_estimates_of_one_process_have_equal_figures(tmp_path: Path) -> None:
@@ -245,17 +223,7 @@ import torch
 for device in range(torch.cuda.device_count()):
     torch.ones(1 << 20, device=f"cuda:{{device}}")
 """)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "gpuprobe", "estimate", "--json", script.name),
-            *("--engine=native", "--gpu=t4,a100-40gb"),
-        ],
-        cwd=tmp_path,
-        env={**environment(), "CUDA_VISIBLE_DEVICES": before},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = estimated(script, "--gpu=t4,a100-40gb", CUDA_VISIBLE_DEVICES=before)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     gpus = [row["gpu"] for row in found["by_device"]] or [found["gpu"]]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from native_programs import gpuprobe, python
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 BLOCKS = """\
 import os, torch, torch.distributed as dist
@@ -147,23 +145,6 @@ print("all collectives")
 """
 
 
-def environment(**more: str) -> dict[str, str]:
-    """As of a user's shell: without what `make test-native` gives the tests' own process."""
-    names = ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
-    return {**{name: value for name, value in os.environ.items() if name not in names}, **more}
-
-
-def gpuprobe(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *map(str, arguments)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def estimate(text: str, cwd: Path, engine: str, *options: object) -> dict[str, Any]:
     (cwd / "train.py").write_text(text, encoding="utf-8")
     done = gpuprobe(
@@ -237,14 +218,7 @@ for rank in (0, 5):
     print(found.ranks, found.rank, found.engine, found.peak_allocated > 0)
 """
     (tmp_path / "program.py").write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("program.py", cwd=tmp_path)
     assert done.stdout == "8 0 native True\n8 5 native True\n", done.stderr
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import native_programs
 import pytest
-from parity_account import environment
 
 import gpuprobe
 from gpuprobe.analysis.launches import launches_of
 from gpuprobe.model.run.launches import LaunchKind, LaunchReport
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 START = """\
 import gpuprobe, sys
@@ -192,14 +190,8 @@ def python(program: str, folder: Path, *arguments: str) -> str:
     """What a program prints."""
     (folder / "program.py").write_text(START + program, encoding="utf-8")
     (folder / "kernel.py").write_text(KERNEL, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "program.py", *arguments],
-        cwd=folder,
-        env={**environment(), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    settings = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    done = native_programs.python("program.py", *arguments, cwd=folder, **settings)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -207,14 +199,7 @@ def python(program: str, folder: Path, *arguments: str) -> str:
 def run(program: str, folder: Path, compute: str = "real") -> tuple[dict[str, Any], str]:
     """The launches of the report, and what the program prints."""
     printed = python(program, folder, compute)
-    report = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "report", "--json", "r.gpuprobe"],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    report = native_programs.gpuprobe("report", "--json", "r.gpuprobe", cwd=folder)
     found: dict[str, Any] = json.loads(report.stdout)
     faults = [spot for spot in found["blind_spots"] if "fault" in spot["what"]]
     assert faults == []
@@ -272,14 +257,7 @@ def test_generate_shows_the_launches_of_each_token(tmp_path: Path) -> None:
         shifts = [row for row in found.rows if f":{line(GENERATE, 'shift')} " in str(row.place)]
         assert sum(row.count for row in shifts) == tokens  # one of them in the prefill
         assert sum(row.count for row in shifts if row.decoding) == tokens - 1
-    shown = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "report", "r.gpuprobe"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = native_programs.gpuprobe("report", "r.gpuprobe", cwd=tmp_path).stdout
     assert "Launches per decoded token in step 1\n" in shown
     assert "mean of 8 tokens" in shown
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from parity_account import environment
+from native_programs import gpuprobe, python
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 COUNT = """\
 import json
@@ -34,14 +31,7 @@ print(json.dumps(found))
 
 
 def run_gpuprobe(*words: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *words],
-        cwd=folder,
-        env={**environment(), "TRANSFORMERS_VERBOSITY": "error"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = gpuprobe(*words, cwd=folder, TRANSFORMERS_VERBOSITY="error")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -74,10 +64,6 @@ MODELS = [
 @pytest.mark.parametrize("options", MODELS, ids=" ".join)
 def test_a_written_script_has_the_same_peak_by_hand(options: list[str], tmp_path: Path) -> None:
     """Also after it moved: nothing depends on where the script is."""
-    needed = {"lora": ["peft"], "qlora": ["peft", "bitsandbytes"]}.get(options[-1], [])
-    missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        pytest.skip(f"without {missing[0]}")
     written = ["--sequence-length", "128", "--write-script", "train.py"]
     found = peaks(*options, *written, folder=tmp_path)
     assert found["steps"] == (0 if "--inference" in options else 3)
@@ -98,14 +84,8 @@ print("\\n" + json.dumps(call({**request, "most": 1 << 20}, lambda text: None)))
 
 
 def test_a_tool_for_agents_gives_the_same_estimate(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CALL, str(tmp_path)],
-        cwd=tmp_path,
-        env={**environment(), "TRANSFORMERS_VERBOSITY": "error"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("-c", CALL, tmp_path, cwd=tmp_path, TRANSFORMERS_VERBOSITY="error")
+    assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.rpartition("\n")[0].rpartition("\n")[2])["document"]
     options = ["--model", "pythia-70m", "--sequence-length", "128", "--batch-size", "2"]
     found = peaks(*options, folder=tmp_path)

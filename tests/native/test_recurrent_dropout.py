@@ -4,13 +4,12 @@ that of its forward.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-from parity_account import environment
+from native_programs import python
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import gpuprobe
@@ -45,12 +44,6 @@ print("done")
 """
 
 
-def test_the_backward_pass_has_the_dropout_of_its_forward() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_backward_pass_has_the_dropout_of_its_forward(tmp_path: Path) -> None:
+    done = python("-c", PROGRAM, cwd=tmp_path)
     assert done.stdout == "done\n", done.stderr

@@ -6,14 +6,12 @@ A sample of ``benchmarks/stream_order.py``, which compares all programs of the h
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import stream_order
-from parity_account import environment
+from native_programs import python
 from stream_order import CallOrder, Item, differences, relation
 
 from gpuprobe.native.process import LogKind, NativeCall
@@ -163,18 +161,11 @@ print(json.dumps(found))
 
 
 def output(*command: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(*command, cwd=folder)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.native
 @pytest.mark.slow
 def test_a_missing_wait_is_a_difference(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
@@ -190,7 +181,6 @@ def test_a_missing_wait_is_a_difference(tmp_path: Path) -> None:
     assert list(differences(ours["log"], ours["ours"])) == [(0, 1, False), (1, 2, False)]
 
 
-@pytest.mark.native
 @pytest.mark.slow
 def test_the_order_is_that_of_torchs_calls(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks" / "stream_order.py")

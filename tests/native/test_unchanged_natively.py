@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from parity_account import environment
+from native_programs import environment, python
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "unchanged_programs.py"
 
@@ -81,12 +81,5 @@ with watchers[sys.argv[1]]():
 def test_the_beginning_of_a_watch_does_not_initialise_cuda_or_autograd(
     tmp_path: Path, watcher: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BEGINNING, watcher],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", BEGINNING, watcher, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

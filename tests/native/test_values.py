@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gpuprobe.native.libraries import torch_build
+from native_programs import python
 
 PROGRAMS = Path(__file__).parent / "values_programs.py"
-
-BUILD = torch_build()  # torch is not imported: a CUDA build needs the engine first
-pytestmark = pytest.mark.skipif(
-    BUILD is None or not BUILD.cuda,
-    reason="torch is a CPU build: the native engine needs a CUDA build",
-)
 
 ROUNDED = {
     # Kernels of the CPU keep statistics in bfloat16 where CUDA's, and ours, have float32; AdamW's
@@ -51,9 +42,7 @@ NAMES = [
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, dict[str, Any]]:
     """What each program gave: all run in one process, which loads the engine before torch."""
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS)], capture_output=True, text=True, timeout=900, check=False
-    )
+    done = python(PROGRAMS, cwd=PROGRAMS.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {line["program"]: line for line in lines}
@@ -95,12 +84,6 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_rules(case: str) -> None:
     program = Path(__file__).parent / "values_cases.py"
-    done = subprocess.run(
-        [sys.executable, str(program), case],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python(program, case, cwd=program.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     assert CASES[case] in done.stdout

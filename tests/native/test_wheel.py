@@ -13,7 +13,7 @@ import pytest
 
 from gpuprobe.native import libraries
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\

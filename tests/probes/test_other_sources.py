@@ -98,14 +98,15 @@ def test_torch_tells_free_memory_where_it_has_a_context() -> None:
     assert device.torch.free.value == 70 * GIB
 
 
-def test_the_real_torch_without_cuda_says_so() -> None:
-    torch = pytest.importorskip("torch")
-    if torch.version.cuda is not None:
-        pytest.skip("this torch has CUDA")
+def test_the_real_torch_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     status = TorchSource().status()
-    assert not status.available
-    assert "without CUDA" in status.reason
-    assert status.version == torch.__version__
+    assert (status.available, status.version) == (False, torch.__version__)
+    assert status.reason == "torch sees no CUDA device"
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "is built without CUDA" in TorchSource().status().reason
 
 
 class FakePycudaDevice:

@@ -191,6 +191,13 @@ def _serve(listening: socket.socket) -> list[str]:
     """Fork for each command. Returns in the forked process, with the arguments."""
     import gc
 
+    import gpuprobe
+    from gpuprobe.native.process import preload
+
+    preload()  # a program that is forked can have a simulated GPU
+    # Else pytest warns that the package of a plugin is imported already.
+    gpuprobe.__doc__ = "PYTEST_DONT_REWRITE"
+
     import torch
     import torch._dynamo
     import torch.utils.data

@@ -124,7 +124,7 @@ def test_the_table_names_operators_of_torch() -> None:
 @pytest.mark.parametrize(
     ("call", "workspace", "reserve"),
     [
-        # A program of tests/native/parity_programs.py with torch 2.13.0+cu130.
+        # A program of benchmarks/oracle_programs.py with torch 2.13.0+cu130.
         (
             RecurrentCall(
                 "lstm", 2, 1, False, False, 4, 64, 16, 256, 512, 512,

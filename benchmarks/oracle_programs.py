@@ -1,10 +1,10 @@
-"""Training and inference programs whose reports must be the same on both engines."""
+"""Training and inference programs for `oracle.py`."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from parity_models import MODELS
+from oracle_models import MODELS
 
 _START: Final = """\
 import torch

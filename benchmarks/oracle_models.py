@@ -1,4 +1,4 @@
-"""More programs whose reports must be the same on both engines: kinds of models and of training,
+"""More programs for `oracle.py`: kinds of models and of training,
 and what programs do with CUDA's memory, graphs, streams and devices.
 """
 

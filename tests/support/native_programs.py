@@ -1,0 +1,45 @@
+"""Programs and commands on the native engine, with the environment of a user's shell.
+
+They are forked from a process that has the engine and torch (`warm_python`), unless ``cold``: then
+a new interpreter loads both.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import warm_python
+
+_OF_THE_TESTS = ("LD_PRELOAD", "GPUPROBE_NATIVE", "GPUPROBE_TEST_NATIVE")
+"""Settings of a pytest that itself runs on the engine: see `tests/native/test_marked_gpu.py`."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The settings of a user's shell, and ``more``."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_TESTS}
+    return {**kept, **more}
+
+
+def python(
+    *arguments: object, cwd: Path, cold: bool = False, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """``python ARGUMENTS`` in ``cwd``, with ``more`` in its environment."""
+    return subprocess.run(
+        [sys.executable if cold else warm_python.shared().python, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**({} if cold else warm_python.NESTED), **more),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+def gpuprobe(
+    *arguments: object, cwd: Path, cold: bool = False, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """``gpuprobe ARGUMENTS``, likewise."""
+    return python("-m", "gpuprobe", *arguments, cwd=cwd, cold=cold, **more)
