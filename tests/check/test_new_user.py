@@ -100,7 +100,7 @@ def test_the_way_that_the_messages_lead(here: Path, capfd: pytest.CaptureFixture
     )
     assert main(["baseline", "update", "--tolerance", "peak_allocated=3%"]) == 0
     err = capfd.readouterr().err
-    assert "gpuprobe: gpu: virtual t4 (pyproject.toml)" in err
+    assert "gpuprobe: gpu: simulated t4 (pyproject.toml)" in err
     assert "gpuprobe: baseline written: memory.json" in err
     content = (here / "memory.json").read_bytes()
     assert main(["check"]) == 0
