@@ -46,10 +46,9 @@ if os.environ.get(SIMULATED):
     preload()
 
 if os.environ.get(NATIVE):
-    from gpuprobe.engines.base import EngineOptions
-    from gpuprobe.engines.choice import session
+    from gpuprobe.native.session import EngineOptions, session
 
-    NATIVE_SESSION = session("native", EngineOptions(os.environ[NATIVE]))
+    NATIVE_SESSION = session(EngineOptions(os.environ[NATIVE]))
     NATIVE_SESSION.__enter__()
 
     def pytest_unconfigure() -> None:

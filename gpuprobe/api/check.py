@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprobe.analysis.baseline import (
     METRICS,
+    MODELLED,
     SIMULATED,
-    VIRTUAL,
     Baseline,
     CheckResult,
     KeptFile,
@@ -84,7 +84,7 @@ __all__ = [
     "read_baseline",
     "read_project",
     "recorded",
-    "refuse_virtual",
+    "refuse_modelled",
     "replaced_baseline",
     "tolerances",
     "with_modules",
@@ -375,13 +375,13 @@ def measure_as_planned(plan: CheckPlan) -> Baseline:
     return replace(found, command=plan.command)
 
 
-def refuse_virtual(before: Baseline, plan: CheckPlan, path: str | os.PathLike[str]) -> None:
+def refuse_modelled(before: Baseline, plan: CheckPlan, path: str | os.PathLike[str]) -> None:
     """Raise UsageError for a baseline in the file ``path`` that an earlier version measured on its
     model of a GPU: the figures of torch's own CUDA code differ. A plan that accepts a different
     environment is compared anyway.
     """
     device = before.environment.get("device", "")
-    if device.startswith(VIRTUAL) and not plan.accept_environment:
+    if device.startswith(MODELLED) and not plan.accept_environment:
         raise UsageError(
             f"{os.fspath(path)} was measured on a model of a GPU ({device}), which gpuprobe no "
             "longer has",

@@ -77,11 +77,12 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
 
     found, patches = Hazards(), Patches()
     with _on_a_gpu(gpu):
+        from gpuprobe.hazard_watch.hooks import install
         from gpuprobe.hazard_watch.source import EventSource
 
         _source = source = EventSource()
         try:
-            source.install(patches)
+            install(source, patches)
             yield found
         except BaseException as error:
             found.failed = ending(error)

@@ -47,7 +47,7 @@ class RegisteredMemory:
         return self.address < address + nbytes and address < self.address + self.nbytes
 
 
-class Block(NamedTuple):
+class DeviceBlock(NamedTuple):
     """A block of torch's caching allocator."""
 
     address: int
@@ -67,7 +67,7 @@ class Tag(weakref.ref[UntypedStorage]):
     nbytes: int
     place: int
     stream: int
-    block: Block | None
+    block: DeviceBlock | None
     registered: RegisteredMemory | None
     offset: int
     whole: Footprint | None
@@ -85,7 +85,7 @@ class _Local(threading.local):
         return torch.cuda.current_device()
 
 
-class Earlier:
+class EarlierBlocks:
     """The blocks of the caching allocator at the start of a check, with their streams."""
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ class Cuda:
         tag = self._tag(storage, storage.device.index)
         tag.stream = stream
         address = address_of(storage)
-        tag.block = Block(address) if address else None
+        tag.block = DeviceBlock(address) if address else None
         return tag
 
     def known_integers(self, tensor: Tensor) -> list[int] | None:

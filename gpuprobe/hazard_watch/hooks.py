@@ -21,26 +21,39 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, UntypedStorage
 
 from gpuprobe.code_origin import PACKAGE, folder_of
+from gpuprobe.hazard_watch import host_access
 from gpuprobe.hazard_watch.device import PINNED, RegisteredMemory, untraced
 from gpuprobe.hazard_watch.node_streams import lifetime_of
 from gpuprobe.hazard_watch.places import backward_frames
+from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.events import StreamWait
 from gpuprobe.patching import Patches
-
-if TYPE_CHECKING:
-    from gpuprobe.hazard_watch.source import EventSource
+from gpuprobe.torch_support.operator_calls import watch
 
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
 _VALUES: Final = f"{PACKAGE}native/values/"
 
 
-class Hooks:
+def install(source: EventSource, patches: Patches) -> None:
+    """Report to ``source`` until ``patches`` are undone."""
+    patches.add(lambda: source.guarded(source.drain))  # after all other patches are undone
+    _CudaHooks(source).install(patches)
+    host_access.install(source, patches)
+    for part in (source.collectives, source.processes, source.blocks, source.creations):
+        part.install(patches)
+    patches.add(watch(source.operator))
+    if torch.cuda.is_initialized():
+        for index in source.machine.devices:
+            source.machine.switched(index, source.machine.stream(index))
+
+
+class _CudaHooks:
     """Reports to ``source`` what is not an operator, and the calls of backward passes."""
 
     def __init__(self, source: EventSource) -> None:

@@ -7,17 +7,29 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gpuprobe.hazard_watch.device import PINNED
+from gpuprobe.hazard_watch.device import PINNED, Cuda
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta
 
-if TYPE_CHECKING:
-    from gpuprobe.hazard_watch.source import EventSource
+
+class HostSource(Protocol):
+    """The part of an event source that gets reports of the host's accesses."""
+
+    machine: Cuda
+
+    def host_use(self, tensor: Tensor, write: bool, op: str) -> None:
+        """The host touched a pinned tensor."""
+
+    def device_read(self, tensor: Tensor, index: int, op: str) -> None:
+        """The host read a device's tensor, and waited for it."""
+
+    def constructed(self, made: Tensor, data: object) -> None:
+        """The host created a tensor from ``data``."""
 
 
 class _ThreadState(threading.local):
@@ -43,7 +55,7 @@ def is_constructed() -> bool:
     return _now.constructing
 
 
-def install(source: EventSource, patches: Patches) -> None:
+def install(source: HostSource, patches: Patches) -> None:
     """Report such uses to ``source`` until ``patches`` are undone."""
     # ``__array__``: NumPy returns a plain array, which cannot be traced further.
     for name, op, write in (
@@ -65,7 +77,7 @@ def install(source: EventSource, patches: Patches) -> None:
             patches.set(numpy, name, _viewing(getattr(numpy, name)))
 
 
-def _reporting(source: EventSource, name: str, op: str, write: bool) -> Callable[..., Any]:
+def _reporting(source: HostSource, name: str, op: str, write: bool) -> Callable[..., Any]:
     original = getattr(torch.Tensor, name)
 
     def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +110,7 @@ def _pinned_array() -> Any:
     return sys.modules.get("gpuprobe.hazard_watch.pinned_array")
 
 
-def _aliasing(source: EventSource, original: Callable[..., Any]) -> Callable[..., Any]:
+def _aliasing(source: HostSource, original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a tensor over a traced array share the memory of the pinned tensor."""
     machine = source.machine
 
@@ -126,7 +138,7 @@ def _aliasing(source: EventSource, original: Callable[..., Any]) -> Callable[...
     return make
 
 
-def _constructing(source: EventSource) -> Callable[..., Any]:
+def _constructing(source: HostSource) -> Callable[..., Any]:
     original = torch.Tensor.new_tensor
 
     @functools.wraps(original)

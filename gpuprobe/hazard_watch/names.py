@@ -6,19 +6,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
 from gpuprobe.code_origin import name_of
 from gpuprobe.frame_variables import variables
+from gpuprobe.hazard_watch.device import Cuda
 from gpuprobe.hazard_watch.places import is_users, program_frame, site_at_hand
 from gpuprobe.hazards.accesses import RaceContext, Scope
 from gpuprobe.hazards.events import Site
 from gpuprobe.patching import Patches
-
-if TYPE_CHECKING:
-    from gpuprobe.hazard_watch.streams import StreamSource
 
 _MOST_FRAMES: Final = 8
 _MOST_NAMES: Final = 400
@@ -105,8 +103,19 @@ def _key(stream: torch.Stream) -> tuple[int, int]:
     return int(stream.device_index), int(stream.cuda_stream)
 
 
+class TensorSource(Protocol):
+    """The part of an event source that knows tensors and streams."""
+
+    machine: Cuda
+    blocks: Blocks
+    creations: Creations
+
+    def block_of(self, tensor: torch.Tensor) -> int | None:
+        """The address of a tensor's block; None if it has none."""
+
+
 def context_at_hand(
-    source: StreamSource, actors: Mapping[tuple[int, int], int], address: int
+    source: TensorSource, actors: Mapping[tuple[int, int], int], address: int
 ) -> RaceContext:
     """The program's frames, innermost first, with their names for the streams in ``actors`` and for
     the tensors whose memory begins at ``address``.
@@ -130,14 +139,14 @@ def context_at_hand(
     return RaceContext(tuple(scopes), current, blocks, created_streams(source, actors))
 
 
-def created_streams(source: StreamSource, actors: Mapping[tuple[int, int], int]) -> dict[int, Site]:
+def created_streams(source: TensorSource, actors: Mapping[tuple[int, int], int]) -> dict[int, Site]:
     """The known places where the streams of ``actors`` were created."""
     sites = source.creations.sites
     return {actor: sites[key] for key, actor in actors.items() if key in sites}
 
 
 def _scope(
-    frame: FrameType, source: StreamSource, actors: Mapping[tuple[int, int], int], address: int
+    frame: FrameType, source: TensorSource, actors: Mapping[tuple[int, int], int], address: int
 ) -> Scope:
     streams: dict[int, list[str]] = {}
     tensors: list[str] = []
@@ -185,7 +194,7 @@ def _attributes(value: object) -> dict[object, object]:
     return found if isinstance(found, dict) else {}
 
 
-def names_at_hand(source: StreamSource, addresses: list[int]) -> tuple[str, ...]:
+def names_at_hand(source: TensorSource, addresses: list[int]) -> tuple[str, ...]:
     """Names in the innermost frame of the program for the tensors at ``addresses``."""
     frame = program_frame()
     if frame is None:

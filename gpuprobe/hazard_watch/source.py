@@ -18,7 +18,6 @@ from torch._ops import OpOverload
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch import rows
 from gpuprobe.hazard_watch.device import HOST, PINNED, untraced
-from gpuprobe.hazard_watch.hooks import Hooks
 from gpuprobe.hazard_watch.host_integers import HostIntegers, flat, on_host
 from gpuprobe.hazard_watch.operators import (
     SYNCS_FIRST,
@@ -42,9 +41,8 @@ from gpuprobe.hazards.events import (
     StreamWait,
 )
 from gpuprobe.hazards.footprint import Footprint
-from gpuprobe.patching import Patches
 from gpuprobe.torch_support.callers import passed_on
-from gpuprobe.torch_support.operator_calls import left_out, recording, watch
+from gpuprobe.torch_support.operator_calls import left_out, recording
 from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
 
 # Python code reports a request for an array's memory since 3.12 (PEP 688); NumPy's C code never.
@@ -113,20 +111,6 @@ class EventSource(StreamSource):
         self._left_out = left_out.calls
         self._lock = threading.RLock()  # autograd's threads report too
 
-    def install(self, patches: Patches) -> None:
-        """Report to the engine until ``patches`` are undone."""
-        patches.add(lambda: self.guarded(self.drain))  # after all other patches are undone
-        Hooks(self).install(patches)
-        host_watch.install(self, patches)
-        self.collectives.install(patches)
-        self.processes.install(patches)
-        self.blocks.install(patches)
-        self.creations.install(patches)
-        patches.add(watch(self._operator))
-        if torch.cuda.is_initialized():
-            for index in range(len(self.machine.devices)):
-                self.machine.switched(index, self.machine.stream(index))
-
     def guarded(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call our own code; if it fails, the check ends and the program continues."""
         if self.broken:
@@ -179,7 +163,7 @@ class EventSource(StreamSource):
                 return int(item.get_device())
         return -1
 
-    def _operator(
+    def operator(
         self,
         func: OpOverload,
         args: tuple[Any, ...],

@@ -15,9 +15,9 @@ from torch.autograd.graph import Node
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.hazard_watch.device import (
     PINNED,
-    Block,
     Cuda,
-    Earlier,
+    DeviceBlock,
+    EarlierBlocks,
     Tag,
     address_of,
 )
@@ -100,7 +100,7 @@ class StreamSource:
         machine.node_began = self._node_begins
         machine.block_of = self.block_of
         self.creations.made = machine.note
-        self._before = Earlier()
+        self._before = EarlierBlocks()
         self.earlier = bool(self._before)  # whether there was device memory before the check
         self._queue: deque[Free | EventDestroy] = deque()  # ends since the last report
         self.broken = ""  # why the check ended early
@@ -295,7 +295,7 @@ class StreamSource:
         address, old = address_of(storage), tag.block
         tag.nbytes = storage.nbytes()
         if address != (0 if old is None else old.address):
-            tag.block = Block(address) if address else None
+            tag.block = DeviceBlock(address) if address else None
             tag.stream = self.machine.stream(tag.place)
             if old is not None:
                 self._freed(old.address + tag.place * _SPACE)

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from gpuprobe.code_origin import name_of
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import EnvironmentUnavailable, TooLate, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.api.hazards import Hazards
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["load_ipython_extension"]
 
 DEFAULT_GPU: Final = "h100-80gb"
+_gpu = DEFAULT_GPU
+"""What cells simulate that name no GPU: the GPU of an earlier cell, as a kernel has one."""
 
 
 class _Compiler(Protocol):
@@ -61,7 +63,6 @@ def load_ipython_extension(shell: _Shell) -> None:
     IPython calls this for ``%load_ext gpuprobe``.
     """
     from gpuprobe.api.simulated_gpu import has_gpu, load_for_parts
-    from gpuprobe.errors import EnvironmentUnavailable, TooLate
 
     if not has_gpu():
         with suppress(EnvironmentUnavailable, TooLate):  # the first cell with a GPU raises it
@@ -70,7 +71,7 @@ def load_ipython_extension(shell: _Shell) -> None:
     def gpuprobe(line: str, cell: str) -> Recording | Estimate | Hazards:
         try:
             return run_cell(shell, line, cell)
-        except UsageError as error:
+        except (UsageError, EnvironmentUnavailable) as error:
             hint = f"\n  hint: {error.hint}" if error.hint else ""
             raise _shown_in_one_line(f"{error}{hint}") from None
 
@@ -154,15 +155,15 @@ def _estimate(cell: _Cell, options: argparse.Namespace) -> Estimate:
     def step() -> None:
         cell(isolated=True)
 
-    with _remedy():
-        return estimate(step, options.gpu or DEFAULT_GPU, steps=1)
+    with _one_gpu(options.gpu or _gpu):
+        return estimate(step, options.gpu or _gpu, steps=1)
 
 
 def _hazards(cell: _Cell, options: argparse.Namespace) -> Hazards:
     from gpuprobe.api.hazards import detect_hazards
     from gpuprobe.api.simulated_gpu import has_gpu
 
-    gpu = options.gpu if options.gpu is not None or has_gpu() else DEFAULT_GPU
+    gpu = options.gpu if options.gpu is not None or has_gpu() else _gpu
     with nullcontext() if gpu is None else _simulated(gpu), detect_hazards() as hazards:
         cell(isolated=gpu is not None)
     return hazards
@@ -172,24 +173,26 @@ def _simulated(gpu: str) -> AbstractContextManager[object]:
     from gpuprobe.api.simulated_gpu import virtual_gpu
 
     stack = ExitStack()
-    with _remedy():
+    with _one_gpu(gpu):
         stack.enter_context(virtual_gpu(gpu))
     return stack
 
 
 @contextmanager
-def _remedy() -> Iterator[None]:
-    """Replace the hint of an error that only another start of the kernel can avoid."""
-    from gpuprobe.errors import TooLate
-
+def _one_gpu(gpu: str) -> Iterator[None]:
+    """Simulate this GPU by default from now on, or raise UsageError with what to do if the kernel
+    has another one or imported torch too early.
+    """
+    global _gpu
     try:
         yield
     except TooLate as error:
         raise UsageError(
-            str(error),
-            hint="restart the kernel, and run %load_ext gpuprobe in the first cell, before a cell "
+            str(error).partition(":")[0],
+            hint="restart the kernel, and run %load_ext gpuprobe in its first cell, before a cell "
             "imports torch; one kernel simulates one GPU",
         ) from None
+    _gpu = gpu
 
 
 _ACTIONS: dict[str, Callable[[_Cell, argparse.Namespace], Recording | Estimate | Hazards]] = {

@@ -23,7 +23,7 @@ _without: Mapping[str, str | None] | None = None
 """The variables of the environment that the GPU sets, with their values without it; None if no GPU
 is loaded that is hidden between its sessions."""
 _with: Mapping[str, str | None] = {}
-"""The same with it."""
+"""The same, with the values of the GPU."""
 _hidden = False
 _patches: Final = Patches()
 
@@ -59,8 +59,9 @@ def show() -> None:
 
 
 def hide() -> None:
-    """Let torch find no GPU again, if `load` has loaded one. Tensors on it stay. New ones raise
-    torch's error for too little memory: their values would not be computed.
+    """Let torch find no GPU again, if `load` has loaded one. Tensors on it stay. New ones, whose
+    values would not be computed, raise torch's error for too little memory, unless they fit into
+    what the others leave of their segments.
     """
     global _hidden, _with
     if _without is None or _hidden:

@@ -266,7 +266,7 @@ def check_supported(build: TorchBuild) -> None:
         raise EnvironmentUnavailable(
             f"torch {build.version} is built for CUDA {build.cuda}; simulated GPUs know CUDA "
             f"{' and '.join(map(str, SUPPORTED_MAJORS))}",
-            hint="pip install a torch of one of these",
+            hint=f"pip install a torch for CUDA {' or '.join(map(str, SUPPORTED_MAJORS))}",
         )
 
 

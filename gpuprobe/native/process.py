@@ -312,11 +312,6 @@ class Runtime:
                 return
 
 
-LOAD_FIRST: Final = (
-    "call gpuprobe.virtual_gpu() or gpuprobe.estimate() before `import torch` and before other "
-    "packages that import it; or start the program with gpuprobe run --gpu h100-80gb"
-)
-
 _loaded: Runtime | None = None
 _preloaded: Runtime | None = None
 
@@ -360,14 +355,20 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
     check_supported(build)
     settings = settings_text(gpus, build, endless=endless)
-    runtime = loaded() or _preloaded
-    if runtime is None:
-        runtime = _open(_before_torch(build), settings)
-    elif runtime.settings != settings and not runtime.change(settings):
-        raise TooLate(
-            "this process has another simulated GPU already, which it keeps to its end",
-            hint="use one process for each GPU",
-        )
+    runtime = loaded()
+    if runtime is not None:
+        if runtime.settings == settings:
+            return runtime
+        if not runtime.change(settings):
+            raise TooLate(
+                "this process has another simulated GPU already, which it keeps to its end: use "
+                "one process for each",
+            )
+        os.environ[SETTINGS] = settings
+        return runtime
+    runtime = _preloaded or _open(_before_torch(build), settings)
+    if runtime.settings != settings and not runtime.change(settings):
+        raise TooLate("torch has looked for GPUs before the simulated one was there")
     if not visible(os.environ.get(NAME), gpus):
         del os.environ[NAME]  # it is about the machine's own GPUs
     add_to_environment(os.environ, runtime.libraries, settings, build)
@@ -376,9 +377,9 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
 
 
 def preload() -> None:
-    """Load the native engine's libraries into this process, before torch, without a GPU: until
-    `load` adds some, torch's CUDA code finds none. A fork of this process in which CUDA was not
-    used can call `load` although torch is imported.
+    """Load the runtime's libraries into this process, before torch, without a GPU: until `load`
+    adds some, torch's CUDA code finds none. A fork of this process in which CUDA was not used can
+    call `load` although torch is imported.
 
     Raises what `load` raises.
     """
@@ -395,7 +396,12 @@ def _before_torch(build: TorchBuild) -> Libraries:
     """The libraries for this build. Raises TooLate if torch is imported already."""
     libraries = libraries_for(build)
     if "torch" in sys.modules:
-        raise TooLate("torch was imported before the simulated GPU was loaded", hint=LOAD_FIRST)
+        raise TooLate(
+            "torch was imported before the simulated GPU: call gpuprobe.virtual_gpu() or "
+            "gpuprobe.estimate() before the first `import torch`, and before packages that import "
+            "it",
+            hint="or start the program with gpuprobe run --gpu GPU, which loads it first",
+        )
     return libraries
 
 

@@ -21,7 +21,7 @@ from gpuprobe.native.launches import NativeLaunches
 from gpuprobe.native.names import readable
 from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.patching import Patches, when_imported
-from gpuprobe.torch_support.engine_reports import set_launch_counter
+from gpuprobe.torch_support.engine_reports import add_assumptions, set_launch_counter
 from gpuprobe.torch_support.nccl import buffers
 from gpuprobe.torch_support.process_gpus import NAME, visible
 
@@ -129,6 +129,7 @@ class NativeSession:
         self.runtime: process.Runtime | None = None
         self._launches: NativeLaunches | None = None
         self._end_counting: Callable[[], None] = lambda: None
+        self._end_listing: Callable[[], None] = lambda: None
 
     @property
     def assumed(self) -> Sequence[str]:
@@ -158,10 +159,10 @@ class NativeSession:
     def start(self) -> None:
         """Load the engine, before torch. Raises what `gpuprobe.native.process.load` raises."""
         global _session
-        hidden.show()
         if self.gpus:
             _set_conf(self._options.conf)
             self.runtime = process.load(self.gpus, endless=self._options.endless)
+            hidden.show()
             left = _empty_allocator()
             if left:
                 self.assume(
@@ -171,6 +172,7 @@ class NativeSession:
             self.runtime = process.loaded()
         _session = self
         self._ended = False
+        self._end_listing = add_assumptions(lambda: self.assumed)
         if self.runtime is not None:
             self._launches = NativeLaunches(self.runtime)
             self._end_counting = set_launch_counter(self._launches)
@@ -218,6 +220,7 @@ class NativeSession:
         global _session
         self._ended = True
         self._end_counting()
+        self._end_listing()
         if self._launches is not None:
             self._launches.follow(None)
         values, self._values = self._values, None

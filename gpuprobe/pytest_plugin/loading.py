@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from gpuprobe.errors import GpuprobeError, TooLate
-
 _MOST_FILES: Final = 5_000
 """Files that are searched for the name of the mark: 0.1 s."""
 _STARTED_AGAIN: Final = "GPUPROBE_PYTEST_STARTED_AGAIN"
@@ -44,11 +42,14 @@ def load(config: pytest.Config, mark: str) -> None:
 
     If that is not possible, the tests that need the GPU report why.
     """
-    from gpuprobe.api.simulated_gpu import has_gpu, load_for_parts
-
     again = os.environ.pop(_STARTED_AGAIN, "")
     option: str = config.known_args_namespace.gpuprobe_gpu
-    if not again and not option and (has_gpu() or not _mentioned(config, mark)):
+    if not again and not option and not _mentioned(config, mark):
+        return
+    from gpuprobe.api.simulated_gpu import has_gpu, load_for_parts
+    from gpuprobe.errors import GpuprobeError, TooLate
+
+    if not again and not option and has_gpu():
         return
     try:
         gpu = requested_gpu(config).name

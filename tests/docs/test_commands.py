@@ -50,12 +50,6 @@ SKIPPED = {
         'pip install "gpuprobe[mcp]"',
         "it would download packages",
     ),
-    ("docs/how-to/choose-an-engine.md", "gpuprobe native install", "it would download 0.5 GB"),
-    (
-        "docs/how-to/choose-an-engine.md",
-        "gpuprobe estimate --gpu a100-40gb --engine native train.py",
-        "it would download 0.5 GB",
-    ),
     (
         "docs/how-to/measure-scaling.md",
         "gpuprobe scale one.gpuprobe four.gpuprobe",
@@ -173,7 +167,9 @@ def test_what_blocks_need() -> None:
 def options_of(command: str) -> set[str]:
     """The options that a command of gpuprobe has, and those of its subcommands and its usage."""
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"gpuprobe.cli.commands.{command}").add_arguments(parser)
+    importlib.import_module(f"gpuprobe.cli.commands.{command.replace('-', '_')}").add_arguments(
+        parser
+    )
     parsers, found = [parser], set()
     for one in parsers:
         found.update(re.findall(r"--[\w-]+", one.usage or ""))

@@ -178,7 +178,7 @@ def test_a_program_has_the_virtual_gpu_of_the_one_that_starts_it(folder: Path) -
     )
     done = run(
         folder,
-        *("-m", "gpuprobe", "run", "--gpu", "l4", "--engine", "virtual", "-o", "r.gpuprobe"),
+        *("-m", "gpuprobe", "run", "--gpu", "l4", "-o", "r.gpuprobe"),
         "launch.py",
     )
     assert "NVIDIA L4" in done.stdout, done.stderr

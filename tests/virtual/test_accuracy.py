@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-import gpuprobe
-from gpuprobe.model.plans.estimate import Margin
 from gpuprobe.virtual import accuracy
 from gpuprobe.virtual.accuracy import CalledOperators, Difference
 from gpuprobe.virtual.lowering.cudnn_recurrent import RecurrentCall
+
+import gpuprobe
+from gpuprobe.model.plans.estimate import Margin
 
 MIB = 1 << 20
 

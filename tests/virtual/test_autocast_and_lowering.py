@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from gpuprobe.virtual.lowering import attention, rows, table
+from gpuprobe.virtual.torch_patches.autocast import BANNED, LOWER, PROMOTE, SET_DTYPE
 from torch import nn
 
 import gpuprobe
 from gpuprobe.torch_support.version import installed
-from gpuprobe.virtual.lowering import attention, rows, table
-from gpuprobe.virtual.torch_patches.autocast import BANNED, LOWER, PROMOTE, SET_DTYPE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MIB = 1 << 20

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import torch
 import warm_python
+from gpuprobe.api.virtual import estimate_program
+from gpuprobe.virtual import boundary
 
 import gpuprobe
 from gpuprobe.api import watch
-from gpuprobe.api.virtual import estimate_program
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import NotModelled, ProgramFailed, ValueNeeded
 from gpuprobe.sampler.program import signals_restored
-from gpuprobe.virtual import boundary
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

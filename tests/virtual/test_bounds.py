@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from gpuprobe.virtual.session import VirtualSession
 
 import gpuprobe
 from gpuprobe.errors import ProgramFailed, TooLarge, ValueNeeded
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.planning.trials import estimate_with
-from gpuprobe.virtual.session import VirtualSession
 
 WIDTH = 1024  # squares of this many floats are too large to be computed
 SHAPE = (WIDTH, WIDTH)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from gpuprobe.torch_support.conditions import branches, source
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gpuprobe.api.virtual import estimate_program
 from torch import nn
 
 import gpuprobe
 from gpuprobe.analysis.communication import communication_of, summed, transfers
 from gpuprobe.api import watch
-from gpuprobe.api.virtual import estimate_program
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.run.communication import CollectiveRecord, Transfer, wire_bytes

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import warm_python
+from gpuprobe.virtual.budget import MEMORY, Budget
 
 import gpuprobe
 from gpuprobe.cli.parser import dispatch
@@ -22,7 +23,6 @@ from gpuprobe.model.plans.assumptions import Assumptions, parse
 from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.text import draw
-from gpuprobe.virtual.budget import MEMORY, Budget
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -187,8 +187,9 @@ def test_what_a_second_run_fails_with_is_the_programs(
     monkeypatch.chdir(tmp_path)  # the script writes there
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    from gpuprobe.api import watch
     from gpuprobe.api.virtual import estimate_program
+
+    from gpuprobe.api import watch
 
     program = watch.program(str(script), ["fail"], module=False)
     with pytest.raises(ProgramFailed, match=r"FileNotFoundError.*in a second run") as caught:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpuprobe.virtual.kernels import philox
 
 import gpuprobe
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.errors import UsageError
-from gpuprobe.virtual.kernels import philox
 
 H100 = parse_spec("h100-80gb")[0]
 # Known answers of Philox4x32-10, of the Random123 library (``kat_vectors``): counter, key, words.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gpuprobe.virtual.session import VirtualSession, machine_of
 from torch import nn
 
 from gpuprobe.cli.options import rank_list
@@ -19,7 +20,6 @@ from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.ranks import RankClasses, estimate_ranks, separated
 from gpuprobe.torch_support.traffic import Traffic
-from gpuprobe.virtual.session import VirtualSession, machine_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from gpuprobe.virtual.lowering.attention import efficient_backward_scratch
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 6), (7, 5)

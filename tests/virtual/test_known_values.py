@@ -15,12 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 import warm_python
+from gpuprobe.virtual.session import VirtualSession
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import gpuprobe
 from gpuprobe.errors import ValueNeeded
-from gpuprobe.virtual.session import VirtualSession
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about the host it runs on
 

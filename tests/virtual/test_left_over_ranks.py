@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from gpuprobe.api.virtual import estimate_program
+
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.planning.peers import Peers, remove_stale_jobs
 from gpuprobe.sampler.program import load_script

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 from allocation_events import events
+from gpuprobe.virtual.lowering import table
+from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers, launches
+from gpuprobe.virtual.lowering.sorting import radix_sort_bytes, segmented_sort_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpuprobe
-from gpuprobe.virtual.lowering import table
-from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers, launches
-from gpuprobe.virtual.lowering.sorting import radix_sort_bytes, segmented_sort_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import warm_python
+from gpuprobe.virtual.session import VirtualSession, machine_of
 from torch import nn
 
 import gpuprobe
@@ -25,7 +26,6 @@ from gpuprobe.planning.ranks import worst_of
 from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.torch_support.version import installed
-from gpuprobe.virtual.session import VirtualSession, machine_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,9 +20,9 @@ if importlib.util.find_spec("expecttest") is None:  # for torch's own tests, whi
     vars(sys.modules["expecttest"])["TestCase"] = unittest.TestCase
 
 import random_programs
+from gpuprobe.virtual.device.virtual_device import VirtualDevice
 
 import gpuprobe
-from gpuprobe.virtual.device.virtual_device import VirtualDevice
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about the host it runs on
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from gpuprobe.virtual.session import VirtualSession
 from torch import nn
 
 import gpuprobe
 from gpuprobe.errors import ValueNeeded
-from gpuprobe.virtual.session import VirtualSession
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of layouts in beta
 

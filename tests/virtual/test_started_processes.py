@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gpuprobe.api.virtual import estimate_program
 
 import gpuprobe
 from gpuprobe.api import watch
 from gpuprobe.api.recordings import summary
-from gpuprobe.api.virtual import estimate_program
 from gpuprobe.cli import main
 from gpuprobe.errors import UsageError
 from gpuprobe.planning import processes as started_processes

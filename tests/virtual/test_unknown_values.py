@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpuprobe.virtual.session import VirtualSession
 from torch import nn
 
 import gpuprobe
 from gpuprobe.errors import ValueNeeded
-from gpuprobe.virtual.session import VirtualSession
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,8 +11,8 @@ from gpuprobe.analysis.baseline.check import check_baseline, with_repeats
 from gpuprobe.analysis.baseline.measure import baseline_of, own_recording
 from gpuprobe.analysis.baseline.model import (
     METRICS,
+    MODELLED,
     SIMULATED,
-    VIRTUAL,
     Baseline,
     CheckResult,
     KeptFile,
@@ -35,12 +35,12 @@ from gpuprobe.analysis.baseline.text import (
 
 __all__ = [
     "METRICS",
+    "MODELLED",
     "NAME",
     "SCHEMA",
     "SIMULATED",
     "UNNAMED",
     "VERSION",
-    "VIRTUAL",
     "Baseline",
     "CheckResult",
     "KeptFile",

@@ -15,10 +15,10 @@ from gpuprobe.analysis.baseline.model import (
     BELOW_PEAK,
     IGNORED,
     METRICS,
+    MODELLED,
     MORE_BELOW_PEAK,
     ONCE,
     PEAK,
-    VIRTUAL,
     Baseline,
     CheckResult,
     MetricResult,
@@ -222,7 +222,7 @@ def _order(name: str) -> tuple[bool, str]:
 def _mismatches(before: Baseline, after: Baseline) -> Iterable[str]:
     for key in _REFUSED:
         one, two = before.environment.get(key, ""), after.environment.get(key, "")
-        if key == "device" and one.startswith(VIRTUAL):
+        if key == "device" and one.startswith(MODELLED):
             yield (
                 f"device: {one!r} in the baseline is a model of that GPU, which gpuprobe no longer "
                 f"has; its figures differ from those of {two!r}: write the baseline again"

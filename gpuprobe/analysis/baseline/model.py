@@ -152,8 +152,8 @@ that."""
 SIMULATED: Final = "simulated "
 """A baseline's device begins with this if its GPU was simulated; the GPU's name follows."""
 
-VIRTUAL: Final = "virtual "
-"""The same in baselines of earlier versions, which simulated a model of torch's CUDA code."""
+MODELLED: Final = "virtual "
+"""The same in baselines of earlier versions, for a model of torch's CUDA code."""
 
 
 def is_exact(device: str) -> bool:
@@ -163,7 +163,7 @@ def is_exact(device: str) -> bool:
 
 def simulated_gpu(device: str) -> str | None:
     """The name of a baseline's simulated GPU; None if it was measured on this machine's own."""
-    for kind in (SIMULATED, VIRTUAL):
+    for kind in (SIMULATED, MODELLED):
         if device.startswith(kind):
             return device.removeprefix(kind)
     return None

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final
 
 from gpuprobe.analysis.baseline.model import (
     METRICS,
+    MODELLED,
     PEAK,
     SIMULATED,
-    VIRTUAL,
     Baseline,
     KeptFile,
     Label,
@@ -444,7 +444,7 @@ def _environment(stored: Mapping[str, str]) -> dict[str, str]:
     environment = dict(stored)
     native = environment.pop("engine", "") == "native"
     device = environment.get("device", "")
-    for kind in ("native ", *([VIRTUAL] if native else [])):
+    for kind in ("native ", *([MODELLED] if native else [])):
         if device.startswith(kind):
             environment["device"] = SIMULATED + device.removeprefix(kind)
     return environment

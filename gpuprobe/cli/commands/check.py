@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
         measure_apart,
         read_baseline,
         read_project,
-        refuse_virtual,
+        refuse_modelled,
         tolerances,
     )
 
@@ -199,7 +199,7 @@ def run(args: argparse.Namespace) -> int:
                 repeat=args.repeat,
             ),
         )
-        refuse_virtual(*plans[name], path)
+        refuse_modelled(*plans[name], path)
     ensure_writable(args.sarif, args.junit, args.html)
     alone = len(names) == 1
     results = []

@@ -20,10 +20,12 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torch.autograd.graph import Node
 
+from gpuprobe.hazard_watch.node_streams import NodeStreams
+from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.accesses import TrackedBlock
 from gpuprobe.hazards.events import (
     Operator,
@@ -34,10 +36,6 @@ from gpuprobe.hazards.events import (
     StreamOrder,
 )
 from gpuprobe.hazards.footprint import Footprint
-
-if TYPE_CHECKING:
-    from gpuprobe.hazard_watch.node_streams import NodeStreams
-    from gpuprobe.hazard_watch.streams import StreamSource
 
 _numbers: Final = itertools.count(1)
 SUMS: Final = ("add", "add_")
@@ -88,7 +86,7 @@ class BackwardPass:
 
     def __init__(
         self,
-        source: StreamSource,
+        source: OrderSource,
         nodes: NodeStreams,
         callers: dict[int, int],
         given: tuple[Any, ...],

@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 
 from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazard_watch.device import HOST
+from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.events import (
     Allocation,
     EventDestroy,
@@ -43,7 +44,6 @@ from gpuprobe.torch_support.tensors import tensors_in
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
-    from gpuprobe.hazard_watch.streams import StreamSource
 
 _TORCH: Final = folder_of(torch)
 _DISTRIBUTED: Final = f"{_TORCH}distributed/distributed_c10d.py"
@@ -59,7 +59,7 @@ _NO_DEVICE: Final = -1
 class Collectives:
     """The work handles of one check."""
 
-    def __init__(self, source: StreamSource) -> None:
+    def __init__(self, source: OrderSource) -> None:
         self._source = source
         self._groups: dict[object, int] = {}
         self._events: dict[int, tuple[weakref.ref[Work], int, int, int, list[int]]] = {}

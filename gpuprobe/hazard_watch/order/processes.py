@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
+from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.events import (
     BlockAccess,
     Launch,
@@ -25,9 +26,6 @@ from gpuprobe.hazards.events import (
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
 
-if TYPE_CHECKING:
-    from gpuprobe.hazard_watch.streams import StreamSource
-
 PROCESSES: Final = -2
 """The device of the actor that represents all other processes."""
 
@@ -35,7 +33,7 @@ PROCESSES: Final = -2
 class Processes:
     """The exchange of one check with other processes."""
 
-    def __init__(self, source: StreamSource) -> None:
+    def __init__(self, source: OrderSource) -> None:
         self._source = source
         self.sent = 0
         self._local = threading.local()

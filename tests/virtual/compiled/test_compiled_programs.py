@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from gpuprobe.virtual import session
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import gpuprobe
 from gpuprobe.torch_support.version import installed
-from gpuprobe.virtual import session
 
 pytest.importorskip("triton", reason="Inductor writes CUDA code with Triton: gpuprobe[compile]")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from gpuprobe.virtual import register_operator, session
+from gpuprobe.virtual.operators import registry
 
 import gpuprobe
 from gpuprobe.errors import ConfigError, NotModelled, UsageError, ValueNeeded
-from gpuprobe.virtual import register_operator, session
-from gpuprobe.virtual.operators import registry
 
 MIB = 1 << 20
 COUNT = MIB // 4  # elements of one MiB of float32

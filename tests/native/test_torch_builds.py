@@ -1,4 +1,4 @@
-"""Which engine a program runs on, and which torch that is."""
+"""Builds of torch as their files describe them, and what is reported where one cannot run."""
 
 from __future__ import annotations
 
@@ -9,29 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.engines.base import EngineOptions
-from gpuprobe.engines.choice import choose, why_not_native
-from gpuprobe.errors import EnvironmentUnavailable, UsageError
+from gpuprobe.errors import EnvironmentUnavailable
 from gpuprobe.native import libraries
-from gpuprobe.native.libraries import TorchBuild, cache_folder, libraries_for, torch_build
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (EngineOptions(torch="2.6"), "another version of torch is simulated"),
-        (EngineOptions(random="cuda"), "the GPU's random numbers are simulated"),
-    ],
+from gpuprobe.native.libraries import (
+    TorchBuild,
+    cache_folder,
+    carried_core,
+    libraries_for,
+    torch_build,
 )
-def test_what_only_the_virtual_gpu_does_is_named(options: EngineOptions, why: str) -> None:
-    assert why_not_native(options) == why
-
-
-def test_an_engine_that_is_named_is_taken() -> None:
-    assert choose("native", EngineOptions()) == "native"
-    assert choose("virtual", EngineOptions()) == "virtual"
-    with pytest.raises(UsageError, match="unknown engine 'cuda'"):
-        choose("cuda", EngineOptions())
 
 
 def fake_torch(folder: Path, version: str, cuda: str, requires: str = "") -> Path:
@@ -76,27 +62,47 @@ def test_a_build_without_cuda_is_described_too(tmp_path: Path) -> None:
 
 def test_the_libraries_of_an_unknown_cuda_are_refused(tmp_path: Path) -> None:
     build = TorchBuild(tmp_path, "3.1.0+cu150", "15.0", {})
-    with pytest.raises(EnvironmentUnavailable, match=r"CUDA 15\.0; the native engine knows") as met:
+    with pytest.raises(EnvironmentUnavailable, match=r"CUDA 15\.0; simulated GPUs know") as met:
         libraries_for(build)
-    assert "--engine virtual" in met.value.hint
+    assert met.value.hint == "pip install a torch for CUDA 12 or 13"
 
 
 def test_without_cuda_the_remedy_is_named(tmp_path: Path) -> None:
+    """The torch is a build for the CPU that `fake_torch` describes: it is not imported."""
     fake_torch(tmp_path, "2.13.0+cpu", "None")
-    (tmp_path / "torch" / "__init__.py").touch()
-    (tmp_path / "x.py").write_text("import torch\n", encoding="utf-8")
-    environment = {"XDG_CACHE_HOME": "/proc/nothing", "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "estimate", "--engine", "native", "x.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-        cwd=tmp_path,
-    )
-    assert done.returncode == 3
-    assert "is a build without CUDA" in done.stderr
-    assert "gpuprobe native install" in done.stderr
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit(7)\n", encoding="utf-8")
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n", encoding="utf-8")
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    for command in (["estimate"], ["run", "--gpu", "t4"], ["check", "--gpu", "t4"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuprobe", *command, str(script)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            cwd=tmp_path,
+        )
+        assert "is a build without CUDA" in done.stderr, (command, done.stderr)
+        assert "gpuprobe cuda-torch install" in done.stderr
+        assert done.returncode == 3
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64")])
+def test_other_systems_are_given_a_container(
+    system: str, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries.sys, "platform", system)
+    monkeypatch.setattr(libraries.platform, "machine", lambda: machine)
+    with pytest.raises(EnvironmentUnavailable, match="simulated GPUs run on Linux") as met:
+        carried_core()
+    assert met.value.hint.startswith("in a container: docker run ")
+    assert "\n" not in met.value.hint
 
 
 def test_a_cache_that_others_can_write_is_not_used(
