@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=1.2)
     options = parser.parse_args()
     with (
-        gpuprobe.virtual_gpu("h100-80gb", engine="native", compute=options.compute),
+        gpuprobe.virtual_gpu("h100-80gb", compute=options.compute),
         tempfile.TemporaryDirectory() as folder,
     ):
         return measure(Path(folder), options.pairs, options.limit)

@@ -16,8 +16,8 @@ import warm_python
 
 import gpuprobe
 from gpuprobe.api import watch
-from gpuprobe.api.render import render
 from gpuprobe.api.estimates import estimate_program
+from gpuprobe.api.render import render
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
 from gpuprobe.model.plans.estimate import FITS, NOT, RELEASING, WITHIN_MARGIN, Estimate
 from gpuprobe.reporters.json.estimate import document, estimate_of
