@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
@@ -38,25 +38,32 @@ def load_gpu(gpu: str, *, endless: bool = False) -> None:
     load(parse_spec(gpu), endless=endless)
 
 
-def load_for_parts(gpu: str) -> None:
+def load_for_parts(gpu: str, without: Mapping[str, str | None] | None = None) -> None:
     """Load the simulated ``gpu`` for parts of this process, as far as that is possible: torch finds
-    it only within `virtual_gpu`. Raises what `load_gpu` raises.
+    it only within `virtual_gpu`. ``without``: as `start_again_with` passes it on. Raises what
+    `load_gpu` raises.
     """
     from gpuprobe.native import hidden
     from gpuprobe.native.session import active
 
     if find_spec("torch") is not None and active() is None:
-        hidden.load(gpu)
+        hidden.load(gpu, without)
 
 
-def start_again_with(gpu: str) -> NoReturn:
+def start_again_with(gpu: str, variable: str) -> NoReturn:
     """Replace this process by one with the same command line that has the simulated ``gpu`` from
-    its start. Raises what `load_gpu` raises, other than `TooLate`.
+    its start. There, the environment's ``variable`` has the variables without that GPU, as JSON.
+    Raises what `load_gpu` raises, other than `TooLate`.
     """
+    import json
+
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.process import environment_with
 
-    os.execve(sys.executable, sys.orig_argv, environment_with(parse_spec(gpu)))
+    environment = environment_with(parse_spec(gpu))
+    before = {name: os.environ.get(name) for name in environment}
+    without = {name: value for name, value in before.items() if value != environment[name]}
+    os.execve(sys.executable, sys.orig_argv, {**environment, variable: json.dumps(without)})
 
 
 def has_gpu() -> bool:
