@@ -7,6 +7,10 @@ of torch, expecttest and no GPU.
 
     python benchmarks/native_values.py [--samples 5] [OPERATOR ...]
     python benchmarks/native_values.py --time    # a training step against no computing
+    python benchmarks/native_values.py --programs [--compute real,auto,shapes] [PROGRAM ...]
+
+The last runs the programs of ``tests/native/value_programs``, whose path, sizes or numbers depend
+on values, and compares what they print with the same program on the CPU.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ import argparse
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 RANDOM = ("dropout", "bernoulli", "normal", "rand", "uniform", "multinomial", "geometric",
@@ -223,16 +230,85 @@ def timings() -> None:
             print(f"{name:<12}{step('cuda'):8.1f} ms a step")
 
 
+PROGRAMS = Path(__file__).parents[1] / "tests" / "native" / "value_programs"
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|nan|inf")
+
+
+def ran(program: Path, device: str, compute: str, limit: int = 900) -> tuple[int, str, str]:
+    """The exit code, output and messages of a program below ``gpuprobe run`` on a T4."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "gpuprobe", "run", "--gpu", "t4"),
+            *(["--compute", compute] if compute else []),
+            *("-o", f"{folder}/out.gpuprobe", str(program), device),
+        ]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, cwd=folder, timeout=limit
+            )
+        except subprocess.TimeoutExpired:
+            return -1, "", f"longer than {limit} s"
+    return done.returncode, done.stdout, done.stderr
+
+
+def same_output(expected: str, printed: str) -> bool:
+    """Whether two outputs are equal, their fractions within 1%: a CPU kernel may sum otherwise."""
+    if NUMBER.sub("#", expected) != NUMBER.sub("#", printed):
+        return False
+    pairs = zip(NUMBER.findall(expected), NUMBER.findall(printed), strict=True)
+    return all(math.isclose(float(a), float(b), rel_tol=1e-2, abs_tol=1e-3) for a, b in pairs)
+
+
+def outcome(program: Path, expected: str, run: tuple[int, str, str]) -> str:
+    """``same``, ``named`` (a message names the line of the program that decided) or ``silent``."""
+    code, printed, messages = run
+    if code == 0 and same_output(expected, printed):
+        return "same"
+    named = any(
+        f"{program.name}:" in line
+        for line in messages.splitlines()
+        if not line.startswith("  File")
+    )
+    return "named" if named else "silent"
+
+
+def programs(names: list[str], ways: list[str]) -> None:
+    totals: dict[str, dict[str, int]] = {way: {} for way in ways}
+    print(f"{'program':<24}" + "".join(f"{way:>16}" for way in ways), flush=True)
+    for program in sorted(PROGRAMS.glob("*.py")):
+        if names and program.stem not in names:
+            continue
+        code, expected, messages = ran(program, "cpu", "")
+        if code:
+            raise SystemExit(f"{program.name} fails on the CPU:\n{messages}")
+        cells = []
+        for way in ways:
+            begin = time.perf_counter()
+            run = ran(program, "cuda", way, 300)
+            result = outcome(program, expected, run)
+            totals[way][result] = totals[way].get(result, 0) + 1
+            cells.append(f"{result} {time.perf_counter() - begin:5.1f} s")
+            if result == "silent":
+                print(f"--- {way}: exit {run[0]}\n{expected}---\n{run[1]}{run[2][-600:]}")
+        print(f"{program.stem:<24}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
+    for way, counts in totals.items():
+        print(f"{way}: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--programs", action="store_true")
+    parser.add_argument("--compute", default="real,auto,shapes", help="with --programs")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child is not None:
         child(given.operators, given.samples, given.child)
     elif given.time:
         timings()
+    elif given.programs:
+        programs(given.operators, given.compute.split(","))
     else:
         operators(given.operators, given.samples)

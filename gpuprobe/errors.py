@@ -31,6 +31,7 @@ __all__ = [
     "EnvironmentUnavailable",
     "GpuprobeError",
     "InternalError",
+    "Measured",
     "MissingExtra",
     "NotARecording",
     "NotModelled",
@@ -38,6 +39,7 @@ __all__ = [
     "SnapshotError",
     "TooLarge",
     "TooLate",
+    "UnknownValue",
     "UnsupportedSchema",
     "UsageError",
     "ValueNeeded",
@@ -118,6 +120,17 @@ class ValueNeeded(ProgramFailed, RuntimeError):
         self.place = place
 
 
+class UnknownValue(BaseException):
+    """Carries a `ValueNeeded` through the program that needs the value. Not a subclass of
+    Exception: a program that catches those must not continue. What runs the program raises
+    ``error`` in its place.
+    """
+
+    def __init__(self, error: ValueNeeded) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class NotModelled(ProgramFailed, RuntimeError):
     """A program uses what a simulated GPU cannot compute."""
 
@@ -125,6 +138,12 @@ class NotModelled(ProgramFailed, RuntimeError):
 class TooLarge(BaseException):
     """A run in which values had to be computed without a request is too large for this machine. Not
     a subclass of Exception: a program that catches those must not continue.
+    """
+
+
+class Measured(BaseException):
+    """A run in which all values were requested has made its first step without them, to know that
+    they are affordable: it must start again. The text is the cost.
     """
 
 

@@ -18,12 +18,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from gpuprobe.agents.bounds import encoded, shorten
 from gpuprobe.agents.folders import Folders
 from gpuprobe.agents.tools import TOOLS, Notify, WithFailure, parameters
 from gpuprobe.errors import DataError, GpuprobeError, InternalError, ProgramFailed
+from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
 
 # Python would import a file such as json.py of the working folder. As in the command's own process,
 # the first entry is the folder of the programs, which that of a script replaces.
@@ -37,8 +38,8 @@ START: Final = (
 def main() -> None:
     """Run the call that stdin requests, in a process that `START` started."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored in the server
-    requests = os.fdopen(os.dup(0), "rb", buffering=0)
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    requests = KeptDescriptor(os.dup(0))
+    replies = KeptDescriptor(os.dup(1))
     with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123 - a device
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # from C too
@@ -56,28 +57,31 @@ def main() -> None:
     _send(replies, reply)
 
 
-def _line(stream: IO[bytes]) -> bytes:
-    """The next line of an unbuffered stream."""
+def _line(requests: KeptDescriptor) -> bytes:
+    """The next line."""
     found = b""
     while not found.endswith(b"\n"):
-        part = stream.read(1 << 16)
+        part = os.read(requests.number, 1 << 16)
         if not part:
             break
         found += part
     return found
 
 
-def _end_with(requests: IO[bytes]) -> None:
+def _end_with(requests: KeptDescriptor) -> None:
     """End this process group when the server has closed the stream, or has ended."""
-    while requests.read(1 << 16):
-        pass
+    try:
+        while os.read(requests.number, 1 << 16):
+            pass
+    except LostDescriptor:
+        return  # closed by the program: the server still ends the process with the call
     os.killpg(0, signal.SIGKILL)
 
 
-def _send(replies: IO[bytes], reply: Mapping[str, Any]) -> None:
+def _send(replies: KeptDescriptor, reply: Mapping[str, Any]) -> None:
     rest = memoryview(encoded(reply) + b"\n")
     while rest:
-        rest = rest[replies.write(rest) :]
+        rest = rest[os.write(replies.number, rest) :]
 
 
 def call(request: Mapping[str, Any], notify: Notify) -> dict[str, Any]:

@@ -8,7 +8,6 @@ which a what-if depends.
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from gpuprobe.allocator.rules import round_size
 from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.trace_simulator import Diverged, TraceSimulator, Unclear
 from gpuprobe.errors import DataError, InternalError
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.memory import Block as BlockRow
 from gpuprobe.model.memory import BlockState, Segment, TraceAction
 from gpuprobe.model.text import human_bytes
@@ -130,13 +130,8 @@ def replay_trace(
     chosen = settings if settings is not None else trace.settings
     if chosen is None:
         chosen = AllocatorSettings()
-    was_enabled = gc.isenabled()
-    gc.disable()  # a million short-lived blocks: collecting them costs a third of the time
-    try:
+    with gc_paused():  # a million short-lived blocks: collecting them costs a third of the time
         run = _best_run(trace, chosen, device_memory, torch)
-    finally:
-        if was_enabled:
-            gc.enable()
     return _result(trace, chosen, run)
 
 

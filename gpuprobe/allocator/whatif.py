@@ -16,20 +16,20 @@ possible reading is simulated (`_readings`); if figures differ, the outcome list
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from gpuprobe.allocator.blocks import PoolBlock, TieRule
-from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
+from gpuprobe.allocator.driver import ADDRESS_ORDERS, DRIVER_ORDERS, SimulatedDriver
 from gpuprobe.allocator.evidence import own_allocators, splitting
 from gpuprobe.allocator.replay import TraceReplay, event_pools
 from gpuprobe.allocator.rules import MIB, round_size
 from gpuprobe.allocator.settings import differences, memory_fraction, to_conf
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
+from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 
@@ -228,9 +228,7 @@ def what_if(
     """Simulate the trace under ``settings``, on a device with ``capacity`` bytes for the allocator
     (None: unlimited). ``recorded`` is the trace's replay, which located calls of ``empty_cache``.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()  # see replay_trace
-    try:
+    with gc_paused():
         state = start_state(trace, recorded.settings)
         pools = _pools(trace, recorded.settings)
         usual, others = _readings(trace, recorded, pools, settings, capacity)
@@ -240,9 +238,6 @@ def what_if(
 
         runs = [run(usual, order) for order in orders]
         read = [run(reading, orders[0]) for _, reading in others]
-    finally:
-        if was_enabled:
-            gc.enable()
     figures = {
         name: _range([one.figures[name] for one in (*runs, *read)]) for name in runs[0].figures
     }
@@ -259,6 +254,39 @@ def what_if(
             )
         ),
         **figures,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AddressOrderPeaks:
+    """The peaks of a recorded run, in bytes, under both orders of addresses that drivers are known
+    to have (`gpuprobe.allocator.driver.DRIVER_ORDERS`): ``descending`` on ordinary Linux,
+    ``ascending`` in some sandboxes.
+    """
+
+    descending_allocated: int
+    descending_reserved: int
+    ascending_allocated: int
+    ascending_reserved: int
+
+
+def peaks_by_address_order(trace: MemoryTrace, recorded: TraceReplay) -> AddressOrderPeaks:
+    """Simulate the recorded settings in both orders of addresses. ``recorded``: the trace's
+    replay.
+    """
+    with gc_paused():
+        state = start_state(trace, recorded.settings)
+        pools = _pools(trace, recorded.settings)
+        usual, _ = _readings(trace, recorded, pools, recorded.settings, None)
+        descending, ascending = (
+            _simulate(trace, recorded, pools, usual, state, recorded.settings, None, order).figures
+            for order in DRIVER_ORDERS
+        )
+    return AddressOrderPeaks(
+        descending["peak_allocated"],
+        descending["peak_reserved"],
+        ascending["peak_allocated"],
+        ascending["peak_reserved"],
     )
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import PurePath
 from typing import TypeVar
 
 from gpuprobe.analysis.advice import AdviceFacts, advise
 from gpuprobe.analysis.communication import communication_of
+from gpuprobe.analysis.completeness import (
+    NO_END,
+    NO_END_YET,
+    absent_ranks,
+    missing_of,
+    missing_parts,
+)
 from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.launches import launches_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics
@@ -161,7 +167,7 @@ def device_categories(recording: Recording) -> dict[str, CategoryTable | Unavail
 # -- the recording
 
 
-_STATUSES = ("failed", "killed", "unfinished", "running", "complete")  # the worst first
+_STATUSES = ("failed", "incomplete", "unfinished", "running", "complete")  # the worst first
 
 
 def _status(
@@ -170,11 +176,13 @@ def _status(
     if kind == "snapshot":
         return "complete"
     if rank.end is not None:
-        return "complete" if rank.end.error is None else "failed"
+        if rank.end.error is not None:
+            return "failed"
+        return "incomplete" if missing_of(rank) else "complete"
     running = is_running(rank)
     if running is None:
         return "unfinished"
-    return "running" if running else "killed"
+    return "running" if running else "incomplete"
 
 
 def _recording(recording: Recording, statuses: Sequence[str]) -> RecordingInfo:
@@ -185,6 +193,9 @@ def _recording(recording: Recording, statuses: Sequence[str]) -> RecordingInfo:
         format_version=recording.schema_version,
         status=min(statuses, key=_STATUSES.index),
         error=next((e for r in recording.ranks if (e := _error(r)) is not None), None),
+        missing=()
+        if "running" in statuses
+        else missing_parts(recording, ended="unfinished" not in statuses),
     )
 
 
@@ -399,10 +410,6 @@ def _advice(
     return tuple(advise(AdviceFacts(site, shown, growth, most_kept, when)))
 
 
-_FEW = 8
-"""Ranks that a sentence names."""
-
-
 def blind_spots(
     recording: Recording,
     site: PeakSite | None,
@@ -442,33 +449,25 @@ def blind_spots(
 
 def _absent_ranks(recording: Recording) -> BlindSpot | None:
     """The ranks of the job that are not in the recording; None if all are."""
-    present = {rank.session.rank for rank in recording.ranks}
-    size = max(rank.session.world_size for rank in recording.ranks)
-    # The size comes from a file and may be huge, so no loop covers all of them.
-    few = list(islice((rank for rank in range(size) if rank not in present), _FEW))
-    if not few:
+    count, names = absent_ranks(recording)
+    if not count:
         return None
-    count = size - sum(rank < size for rank in present)
-    listed = ", ".join(map(str, few)) + (", …" if count > len(few) else "")
+    size = max(rank.session.world_size for rank in recording.ranks)
     return BlindSpot(
         f"{'a rank' if count == 1 else f'{count} ranks'} of the job's {size} "
-        f"(rank {listed}): nothing of {'it' if count == 1 else 'them'} is in this recording",
+        f"(rank {names}): nothing of {'it' if count == 1 else 'them'} is in this recording",
         f"{'its' if count == 1 else 'their'} peak may be higher than shown",
     )
 
 
 _AFTER = "nothing is known after the last recorded step"
 _NO_END = {
-    "killed": BlindSpot(
-        "the end of the program: it was killed before the recording was closed", _AFTER
-    ),
+    "incomplete": BlindSpot(f"the end of the program: {NO_END}", _AFTER),
     "running": BlindSpot(
         "the rest of the program, which is still running", "the peak may still rise"
     ),
 }
-_UNKNOWN_END = BlindSpot(
-    "the end of the program: the recording is not closed (still running, or killed)", _AFTER
-)
+_UNKNOWN_END = BlindSpot(f"the end of the program: {NO_END_YET}", _AFTER)
 
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)

@@ -30,9 +30,9 @@ from gpuprobe.analysis.baseline import (
     own_recording,
     with_repeats,
 )
-from gpuprobe.analysis.baseline.check import MeasuredRun
+from gpuprobe.analysis.baseline.check import MeasuredRun, not_compared
 from gpuprobe.api.render import render
-from gpuprobe.errors import MissingExtra, ProgramFailed, UsageError
+from gpuprobe.errors import DataError, MissingExtra, ProgramFailed, UsageError
 from gpuprobe.gate.files import (
     ensure_writable,
     read_baseline,
@@ -227,6 +227,8 @@ def measure(
         if compute != "real":
             found = replace(found, environment={**found.environment, "compute": compute})
         if figures_only:
+            if found.missing:
+                raise DataError(f"the recording is incomplete: {found.missing[0]}")
             return found
         folder = root or str(here)
         names = opened.inside(folder) | own_modules(folder) | _script(target, module, here, folder)
@@ -423,8 +425,11 @@ def compare_as_planned(
         if again is None or not plan.command:
             return with_repeats(compared, runs)
         more = [again(plan) for _ in range(times - 1 - len(runs))]
-        return with_repeats(compared, [*runs, *more])
+        missing = tuple(text for one in more for text in one.missing)
+        return not_compared(missing) if missing else with_repeats(compared, [*runs, *more])
 
+    if result.incomplete:
+        return result
     if result.regressions:
         from gpuprobe.api.blame import with_causes
 
@@ -536,6 +541,8 @@ def _compare(
     path: str | os.PathLike[str] | None,
     root: str,
 ) -> tuple[CheckResult, BaselineHistory | None]:
+    if after.missing:
+        return not_compared(after.missing), None
     result = check(before, after)
     if path is None or not result.regressions:
         return result, None

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.api.simulated_gpu import load_gpu, require_torch
-from gpuprobe.errors import GpuprobeError, ProgramFailed, TooLarge, UsageError, ValueNeeded
+from gpuprobe.errors import (
+    GpuprobeError,
+    ProgramFailed,
+    TooLarge,
+    UnknownValue,
+    UsageError,
+    ValueNeeded,
+)
 
 if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from gpuprobe.planning.peers import Job
     from gpuprobe.planning.processes import OtherProcesses
     from gpuprobe.planning.suggestions import Provider
-    from gpuprobe.planning.trials import ProgramStart
+    from gpuprobe.planning.trials import Attempt, ProgramStart
     from gpuprobe.sampler.program import Program
 
 
@@ -57,9 +64,10 @@ def estimate(
         gpuprobe.estimate(build, gpu="a100-40gb")
 
     ``compute``: ``"shapes"`` computes only integers, masks and small tensors, ``"real"`` all
-    values. ``"auto"`` starts with shapes; if ``step`` needs another value, it is called again on
-    a new device that computes all values, unless that takes more than 16 GiB (or half of this
-    machine's available memory) or 2e13 floating-point operations.
+    values, ``"auto"`` all while they take no more than 256 MiB and about five seconds, then as
+    shapes; if ``step`` decides by a value that was not computed, it is called again on a new device
+    that computes all, unless that takes more than 16 GiB (or half of this machine's available
+    memory) or 2e13 floating-point operations.
     ``assume``: values for lines that read them, as ``"FILE:LINE=VALUE"``
     (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
     ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``link``: the links
@@ -67,7 +75,8 @@ def estimate(
     ``per_node`` ranks on each node (default: the number of GPUs).
 
     Raises what `virtual_gpu` raises, UsageError if nothing was allocated on the device, and
-    what ``step`` raises; `ValueNeeded` if it needs a value that was not computed.
+    what ``step`` raises; `ValueNeeded` if it failed after a decision by a value that was not
+    computed.
     """
     require_torch("an estimate runs the training step")
     load_gpu(gpu, endless=True)
@@ -95,12 +104,12 @@ def estimate(
 
     unused = "build the model inside the function, on the device: Model().cuda()"
 
-    def attempt(how: str, why: str, *, bounded: bool = False) -> tuple[Estimate, str]:
-        options = _endless(gpu, how, conf, assume)
+    def attempt(how: str, why: str, *, bounded: bool = False) -> Attempt:
+        options = _endless(gpu, how, conf, assume, measure=not bounded)
         return _estimate(run, options, why, Job(rank, ranks), unused, bounded, *links)
 
     def again(why: str) -> Estimate:
-        return attempt("real", why, bounded=True)[0]
+        return attempt("real", why, bounded=True).estimate
 
     return estimate_with(compute, attempt, again)
 
@@ -130,9 +139,8 @@ def estimate_program(
     result's assumptions name this, since later code may need more memory.
 
     With ``compute="auto"`` a second run has a separate process, and ``notify`` gets a line before
-    it. With ``compute="shapes"`` the numbers that the program reads are NaN, which is an assumption
-    of the result. Of several ``rank`` each is estimated in a separate process, in parallel; the
-    result is that of the rank that needs most, with a row for each (`Estimate.by_rank`).
+    it. Decisions by values that were not computed are assumptions of the result. Of several
+    ``rank`` each is estimated in a separate process, in parallel; the result is that of the rank that needs most, with a row for each (`Estimate.by_rank`).
     ``rank="distinct"`` estimates one rank of each group of ranks that behave alike: each stage of a
     pipeline, each shape of shards. ``link`` and ``per_node`` are as in
     `estimate`. ``output``: keep the recording of the estimated ranks at this path.
@@ -146,8 +154,8 @@ def estimate_program(
     bounds of ``"auto"``; ``meeting``, the rendezvous of the ranks (`gpuprobe.planning.peers`);
     ``recorded``, the ranks to keep, if not all.
 
-    Raises ProgramFailed if the program raises an exception, `ValueNeeded` if NaN may have caused
-    it or is not a possible value for what the program reads.
+    Raises ProgramFailed if the program raises an exception, `ValueNeeded` if a value that was not
+    computed may have caused it, or the lack of any training step.
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -181,12 +189,12 @@ def estimate_program(
     if recorded and rank not in recorded:
         kept = ""
 
-    def attempt(how: str, why: str) -> tuple[Estimate, str]:
+    def attempt(how: str, why: str) -> Attempt:
         peers = start.peers(rank, meeting, **order, compute=how) if ranks > 1 else None
         job = Job(rank, ranks, peers)
         with job:
             words = within or why
-            gpus = _endless(gpu, how, conf, assume)
+            gpus = _endless(gpu, how, conf, assume, measure=not within)
             return _estimate(
                 run,
                 gpus,
@@ -264,7 +272,6 @@ class _ProgramRun:
         from gpuprobe.torch_support.callers import of_host_memory, place_in
 
         steps = self._steps
-        measured.session.read_unknown_as_nan()
         with restored_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
             folder = scratch.parent
             try:
@@ -296,6 +303,8 @@ class _ProgramRun:
                 reason = str(error).strip().partition("\n")[0]
                 text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
                 raise _failed(measured, text) from error
+            if not count():
+                _refuse_untrained(measured)
             processes, self.others = other_processes(folder, measured.models())
             if processes:
                 measured.assume(assumption_text(processes))
@@ -322,24 +331,52 @@ def _links(link: str, gpu: str, ranks: int, per_node: int) -> tuple[Links | None
 
 
 def _failed(measured: NativeMeasurement, text: str) -> ProgramFailed:
-    """The error for a program that failed: ValueNeeded if NaN may have caused it."""
-    given_nan, bounded = measured.unknown_read()
-    given = given_nan or bounded
-    if not given:
+    """The error for a program that failed: ValueNeeded if an unknown value may have caused it."""
+    decided, bounded = measured.unknown_read()
+    place = decided or bounded
+    if not place:
         return ProgramFailed(text)
-    what = "NaN for a value" if given_nan else "the largest size for one"
+    what = "a value was assumed" if decided else "the largest size was assumed for one"
     return ValueNeeded(
-        f"{text}; it was given {what} that was not computed ({given}), which it may need",
+        f"{text}; {what} that was not computed ({place}), which it may need",
         hint="compute the values: --compute real, compute='real'",
-        place=given,
+        place=place,
     )
 
 
-def _endless(gpu: str, compute: str, conf: str | None, assume: Sequence[str]) -> EngineOptions:
+def _refuse_untrained(measured: NativeMeasurement) -> None:
+    """Raise ValueNeeded if a program has an optimizer and made no step, after it decided by a value
+    that was not computed: its figures are not those of training.
+    """
+    decided, bounded = measured.unknown_read()
+    torch: Any = sys.modules.get("torch")
+    if not (decided or bounded) or torch is None:
+        return
+    kinds = [torch.optim.Optimizer]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    # torch marks the method of a class as the first optimizer of that class is made.
+    if any(getattr(vars(kind).get("step"), "hooked", False) for kind in kinds):
+        place = decided or bounded
+        raise ValueNeeded(
+            f"no training step was made, after {place} decided by a value that was not computed",
+            hint="compute the values: --compute real, compute='real'",
+            place=place,
+        )
+
+
+def _endless(
+    gpu: str,
+    compute: str,
+    conf: str | None,
+    assume: Sequence[str],
+    *,
+    measure: bool = False,
+) -> EngineOptions:
     """The options for GPUs that never run out of memory."""
     from gpuprobe.native.session import EngineOptions
 
-    return EngineOptions(gpu, compute, conf, tuple(assume), endless=True)
+    return EngineOptions(gpu, compute, conf, tuple(assume), endless=True, measure=measure)
 
 
 def _estimate(
@@ -354,9 +391,9 @@ def _estimate(
     output: str = "",
     started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
     progress: Callable[[int, str], None] | None = None,
-) -> tuple[Estimate, str]:
-    """The estimate of ``run`` on the GPUs of ``options``, and the first line whose size depends on
-    values and is assumed to be the largest possible ("" for none).
+) -> Attempt:
+    """The estimate of ``run`` on the GPUs of ``options``, and the first line that depends on a
+    value which was not computed.
 
     ``why``: why these values are computed. ``unused``: the hint if nothing is allocated on
     the device. ``bounded``: raise `TooLarge` beyond the limits of ``--compute auto``. ``output``:
@@ -368,6 +405,7 @@ def _estimate(
     from gpuprobe.native.session import NativeMeasurement
     from gpuprobe.planning.figures import device_fit, device_rows, estimate_of, fullest
     from gpuprobe.planning.processes import NO_PROCESSES
+    from gpuprobe.planning.trials import Attempt
     from gpuprobe.sampler.environment import as_rank
 
     measured = NativeMeasurement(options, job, bounded=bounded)
@@ -379,10 +417,16 @@ def _estimate(
             )
         recorder.progress = progress
         measured.recorded(recorder.now_ns)
+        measured.session.read_unknown_as_nan()
         measured.session.start()
         try:
             with as_rank(*rank), recorder:
                 steps = run(measured, recorder)
+            refused = measured.refused()
+            if refused is not None:  # and the program caught it
+                raise refused
+        except UnknownValue as unknown:
+            raise unknown.error from None
         finally:
             measured.session.stop()
         others, waits = started()
@@ -412,7 +456,8 @@ def _estimate(
     found = estimate_of(
         outcome, worst, fits[worst.index], report, steps, why, rows, links, per_node
     )
-    return found, measured.unknown_read()[1]
+    decided, largest = measured.unknown_read()
+    return Attempt(found, decided or largest, measured.too_large())
 
 
 def fit_program(

@@ -15,6 +15,7 @@ from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.gate.files import (
     clear_rank_file,
     ensure_replaceable,
+    ensure_writable,
     merged_hazards,
     read_known,
     write_known,
@@ -35,6 +36,7 @@ __all__ = [
     "declare_access",
     "detect_hazards",
     "ensure_replaceable",
+    "ensure_writable",
     "findings_so_far",
     "merged_hazards",
     "read_known",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuprobe.analysis.completeness import missing_of
 from gpuprobe.analysis.growth import Forecast, forecast_of_steps
 from gpuprobe.analysis.inspection.steps import (
     Insight,
@@ -70,6 +71,7 @@ __all__ = [
     "is_plumbing",
     "is_running",
     "is_user_frame",
+    "missing_of",
     "neighbours",
     "now_sections",
     "open_traces",

@@ -255,8 +255,9 @@ def compile_caches(version: str, words: Sequence[str], gpu: str) -> dict[str, st
 
 def _folder() -> Path:
     """The folder of all that servers compile."""
-    from gpuprobe.native.libraries import cache_folder
+    from gpuprobe.native.libraries import cache_folder, ensure_own
 
     folder = cache_folder().parent / "serving"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    ensure_own(folder)
     return folder

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
-from gpuprobe.errors import MissingExtra
+from gpuprobe.errors import EnvironmentUnavailable, MissingExtra, TooLarge, UnknownValue
 
 if TYPE_CHECKING:
     from gpuprobe.native.session import NativeSession
@@ -34,29 +34,39 @@ def load_gpu(gpu: str, *, endless: bool = False) -> None:
         return  # running the program raises MissingExtra
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.process import load
+    from gpuprobe.torch_support.eager import defer_compiler
 
+    if endless:  # a process for an estimate imports torch's compiler only if the program uses it
+        defer_compiler()
     load(parse_spec(gpu), endless=endless)
 
 
-def load_for_parts(gpu: str) -> None:
+def load_for_parts(gpu: str, without: Mapping[str, str | None] | None = None) -> None:
     """Load the simulated ``gpu`` for parts of this process, as far as that is possible: torch finds
-    it only within `virtual_gpu`. Raises what `load_gpu` raises.
+    it only within `virtual_gpu`. ``without``: as `start_again_with` passes it on. Raises what
+    `load_gpu` raises.
     """
     from gpuprobe.native import hidden
     from gpuprobe.native.session import active
 
     if find_spec("torch") is not None and active() is None:
-        hidden.load(gpu)
+        hidden.load(gpu, without)
 
 
-def start_again_with(gpu: str) -> NoReturn:
+def start_again_with(gpu: str, variable: str) -> NoReturn:
     """Replace this process by one with the same command line that has the simulated ``gpu`` from
-    its start. Raises what `load_gpu` raises, other than `TooLate`.
+    its start. There, the environment's ``variable`` has the variables without that GPU, as JSON.
+    Raises what `load_gpu` raises, other than `TooLate`.
     """
+    import json
+
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.process import environment_with
 
-    os.execve(sys.executable, sys.orig_argv, environment_with(parse_spec(gpu)))
+    environment = environment_with(parse_spec(gpu))
+    before = {name: os.environ.get(name) for name in environment}
+    without = {name: value for name, value in before.items() if value != environment[name]}
+    os.execve(sys.executable, sys.orig_argv, {**environment, variable: json.dumps(without)})
 
 
 def has_gpu() -> bool:
@@ -69,7 +79,7 @@ def has_gpu() -> bool:
 @contextmanager
 def virtual_gpu(
     gpu: str = "h100-80gb",
-    compute: str = "real",
+    compute: str = "auto",
     *,
     conf: str | None = None,
     assume: Sequence[str] = (),
@@ -91,10 +101,11 @@ def virtual_gpu(
 
     ``gpu`` names an entry of the catalogue, or several: ``"2xa100-40gb"``. ``compute="real"``
     computes every value on the CPU, so losses are correct; ``"shapes"`` computes only integers,
-    masks and tensors of up to 1 MiB, so that a large model takes seconds. A line that needs
-    another value raises `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE``
-    (``"train.py:12=false"``). ``conf``: allocator settings, instead of
-    ``PYTORCH_CUDA_ALLOC_CONF``.
+    masks and tensors of up to 1 MiB, so that a large model takes seconds; ``"auto"`` computes all
+    values while they take no more than 256 MiB and about five seconds, then as ``"shapes"``. Other
+    numbers are unknown: they pass as finite, and a line that decides by one ends the context with
+    `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE`` (``"train.py:12=false"``).
+    ``conf``: allocator settings, instead of ``PYTORCH_CUDA_ALLOC_CONF``.
 
     Raises MissingExtra without torch, ConfigError for an unknown GPU and for invalid settings,
     UsageError if torch was imported before, if the process has another simulated GPU, and for an
@@ -104,8 +115,15 @@ def virtual_gpu(
     require_torch("required for the simulated GPU")
     from gpuprobe.native.session import EngineOptions, session
 
-    with session(EngineOptions(gpu, compute, conf, tuple(assume))) as started:
-        yield started
+    try:
+        with session(EngineOptions(gpu, compute, conf, tuple(assume))) as started:
+            yield started
+    except UnknownValue as unknown:
+        raise unknown.error from None
+    except TooLarge as large:
+        raise EnvironmentUnavailable(
+            f"compute={compute!r}: {large}", hint="compute='auto'"
+        ) from None
 
 
 def require_torch(why: str) -> None:

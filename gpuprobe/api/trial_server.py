@@ -48,6 +48,7 @@ def serve(folder: str, gpu: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
+    os.close(null)
     rest = b""
     try:
         while True:
@@ -58,7 +59,7 @@ def serve(folder: str, gpu: str) -> None:
                 rest += more
             line, _, rest = rest.partition(b"\n")
             request = TrialRequest(**json.loads(line))
-            failed = _run(request, wake)
+            failed = _run(request, wake, (wake, alarm, results))
             if failed is None:
                 return
             os.write(results, json.dumps({"failed": failed}).encode() + b"\n")
@@ -67,7 +68,8 @@ def serve(folder: str, gpu: str) -> None:
 
 
 def _warm_up(gpu: str) -> None:
-    """Import the modules that nearly all programs of a check import.
+    """Import the modules that nearly all programs of a check import, torch with the simulated
+    ``gpu``. CUDA is initialised in the forks: it does not survive one.
 
     OpenMP's threads wait passively here: on a busy machine, or one with fewer processors than it
     reports, a run takes a third of the processor time. OpenMP reads the variable when it is loaded;
@@ -80,11 +82,16 @@ def _warm_up(gpu: str) -> None:
         if gpu:
             from gpuprobe.api.simulated_gpu import load_gpu
 
-            load_gpu(gpu)  # the forks initialise CUDA: it does not survive a fork
+            load_gpu(gpu)
         import torch
         import torch.optim
 
-        import gpuprobe.api.watch  # noqa: F401
+        import gpuprobe.api.check
+        import gpuprobe.api.recordings
+        import gpuprobe.sampler.recorder
+
+        if gpu:
+            import gpuprobe.native.values.session  # noqa: F401
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
     if own:
@@ -93,12 +100,17 @@ def _warm_up(gpu: str) -> None:
     gc.freeze()  # the pages stay shared with the forks
 
 
-def _run(request: TrialRequest, wake: int) -> str | None:
-    """Run one program. Returns why it failed, "" if it did not, None if the check has ended."""
+def _run(request: TrialRequest, wake: int, own: Sequence[int]) -> str | None:
+    """Run one program. Returns why it failed, "" if it did not, None if the check has ended.
+    ``own``: the descriptors of this process that the program does not get.
+    """
     child = os.fork()
     if child == 0:
         try:
             os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for descriptor in own:
+                os.close(descriptor)
             _program(request)
         except BaseException as error:  # noqa: BLE001 - it ends the process below
             with contextlib.suppress(OSError):
@@ -135,15 +147,14 @@ def _run(request: TrialRequest, wake: int) -> str | None:
 
 def _program(request: TrialRequest) -> None:
     """Run the program in its copy of the project, in this process, and write its figures."""
-    signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
+    os.dup2(1, 0)  # the null device, to read and write
     os.chdir(request.folder)
     sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
-    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stdout = open(1, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
     for name in ("PYTHONPATH", "PWD"):
         if name in os.environ:
             os.environ[name] = moved(os.environ[name], request.root, request.tree)

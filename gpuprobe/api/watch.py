@@ -16,7 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from gpuprobe.errors import DataError, MissingExtra, UsageError
+from gpuprobe.errors import (
+    DataError,
+    EnvironmentUnavailable,
+    Measured,
+    MissingExtra,
+    TooLarge,
+    UnknownValue,
+    UsageError,
+)
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.session import Step
     from gpuprobe.model.trace import MemoryTrace
+    from gpuprobe.native.session import NativeSession
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.base import Sink
     from gpuprobe.sampler.program import Program
@@ -115,14 +124,17 @@ def _recorder(sink: Sink, **settings: Any) -> Recorder:
     return Recorder(sink, convert=_convert, **settings)
 
 
-def _child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
+def child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
     from gpuprobe.recording.writer import RecordingWriter
 
     return RecordingWriter.create(path, rank=rank, world_size=ranks)
 
 
-def _silent(text: str) -> None:
-    """Print no warnings in processes that the program starts: the recording has them."""
+def child_recorder(sink: Sink, **settings: Any) -> Recorder:
+    """The recorder of a process that a recorded program or command starts."""
+    trace_steps = settings["trace_steps"]
+    level = "trace" if trace_steps else settings.pop("level")
+    return _recorder(sink, **{**settings, "level": level})
 
 
 class _Notifying:
@@ -277,10 +289,11 @@ def run(
     force: bool = False,
     warn: Callable[[str], None] | None = None,
     gpu: str | None = None,
-    compute: str = "real",
+    compute: str = "auto",
     hazards: bool = False,
     trace_steps: str = "",
     on_step: Callable[[Step], None] | None = None,
+    measure: bool = False,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
@@ -288,7 +301,9 @@ def run(
     simulated GPU that the program finds (``"h100-80gb"``, ``"2xa100-40gb"``); ``compute`` is as
     for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA, or
     on a simulated H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
-    raise; an exception of the program is in the result.
+    raise; an exception of the program is in the result. With ``measure`` and ``compute="real"``, a
+    large program makes its first step without values, so that their cost is known: Measured if they
+    are affordable, and the program must run again from its start, without a recording.
     """
     if gpu is not None:
         from gpuprobe.api.simulated_gpu import require_torch
@@ -297,21 +312,34 @@ def run(
         from gpuprobe.native.session import EngineOptions
         from gpuprobe.native.session import session as session_of
 
-        with session_of(EngineOptions(gpu, compute)) as session:
+        with session_of(EngineOptions(gpu, compute, measure=measure)) as session:
             session.read_unknown_as_nan()  # the result reports it
-            result = run(
-                loaded,
-                output,
-                level=level,
-                force=force,
-                warn=warn,
-                hazards=hazards,
-                trace_steps=trace_steps,
-                on_step=on_step,
+            result = _recorded(
+                loaded, output, level, force, warn, hazards, trace_steps, on_step, session
             )
-            return result._replace(assumed=tuple(session.assumed))
+        if isinstance(result.error, (TooLarge, Measured)):
+            shutil.rmtree(output)
+            if isinstance(result.error, Measured):
+                raise result.error.with_traceback(None)
+            text = f"--compute {compute}: {result.error}"
+            raise EnvironmentUnavailable(text, hint="--compute auto")
+        return result._replace(assumed=tuple(session.assumed))
+    return _recorded(loaded, output, level, force, warn, hazards, trace_steps, on_step, None)
+
+
+def _recorded(
+    loaded: Runnable,
+    output: Path,
+    level: str,
+    force: bool,
+    warn: Callable[[str], None] | None,
+    hazards: bool,
+    trace_steps: str,
+    on_step: Callable[[Step], None] | None,
+    session: NativeSession | None,
+) -> RunResult:
+    """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.processes.started import following_started
     from gpuprobe.sampler.program import signals_restored
 
     children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
@@ -330,7 +358,7 @@ def run(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
         recorder.set_argv(loaded.argv)
-        stack.enter_context(following_started(lambda: children.follow(recorder, stack)))
+        children.follow(recorder, stack)
         when_imported("torch", lambda: children.start(recorder, stack))
         try:
             with signals_restored(until_exit=True):
@@ -338,7 +366,10 @@ def run(
         except SystemExit as exit_:
             code, error = _exit_code(exit_)
         except BaseException as raised:  # noqa: BLE001 - in the result, not swallowed
-            code, error = 1, raised
+            code, error = 1, raised.error if isinstance(raised, UnknownValue) else raised
+        refused = None if session is None else session.refused()
+        if refused is not None and error is None:  # the program caught it
+            code, error = 1, refused
         if found is not None and (error is not None or code):
             from gpuprobe.hazards.findings.results import ending
 
@@ -347,11 +378,16 @@ def run(
         started = children.notes()
     for finding in found.findings if found is not None else ():
         recorder.found(finding)
+    for text in () if session is None else session.assumed:
+        recorder.blind_spot(BlindSpot(text, _ASSUMED))
     children.report(recorder, started)
     recorder.finish()
     return RunResult(
         code, error, found, spawned=tuple(children.recordings()), children=len(started)
     )
+
+
+_ASSUMED = "assumed on the simulated GPU; on a real one the program may differ from there on"
 
 
 class _StartedProcesses:
@@ -405,14 +441,15 @@ class _StartedProcesses:
         stack.callback(_remove, folder, os.getpid())
         rank, _, count = ranks()
         make = functools.partial(
-            _recorder,
-            level="trace" if self._trace_steps else self._level,
+            child_recorder,
+            level=self._level,
             trace_steps=self._trace_steps,
             argv=self._argv,
-            warn=_silent,
         )
+        os.environ[recorded.NOTES] = str(folder)
+        stack.callback(os.environ.pop, recorded.NOTES, None)
         job = recorded.Children(
-            self._output, self._first_job, rank, count, folder, _child_writer, make
+            self._output, self._first_job, rank, count, folder, child_writer, make
         )
         stack.enter_context(children.following(job))
 
@@ -426,7 +463,12 @@ class _StartedProcesses:
 
     @staticmethod
     def report(recorder: Recorder, notes: Mapping[int, str]) -> None:
-        """Record a blind spot for the processes that are not recorded."""
+        """Record which processes are not recorded, or not completely."""
+        from gpuprobe.sampler.processes.recorded import ENDED_EARLY
+
+        recorder.incomplete_processes = sorted(
+            process for process, text in notes.items() if text and text != ENDED_EARLY
+        )
         for reason, count in Counter(text for text in notes.values() if text).items():
             processes = "1 process that uses" if count == 1 else f"{count} processes that use"
             recorder.blind_spot(
@@ -519,6 +561,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         command = f"gpuprobe report {shlex.quote(shown)}"
         where = f"recording of {world_size} ranks: {shown}   ({command})"
         return [where] if rank == 0 else []
+    from gpuprobe.analysis.completeness import missing_parts
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
     from gpuprobe.reporters.sections.report import (
@@ -531,13 +574,16 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
 
-    report = summarize(load(output), top=3)
+    recording = load(output)
+    report = summarize(recording, top=3)
     style = Style(width=width, cwd=report.session.cwd)
     failed = ended_out_of_memory(report)
     lines = [style.relative(failure_text(report))] if failed else []
-    if report.peak.measure is None:
+    missing = missing_parts(recording, ended=True)  # this process has closed it
+    lines += [f"the recording is incomplete: {text}" for text in missing[:1]]
+    if report.peak.measure is None and not missing:
         lines.append("nothing was recorded: no training step of torch was detected")
-    else:
+    elif report.peak.measure is not None:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
         lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]

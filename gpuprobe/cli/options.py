@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from gpuprobe.api.render import FORMATS, formats_of
 from gpuprobe.cli import output, stderr
 from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
 
 
 class Target(NamedTuple):
@@ -250,7 +251,7 @@ def _descriptor_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
     try:
         os.fstat(_STDERR)
-        kept = os.dup(_STDOUT)
+        kept = KeptDescriptor(os.dup(_STDOUT))
     except OSError:
         yield
         return
@@ -258,8 +259,16 @@ def _descriptor_to_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        os.dup2(kept, _STDOUT)
-        os.close(kept)
+        with contextlib.suppress(LostDescriptor):
+            os.dup2(kept.number, _STDOUT)
+    try:
+        kept.status()
+    except LostDescriptor:
+        raise ProgramFailed(
+            "the program closed all descriptors: the result cannot be printed",
+            hint="close only those that the program has opened",
+        ) from None
+    kept.close()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ waits for the result; without one the command has failed.
 from __future__ import annotations
 
 import faulthandler
+import mmap
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from types import FrameType
 
 from gpuprobe.cli import exit_codes, status_line, stderr
 from gpuprobe.code_origin import PACKAGE
+from gpuprobe.model.io.descriptors import KeptDescriptor
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -31,33 +33,30 @@ def supervised(command: Callable[[], int]) -> int:
     The caller must have no thread and must not have imported torch: neither survives a fork. If
     the process ends without a result, the exit code is that of a program that failed.
     """
-    reading, writing = os.pipe()
+    result = mmap.mmap(-1, 2)  # shared: whether there is a result, and the exit code
     stacks = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - both processes hold it
     progress = status_line.PROGRESS = status_line.Progress()
     child = os.fork()
     if child == 0:
-        os.close(reading)
+        kept = KeptDescriptor(os.dup(stacks.fileno()))
+        stacks.close()
         if not faulthandler.is_enabled():  # otherwise the user has enabled it
-            faulthandler.enable(stacks)
+            faulthandler.enable(kept.number)
         try:
-            result = command()
+            code = command()
         except SystemExit as end:  # argparse: help, or invalid options
-            result = int(end.code or 0)
-        os.write(writing, bytes([result]))
-        os.close(writing)
-        return result
-    os.close(writing)
+            code = int(end.code or 0)
+        result[:] = bytes([1, code])
+        return code
     with progress.printed():
         status, received = _wait(child)
-    with open(reading, "rb", buffering=0) as stream:  # noqa: PTH123 (a descriptor)
-        os.set_blocking(reading, False)  # a process left by the program may have it open
-        code = stream.read(1)
+    measured, code = result[:]
     if received and os.WIFSIGNALED(status) and os.WTERMSIG(status) == received:
         signal.signal(received, signal.SIG_DFL)  # as without the child process
         os.kill(os.getpid(), received)
     ended = os.waitstatus_to_exitcode(status)
-    if code:
-        return ended if ended > 0 else code[0]
+    if measured:
+        return ended if ended > 0 else code
     how = f"by {signal.Signals(-ended).name}" if ended < 0 else f"with exit code {ended}"
     with stacks:
         stacks.seek(0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
@@ -19,8 +22,9 @@ if TYPE_CHECKING:
 
 Request = socket.socket | tuple[bytes, socket.socket]
 
-_MOST = 32  # simultaneous connections; further ones are closed
-_IDLE = 5.0  # seconds after which a connection that sends nothing is closed
+_MOST = 32  # simultaneous connections
+_TO_REQUEST = 5.0  # seconds in which a client must have sent its whole request
+_TO_RESPOND = READ_TIMEOUT + 5.0  # seconds until the client must have received the whole response
 
 _INDEX = """<!doctype html><html lang="en"><meta charset="utf-8"><title>gpuprobe</title>
 <p><a href="metrics">metrics</a> of this machine's GPUs and runs, for Prometheus</p></html>
@@ -98,7 +102,27 @@ class MetricsServer:
         self._server.server_close()
 
 
+@dataclass
+class _Connection:
+    """A connection. ``deadline``: when it is closed, by the monotonic clock."""
+
+    request: socket.socket
+    local: bool
+    deadline: float
+    waiting: bool = True  # for its request
+
+    def close(self) -> None:
+        """End it, in whichever call its thread waits."""
+        with contextlib.suppress(OSError):  # the client has disconnected
+            self.request.shutdown(socket.SHUT_RDWR)
+
+
 class _Server(ThreadingHTTPServer):
+    """Connections are bounded and have deadlines, so that none can keep others from being served.
+    One too many replaces the oldest that has not sent its request; a client on another machine does
+    not replace one on this machine.
+    """
+
     daemon_threads = True
     request_queue_size = 4 * _MOST
     block_on_close = False  # a scrape that waits for the driver must not delay the end
@@ -107,7 +131,8 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
         self.address_family = family
-        self._free = threading.BoundedSemaphore(_MOST)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, _Connection] = {}  # the oldest first
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -115,17 +140,51 @@ class _Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "gpuprobe", int(self.server_address[1])
 
+    def service_actions(self) -> None:
+        """Close connections whose deadline has passed. Called ten times a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [one for one in self._open.values() if one.deadline < now]
+        for one in late:
+            one.close()
+
     def process_request(self, request: Request, client_address: object) -> None:
-        if not self._free.acquire(blocking=False):
+        assert isinstance(request, socket.socket)
+        local = _is_loopback(client_address)
+        connection = _Connection(request, local, time.monotonic() + _TO_REQUEST)
+        with self._lock:
+            replaced = self._to_replace(local) if len(self._open) >= _MOST else None
+            admitted = replaced is not None or len(self._open) < _MOST
+            if replaced is not None:
+                del self._open[replaced.request]
+            if admitted:
+                self._open[request] = connection
+        if replaced is not None:
+            replaced.close()
+        if admitted:
+            super().process_request(request, client_address)
+        else:
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+
+    def _to_replace(self, local: bool) -> _Connection | None:
+        waiting = [one for one in self._open.values() if one.waiting and (local or not one.local)]
+        return min(waiting, key=lambda one: (one.local, one.deadline), default=None)
+
+    def requested(self, request: socket.socket) -> None:
+        """The whole request was received."""
+        with self._lock:
+            connection = self._open.get(request)
+            if connection is not None:
+                connection.waiting = False
+                connection.deadline = time.monotonic() + _TO_RESPOND
 
     def process_request_thread(self, request: Request, client_address: object) -> None:
+        assert isinstance(request, socket.socket)
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._lock:
+                self._open.pop(request, None)
 
     def handle_error(self, request: Request, client_address: object) -> None:
         import sys
@@ -139,9 +198,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = f"gpuprobe/{__version__}"
     sys_version = ""
-    timeout = _IDLE
+    timeout = _TO_RESPOND
 
     def do_GET(self) -> None:
+        self.server.requested(self.connection)
         path = self.path.partition("?")[0]
         if path == "/metrics":
             from gpuprobe.reporters.metrics.prometheus import CONTENT_TYPE, render
@@ -174,3 +234,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: a line for each scrape has no use."""
+
+
+def _is_loopback(address: object) -> bool:
+    host = str(address[0]) if isinstance(address, tuple) else ""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0].removeprefix("::ffff:")).is_loopback
+    except ValueError:
+        return False

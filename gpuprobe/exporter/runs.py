@@ -199,4 +199,4 @@ def _state(totals: RankTotals, written: bool, alone: bool) -> str:
     alive = is_alive(RankRecording(totals.session, totals.environment))
     if alive or (written and (alone or alive is None)):
         return "running"
-    return "unknown" if alive is None else "killed"
+    return "unknown" if alive is None else "incomplete"

@@ -106,9 +106,16 @@ def write_runs(
 ) -> None:
     """Write baselines by the names of their runs, atomically, with ``tolerance``. Tolerances of
     existing baselines and the baselines of other runs are preserved. Raises UsageError if the file
-    cannot be written, DataError if the existing file is not a baseline."""
+    cannot be written, DataError if the existing file is not a baseline, or if the recording of a
+    baseline is incomplete."""
     from gpuprobe.analysis.baseline import dumps_runs, merged_tolerances
 
+    for baseline in baselines.values():
+        if baseline.missing:
+            raise DataError(
+                f"the recording is incomplete: {baseline.missing[0]}",
+                hint="a baseline of a part of the run would accept less than the run needs",
+            )
     existing = {name: replaced_baseline(path, name)[1] for name in baselines}
     others: dict[str, Baseline] = {}
     if Path(path).exists():

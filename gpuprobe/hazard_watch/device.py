@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gpuprobe.hazard_watch.host_integers import HostIntegers
 from gpuprobe.hazard_watch.node_streams import NodeStreams
 from gpuprobe.hazards.footprint import Footprint
+from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import unhandled
 from gpuprobe.torch_support.tensors import storage_key
 
@@ -97,7 +98,7 @@ class EarlierBlocks:
         # own: Python before 3.12 aborts when none is left.
         found = sorted(
             (block["address"], segment["stream"])
-            for segment in torch.cuda.memory._snapshot()["segments"]
+            for segment in history.read()["segments"]
             for block in segment["blocks"]
             if block["state"] == "active_allocated" and "address" in block
         )

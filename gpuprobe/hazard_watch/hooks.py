@@ -34,6 +34,7 @@ from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.events import StreamWait
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
 
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
@@ -48,6 +49,7 @@ def install(source: EventSource, patches: Patches) -> None:
     for part in (source.collectives, source.processes, source.blocks, source.creations):
         part.install(patches)
     patches.add(watch(source.operator))
+    patches.add(history.install())
     if torch.cuda.is_initialized():
         for index in source.machine.devices:
             source.machine.switched(index, source.machine.stream(index))

@@ -31,7 +31,8 @@ _SKIP: Final = (
     warnings.__file__,
 )
 
-_new: Final = tuple.__new__  # half the time of calling a named tuple's class
+_MOST_SITES: Final = 4096
+_sites: dict[tuple[int, int], CodePosition] = {}  # by id of the code, and instruction: one of each
 _skipped: dict[str, bool] = {}  # by file name: whether it is torch's, Python's or ours
 
 
@@ -64,7 +65,16 @@ def site_at_hand() -> CodePosition | None:
     frame = _innermost(sys._getframe(2))
     if frame is None and backward_frames:
         frame = _innermost(backward_frames[-1])
-    return None if frame is None else _new(CodePosition, (frame.f_code, frame.f_lasti))
+    if frame is None:
+        return None
+    code = frame.f_code
+    key = id(code), frame.f_lasti
+    site = _sites.get(key)
+    if site is None:  # whose code is alive, so that no other has its id
+        if len(_sites) >= _MOST_SITES:
+            _sites.clear()
+        site = _sites[key] = CodePosition(code, key[1])
+    return site
 
 
 def _innermost(frame: FrameType | None) -> FrameType | None:

@@ -6,9 +6,9 @@ import operator
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter  # a program may replace `time.perf_counter`
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -173,13 +173,13 @@ class EventSource(StreamSource):
         """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
         if torch.is_grad_enabled():
             self.guarded(self.machine.leaves_used, args, kwargs, _below)
-        began = time.perf_counter()
+        began = perf_counter()
         try:
             result = below(func, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised again
             del args, kwargs
             raise passed_on(error)  # noqa: B904 - the same one
-        seconds = time.perf_counter() - began
+        seconds = perf_counter() - began
         self.guarded(self.operator_returned, func, args, kwargs, result, seconds)
         return result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Final, Literal, NamedTuple
@@ -12,6 +12,7 @@ from gpuprobe.hazards.events import HOST, Operator, Site
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.model.rules import Rule
 
+_NONE: Final[frozenset[int]] = frozenset()
 FEW: Final = 8
 """Accesses that a block keeps before it is worth pruning them."""
 
@@ -130,11 +131,11 @@ class TrackedBlock:
         self.private = private  # in a CUDA graph's own pool
         self.writes: list[Access] = []
         self.reads: list[Access] = []
-        self.inherited: list[Access] = []  # of the former owners of its bytes
+        self.inherited: Sequence[Access] = ()  # of the former owners of its bytes
         self.reusable: tuple[Access, ...] = ()  # of memory that this block could have got
         self.history = BlockHistory()
         self.most_reads = self.most_writes = FEW  # before they are pruned
-        self.recorded: set[int] = set()  # actors of `RecordStream`
+        self.recorded: frozenset[int] = _NONE  # actors of `RecordStream`
         self.graphs: tuple[int, ...] = ()  # captured graphs that use it
 
     def uses(self) -> list[Access]:

@@ -30,9 +30,9 @@ from gpuprobe.hazards.accesses import (
 from gpuprobe.hazards.events import ADDED, HOST, Event, Launch, Site
 from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.freed import FreedBytes, LatentReuse
+from gpuprobe.hazards.log import EventLog
 from gpuprobe.model.rules import Rule
 
-_LOG: Final = 50_000
 _PLACES: Final = 2048
 """Places of one block that are kept apart; beyond, neighbours are merged."""
 _new: Final = tuple.__new__  # half the time of calling a named tuple's class
@@ -72,8 +72,8 @@ class LegacyDefault:
 
 
 class Engine:
-    """Checks a run, event by event. ``keep_log`` keeps the last 50,000 events, so that a fix can be
-    verified by replaying them.
+    """Checks a run, event by event. ``keep_log`` keeps the events in an `EventLog`, so that a fix
+    can be verified by replaying them.
     """
 
     def __init__(self, *, keep_log: bool = True) -> None:
@@ -98,9 +98,7 @@ class Engine:
         self.self_waits: list[Sync] = []
         self.operations = 0
         self.unknown_events = 0
-        self._keep_log = keep_log
-        self._log: list[Event] = []
-        self.log_complete = True
+        self._log = EventLog() if keep_log else None
         self.replays = False  # a log: each race is reported, not each pair of sites
         # The program's names for the tensors that a place uses on another stream than their own.
         self.tensor_names: dict[Site, tuple[str, ...]] = {}
@@ -109,12 +107,8 @@ class Engine:
 
     def apply(self, event: Event) -> None:
         """Check an event, and append it to the log."""
-        if self._keep_log:
-            if len(self._log) < _LOG:
-                self._log.append(event)
-            else:
-                self._log.clear()
-                self._keep_log = self.log_complete = False
+        if self._log is not None:
+            self._log.add(event)
         _HANDLERS[type(event)](self, event)
 
     # -- actors and clocks
@@ -219,7 +213,7 @@ class Engine:
         # A block that was never touched passes on what it had inherited itself.
         kept = [
             access
-            for access in block.writes + block.reads + block.inherited
+            for access in (*block.writes, *block.reads, *block.inherited)
             if host[access.actor] < access.time
         ]
         for actor in block.recorded:
@@ -242,12 +236,12 @@ class Engine:
     def _record_stream(self, event: events.RecordStream) -> None:
         block = self._blocks.get(event.address)
         if block is not None and event.actor != block.owner:
-            block.recorded.add(event.actor)
+            block.recorded |= {event.actor}
 
     def _forget_stream(self, event: events.ForgetStream) -> None:
         block = self._blocks.get(event.address)
         if block is not None:
-            block.recorded.discard(event.actor)
+            block.recorded -= {event.actor}
 
     # -- work
 
@@ -424,7 +418,7 @@ class Engine:
                 first,
                 second,
                 block.address,
-                log_index=len(self._log) - 1 if self._keep_log else -1,
+                log_index=len(self._log) - 1 if self._log is not None else -1,
                 syncs=tuple(near[-8:]),
                 owner=block.owner,
                 later=self._time(first.actor) - first.time,
@@ -535,9 +529,13 @@ class Engine:
 
     def log_before(self, race: Race) -> Sequence[Event]:
         """The events up to the race's second access; none if the log does not reach that far."""
-        if race.log_index < 0 or not self.log_complete:
+        if self._log is None or not self._is_logged(race):
             return ()
-        return self._log[: race.log_index + 1]
+        return tuple(self._log.first(race.log_index + 1))
+
+    def _is_logged(self, race: Race) -> bool:
+        """Whether the log reaches from the start to the race."""
+        return self._log is not None and self._log.complete and race.log_index >= 0
 
     def replayed(self, repaired: RepairedLog, last: int) -> Engine:
         """Another engine after the log, up to event ``last``, with a repair."""
@@ -546,13 +544,14 @@ class Engine:
         other.legacy.blocking = self.legacy.blocking
         for device, number in self.names[1:]:
             other.stream(device, number)
-        for event in repaired(other, enumerate(self._log[: last + 1])):
+        log = () if self._log is None else self._log.first(last + 1)
+        for event in repaired(other, enumerate(log)):
             other.apply(event)
         return other
 
     def fixed_races(self, repaired: RepairedLog, races: Sequence[Race]) -> list[Race]:
         """Those of ``races`` that a repaired log does not have."""
-        if not self.log_complete or any(race.log_index < 0 for race in races):
+        if any(not self._is_logged(race) for race in races):
             return []
         other = self.replayed(repaired, max(race.log_index for race in races))
         if any(race.rule is rules.LATENT for race in races):
@@ -564,7 +563,7 @@ class Engine:
         """Whether a repaired log has neither the race nor one with an access that the repair adds.
         None: the log does not reach that far.
         """
-        if not self.log_before(race):
+        if not self._is_logged(race):
             return None
         other = self.replayed(repaired, race.log_index)
         if race.rule is rules.LATENT:

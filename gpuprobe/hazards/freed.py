@@ -38,7 +38,7 @@ class FreedBytes:
             insort(self._starts, address)
         self._found[address] = (size, accesses)
 
-    def take(self, address: int, size: int) -> list[Access]:
+    def take(self, address: int, size: int) -> Sequence[Access]:
         """Remove bytes that have a new owner; return what it inherits. Bytes around them stay."""
         starts, found = self._starts, self._found
         if address in found:
@@ -52,6 +52,8 @@ class FreedBytes:
         if first < 0 or self._end(starts[first]) <= address:
             first += 1
         after = bisect_left(starts, end, first)
+        if first == after:
+            return ()
         inherited: list[Access] = []
         around: list[int] = []
         for start in starts[first:after]:

@@ -46,7 +46,9 @@ class RankError:
 
 @record(frozen=True)
 class RecordingInfo:
-    """What was read. ``status`` is the worst of the ranks', ``error`` the first of theirs."""
+    """What was read. ``status`` is the worst of the ranks', ``error`` the first of theirs;
+    ``missing``: what is missing from it, a sentence each.
+    """
 
     name: str
     path: str
@@ -54,6 +56,7 @@ class RecordingInfo:
     format_version: tuple[int, int]
     status: Status
     error: RankError | None
+    missing: tuple[str, ...] = ()
 
 
 @record(frozen=True)

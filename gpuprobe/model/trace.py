@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpuprobe.model.memory import Segment, TraceAction
 from gpuprobe.model.record import record
@@ -100,6 +100,30 @@ class StackTable:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+MOST_DEPTH: Final = 2048
+"""Frames of a stack, of the trace that a file is decoded to. Python stops a recursion at 1,000, but
+a file may describe any depth, and everything that shows stacks takes time and memory for each."""
+
+
+def left_out(frames: int) -> Frame:
+    """The last frame of a stack whose outermost ``frames`` are left out: every view shows it."""
+    return Frame("", 0, f"({frames:,} outer frames left out)")
+
+
+def with_most_depth(table: StackTable) -> StackTable:
+    """The table with stacks of at most `MOST_DEPTH` frames; the same if it has no deeper ones."""
+    if max(map(len, table.stacks)) <= MOST_DEPTH:
+        return table
+    frames = [*table.frames]
+    stacks = []
+    for stack in table.stacks:
+        if len(stack) > MOST_DEPTH:
+            frames.append(left_out(len(stack) - MOST_DEPTH + 1))
+            stack = (*stack[: MOST_DEPTH - 1], len(frames) - 1)
+        stacks.append(stack)
+    return StackTable.of(table.strings, frames, stacks)
 
 
 # name -> array typecode. 'Q' 8-byte unsigned, 'q' 8-byte signed, 'I' 4-byte unsigned,

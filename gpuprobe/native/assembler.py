@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuprobe.model.io.files import atomic_write
+from gpuprobe.native.libraries import ensure_own
 
 _NAME: Final = "gpuprobe-ptxas-"
 _VARIABLES: Final = {
@@ -83,5 +84,6 @@ def _write(folder: Path, caches: Mapping[str, str], real: str) -> Path:
     if not target.exists():
         with atomic_write(target) as stream:
             stream.write(text.encode())
-            os.fchmod(stream.fileno(), 0o755)
+            os.fchmod(stream.fileno(), 0o700)
+    ensure_own(target)
     return target

@@ -10,8 +10,9 @@ wait for; on the native engine there is not.
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
+import os
+from contextlib import suppress
+from time import monotonic, sleep
 from typing import Final
 
 NAME: Final = "pt_autograd"
@@ -21,7 +22,11 @@ torch/csrc/autograd/engine.cpp, since torch 2.5."""
 MOST: Final = 2.0
 """The longest delay of the end of a process, in seconds."""
 
-_THREADS: Final = Path("/proc/self/task")
+_THREADS: Final = "/proc/self/task"
+
+# At exit these are what the program has made them.
+_list: Final = os.listdir
+_open: Final = open
 
 
 def wait_until_idle(seconds: float = MOST) -> None:
@@ -29,25 +34,26 @@ def wait_until_idle(seconds: float = MOST) -> None:
     it while Python's lock can still be taken, for example at exit. Linux only.
     """
     threads = _threads()
-    until = time.monotonic() + seconds
+    until = monotonic() + seconds
     checks_idle = 0
     # A thread that waits for the lock sleeps as well: it gets the lock while this one sleeps.
-    while threads and checks_idle < 2 and time.monotonic() < until:
-        time.sleep(0.001)
+    while threads and checks_idle < 2 and monotonic() < until:
+        sleep(0.001)
         checks_idle = 0 if any(map(_is_busy, threads)) else checks_idle + 1
 
 
-def _threads() -> list[Path]:
-    return [folder for folder in _THREADS.iterdir() if _text(folder / "comm").startswith(NAME)]
+def _threads() -> list[str]:
+    """The folders of the threads."""
+    folders = [f"{_THREADS}/{number}" for number in _list(_THREADS)]
+    return [folder for folder in folders if _text(f"{folder}/comm").startswith(NAME)]
 
 
-def _is_busy(thread: Path) -> bool:
+def _is_busy(thread: str) -> bool:
     """Whether the thread runs or is about to; see proc_pid_stat(5): the state follows the name."""
-    return _text(thread / "stat").rpartition(") ")[2][:1] in {"R", "D"}
+    return _text(f"{thread}/stat").rpartition(") ")[2][:1] in {"R", "D"}
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # the thread has ended
-        return ""
+def _text(path: str) -> str:
+    with suppress(OSError), _open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""  # the thread has ended

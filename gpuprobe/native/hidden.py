@@ -28,8 +28,9 @@ _hidden = False
 _patches: Final = Patches()
 
 
-def load(gpu: str) -> None:
-    """Load a simulated GPU, before torch, which torch does not find until `show`. Raises what
+def load(gpu: str, without: Mapping[str, str | None] | None = None) -> None:
+    """Load a simulated GPU, before torch, which torch does not find until `show`. ``without``: the
+    variables of the environment without the GPU, if this process has started with it. Raises what
     `gpuprobe.native.process.load` raises.
     """
     global _without
@@ -37,7 +38,8 @@ def load(gpu: str) -> None:
     process.load(parse_spec(gpu))
     if _without is None:
         names = {**before, **os.environ}
-        _without = {n: before.get(n) for n in names if before.get(n) != os.environ.get(n)}
+        changed = {n: before.get(n) for n in names if before.get(n) != os.environ.get(n)}
+        _without = {**changed, **(without or {})}
         when_imported("torch", _follow)
         hide()
 

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
-from gpuprobe.native.libraries import TorchBuild, cache_folder, torch_build
+from gpuprobe.native.libraries import TorchBuild, cache_folder, ensure_own, torch_build
 
 
 def folder_for(release: str) -> Path:
@@ -25,8 +25,13 @@ def folder_for(release: str) -> Path:
 
 
 def installed(release: str) -> TorchBuild | None:
-    """The build with CUDA of a release that was installed here; None if there is none."""
-    return torch_build(folder_for(release) / "torch")
+    """The build with CUDA of a release that was installed here; None if there is none. Raises
+    EnvironmentUnavailable if others can change it."""
+    folder = folder_for(release) / "torch"
+    found = torch_build(folder)
+    if found is not None:
+        ensure_own(folder / "version.py", folder / "__init__.py")
+    return found
 
 
 def release_here() -> str:

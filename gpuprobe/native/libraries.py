@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuprobe.errors import DataError, EnvironmentUnavailable
+from gpuprobe.model.io.trust import changeable_by, private_folder
 from gpuprobe.native.answers import export_of, stem_of, vendor_of
 from gpuprobe.native.elf import MACHINES, Export, Library, Needed, library_bytes, read_library
 
@@ -104,33 +105,52 @@ def _requirements(site: Path, version: str) -> dict[str, str]:
 
 def cache_folder() -> Path:
     """Where libraries are kept: ``$XDG_CACHE_HOME/gpuprobe/native``, or a private folder for
-    temporary files where that cannot be written.
+    temporary files where that cannot be written, or other users could change it (the home of
+    another user, for root). Raises EnvironmentUnavailable if that is the case of both.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "gpuprobe" / "native"
+    if not set(" :") & set(str(folder)):  # LD_PRELOAD is separated by them
+        try:
+            folder.parent.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(folder.parent)
+            private_folder(folder)
+            if os.access(folder, os.W_OK):
+                return folder
+        except OSError:
+            pass
+    # Code is next to libraries.
+    folder = Path(tempfile.gettempdir()) / f"gpuprobe-{os.getuid()}" / "native"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    if writable and not set(" :") & set(str(folder)):  # LD_PRELOAD is separated by them
-        return folder
-    folder = Path(tempfile.gettempdir()) / f"gpuprobe-{os.getuid()}"  # code is next to libraries
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        mine = folder.stat()
+        private_folder(folder.parent)
+        return private_folder(folder)
+    except PermissionError as error:
+        raise EnvironmentUnavailable(
+            f"{folder} cannot be used: {error.strerror}",
+            hint="set XDG_CACHE_HOME to a folder of your own",
+        ) from None
     except OSError as error:
         raise EnvironmentUnavailable(
             f"simulated GPUs have no folder for their libraries: {error}",
             hint="set XDG_CACHE_HOME to a folder that can be written",
         ) from None
-    if mine.st_uid != os.getuid() or mine.st_mode & 0o022:
-        raise EnvironmentUnavailable(
-            f"{folder} can be written by others",
-            hint="set XDG_CACHE_HOME to a folder of your own",
-        )
-    (folder / "native").mkdir(exist_ok=True)
-    return folder / "native"
+
+
+def ensure_own(*paths: Path) -> None:
+    """Check that no other user can change what is loaded or executed from these paths.
+
+    Raises EnvironmentUnavailable for one that others can change, or that does not exist.
+    """
+    for path in paths:
+        try:
+            reason = changeable_by(path)
+        except OSError as error:
+            reason = f"{path}: {error.strerror or error}"
+        if reason:
+            raise EnvironmentUnavailable(
+                f"what is kept for the native engine cannot be used: {reason}",
+                hint=f"delete {path}, or set XDG_CACHE_HOME to a folder of your own",
+            )
 
 
 def _digest() -> str:
@@ -171,6 +191,7 @@ def core() -> Path:
     target = cache_folder() / f"runtime-{_digest()}" / CORE
     if not target.exists():
         compile_core(target)
+    ensure_own(target)
     return target
 
 
@@ -202,7 +223,7 @@ def compile_core(target: Path) -> None:
             "the simulated GPU has to be compiled, and there is no C compiler",
             hint="install one (Debian and Ubuntu: apt install gcc)",
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _replaced(target) as partial:
         done = subprocess.run(
             [
@@ -293,12 +314,16 @@ def libraries_for(build: TorchBuild) -> Libraries:
 
 
 def libraries_in(folder: Path) -> Libraries:
-    """The libraries of a folder of the cache. Raises EnvironmentUnavailable where it is gone."""
+    """The libraries of a folder of the cache. Raises EnvironmentUnavailable where it is gone, or
+    others can change it."""
+    ensure_own(folder)
     try:
         names = (folder / "libraries.txt").read_text(encoding="utf-8").split()
     except OSError as error:
         raise EnvironmentUnavailable(f"the simulated GPU's libraries are gone: {error}") from None
-    return Libraries(folder / CORE, tuple(folder / name for name in names), folder / PRELOAD)
+    found = Libraries(folder / CORE, tuple(folder / name for name in names), folder / PRELOAD)
+    ensure_own(found.core, *found.others, found.preload)
+    return found
 
 
 def _write_libraries(folder: Path, runtime: Path, build: TorchBuild) -> None:
@@ -310,7 +335,7 @@ def _write_libraries(folder: Path, runtime: Path, build: TorchBuild) -> None:
     )
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial.mkdir(mode=0o700)
     try:
         shutil.copy2(runtime, partial / CORE)
         names = []

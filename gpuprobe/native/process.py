@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import EnvironmentUnavailable, TooLate
+from gpuprobe.model.io.trust import private_folder
 from gpuprobe.model.values import Unavailable
 from gpuprobe.native import autograd_threads
 from gpuprobe.native.libraries import (
@@ -26,9 +28,13 @@ from gpuprobe.native.libraries import (
     libraries_in,
     torch_build,
 )
-from gpuprobe.torch_support.process_gpus import NAME, visible
+from gpuprobe.patching import patch
+from gpuprobe.torch_support.process_gpus import NAME, add_startup, visible
 from gpuprobe.torch_support.process_gpus import NATIVE_SETTINGS as SETTINGS
 
+VALUES: Final = "GPUPROBE_VALUES"
+"""The environment variable with what is computed in processes that inherit the engine, as JSON: see
+`gpuprobe.native.session.NativeSession`."""
 _BLOCKS: Final = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24}
 """Resident blocks of a multiprocessor where it is not 32. Source: CUDA C++ Programming Guide,
 technical specifications per compute capability.
@@ -92,6 +98,7 @@ def add_to_environment(
     What ``LD_PRELOAD`` and ``LD_LIBRARY_PATH`` name already stays in place.
     """
     environment[SETTINGS] = settings
+    add_startup(environment)
     preload = str(libraries.preload)
     before = environment.get("LD_PRELOAD", "")
     if preload not in before.replace(":", " ").split():
@@ -110,11 +117,19 @@ def add_to_environment(
 def compile_caches(folder: Path) -> dict[str, str]:
     """Variables that keep what torch compiles in ``folder``. In the caches of real programs,
     choices between kernels would stay that were made by times on a GPU that computes nothing.
+
+    Raises EnvironmentUnavailable if others can change one of them: what is in it is executed.
     """
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-    }
+    try:
+        return {
+            "TORCHINDUCTOR_CACHE_DIR": str(private_folder(folder / "inductor")),
+            "TRITON_CACHE_DIR": str(private_folder(folder / "triton")),
+        }
+    except OSError as error:
+        raise EnvironmentUnavailable(
+            f"{folder} cannot be used for what torch compiles: {error.strerror or error}",
+            hint="set XDG_CACHE_HOME to a folder of your own",
+        ) from None
 
 
 class LogKind(IntEnum):
@@ -193,6 +208,7 @@ class Runtime:
         self.libraries = libraries
         self.settings = settings
         self._core = core
+        self.collectives = Collectives(core)
         core.gpn_settings_read.restype = ctypes.c_bool
         core.gpn_used.restype = ctypes.c_ulonglong
         core.gpn_unanswered_count.restype = ctypes.c_size_t
@@ -268,6 +284,12 @@ class Runtime:
         count = self._core.gpn_uncomputed_count()
         return tuple(self._core.gpn_uncomputed_name(i).decode() for i in range(count))
 
+    def values_begun(self) -> None:
+        """Values are computed in this process. Without this, one that should compute them reports
+        that it does not.
+        """
+        self._core.gpn_values_begun()
+
     def write_collectives(self, most: int) -> None:
         """Collectives write their results into buffers of up to ``most`` bytes: 1 MiB at first."""
         self._core.gpn_ncclWriteUpTo(most)
@@ -312,6 +334,84 @@ class Runtime:
                 return
 
 
+_PLACE: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Collectives:
+    """The collectives of this process with the other processes of its job."""
+
+    def __init__(self, core: ctypes.CDLL) -> None:
+        self._core = core
+        core.gpn_collectives_issued.argtypes = (ctypes.c_void_p,)
+        core.gpn_collectives_known.restype = ctypes.c_bool
+        core.gpn_collectives_known.argtypes = (ctypes.c_ulonglong, ctypes.c_ulonglong)
+        core.gpn_collectives_unknown.restype = ctypes.c_bool
+        core.gpn_collectives_unknown.argtypes = (ctypes.c_bool,)
+        core.gpn_collectives_play.argtypes = (ctypes.c_void_p,)
+        core.gpn_collectives_captured.argtypes = (ctypes.c_void_p, ctypes.c_int)
+        core.gpn_collectives_place.argtypes = (_PLACE,)
+        core.gpn_ncclAlone.argtypes = (ctypes.c_bool,)
+        self._waiting = ctypes.c_int.in_dll(core, "gpn_collectives_pending")
+        self._place = _PLACE()
+
+    def alone(self, on: bool) -> None:
+        """The other ranks of this process's job are no processes: they are assumed to hold what it
+        holds.
+        """
+        self._core.gpn_ncclAlone(on)
+
+    def name_places(self, place: Callable[[], tuple[str, int]]) -> None:
+        """Name the calls of this process by ``place``: where its program is, and its rank in the
+        whole job, -1 outside one.
+        """
+
+        def write(buffer: int, size: int) -> int:
+            text, rank = place()
+            data = text.encode(errors="replace")[: size - 1] + b"\0"
+            ctypes.memmove(buffer, data, len(data))
+            return rank
+
+        self._place = _PLACE(write)
+        self._core.gpn_collectives_place(self._place)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether results were not taken yet."""
+        return bool(self._waiting.value)
+
+    def settle(self) -> None:
+        """Take all results that were not taken yet. An error is raised at the next use of CUDA."""
+        self._core.gpn_collectives_settle()
+
+    def issued(self) -> tuple[int, int]:
+        """The numbers of the first and the last collective that this thread has called since it
+        called this function before; 0 if there were none.
+        """
+        found = (ctypes.c_ulonglong * 2)()
+        self._core.gpn_collectives_issued(ctypes.byref(found))
+        return found[0], found[1]
+
+    def send_unknown(self, unknown: bool) -> bool:
+        """Whether what this thread sends from now on has no values; returns what it was."""
+        return bool(self._core.gpn_collectives_unknown(unknown))
+
+    def known(self, first: int, last: int) -> bool:
+        """Whether the results of the collectives with these numbers have values. Waits for them."""
+        return bool(self._core.gpn_collectives_known(first, last))
+
+    def captured(self) -> list[int]:
+        """The collectives that this thread has captured in a graph since the last call. The caller
+        plays them.
+        """
+        found = (ctypes.c_void_p * 256)()
+        count = self._core.gpn_collectives_captured(ctypes.byref(found), len(found))
+        return [int(found[i] or 0) for i in range(count)]
+
+    def play(self, captured: int) -> None:
+        """Run one of these, as a replay of its graph does."""
+        self._core.gpn_collectives_play(captured)
+
+
 _loaded: Runtime | None = None
 _preloaded: Runtime | None = None
 
@@ -328,6 +428,23 @@ def loaded() -> Runtime | None:
         if preload is not None and build is not None and build.cuda:
             _loaded = _open(libraries_in(preload.parent), settings)
     return _loaded
+
+
+def when_used(callback: Callable[[], None]) -> None:
+    """Call ``callback``, once, when this process first uses a GPU. torch is imported."""
+    import torch
+
+    cuda: Any = torch.cuda
+    original = cuda._lazy_init
+    pending = [callback]
+
+    @functools.wraps(original)
+    def lazy_init() -> None:
+        if pending and not cuda.is_initialized() and not cuda._is_in_bad_fork():
+            pending.pop()()
+        original()
+
+    patch(cuda, "_lazy_init", lazy_init)
 
 
 def build_to_run() -> TorchBuild | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.errors import TooLate
+from gpuprobe.errors import EnvironmentUnavailable, TooLate, ValueNeeded
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import hidden, process
 from gpuprobe.native.launches import NativeLaunches
+from gpuprobe.native.libraries import libraries_for
 from gpuprobe.native.names import readable
 from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.patching import Patches, when_imported
@@ -51,17 +53,19 @@ class EngineOptions:
     """The simulated GPUs that a program finds, and the options of the simulation.
 
     ``gpu`` names entries of the catalogue: ``"2xa100-40gb"``. ``compute``: ``"real"`` computes all
-    values on the CPU, ``"shapes"`` those of integers, masks and tensors of up to 1 MiB. ``conf``:
-    allocator settings in place of ``PYTORCH_CUDA_ALLOC_CONF``. ``assume``: values for lines that
-    read a value that was not computed, as ``FILE:LINE=VALUE``. ``endless``: devices never run out
-    of memory.
+    values on the CPU, ``"shapes"`` those of integers, masks and tensors of up to 1 MiB, ``"auto"``
+    all while they cost seconds, then as shapes. ``conf``: allocator settings in place of
+    ``PYTORCH_CUDA_ALLOC_CONF``. ``assume``: values for lines that read a value that was not
+    computed, as ``FILE:LINE=VALUE``. ``endless``: devices never run out of memory. ``measure``:
+    with ``real``, a large program makes its first step without values, to know their cost.
     """
 
     gpu: str = "h100-80gb"
-    compute: str = "real"
+    compute: str = "auto"
     conf: str | None = None
     assume: tuple[str, ...] = ()
     endless: bool = False
+    measure: bool = False
 
 
 class SimulatedRank(Protocol):
@@ -90,13 +94,40 @@ def active() -> NativeSession | None:
 
 def current() -> NativeSession | None:
     """The session of this process; None outside a session. A child of a process on the native
-    engine has a session from its start.
+    engine has a session with that one's options from its first use of a GPU.
     """
     global _session
     if _session is None and process.loaded() is not None and not hidden.is_hidden():
-        _session = NativeSession(EngineOptions(), ())
+        inherited = os.environ.get(process.VALUES)
+        given = {} if inherited is None else json.loads(inherited)
+        options = EngineOptions(
+            compute=given.get("compute", "real"), assume=tuple(given.get("assume", ()))
+        )
+        _session = NativeSession(options, (), inherits=inherited is not None)
+        if given.get("reported"):
+            _session.read_unknown_as_nan()
         _session.start()
     return _session
+
+
+def environment_of(options: EngineOptions) -> dict[str, str]:
+    """The variables that have programs run on simulated GPUs. Raises EnvironmentUnavailable
+    where it does not run, ConfigError for an unknown GPU.
+    """
+    build = process.build_to_run()
+    if build is None:
+        raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
+    libraries = libraries_for(build)
+    found = dict(os.environ)
+    settings = process.settings_text(parse_spec(options.gpu), build, endless=options.endless)
+    process.add_to_environment(found, libraries, settings, build)
+    found[process.VALUES] = _passed_on(options, reported=True)
+    return found
+
+
+def _passed_on(options: EngineOptions, *, reported: bool) -> str:
+    """What other processes compute: the value of `process.VALUES`."""
+    return json.dumps({"compute": options.compute, "assume": options.assume, "reported": reported})
 
 
 class NativeSession:
@@ -111,10 +142,13 @@ class NativeSession:
         job: SimulatedRank | None = None,
         *,
         bounded: bool = False,
+        inherits: bool = False,
     ) -> None:
         """``job``: the distributed job of an estimated run. ``bounded``: raise TooLarge above the
-        limits of ``--compute auto``.
+        limits of ``--compute auto``. ``inherits``: the GPUs are those of the process that started
+        this one, and so are the options.
         """
+        self._computes = bool(gpus) or inherits
         self._options = options
         self._job = job if job is not None and job.ranks > 1 else None
         self.traffic: Traffic | None = None  # once the recorder's clock is known
@@ -123,9 +157,10 @@ class NativeSession:
         self._assumed: list[str] = []
         self._values: Values | None = None  # while values are computed
         self._ended = False
-        self._unknown_as_nan = False
+        self._reported = False
         self._bounded = bounded
         self._reads: Reads | None = None  # once values are computed
+        self._computed: Values | None = None  # as `_values`, also after `stop`
         self.runtime: process.Runtime | None = None
         self._launches: NativeLaunches | None = None
         self._end_counting: Callable[[], None] = lambda: None
@@ -137,7 +172,7 @@ class NativeSession:
         kernels = self.runtime.uncomputed() if self.runtime is not None else ()
         return (
             *self._assumed,
-            *(() if self._reads is None else self._reads.notes),
+            *(() if self._computed is None else self._computed.notes),
             *(f"{name} was called, which simulated GPUs do not answer" for name in refused),
             *(
                 f"a library launched the kernel {readable(name)}, whose values are not computed: "
@@ -170,6 +205,8 @@ class NativeSession:
                 )
         else:
             self.runtime = process.loaded()
+        if self._computes:
+            self._pass_on()
         _session = self
         self._ended = False
         self._end_listing = add_assumptions(lambda: self.assumed)
@@ -182,6 +219,10 @@ class NativeSession:
         when_imported("torch", self._join)
         when_imported("torch", self._compute)
 
+    def _pass_on(self) -> None:
+        """Have the processes that this one starts compute values as it does."""
+        os.environ[process.VALUES] = _passed_on(self._options, reported=self._reported)
+
     def _join(self) -> None:
         """Become a rank of the job. Called when torch has been imported."""
         if self._ended or self._patches is not None:
@@ -189,29 +230,38 @@ class NativeSession:
         from gpuprobe.native.jobs import groups
 
         self._patches = Patches()
-        groups.without_splits(self._patches)
+        if self.runtime is not None:
+            self.runtime.collectives.name_places(groups.place_in_job)
+            self.runtime.collectives.alone(self._job is not None)
         if self._job is not None:
+            groups.without_splits(self._patches)
             assert self.traffic is not None  # `NativeMeasurement.recorded` comes before `start`
             groups.install(self._job, len(self.gpus), self._patches, self.traffic, self.assume)
 
     def _compute(self) -> None:
         """Compute values from now on. Called when torch has been imported."""
-        if self._ended or self._values is not None or not self.gpus:
+        if self._ended or self._values is not None or not self._computes:
             return
         from gpuprobe.native.values import Values
+        from gpuprobe.native.values.budget import Budget, Requested
 
-        real = self._options.compute != "shapes"
-        if real and self.runtime is not None:
+        compute = self._options.compute
+        budget: Budget | None = None
+        if compute != "shapes" and self.runtime is not None:
             self.runtime.write_collectives(_ALL)
             self.runtime.note_uncomputed(True)
-        self._values = Values(
-            "real" if real else "shapes",
-            self._options.assume,
-            unknown_as_nan=self._unknown_as_nan,
-            bounded=self._bounded,
-        )
+            if compute == "real":
+                budget = (
+                    Budget(self.runtime)
+                    if self._bounded
+                    else Requested(self.runtime, measure=self._options.measure)
+                )
+        self._values = Values(compute, self._options.assume, reported=self._reported, budget=budget)
         self._reads = self._values.reads
+        self._computed = self._values
         self._values.__enter__()
+        if self.runtime is not None:
+            self.runtime.values_begun()
         if self._launches is not None:
             self._launches.follow(self._values.computing)
 
@@ -223,6 +273,8 @@ class NativeSession:
         self._end_listing()
         if self._launches is not None:
             self._launches.follow(None)
+        if self._computes:
+            os.environ.pop(process.VALUES, None)
         values, self._values = self._values, None
         if values is not None:
             values.__exit__(None, None, None)
@@ -237,18 +289,45 @@ class NativeSession:
         hidden.hide()
 
     def read_unknown_as_nan(self) -> None:
-        """Return NaN for numbers that were not computed. Call it before `start`, or before torch is
-        imported.
+        """Assume values that were not computed, and note it, instead of raising ValueNeeded. Call
+        it before `start`, or before torch is imported.
         """
-        self._unknown_as_nan = True
+        self._reported = True
+        if process.VALUES in os.environ:
+            self._pass_on()
         if self._reads is not None:
-            self._reads.unknown_as_nan = True
+            self._reads.reported = True
 
     def unknown_read(self) -> tuple[str, str]:
-        """The first line that got NaN for a value that was not computed, and the first whose size
+        """The first line that decided by a value that was not computed, and the first whose size
         is the largest possible one; ``""`` for none.
         """
-        return ("", "") if self._reads is None else (self._reads.given_nan, self._reads.bounded)
+        return ("", "") if self._reads is None else (self._reads.decided, self._reads.bounded)
+
+    def refused(self) -> ValueNeeded | None:
+        """The error of a value that could not be assumed, which the program may have caught."""
+        return None if self._reads is None else self._reads.refused
+
+    @property
+    def everything(self) -> bool:
+        """Whether all values have been computed."""
+        return self._options.compute != "shapes" and (
+            self._computed is None or self._computed.everything
+        )
+
+    def too_large(self) -> str:
+        """Why all values of the run are too much to be computed without a request, from what they
+        cost; "" if they are not.
+        """
+        from gpuprobe.native.values.budget import too_large
+
+        peak = max((allocated for allocated, _ in self.peaks().values()), default=0)
+        return "" if self._computed is None else too_large(self._computed.cost, peak)
+
+    @property
+    def computed(self) -> Values | None:
+        """The values of this session, and what they cost; None before torch is imported."""
+        return self._computed
 
     def unused_assumptions(self) -> tuple[str, ...]:
         """The assumptions about lines that have read no unknown value."""
@@ -362,6 +441,12 @@ class NativeMeasurement:
     def unknown_read(self) -> tuple[str, str]:
         return self._session.unknown_read()
 
+    def too_large(self) -> str:
+        return self._session.too_large()
+
+    def refused(self) -> ValueNeeded | None:
+        return self._session.refused()
+
     def run(self, recording: Recording) -> EngineRun:
         peaks = self._session.peaks()
         runtime = self._session.runtime
@@ -394,7 +479,7 @@ class NativeMeasurement:
                 for ordinal in sorted(peaks)
             ],
             settings=self._settings,
-            compute=self._options.compute,
+            compute="real" if self._session.everything else "shapes",
             ranks=self._job.ranks,
             rank=self._job.rank,
             assumed=list(self._session.assumed),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gpuprobe.allocator.replay import replay_trace
-from gpuprobe.allocator.whatif import Range, WhatIfOutcome, what_if
+from gpuprobe.allocator.whatif import WhatIfOutcome, peaks_by_address_order, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.summary import device_categories
 from gpuprobe.model.plans.estimate import (
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 _NOT_MODELLED = ("memory that libraries allocate without torch", "other programs on the same GPU")
 
-_ORDERS = ("driver", "ascending")
-"""The orders of addresses that were observed: drivers on Linux hand out chunks of 32 MiB in
-descending order, a cloud machine in a sandbox ascending addresses."""
-
 _RANK_UNCERTAINTY = 0.02
 """Of the reserved memory of one of several ranks, in both directions. The error for published peaks
 of torchtitan was up to 0.6%: ``benchmarks/torchtitan_rows.py``."""
@@ -55,18 +51,21 @@ _STEPS_FOR_LINES = 4
 
 class DeviceFit(NamedTuple):
     """Whether a run fits on one device. ``low`` to ``high`` is the range of reserved memory,
-    ``allocated`` that of the peak of allocated memory. ``others``: the processes that the program
-    starts there.
+    ``allocated_low`` to ``allocated_high`` that of the peak of allocated memory. ``others``: the
+    processes that the program starts there. ``by_addresses``: the peaks depend on the order of the
+    addresses that the driver allocates.
     """
 
     low: int
     high: int
-    allocated: Range
+    allocated_low: int
+    allocated_high: int
     nccl_low: Bytes
     nccl_high: Bytes
     others: OtherProcesses
     verdict: str
     why: str
+    by_addresses: bool = False
 
 
 def device_fit(
@@ -75,16 +74,21 @@ def device_fit(
     """Whether the run fits on a device, next to the processes that it starts (``others``)."""
     model, trace = device.model, device.trace
     recorded = replay_trace(trace, torch=getattr(sys.modules.get("torch"), "__version__", ""))
-    either = what_if(trace, recorded, run.settings, orders=_ORDERS)
-    reserved = _with(either.peak_reserved, device.peak_reserved)
-    allocated = _with(either.peak_allocated, device.peak_allocated)
-    low, high = reserved.least, reserved.most
+    low = high = device.peak_reserved
+    orders = peaks_by_address_order(trace, recorded)
+    # The run itself had one order. The other one's effect is the difference of the two simulations.
+    more_allocated = orders.ascending_allocated - orders.descending_allocated
+    more_reserved = orders.ascending_reserved - orders.descending_reserved
+    low, high = min(low, low + more_reserved), max(high, high + more_reserved)
+    lowest = device.peak_allocated + min(0, more_allocated)
+    peak = device.peak_allocated + max(0, more_allocated)
+    low = max(lowest, low)
     simulated = high
     if run.ranks > 1:
         low, high = int(low * (1 - _RANK_UNCERTAINTY)), int(high * (1 + _RANK_UNCERTAINTY))
     need = Need(
         model.total_memory,
-        allocated.most,
+        peak,
         simulated,
         low,
         high,
@@ -95,12 +99,18 @@ def device_fit(
         need,
         lambda capacity: what_if(trace, recorded, run.settings, capacity=capacity),
     )
-    return DeviceFit(low, high, allocated, run.nccl_low, run.nccl_high, others, verdict, why)
-
-
-def _with(simulated: Range, measured: int) -> Range:
-    """The range of a simulation, widened to a measured figure."""
-    return Range(min(simulated.least, measured), max(simulated.most, measured))
+    return DeviceFit(
+        low,
+        high,
+        lowest,
+        peak,
+        run.nccl_low,
+        run.nccl_high,
+        others,
+        verdict,
+        why,
+        bool(more_allocated or more_reserved),
+    )
 
 
 def fullest(run: EngineRun, fits: Mapping[int, DeviceFit]) -> DeviceRun:
@@ -155,11 +165,16 @@ def estimate_of(
     between the ranks, ``per_node`` on each node.
     """
     model = device.model
-    low, high, allocated, nccl_low, nccl_high, others, verdict, verdict_why = fit
+    low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why, by_addresses = fit
+    if by_addresses:
+        run.assume(
+            "that the driver's addresses descend, as on ordinary Linux, or ascend, as in some "
+            "cloud sandboxes: the peaks depend on it, and the ranges cover both"
+        )
     outside_high = model.context_high + nccl_high + others.high
     growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
-        more = steps_until_full(model.total_memory - allocated.most - outside_high, growing)
+        more = steps_until_full(model.total_memory - peak - outside_high, growing)
         run.assume(
             f"that memory stops growing: the last step ended with {human_bytes(growing)} more than "
             f"it began with; if every step does, the GPU is full in about {more} more"
@@ -178,8 +193,8 @@ def estimate_of(
         devices=run.count,
         steps=steps,
         peak_allocated=Bytes(device.peak_allocated),
-        allocated_low=Bytes(allocated.least),
-        allocated_high=Bytes(allocated.most),
+        allocated_low=Bytes(lowest),
+        allocated_high=Bytes(peak),
         peak_reserved=Bytes(device.peak_reserved),
         reserved_low=Bytes(low),
         reserved_high=Bytes(high),

@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.model.io.files import read_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Job:
 _PREFIX: Final = "gpuprobe-ranks-"
 _OWNER: Final = "owner"
 """The file with the PID and the machine of the job's first process."""
+_MOST_TEXT: Final = 4096  # bytes of such a file
 _PAUSE: Final = 0.02  # seconds between two checks for a file
 
 TRIAL: Final = "from gpuprobe.api.estimates import trial; trial()"
@@ -248,8 +251,10 @@ def remove_stale_jobs(folder: Path) -> None:
     """
     for shared in folder.glob(f"{_PREFIX}*"):
         try:
-            machine, _, pid = (shared / _OWNER).read_text().rpartition(" ")
-        except OSError:  # a job that is just starting, or another user's
+            if not _is_own(shared):
+                continue
+            machine, _, pid = _read(shared / _OWNER).rpartition(" ")
+        except OSError:  # a job that is just starting, or has just ended
             continue
         if machine != _machine() or not pid.isdecimal() or _runs(int(pid)):
             continue
@@ -258,12 +263,29 @@ def remove_stale_jobs(folder: Path) -> None:
         shutil.rmtree(shared, ignore_errors=True)
 
 
+def _is_own(shared: Path) -> bool:
+    """Whether it is a directory that a job of this user has made: the temporary folder is shared
+    with others. Raises OSError.
+    """
+    status = shared.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        return False
+    if not hasattr(os, "getuid"):  # pragma: no cover - Windows: each user has a folder
+        return True
+    return status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def _read(path: Path) -> str:
+    """The text of a small file of a job. Raises OSError, also for anything but a regular file."""
+    return read_regular(path, most=_MOST_TEXT, inside=True).decode("utf-8", "replace")
+
+
 def _end_rank(mark: Path, shared: Path) -> None:
     """End the process of a rank of the job in ``shared``, which its command line names."""
     import psutil  # as in `_runs`
 
     with contextlib.suppress(OSError, ValueError, psutil.Error):
-        process = psutil.Process(int(mark.read_text()))
+        process = psutil.Process(int(_read(mark)))
         if any(str(shared) in argument for argument in process.cmdline()):
             process.terminate()
 

@@ -22,9 +22,18 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, Final, NamedTuple, NoReturn
 
-from gpuprobe.errors import GpuprobeError, ProgramFailed, TooLarge, UsageError, ValueNeeded
+from gpuprobe.errors import (
+    EnvironmentUnavailable,
+    GpuprobeError,
+    Measured,
+    ProgramFailed,
+    TooLarge,
+    UsageError,
+    ValueNeeded,
+)
+from gpuprobe.model.io.descriptors import KeptDescriptor
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.planning.argument import with_constant, with_option
 from gpuprobe.planning.peers import TRIAL, Peers
@@ -44,36 +53,50 @@ Document = dict[str, Any]
 COMPUTE: Final = ("auto", "shapes", "real")
 
 _REQUESTED: Final = "as requested"
-_SUFFICIENT: Final = "the script does not need them"
+_AT_ONCE: Final = "they take seconds"
+_SUFFICIENT: Final = "no line of the script decides by them"
+
+
+class Attempt(NamedTuple):
+    """An estimate, and the first ``place`` whose decision or size depends on a value that was not
+    computed ("" for none). ``too_large``: why all values are too much for a second run ("" if they
+    are not), from what they cost.
+    """
+
+    estimate: Estimate
+    place: str = ""
+    too_large: str = ""
 
 
 def estimate_with(
     compute: str,
-    attempt: Callable[[str, str], tuple[Estimate, str]],
+    attempt: Callable[[str, str], Attempt],
     again: Callable[[str], Estimate],
 ) -> Estimate:
-    """Estimate a run with ``compute``; ``"auto"`` tries shapes first, then all values if the run
-    needs them and is small enough.
+    """Estimate a run with ``compute``. ``"auto"`` computes all values while they cost seconds; if
+    they cost more and the program decides by one, the run is repeated with all values, if that is
+    affordable by the cost of the first run.
 
-    ``attempt`` makes an estimate with ``"shapes"`` or ``"real"`` values, for a reason; it also
-    returns the line of the first size that depends on values and was assumed to be the largest
-    possible (`gpuprobe.native.values.counts`), ``""`` if there is none. ``again`` makes one with
-    all values, from the state before the first attempt, and raises `TooLarge` if the run is too
-    large for that.
+    ``attempt`` makes an estimate with ``"auto"``, ``"shapes"`` or ``"real"`` values, for a reason.
+    ``again`` makes one with all values, from the state before the first attempt, and raises
+    `TooLarge` if the run is too large for that.
 
-    Raises UsageError for an unknown ``compute``, and the errors of both functions.
+    Raises UsageError for an unknown ``compute``, EnvironmentUnavailable if this machine cannot
+    compute the requested values, and the errors of both functions.
     """
     if compute not in COMPUTE:
         raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
     if compute != "auto":
-        return attempt(compute, _REQUESTED)[0]
+        return _requested(compute, attempt, again)
     try:
-        found, bounded = attempt("shapes", _SUFFICIENT)
+        found, place, reason = attempt("auto", _AT_ONCE)
     except ValueNeeded as error:
         needed = error.with_traceback(None)  # its frames would keep the first run's tensors alive
         needed.__context__ = None
     else:
-        return _exact(found, bounded, again) if bounded else found
+        if found.compute == "real":
+            return found
+        return _exact(found, place, reason, again) if place else _with_reason(found, _SUFFICIENT)
     place = needed.place or "the program"
     try:
         return again(f"{place} needs a value, and the run is small enough to compute all values")
@@ -86,17 +109,37 @@ def estimate_with(
     ) from needed.__cause__
 
 
-def _exact(bound: Estimate, place: str, again: Callable[[str], Estimate]) -> Estimate:
-    """The estimate with all values, or the upper ``bound`` if that run is too large or fails: some
-    programs cannot run twice in one folder.
-    """
+def _requested(
+    compute: str, attempt: Callable[[str, str], Attempt], again: Callable[[str], Estimate]
+) -> Estimate:
     try:
-        return again(f"{place} has a size that depends on values, and the run is small enough")
+        return attempt(compute, _REQUESTED).estimate
     except TooLarge as large:
-        why = f"with all values {large}"
-    except ProgramFailed as failed:
-        why = f"a second run failed: {failed}"
-    return replace(bound, compute_why=f"sizes as at {place} are the largest possible; {why}")
+        reason = str(large)
+    except Measured:
+        try:
+            return again(_REQUESTED)
+        except TooLarge as large:
+            reason = str(large)
+    raise EnvironmentUnavailable(f"--compute {compute}: {reason}", hint="--compute auto")
+
+
+def _with_reason(found: Estimate, why: str) -> Estimate:
+    return replace(found, compute_why=why)
+
+
+def _exact(bound: Estimate, place: str, why: str, again: Callable[[str], Estimate]) -> Estimate:
+    """The estimate with all values, or the first one, ``bound``, if that run is too large (``why``)
+    or fails: some programs cannot run twice in one folder.
+    """
+    if not why:
+        try:
+            return again(f"{place} decides by a value, and the run is small enough")
+        except TooLarge as large:
+            why = f"with all values {large}"
+        except ProgramFailed as failed:
+            why = f"a second run failed: {failed}"
+    return _with_reason(bound, f"{place} decides by one, see below; {why}")
 
 
 class ProgramStart:
@@ -178,11 +221,11 @@ def run_request(request: Request, estimate: Callable[..., Estimate]) -> None:
     """Make the requested estimate and print its document, in the process that a request is for.
     ``estimate``: `gpuprobe.api.estimates.estimate_program`.
     """
-    out = os.dup(1)
+    out = KeptDescriptor(os.dup(1))
     os.dup2(2, 1)  # the program's output, from C too, is not part of the response
     with contextlib.redirect_stdout(sys.stderr):
         document = _estimate(request, estimate)
-    with os.fdopen(out, "w") as stream:
+    with open(out.number, "w", closefd=False) as stream:
         stream.write("\n" + json.dumps(document) + "\n")
 
 
@@ -338,6 +381,8 @@ def serve(warm_up: Callable[[], object], run: Callable[[Request], None]) -> None
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if not child:
+                requests.close()
+                replies.close()
                 _run_and_exit(run, json.loads(line), out, errors)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             out.seek(0)
@@ -359,8 +404,9 @@ def _run_and_exit(
     """In the forked process: run a request with its output in files, and exit."""
     code = 1
     try:
-        os.dup2(out.fileno(), 1)
-        os.dup2(errors.fileno(), 2)
+        for file, number in ((out, 1), (errors, 2)):
+            os.dup2(file.fileno(), number)
+            file.close()
         run(request)
         code = 0
     except BaseException:  # noqa: BLE001 - it is in the reply

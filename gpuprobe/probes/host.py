@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # The inode of the first PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
+# What gVisor's kernel reports in uname, the same in all its releases: _LINUX_VERSION in
+# pkg/sentry/syscalls/linux/linux64.go.
+_GVISOR = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
+
 # Where launchers put the rank, the usual one first: torchrun, Open MPI, Slurm, PMI.
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
@@ -331,6 +335,11 @@ def _number(environ: str | Unavailable, names: tuple[str, ...]) -> int | Unavail
     return Unavailable("the environment sets no rank", ReadStatus.UNSUPPORTED)
 
 
+def sandbox_of(version: str) -> str:
+    """The sandbox that reports this ``version`` in uname, or ``""``."""
+    return "gVisor" if version == _GVISOR else ""
+
+
 def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInfo:
     """This machine and this process. Reads package versions without importing the packages."""
     tree = ProcTree() if proc is None else proc
@@ -342,6 +351,7 @@ def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInf
     return HostInfo(
         hostname=hostname or names.nodename,
         platform=f"{names.sysname} {names.release} {names.machine}",
+        sandbox=sandbox_of(names.version),
         python=".".join(map(str, sys.version_info[:3])),
         pid=os.getpid(),
         cpu_count=cpus,

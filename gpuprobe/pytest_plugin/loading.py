@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def load(config: pytest.Config, mark: str) -> None:
         return
     try:
         gpu = requested_gpu(config).name
-        load_for_parts(gpu)
+        load_for_parts(gpu, json.loads(again) if again else None)
     except TooLate:
         if not again and _is_a_command(config):
             _start_again(config, gpu)
@@ -114,5 +115,4 @@ def _start_again(config: pytest.Config, gpu: str) -> None:
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.stop_global_capturing()  # the descriptors that it has replaced
-    os.environ[_STARTED_AGAIN] = "1"
-    start_again_with(gpu)
+    start_again_with(gpu, _STARTED_AGAIN)

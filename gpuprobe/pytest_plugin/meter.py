@@ -218,7 +218,7 @@ class Meter:
             return
         if others or self._limits.regression is not None:
             self._baseline = self._recorded(path)
-        if others and self._baseline is not None:
+        if others and self._baseline is not None and not self._baseline.missing:
             metrics = self._baseline.metrics
             self._peaks = metrics["peak_allocated"], metrics.get("peak_reserved", self._peaks[1])
 
@@ -311,6 +311,9 @@ class Meter:
         path = self._file()
         if self._baseline is None:
             yield f"no GPU memory was allocated: {self._shown(path)} was not modified"
+            return
+        if self._baseline.missing:
+            yield f"the recording of this test is incomplete: {'; '.join(self._baseline.missing)}"
             return
         if config.getoption("--gpuprobe-update-baseline"):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,6 +40,7 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     StackTable,
     known_line,
+    with_most_depth,
 )
 from gpuprobe.model.values import Address, Bounds, Count, NewestMicroseconds
 from gpuprobe.recording.budget import ChunkBudget, amounts, refuse_bomb
@@ -273,6 +274,7 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
     counts = amounts(trace)
     del counts["events"]  # they were checked before they were unpacked
     budget.spend(counts, 0)
+    trace.stacks = with_most_depth(trace.stacks)
     _check_indices(trace)
     return trace
 

@@ -8,9 +8,10 @@
         child-00000-4711.gpuprobe/      the recording of a process that rank 0 started
 
 Streams are append-only. A record is a JSON object whose ``type`` determines the other keys:
-``environment``, ``session``, ``step``, ``finding``, ``blind_spot`` or ``end``. Readers skip
-unknown types. A finding with the fingerprint and places of an earlier one replaces it: a race is
-written when it is found, and again, with more details, when the run ends.
+``environment``, ``session``, ``step``, ``finding``, ``blind_spot``, ``gap`` or ``end``. Readers
+skip unknown types. A finding with the fingerprint and places of an earlier one replaces it: a race
+is written when it is found, and again, with more details, when the run ends. A gap replaces the one
+before it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def read_recording(path: Path) -> Recording:
     if not recording.ranks:
         raise DataError(
             f"the recording {path} is empty: it has no session record",
-            hint="its writer was stopped while starting; record again",
+            hint="its writer was stopped while starting, or could not write; record again",
         )
     return recording
 

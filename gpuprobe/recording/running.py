@@ -69,6 +69,45 @@ def running() -> list[Run]:
     return found
 
 
+def live_writer(stream: Path) -> int | None:
+    """The process of this machine that writes a stream of a recording now; None without one.
+
+    Of the processes that have it open for writing, children of the recorded one inherited it: they
+    do not write. Raises what reading the stream raises.
+    """
+    holders = [
+        pid for pid, path in _streams() if Path(path).name == stream.name and _same(path, stream)
+    ]
+    if not holders:
+        return None
+    parser = StreamParser(stream.name)
+    with open_regular(stream, inside=True) as file:
+        head = file.read(_HEAD)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        tail = file.read(_TAIL)
+    parser.feed(head[: head.rfind(b"\n") + 1])
+    session = parser.session
+    if session is None or session.pid in holders:
+        ended = b'\n{"type":"end",' in b"\n" + tail
+        return None if ended else holders[0] if session is None else session.pid
+    # A process in a container has another number here: then whichever has it open.
+    return holders[0] if _in_another_namespace(holders[0]) else None
+
+
+def _same(one: str, other: Path) -> bool:
+    try:
+        return other.samefile(one)
+    except OSError:  # removed meanwhile
+        return False
+
+
+def _in_another_namespace(pid: int) -> bool:
+    try:
+        return not (_PROC / "self/ns/pid").samefile(_PROC / str(pid) / "ns/pid")
+    except OSError:
+        return False
+
+
 def _streams() -> Iterator[tuple[int, str]]:
     """(process, path) of every open file that is named as a stream is, and is there."""
     if not sys.platform.startswith("linux"):
@@ -166,7 +205,9 @@ def summarize_run(path: Path) -> RunSummary | None:
         return None
     rank = parser.result(lambda steps: iter(()), _no_trace)
     last = rank.steps[-1] if rank.steps else None
-    return RunSummary(str(path), len(names), rank.session, rank.environment, last, rank.end)
+    return RunSummary(
+        str(path), len(names), rank.session, rank.environment, last, rank.end, rank.gap
+    )
 
 
 def _no_trace(name: str) -> MemoryTrace:

@@ -12,7 +12,7 @@ from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.communication import check_operations
 from gpuprobe.model.run.launches import check_launches
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.session import BlindSpot, Environment, Gap, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import MOST_DEVICES
 from gpuprobe.recording.files import (
@@ -67,6 +67,7 @@ class StreamParser:
         self._fingerprints: set[object] = set()  # of the findings
         self._excess = 0
         self._blind_spots: list[BlindSpot] = []
+        self._gap: Gap | None = None
         self._end: SessionEnd | None = None
         self._damaged = 0
         self._pending: list[bytes] = []  # pieces of the line that has no end yet
@@ -77,6 +78,7 @@ class StreamParser:
             "step": self._take_step,
             "finding": self._take_finding,
             "blind_spot": lambda plain: self._blind_spots.append(from_plain(BlindSpot, plain)),
+            "gap": self._take_gap,
             "end": self._take_end,
         }
 
@@ -109,7 +111,7 @@ class StreamParser:
 
     @property
     def truncated(self) -> bool:
-        """Whether the last line has no end: the writer is writing it, or was killed."""
+        """Whether the last line has no end: its writer is writing it, or has not finished it."""
         return self._pending_bytes > 0
 
     def result(
@@ -148,12 +150,21 @@ class StreamParser:
                     "the steps or findings in them are missing",
                 ),
             )
+        if self._gap is not None:
+            spots += (
+                BlindSpot(
+                    self._gap.text,
+                    "memory in them may have been higher than shown",
+                ),
+            )
         return RankRecording(
             session=self.session,
             environment=self._environment,
             steps=steps,
             findings=tuple(self._findings.values()),
             blind_spots=spots,
+            gap=self._gap,
+            damaged=self._damaged,
             end=self._end,
             load_traces=lambda: load_traces(steps),
             load_trace=load_trace,
@@ -225,6 +236,9 @@ class StreamParser:
             return
         self._findings[key] = finding
         self._fingerprints.add(finding.fingerprint)
+
+    def _take_gap(self, plain: dict[str, object]) -> None:
+        self._gap = from_plain(Gap, plain)
 
     def _take_end(self, plain: dict[str, object]) -> None:
         self._end = from_plain(SessionEnd, plain)

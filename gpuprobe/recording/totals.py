@@ -196,7 +196,7 @@ class _SumParser(StreamParser):
         super().__init__(name)
         self.sum = RankSum()
         self._take["finding"] = lambda plain: self.sum.finding(from_plain(Finding, plain))
-        self._take["blind_spot"] = lambda plain: None
+        self._take["blind_spot"] = self._take["gap"] = lambda plain: None
 
     def _take_step(self, plain: dict[str, object]) -> None:
         self.sum.step(from_plain(Step, plain))

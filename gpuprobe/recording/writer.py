@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor, without_size_signal
 from gpuprobe.model.io.files import atomic_write, open_regular
-from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.session import BlindSpot, Environment, Gap, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import encode_chunk
 from gpuprobe.recording.files import (
@@ -28,6 +32,13 @@ from gpuprobe.recording.files import (
 
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 
+_STREAM = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+
+_REOPENED = BlindSpot(
+    "a descriptor of gpuprobe that the program closed: the recording was opened again",
+    "no record is missing",
+)
+
 
 class RecordingWriter:
     """Writes one rank's part of a recording. Get one from `create`.
@@ -37,11 +48,12 @@ class RecordingWriter:
     disk: that guards against a crash of the machine, at milliseconds a step.
 
     Methods may be called from any thread. They raise OSError where the file system refuses
-    (a full disk); the next record then starts on a fresh line, so that one torn line is all
-    that is lost. A process forked from the recorded one must not write: InternalError.
+    (a full disk). What was lost is added up; the next record that can be written starts on a fresh
+    line, after the `Gap` (and after the session, if that is missing). A process forked from the
+    recorded one must not write: InternalError.
     """
 
-    def __init__(self, path: Path, rank: int, descriptor: int) -> None:
+    def __init__(self, path: Path, rank: int, descriptor: KeptDescriptor) -> None:
         self.path = path.absolute()  # the program may go to another directory
         self.rank = rank
         self._descriptor = descriptor
@@ -50,7 +62,12 @@ class RecordingWriter:
         # the program's may end the recording.
         self._lock = threading.RLock()
         self._torn = False
+        self._size = 0
         self._chunks = 0
+        self._session = b""
+        """The first records, until they are written."""
+        self._gap: Gap | None = None
+        self._written_gap: Gap | None = None
 
     @classmethod
     def create(
@@ -59,22 +76,20 @@ class RecordingWriter:
         """Make the directory ``path`` (or join the one another rank made) and begin a stream.
 
         ``force`` replaces what this rank recorded there before; only in a directory that holds
-        a recording and nothing else. Raises UsageError where the recording cannot be made
-        there; then nothing was changed.
+        a recording and nothing else, which no process of this machine is writing. Raises UsageError
+        where the recording cannot be made there; then nothing was changed.
         """
         path = Path(path)
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} does not exist in a job of {world_size}")
         try:
-            for old in _files_to_delete(path, rank, world_size, force):
+            doomed = _files_to_delete(path, rank, world_size, force)
+            _refuse_live(path, doomed)
+            for old in doomed:
                 _delete(old)
             path.mkdir(exist_ok=True)
-            descriptor = _above_standard(
-                os.open(
-                    path / stream_name(rank),
-                    os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
-                    0o666,
-                )
+            descriptor = KeptDescriptor(
+                os.open(path / stream_name(rank), _STREAM | os.O_CREAT | os.O_EXCL, 0o666)
             )
         except FileExistsError as error:  # another process was faster
             raise _exists(path) from error
@@ -85,19 +100,24 @@ class RecordingWriter:
             ) from error
         writer = cls(path, rank, descriptor)
         try:
-            writer._write(encode_header(rank, world_size))
+            writer._put(encode_header(rank, world_size))
         except OSError as error:
             writer.close()
+            (path / stream_name(rank)).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # there are other ranks
+                path.rmdir()
             raise UsageError(f"cannot write to {path}: {error.strerror or error}") from error
         return writer
 
     def session(self, session: Session, environment: Environment) -> None:
-        """The first records: environment and session. Both lines are written, or neither."""
-        self._write(_line("environment", environment) + _line("session", session))
+        """The first records: environment and session. If they cannot be written, the next record
+        is written after them."""
+        self._session = _line("environment", environment) + _line("session", session)
+        self._write(b"")
 
     def step(self, step: Step) -> None:
         """A finished step. One with an index that was written before replaces it."""
-        self._write(_line("step", step))
+        self._write(_line("step", step), step=step.index)
 
     def trace(self, trace: MemoryTrace) -> str:
         """Write a chunk; return its name, which belongs in `Step.traces`.
@@ -107,12 +127,21 @@ class RecordingWriter:
         self._check_process()
         data = encode_chunk(trace)
         with self._lock:
-            if self._descriptor < 0:
+            if self._descriptor.closed:
                 raise InternalError("a trace was written after the recording was closed")
             name = chunk_name(self.rank, self._chunks)
             temporary = self.path / f".{name}.tmp"
-            with atomic_write(self.path / name, temporary=temporary) as file:
-                file.write(data)
+            try:
+                self._reopen()
+                with (
+                    without_size_signal(),
+                    atomic_write(self.path / name, temporary=temporary) as file,
+                ):
+                    file.write(data)
+            except OSError as error:
+                gap = self._gap_after(error)
+                self._gap = replace(gap, traces=gap.traces + 1)
+                raise
             self._chunks += 1
         return name
 
@@ -123,15 +152,16 @@ class RecordingWriter:
         self._write(_line("blind_spot", spot))
 
     def end(self, end: SessionEnd) -> None:
-        """The last record. A recording without it reads as running, or killed."""
+        """The last record, after the gap if there is one: readers of the end of a long stream
+        have both. A recording without an end is incomplete.
+        """
+        self._written_gap = None
         self._write(_line("end", end))
 
     def close(self) -> None:
         """Close the stream; a second call does nothing."""
         with self._lock:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
+            self._descriptor.close()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -139,38 +169,70 @@ class RecordingWriter:
                 f"the recording belongs to process {self._pid}; its child {os.getpid()} wrote to it"
             )
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, *, step: int | None = None) -> None:
+        """Write a record, after what has to be written before it. ``step``: the index of the step
+        that it describes.
+        """
         self._check_process()  # before the lock: a fork may have left that taken
         with self._lock:
-            if self._descriptor < 0:
+            if self._descriptor.closed:
                 raise InternalError("a record was written after the recording was closed")
-            if self._torn:
-                data = b"\n" + data
-            rest = memoryview(data)
+            gap = self._gap
+            before = self._session
+            if gap is not None and gap != self._written_gap:
+                before += _line("gap", gap)
             try:
+                self._reopen()
+                self._put(before + data)
+            except OSError as error:
+                if data:
+                    self._gap = self._gap_after(error).with_record(step)
+                raise
+            self._session = b""
+            self._written_gap = gap
+
+    def _put(self, data: bytes) -> None:
+        """Write whole lines, on a line of their own."""
+        if self._torn:
+            data = b"\n" + data
+        rest = memoryview(data)
+        try:
+            with without_size_signal():
                 while rest:
                     # One call, unless the kernel takes less than the whole.
-                    rest = rest[os.write(self._descriptor, rest) :]
-                self._torn = False
-            except OSError:
-                if len(rest) < len(data):
-                    self._torn = True
+                    rest = rest[os.write(self._descriptor.number, rest) :]
+            self._torn = False
+        except OSError:
+            if len(rest) < len(data):
+                self._torn = True
+            raise
+        finally:
+            self._size += len(data) - len(rest)
+
+    def _gap_after(self, error: OSError) -> Gap:
+        return self._gap or Gap(error.strerror or str(error), 0)
+
+    def _reopen(self) -> None:
+        """Open the stream again if the program has closed its descriptor, and note that.
+
+        Raises LostDescriptor if another file has its name now; OSError, also if it was deleted, or
+        replaced by another recording: what is written to it reaches no reader, and a chunk would
+        reach those of the other.
+        """
+        try:
+            status = self._descriptor.status()
+        except LostDescriptor:
+            again = os.open(self.path / stream_name(self.rank), _STREAM | os.O_NOFOLLOW)
+            status = os.fstat(again)
+            # A file that replaced a deleted one may have its inode.
+            if status.st_size != self._size:
+                os.close(again)
                 raise
-
-
-def _above_standard(descriptor: int) -> int:
-    """The same file, not as standard input, output or error: where the program was started with
-    those closed, what its libraries print would be written to the recording.
-    """
-    low = []
-    try:
-        while descriptor <= 2:
-            low.append(descriptor)
-            descriptor = os.dup(descriptor)
-    finally:
-        for one in low:
-            os.close(one)
-    return descriptor
+            if not self._descriptor.replace(again):
+                raise
+            self._put(_line("blind_spot", _REOPENED))
+        if not status.st_nlink:
+            raise OSError(errno.ENOENT, "the recording was removed or replaced", str(self.path))
 
 
 def _line(kind: str, record: object) -> bytes:
@@ -222,6 +284,19 @@ def _files_to_delete(path: Path, rank: int, world_size: int, force: bool) -> lis
         if rank_of_stream(entry.name) is not None and _world_size(entry) not in (None, world_size):
             raise _exists(path)  # left over from another run
     return []
+
+
+def _refuse_live(path: Path, doomed: list[Path]) -> None:
+    """Raise UsageError if a process writes one of these streams. Raises OSError, DataError."""
+    from gpuprobe.recording.running import live_writer  # only for a recording that is replaced
+
+    for entry in doomed:
+        writer = live_writer(entry) if rank_of_stream(entry.name) is not None else None
+        if writer is not None:
+            raise UsageError(
+                f"cannot replace the recording {path}: process {writer} is writing it",
+                hint="choose another name, or wait for the end of that run",
+            )
 
 
 def _to_replace(present: list[Path], rank: int, world_size: int) -> list[Path]:

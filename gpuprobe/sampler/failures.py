@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from types import FrameType
+from typing import Final
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables
@@ -71,9 +72,8 @@ class Failures:
         except OSError as error:  # TimeoutError is one, too
             if from_program(error):
                 raise
-            self._lost_writes += 1
+            self._lost_writes += 1  # the recording itself has a `Gap`
             if self._lost_writes == 1:
-                self.texts.append(f"writing the recording: {error}")
                 self._report(f"gpuprobe cannot write its recording, the program continues: {error}")
 
     def _report(self, text: str) -> None:
@@ -90,11 +90,23 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+_OUT_OF_MEMORY: Final = (
+    "you tried to allocate",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",  # NCCL
+)
+
+
 def program_error(error: BaseException) -> ProgramError:
-    """The error that ended the program. torch's out-of-memory error is recognised by its name, a
-    failed allocation on the CPU by its text.
+    """The error that ended the program. torch's out-of-memory error is recognised by its name; a
+    failed allocation on the CPU, of pinned memory (``CUDA error: out of memory``) or in a library
+    by its text.
     """
     name = type(error).__name__
     text = str(error)
-    out_of_memory = name in ("OutOfMemoryError", "MemoryError") or "you tried to allocate" in text
+    out_of_memory = name in ("OutOfMemoryError", "MemoryError") or any(
+        words in text for words in _OUT_OF_MEMORY
+    )
     return ProgramError(type=name, message=text[:2000], out_of_memory=out_of_memory)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.run.session import BlindSpot, Holder, SessionEnd
+from gpuprobe.model.run.session import MOST_INCOMPLETE, BlindSpot, Holder, SessionEnd
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Mark, Sink
@@ -141,9 +141,12 @@ class Recorder:
             nullcontext  # likewise
         )
         self._inference: Any = None  # InferenceSteps, from __enter__ on
+        self._end_sharing: Callable[[], None] = lambda: None  # of torch's memory history
         self.progress: Callable[[int, str], None] | None = None
         """Called with the number of the step and the path of its phase when that changes. Set
         before the recording begins."""
+        self.incomplete_processes: Sequence[int] = ()
+        """What the end of the recording has of that name. Set before `finish`."""
         self._held: tuple[Holder, ...] = ()
         self._last: list[PhaseSpan] = []
         self._last_traces: tuple[str, ...] = ()
@@ -157,6 +160,11 @@ class Recorder:
         trace is requested that nothing can read. Another failure is one warning, and nothing is
         recorded.
         """
+        self._start(lambda action: action())
+        return self
+
+    def _start(self, write: Callable[[Callable[[], object]], object]) -> None:
+        """Start recording. ``write`` runs what writes the session."""
         import torch
 
         from gpuprobe.sampler.hooks.torch_hooks import in_engine
@@ -177,11 +185,14 @@ class Recorder:
         self._timeline, self._again = PhaseTimeline(reader), reader.again
         if self.progress is not None:
             self._timeline.progress = self._report_progress
-        self._sink.session(
-            environment.session(self._argv, self._level, devices, simulated=simulated),
-            environment.describe(),
-        )
+        session = environment.session(self._argv, self._level, devices, simulated=simulated)
+        about = environment.describe()
+        write(lambda: self._sink.session(session, about))
         self._active = True
+        if cuda:
+            from gpuprobe.torch_support.memory_history import history
+
+            self._end_sharing = history.install()
         if self._level == "trace" and cuda:
             self._traces.start_cuda(self._timeline, self.fault, simulated=simulated)
         _in_forked_processes(self._forget)
@@ -192,7 +203,6 @@ class Recorder:
             if from_program(error):
                 raise
             self.fault(error)
-        return self
 
     def _install_hooks(self, reader: MarkReader, *, cuda: bool, simulated: bool) -> None:
         from gpuprobe.sampler.hooks.inference import InferenceSteps
@@ -214,9 +224,11 @@ class Recorder:
             self.found_models(self._given)
 
     def start_guarded(self) -> None:
-        """`__enter__` for a program that gpuprobe runs: a failure is one warning."""
+        """`__enter__` for a program that gpuprobe runs: a failure is one warning, and what cannot
+        be written is lost.
+        """
         try:
-            self.__enter__()
+            self._start(self._write)
         except Exception as error:  # the program must run, recorded or not
             if from_program(error):
                 raise
@@ -295,6 +307,7 @@ class Recorder:
                     compiled=compile_notes.since(self._compiled_before),
                     gpus=environment.gpu_names(),
                     holders=self._holders(error),
+                    incomplete_processes=tuple(self.incomplete_processes[:MOST_INCOMPLETE]),
                 )
             )
         )
@@ -633,6 +646,7 @@ class Recorder:
             if self._per_step is not None:
                 self._per_step.end()
             self._traces.stop()
+            self._end_sharing()
         except Exception as error:  # noqa: BLE001 - this must not end the program either
             self._failures.texts.append(described(error))
 

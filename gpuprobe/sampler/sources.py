@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
@@ -30,23 +32,21 @@ class HostMemory:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._page = 0
-        self._fd = -1
+        self._statm: KeptDescriptor | None = None
         self._process: psutil.Process | None = None
         if sys.platform == "linux":
-            try:
-                self._fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-                self._page = os.sysconf("SC_PAGE_SIZE")
-            except OSError:
-                self._fd = -1
-        if self._fd < 0:
+            self._page = os.sysconf("SC_PAGE_SIZE")
+            with contextlib.suppress(OSError):
+                self._statm = _open_statm()
+        if self._statm is None:
             import psutil  # 15 ms, only without /proc
 
             self._process = psutil.Process()
 
     def rss(self) -> Bytes | Unavailable:
         try:
-            if self._fd >= 0:
-                return Bytes(int(os.pread(self._fd, 128, 0).split()[1]) * self._page)
+            if self._statm is not None:
+                return Bytes(int(self._read_statm().split()[1]) * self._page)
             assert self._process is not None
             return Bytes(self._process.memory_info().rss)
         except (OSError, IndexError, ValueError) as error:
@@ -64,9 +64,21 @@ class HostMemory:
         return Bytes(peak if sys.platform == "darwin" else peak * 1024)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._statm is not None:
+            self._statm.close()
+
+    def _read_statm(self) -> bytes:
+        assert self._statm is not None
+        try:
+            number = self._statm.number
+        except LostDescriptor:  # the program has closed it
+            self._statm = _open_statm()
+            number = self._statm.number
+        return os.pread(number, 128, 0)
+
+
+def _open_statm() -> KeptDescriptor:
+    return KeptDescriptor(os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC))
 
 
 class CudaCounters:

@@ -6,14 +6,17 @@ and the bookkeeping runs during operators, which release the interpreter lock.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import functools
 import os
+import signal
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.run.session import KnownTensors, Step
@@ -43,11 +46,22 @@ FORK_TIMEOUT = 5.0
 lesser evil."""
 
 
+_FAULTS = {
+    getattr(signal, name)
+    for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")
+    if hasattr(signal, name)
+}
+"""Signals that a thread gets for what it does itself. SIGXFSZ is not among them: if it is blocked,
+a write beyond the limit of a file's size fails, and does not end the process."""
+
+
 class Background:
-    """Runs tasks in order, in a thread. The thread starts with the first task, is a daemon, and
-    ends when there was none for `PAUSE` (a program may wait for all threads that exist) and before
-    a fork: a child has no second thread, and Python warns of forking with one. If no thread can be
-    started, tasks run at once.
+    """Runs tasks in order, in a thread. The thread starts with the first task, and ends when there
+    was none for `PAUSE` and before a fork: a child has no second thread, and Python warns of
+    forking with one. If no thread can be started, tasks run at once.
+
+    It is not one of the program's: ``threading.enumerate`` lacks it, the end of the interpreter
+    does not wait for it, and it gets no signals, which the program may have blocked.
     """
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
@@ -63,7 +77,7 @@ class Background:
         # Reentrant: a signal handler that ends the recording may interrupt `submit`.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[Callable[[], object]] = deque()
-        self._thread: threading.Thread | None = None
+        self._thread: int | None = None  # its identifier; 0 while it starts
         self._ending = False
         self._abandoned = False
         self._pausing = False
@@ -87,14 +101,13 @@ class Background:
         took longer, or if a task called this: it cannot wait for itself. Never raises.
         """
         with self._changed:
-            thread = self._thread
-            if thread is threading.current_thread():
+            if self._thread == threading.get_ident():
                 return False
             self._ending = True
             self._changed.notify_all()
-        if thread is not None:
-            thread.join(timeout)
-        with self._changed:
+            until = monotonic() + timeout
+            while self._thread is not None and (left := until - monotonic()) > 0:
+                self._changed.wait(left)
             self._ending = False
             return self._thread is None
 
@@ -111,30 +124,33 @@ class Background:
         allows none.
         """
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="gpuprobe", daemon=True)
-            self._thread = thread
+            self._thread = 0
             try:
-                thread.start()
+                with _signals_blocked():
+                    _thread.start_new_thread(self._run, ())
             except RuntimeError:
                 self._thread = None
                 return False
         return True
 
     def _run(self) -> None:
+        with self._changed:
+            self._thread = threading.get_ident()
         done = -PAUSE
         while True:
             with self._changed:
                 self._pause(done + PAUSE)
                 if not self._waiting:
                     self._thread = None
+                    self._changed.notify_all()
                     return
             self._run_tasks()
-            done = time.monotonic()
+            done = monotonic()
 
     def _pause(self, until: float) -> None:
         """Wait until this time of the monotonic clock, or the end. Holds ``_changed``."""
         self._pausing = True
-        while not self._ending and (left := until - time.monotonic()) > 0:
+        while not self._ending and (left := until - monotonic()) > 0:
             self._changed.wait(left)
         self._pausing = False
 
@@ -152,6 +168,21 @@ class Background:
         except Exception as error:  # noqa: BLE001 - on_error decides
             if not self._abandoned:  # afterwards the recording is closed, and the failure is known
                 self._on_error(error)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A thread that is started inside gets no signal that another one could get. Faults remain:
+    they are a thread's own.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _follow_process(background: Background) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
 from gpuprobe.patching import Patches
@@ -73,6 +73,19 @@ def follow_cuda() -> Callable[[], None]:
 
 NATIVE_SETTINGS: Final = "GPUPROBE_NATIVE"
 """The environment variable with the settings of the simulated GPUs, which children inherit."""
+
+
+STARTUP: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "startup")  # noqa: PTH118, PTH120 - every child imports this
+"""The folder whose ``sitecustomize`` processes import that inherit the native engine, or that are
+followed."""
+
+
+def add_startup(environment: MutableMapping[str, str]) -> None:
+    """Have Python import gpuprobe's ``sitecustomize`` in processes with this environment."""
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if STARTUP not in paths:
+        environment["PYTHONPATH"] = os.pathsep.join([STARTUP, *filter(None, paths)])
+    environment["GPUPROBE_STARTUP"] = STARTUP  # for one that replaces PYTHONPATH: device.c
 
 
 def takes_time() -> bool:

@@ -17,11 +17,19 @@ from trace_recorder import TraceRecorder
 
 import gpuprobe
 from gpuprobe.allocator.blocks import PoolBlock
-from gpuprobe.allocator.driver import SimulatedDriver
+from gpuprobe.allocator.driver import DRIVER_ORDERS, SimulatedDriver
 from gpuprobe.allocator.replay import SPLITTING_NOT_RECORDED, replay_trace
 from gpuprobe.allocator.settings import parse_conf, to_conf
 from gpuprobe.allocator.simulator import Simulator
-from gpuprobe.allocator.whatif import Range, WhatIfOutcome, reserved_alone, search, what_if
+from gpuprobe.allocator.whatif import (
+    AddressOrderPeaks,
+    Range,
+    WhatIfOutcome,
+    peaks_by_address_order,
+    reserved_alone,
+    search,
+    what_if,
+)
 from gpuprobe.cli import main
 from gpuprobe.errors import ConfigError, DataError, UsageError
 from gpuprobe.model.memory import TraceAction
@@ -87,6 +95,28 @@ def test_the_recorded_settings_give_the_recorded_numbers() -> None:
         assert outcome.peak_reserved.most == recorded.peak_reserved
         assert outcome.device_allocs.most == recorded.device_allocs
         assert outcome.would_oom == 0
+
+
+def test_peaks_in_both_orders_of_addresses_are_those_of_the_recorded_ones() -> None:
+    """The same requests, recorded in either order, show the peaks that both were recorded with."""
+    differ = 0
+    for seed in range(30):
+        traces = [
+            Program(seed, parse_conf(""), order=order).run(300).trace() for order in DRIVER_ORDERS
+        ]
+        descending, ascending = (replay_trace(trace) for trace in traces)
+        assert descending.exact
+        assert ascending.exact
+        expected = AddressOrderPeaks(
+            descending.peak_allocated,
+            descending.peak_reserved,
+            ascending.peak_allocated,
+            ascending.peak_reserved,
+        )
+        for trace, recorded in zip(traces, (descending, ascending), strict=True):
+            assert peaks_by_address_order(trace, recorded) == expected
+        differ += expected.descending_reserved != expected.ascending_reserved
+    assert differ
 
 
 def test_expandable_segments_help_growing_buffers() -> None:

@@ -11,8 +11,10 @@ import pytest
 from doctor_machine import GIB, TORCH, Machine, of, only, passed, reasons
 
 from gpuprobe.model.findings import Level
+from gpuprobe.model.machine.devices import HostInfo
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.probes.health.base import SharedMemory
+from gpuprobe.probes.host import sandbox_of
 
 OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
@@ -158,6 +160,15 @@ def test_the_name_of_the_variable(machine: Machine) -> None:
 def test_debug_variables(machine: Machine, name: str, value: str, level: Level | None) -> None:
     found = of("GP143", machine.but(environ={name: value}))
     assert [f.level for f in found] == ([] if level is None else [level])
+
+
+def test_a_sandbox(machine: Machine) -> None:
+    assert passed("GP144", machine.facts)
+    host = HostInfo(sandbox=sandbox_of("#1 SMP Sun Jan 10 15:06:54 PST 2016"))
+    found = only("GP144", machine.with_inventory(host=host))
+    assert "gVisor" in found.message
+    assert found.level is Level.NOTE
+    assert sandbox_of("#1 SMP PREEMPT_DYNAMIC Debian 6.1.0-18") == ""
 
 
 def test_shared_memory(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -334,14 +336,70 @@ def test_clients_that_send_nothing_or_go_away_do_no_harm(server: Served) -> None
     assert server[1] == []
 
 
+def _connected(server: MetricsServer, count: int) -> list[socket.socket]:
+    port = int(server.url.rpartition(":")[2].partition("/")[0])
+    return [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(count)]
+
+
 def test_connections_are_bounded(server: Served) -> None:
-    host, port = "127.0.0.1", int(server[0].url.rpartition(":")[2].partition("/")[0])
-    idle = [socket.create_connection((host, port), timeout=30) for _ in range(40)]
-    # Those beyond the bound are closed at once: reading from them ends.
-    ended = [one for one in idle[32:] if one.recv(1) == b""]
-    assert len(ended) == 8
+    idle = _connected(server[0], 40)
+    # Each beyond the bound replaces the oldest: reading from that ends.
+    assert [one.recv(1) for one in idle[:8]] == [b""] * 8
+    urlopen(server[0].url, timeout=30).close()
     assert threading.active_count() < 45
     for one in idle:
+        one.close()
+
+
+def test_requests_that_do_not_end_block_no_scrape(server: Served) -> None:
+    slow = _connected(server[0], 40)
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.wait(0.05):
+            for one in slow:
+                with contextlib.suppress(OSError):
+                    one.sendall(b"G")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        for _ in range(5):
+            urlopen(server[0].url, timeout=30).close()
+    finally:
+        stop.set()
+        thread.join()
+        for one in slow:
+            one.close()
+
+
+def test_a_request_has_a_deadline_that_no_byte_extends(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuprobe.exporter.http._TO_REQUEST", 0.3)
+    (slow,) = _connected(server[0], 1)
+    sent = 0
+    with pytest.raises(OSError):  # noqa: PT011, PT012 - reset, or broken pipe, some day
+        while True:
+            slow.sendall(b"G")
+            sent += 1
+            time.sleep(0.02)
+    assert sent
+    slow.close()
+
+
+def test_other_machines_do_not_replace_clients_of_this_one(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = _connected(server[0], 32)
+    urlopen(server[0].url, timeout=30).close()  # all of them were accepted: it replaced the first
+    monkeypatch.setattr("gpuprobe.exporter.http._is_loopback", lambda address: False)
+    others = _connected(server[0], 8)
+    local[1].setblocking(False)
+    assert [one.recv(1) for one in others[:7]] == [b""] * 7  # each replaces the one before
+    with pytest.raises(BlockingIOError):
+        local[1].recv(1)
+    for one in (*local, *others):
         one.close()
 
 

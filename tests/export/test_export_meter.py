@@ -299,7 +299,7 @@ def test_states_of_runs(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     assert labels(RunWatch([tmp_path])) == {
         "alive.gpuprobe": "running",
-        "killed.gpuprobe": "killed",
+        "killed.gpuprobe": "incomplete",
         "done.gpuprobe": "complete",
         "failed.gpuprobe": "failed",
         "elsewhere.gpuprobe": "unknown",
@@ -462,7 +462,7 @@ def test_runs_of_this_machine_appear_by_themselves(tmp_path: Path) -> None:
             process.kill()
             process.communicate(timeout=60)
     found = {path: state for path, state in labels(watch).items() if path in MINE}
-    assert [found[name] for name in MINE] == ["killed", "unknown", "killed"]
+    assert [found[name] for name in MINE] == ["incomplete", "unknown", "incomplete"]
     clock.now += LINGER + 60
     assert not [one for one in labels(watch) if one in MINE]
 

@@ -290,7 +290,7 @@ def test_what_a_run_comes_to(recorded: Path) -> None:
     found = series(render(run_families(readings(recorded))))
     expected = {
         "gpuprobe_run_state{rank=0,state=running}": 1,
-        "gpuprobe_run_state{rank=0,state=killed}": 0,
+        "gpuprobe_run_state{rank=0,state=incomplete}": 0,
         "gpuprobe_run_start_timestamp_seconds{rank=0}": 1700000000.5,
         "gpuprobe_run_last_step_timestamp_seconds{rank=0}": 1700000002.0,
         "gpuprobe_run_step{rank=0}": 1,

@@ -277,6 +277,42 @@ def test_capture_joins_streams_and_replays_copies_and_host_functions(core: Path)
     )
 
 
+def test_the_program_may_close_and_replace_the_descriptors_of_the_runtime(core: Path) -> None:
+    run(
+        core,
+        """
+        import os, resource, tempfile
+        lowest = os.dup(0)
+        os.close(lowest)
+        a, b = malloc(GB), malloc(GB)
+        ok(f.cudaMemset(a, 9, c_size_t(4096)))
+        ok(f.cudaMemcpy(b, a, c_size_t(GB), 3))   # looks which pages are present
+        handles = [create_string_buffer(64) for _ in range(2)]
+        ok(f.cudaIpcGetMemHandle(handles[0], a))
+        ok(f.cudaIpcGetMemHandle(handles[1], b))
+        def byte(address):
+            out = create_string_buffer(1)
+            ok(f.cudaMemcpy(out, address, c_size_t(1), 2))
+            return out.raw[0]
+        assert os.dup(0) == lowest
+        kept = sorted(int(n) for n in os.listdir("/proc/self/fd") if int(n) > lowest + 1)
+        assert len(kept) == 3, kept
+        if resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 8192:
+            assert kept[0] > 4096
+        own = os.open(tempfile.mkdtemp() + "/own", os.O_RDWR | os.O_CREAT)
+        for number in kept:
+            os.dup2(own, number)
+        assert byte(a) == 9
+        ok(f.cudaMemcpy(b, a, c_size_t(GB), 3))
+        assert byte(b) == 9
+        ok(f.cudaFree(a)); ok(f.cudaFree(b))
+        for number in kept:
+            assert os.path.sameopenfile(number, own)   # neither closed nor written
+        assert os.fstat(own).st_size == 0
+        """,
+    )
+
+
 def test_memory_is_shared_between_processes(core: Path) -> None:
     run(
         core,

@@ -123,3 +123,36 @@ def test_a_cache_folder_with_a_space_cannot_be_preloaded(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
     assert " " not in str(cache_folder())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
+def test_a_cache_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The home of a user whose ``$HOME`` or ``$XDG_CACHE_HOME`` root has kept."""
+    theirs = tmp_path / "home" / ".cache"
+    theirs.mkdir(parents=True)
+    os.chown(theirs, 4242, 4242)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(theirs))
+    monkeypatch.setattr(libraries.tempfile, "gettempdir", lambda: str(temporary))
+    assert cache_folder().parent.parent == temporary
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
+def test_a_library_that_another_user_has_planted_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = cache_folder() / "cuda13-0"
+    folder.mkdir()
+    for name in (libraries.CORE, libraries.PRELOAD, "libcuda.so.1"):
+        (folder / name).write_bytes(b"")
+    (folder / "libraries.txt").write_text("libcuda.so.1")
+    assert libraries.libraries_in(folder).others == (folder / "libcuda.so.1",)
+    for planted in (folder / "libcuda.so.1", folder / libraries.CORE, folder, folder.parent):
+        os.chown(planted, 4242, 4242)
+        with pytest.raises(EnvironmentUnavailable, match=f"{planted} belongs to another user"):
+            libraries.libraries_in(folder)
+        os.chown(planted, 0, 0)

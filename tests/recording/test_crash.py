@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuprobe.model.run.session import Gap
 from gpuprobe.recording.reader import read_recording
 
 PRELUDE = """
@@ -108,8 +109,11 @@ def test_after_a_full_disk_only_the_refused_steps_are_missing(tmp_path: Path) ->
     assert written[-10:] == list(range(50, 60))
     (rank,) = read_recording(path).ranks
     assert [step.index for step in rank.steps] == written
-    assert len(rank.blind_spots) == 1
-    assert rank.blind_spots[0].what.startswith("1 damaged line in")
+    torn, gap = rank.blind_spots
+    assert torn.what.startswith("1 damaged line in")
+    assert rank.gap is not None
+    assert gap.what == rank.gap.text
+    assert rank.gap == Gap("File too large", len(lost), len(lost), lost[0], 49)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")

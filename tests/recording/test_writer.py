@@ -245,7 +245,7 @@ for descriptor in (1, 2):
         os._exit(1)
     except OSError:
         pass
-os._exit(0 if writer._descriptor > 2 else 2)
+os._exit(0 if writer._descriptor.number > 2 else 2)
 """
     path = tmp_path / "run.gpuprobe"
     subprocess.run([sys.executable, "-c", program, str(path)], check=True)

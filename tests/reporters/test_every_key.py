@@ -71,7 +71,7 @@ GIVEN: dict[str, Any] = {
     "findings.*.finding.level": Level.WARNING,
 }
 OTHER: dict[str, Any] = {
-    "recording.status": "killed",
+    "recording.status": "incomplete",
     "recording.kind": "snapshot",
     "categories.at": "step_end",
     "peak.measure": "host_rss",

@@ -92,8 +92,8 @@ def test_whether_the_process_still_runs(tmp_path: Path) -> None:
         gone.wait()
     for name, pid, started, status in (
         ("running", os.getpid(), time.time(), "running"),
-        ("gone", gone.pid, time.time(), "killed"),
-        ("reused", os.getpid(), 1.0, "killed"),  # that number is another process by now
+        ("gone", gone.pid, time.time(), "incomplete"),
+        ("reused", os.getpid(), 1.0, "incomplete"),  # that number is another process by now
     ):
         writer = RecordingWriter.create(tmp_path / name)
         writer.session(session(pid=pid, started_at=started), here)

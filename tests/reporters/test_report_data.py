@@ -509,8 +509,8 @@ class TestHowItEnded:
         ("running", "status", "word"),
         [
             (True, "running", "may still rise"),
-            (False, "killed", "it was killed"),
-            (None, "unfinished", "still running, or killed"),
+            (False, "incomplete", "or its last records could not be written"),
+            (None, "unfinished", "or it is still running"),
         ],
     )
     def test_no_end(self, running: bool | None, status: str, word: str) -> None:

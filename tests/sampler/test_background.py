@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +30,7 @@ def test_work_is_done_in_order_and_the_thread_ends() -> None:
         work.submit(lambda i=i: done.append(i))
     assert work.drain(30)
     assert done == list(range(100))
-    assert "gpuprobe" not in [thread.name for thread in threading.enumerate()]
+    assert work._thread is None
     work.submit(lambda: done.append(100))  # and it starts again
     assert work.drain(30)
     assert done[-1] == 100
@@ -83,7 +85,7 @@ def test_the_thread_ends_before_a_fork() -> None:
         work.submit(lambda i=i: done.append(i))
     pid = os.fork()
     if not pid:
-        os._exit(0 if done == list(range(50)) and threading.active_count() == 1 else 1)
+        os._exit(0 if done == list(range(50)) and work._thread is None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert done == list(range(50))
 
@@ -107,10 +109,10 @@ def test_a_child_has_nothing_of_its_parents_work(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_threads_the_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(thread: threading.Thread) -> None:
+    def refused(*args: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(_thread, "start_new_thread", refused)
     done: list[int] = []
     work = Background(lambda error: None)
     work.submit(lambda: done.append(0))
@@ -137,7 +139,7 @@ def test_many_threads_hand_over_while_others_drain() -> None:
     assert sorted(done) == sorted(1000 * n + i for n in range(4) for i in range(200))
     for n in range(4):  # those of one thread in its order
         assert [i for i in done if i // 1000 == n] == [1000 * n + i for i in range(200)]
-    assert "gpuprobe" not in [thread.name for thread in threading.enumerate()]
+    assert work._thread is None
 
 
 def test_what_waits_when_the_interpreter_ends_is_done() -> None:
@@ -193,17 +195,41 @@ def test_steps_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_thread_with_nothing_to_do_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may join all threads that there are."""
     monkeypatch.setattr(step_writer, "PAUSE", 0.0)
     done: list[int] = []
     work = Background(pytest.fail)
     for item in range(2):
         work.submit(partial(done.append, item))
-        thread = work._thread
-        if thread is not None:
-            thread.join(60)
-            assert not thread.is_alive()
+        with work._changed:
+            assert work._changed.wait_for(lambda: work._thread is None, 60)
     assert done == [0, 1]
+
+
+def test_the_thread_is_not_one_of_the_programs() -> None:
+    """Not in its list of threads, and never the one that gets its signals."""
+    number = signal.SIGUSR2
+    gate, masks = threading.Event(), []
+    work = Background(pytest.fail)
+    before = threading.enumerate()
+    received: list[int] = []
+    handler = signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        work.submit(lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        work.submit(gate.wait)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+        os.kill(os.getpid(), number)
+        assert threading.enumerate() == before
+        assert number in signal.sigpending()
+        assert not received
+        gate.set()
+        assert work.drain(60)
+        assert masks[0] > {number, signal.SIGINT, signal.SIGXFSZ}
+        assert signal.SIGSEGV not in masks[0]
+    finally:
+        gate.set()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        signal.signal(number, handler)
+    assert received == [number]
 
 
 def test_a_signal_handler_may_end_the_recording_in_the_middle_of_our_code() -> None:

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpuprobe.sampler.processes.started import command
 
 from gpuprobe.sampler.processes import started
-from gpuprobe.sampler.processes.started import command
 
 PYTHON = sys.executable
 

@@ -16,9 +16,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import fcntl
 import functools
+import gc
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -26,9 +30,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 _COMMANDS = ("baseline", "check", "estimate", "fit", "run")
 """Commands of gpuprobe that import torch, or start a process that does."""
@@ -86,11 +93,20 @@ def gpuprobe(
 
 class WarmPython:
     """``folder`` is put first on the PATH of commands; ``python`` is the command in it. They are
-    those of this interpreter where the system lacks what the server needs.
+    those of this interpreter where the system lacks what the server needs. ``modules``: what the
+    process imports as well. ``environment``: the one it starts with.
     """
 
-    def __init__(self, base: Path) -> None:
+    def __init__(
+        self,
+        base: Path,
+        modules: Sequence[str] = (),
+        environment: Mapping[str, str] = _BEGAN_WITH,
+    ) -> None:
         self._server: subprocess.Popen[bytes] | None = None
+        self._modules = modules
+        self._environment = dict(environment)
+        self._address = base / "socket"
         self.folder = Path(sys.executable).parent
         self.python = sys.executable
         if hasattr(os, "pidfd_open") and sys.platform == "linux":
@@ -101,33 +117,80 @@ class WarmPython:
 
         self.folder = base / "bin"
         self.folder.mkdir()
-        address = base / "socket"
-        settings = _settings(_BEGAN_WITH)
+        settings = _settings(self._environment)
         for name in ("python", "gpuprobe"):
             command = self.folder / name
             command.write_text(
                 f"#!{sys.executable} -IS\n"
                 f"import runpy, sys\n"
-                f"sys.argv[1:1] = [{name!r}, {str(address)!r}, {json.dumps(settings)!r}]\n"
+                f"sys.argv[1:1] = [{name!r}, {str(self._address)!r}, {json.dumps(settings)!r}]\n"
                 f"runpy.run_path({__file__!r}, run_name='client')\n"
             )
             command.chmod(0o755)
         self.python = str(self.folder / "python")
         listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(address))
+        listening.bind(str(self._address))
         listening.listen(16)
         with default_sigint():  # the programs inherit the server's
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(listening.fileno())],
-                env=_BEGAN_WITH,
+                [sys.executable, __file__, str(listening.fileno()), *self._modules],
+                env=self._environment,
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,  # its end is the server's
             )
         listening.close()
 
+    def start(self, request: Request, streams: Mapping[int, int]) -> int:
+        """Run a program to its end and return how it ended: its exit code, or the number of the
+        signal that ended it as a negative one. ``streams``: its descriptors, and the caller's that
+        they are; it has no others.
+        """
+        ours = [*streams.values()]
+        with _sent(self._address, request._replace(numbers=[*streams]), ours) as replies:
+            replies.readline()  # the process
+            return int(replies.readline())
+
     def close(self) -> None:
         if self._server is not None:
             self._server.communicate()
+
+
+class Request(NamedTuple):
+    """A process to start. ``argv`` excludes the interpreter. ``numbers``: of the descriptors that
+    are sent. ``session``: it leads a session. ``command``: its ``sys.executable`` if its
+    environment contains `NESTED`; ``""``: the interpreter.
+
+    ``limits``: those of the process, by the numbers of `resource`. ``umask``: -1 keeps the
+    server's. ``program``: execute this program, with the arguments ``argv``, instead of forking;
+    ``""``: fork. ``teardown``: end as an interpreter does, which takes 0.3 s of processor time:
+    without it, threads, ``atexit`` and the names of ``__main__`` end, then the process.
+    ``seconds``: how long the process and those that it leaves behind may take in all, after which
+    they are killed; 0: as long as they need, and those left behind are left alone.
+    """
+
+    argv: list[str]
+    cwd: str
+    environment: dict[str, str]
+    session: bool = False
+    command: str = ""
+    numbers: list[int] = [0, 1, 2]  # noqa: RUF012 - of a tuple, never changed
+    limits: list[tuple[int, int]] = []  # noqa: RUF012
+    umask: int = -1
+    program: str = ""
+    teardown: bool = True
+    seconds: float = 0.0
+
+
+@contextlib.contextmanager
+def _sent(address: Path | str, request: Request, streams: list[int]) -> Iterator[TextIO]:
+    """The server's replies to a request: the number of the process, and how it ended."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(str(address))
+        message = json.dumps(request._asdict()).encode()
+        socket.send_fds(line, [len(message).to_bytes(4, "little")], streams)
+        line.sendall(message)
+        with line.makefile("r") as replies:
+            yield replies
 
 
 def _settings(environment: dict[str, str]) -> dict[str, str]:
@@ -147,28 +210,28 @@ def _client() -> None:
     argv = [interpreter, *(("-m", "gpuprobe") if name == "gpuprobe" else ()), *words]
     if not _imports_torch(argv[1:]) or _settings(dict(os.environ)) != json.loads(settings):
         os.execv(interpreter, argv)
-    request = {
-        "argv": argv[1:],
-        "cwd": str(Path.cwd()),
-        "environment": dict(os.environ),
-        "session": os.getsid(0) == os.getpid(),
-        "command": str(Path(address).parent / "bin" / "python"),
-    }
-    line = socket.socket(socket.AF_UNIX)
-    line.connect(address)
-    message = json.dumps(request).encode()
-    socket.send_fds(line, [len(message).to_bytes(4, "little")], [0, 1, 2])
-    line.sendall(message)
-    replies = line.makefile("r")
-    process = int(replies.readline())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda given, frame: _send(process, given))
-    status = int(replies.readline() or -signal.SIGKILL)
+    request = Request(
+        argv[1:],
+        str(Path.cwd()),
+        dict(os.environ),
+        session=os.getsid(0) == os.getpid(),
+        command=str(Path(address).parent / "bin" / "python"),
+    )
+    with _sent(address, request, [0, 1, 2]) as replies:
+        status = _followed(replies)
     if status < 0:
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def _followed(replies: TextIO) -> int:
+    """How the process ended. Signals for this process are sent to that one."""
+    process = int(replies.readline())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda given, frame: _send(process, given))
+    return int(replies.readline() or -signal.SIGKILL)
 
 
 def _send(process: int, number: int) -> None:
@@ -187,9 +250,9 @@ def _imports_torch(words: list[str]) -> bool:
 # -- the server
 
 
-def _serve(listening: socket.socket) -> list[str]:
-    """Fork for each command. Returns in the forked process, with the arguments."""
-    import gc
+def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
+    """Fork for each command. Returns in the forked process, with its request."""
+    import importlib
 
     import gpuprobe
     from gpuprobe.native.process import preload
@@ -204,6 +267,8 @@ def _serve(listening: socket.socket) -> list[str]:
     import torch.utils.data
 
     torch.nn.Linear(2, 2)
+    for module in modules:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()  # collections in the forked processes leave these objects, and their memory, alone
     while True:
@@ -217,80 +282,136 @@ def _serve(listening: socket.socket) -> list[str]:
             line.close()
             continue
         listening.close()
-        head, streams, _, _ = socket.recv_fds(line, 4, 3)
+        head, streams, _, _ = socket.recv_fds(line, 4, 16)
         size = int.from_bytes(head, "little")
         text = b""
         while len(text) < size:
             text += line.recv(size - len(text))
-        request = json.loads(text)
+        request = Request(**json.loads(text))
+        if request.seconds:
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         process = os.fork()
         if process:
-            _wait(process, line, whole_session=request["session"])
-        if request["session"]:
+            _wait(process, line, request)
+        if request.session:
             os.setsid()
         line.close()
-        return _begin(request, streams)
+        _begin(request, streams)
+        return request
 
 
-def _wait(process: int, line: socket.socket, whole_session: bool) -> None:
+_PR_SET_CHILD_SUBREAPER = 36
+"""Of ``prctl``: processes that a child leaves behind become children of this one."""
+
+
+def _wait(process: int, line: socket.socket, request: Request) -> None:
     """Report to the command how its process ended. If the command is gone, end the process, and its
     process group if the command led a session: it was ended as a group too."""
     line.sendall(f"{process}\n".encode())
     ended = os.pidfd_open(process)
-    if ended not in select.select([ended, line], [], [])[0]:
+    limit = time.monotonic() + request.seconds if request.seconds else None
+    timeout = request.seconds or None
+    if ended not in select.select([ended, line], [], [], timeout)[0]:
         os.kill(process, signal.SIGKILL)
-        if whole_session:
+        if request.session:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    if limit is not None:
+        _end_others(limit)
     with contextlib.suppress(OSError):
         line.sendall(f"{status}\n".encode())
     os._exit(0)
 
 
-def _begin(request: dict[str, Any], streams: list[int]) -> list[str]:
+def _end_others(limit: float) -> None:
+    """Wait for the processes that a program left behind, until ``limit``; then end them."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        if time.monotonic() > limit:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            for child in map(int, children):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _begin(request: Request, streams: list[int]) -> None:
     """Become the process of a command."""
+    # Above all numbers that it may have: none of those to come is overwritten.
+    high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 200) for stream in streams]
+    for number, stream in zip(request.numbers, high, strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    if request.seconds:
+        listed = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+        for number in set(listed) - {*request.numbers}:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(number)
+    else:
+        for stream in streams:
+            os.close(stream)
+    os.chdir(request.cwd)
+    if request.umask >= 0:
+        os.umask(request.umask)
+    for kind, limit in request.limits:
+        resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
+    if request.program:
+        os.execve(request.program, [request.program, *request.argv], request.environment)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    if request.command and NESTED.items() <= os.environ.items():
+        sys.executable = request.command
+    _begin_python(request)
+
+
+def _begin_python(request: Request) -> None:
+    """Set what an interpreter sets at its start: streams, warnings, random numbers."""
     import io
     import random
     import warnings
 
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    if NESTED.items() <= os.environ.items():
-        sys.executable = request["command"]
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
-        at_once = bool(request["environment"].get("PYTHONUNBUFFERED"))
-        raw = open(number, "wb", 0 if at_once else -1, closefd=False)  # noqa: SIM115
-        lines = number == 2 or os.isatty(number)
-        stream = io.TextIOWrapper(raw, "utf-8", errors, line_buffering=lines, write_through=at_once)
+    at_once = bool(request.environment.get("PYTHONUNBUFFERED"))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream: io.TextIOWrapper | None = None
+        if number in request.numbers:
+            mode = "wb" if number else "rb"
+            buffering = 0 if at_once and number else -1
+            raw = open(number, mode, buffering, closefd=False)  # noqa: SIM115
+            stream = io.TextIOWrapper(
+                raw,
+                "utf-8",
+                "backslashreplace" if number == 2 else "strict",
+                line_buffering=number == 2 or (number == 1 and os.isatty(number)),
+                write_through=at_once and number > 0,
+            )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     warnings.resetwarnings()
     for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", category)
     warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
-    given = request["environment"].get("PYTHONWARNINGS", "")
+    given = request.environment.get("PYTHONWARNINGS", "")
     warnings._processoptions(filter(None, given.split(",")))  # type: ignore[attr-defined]
     random.seed()
-    argv: list[str] = request["argv"]
-    return argv
 
 
-def _run(argv: list[str]) -> None:
-    """What the interpreter does with its arguments."""
+def _run_module(argv: list[str]) -> None:
+    """What the interpreter does with ``-m MODULE``."""
     import runpy
 
+    sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = argv[1:]
+    sys.path[0] = str(Path.cwd())
+    runpy._run_module_as_main(argv[1])  # type: ignore[attr-defined]
+
+
+def _program(argv: list[str]) -> tuple[CodeType, dict[str, Any]]:
+    """The code of a script, or of ``-c CODE``, and the names of its ``__main__``."""
     kind = argv[0]
-    if kind == "-m":
-        sys.argv = argv[1:]
-        sys.path[0] = str(Path.cwd())
-        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
-        return
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     if kind == "-c":
@@ -301,31 +422,60 @@ def _run(argv: list[str]) -> None:
         main.__file__ = str(Path.cwd() / kind)
         code = compile(Path(kind).read_bytes(), main.__file__, "exec")
     vars(main)["__builtins__"] = __builtins__
-    exec(code, vars(main))
+    return code, vars(main)
 
 
 def _is_ours(file: str) -> bool:
     return file in (__file__, "<frozen runpy>") or file.endswith("runpy.py")
 
 
-def _main() -> None:
-    argv = _serve(socket.socket(fileno=int(sys.argv[1])))
-    try:
-        _run(argv)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        if isinstance(error, KeyboardInterrupt):
+def _reported(error: BaseException) -> object:
+    """Report a program's error as the interpreter does, and return the code that it exits with."""
+    if isinstance(error, SystemExit):
+        return error.code
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    return KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _end(code: object, *, teardown: bool) -> NoReturn:
+    """End the process as the interpreter does. KeyboardInterrupt: by SIGINT."""
+    interrupted = code is KeyboardInterrupt
+    if teardown:
+        if interrupted:
             sys.excepthook = lambda *args: None
-            raise  # the interpreter ends itself by SIGINT
-        sys.exit(1)
+            raise KeyboardInterrupt
+        sys.exit(code)  # type: ignore[arg-type]
+    if code is not None and not isinstance(code, int):
+        if not interrupted:
+            print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    vars(sys.modules["__main__"]).clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+            stream.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit((code or 0) & 0xFF)
 
 
 if __name__ == "client":
     _client()
 elif __name__ == "__main__":
-    _main()
+    # Without functions in between, the program's depth is that of an interpreter, but for one.
+    _request = _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    _code: object = None
+    try:
+        if _request.argv[0] == "-m":
+            _run_module(_request.argv)
+        else:
+            exec(*_program(_request.argv))
+    except BaseException as _error:  # noqa: BLE001 - it ends the process
+        _code = _reported(_error)
+    _end(_code, teardown=_request.teardown)

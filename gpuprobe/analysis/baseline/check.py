@@ -1,5 +1,5 @@
-"""Compares a run with its baseline; the rules of ``gpuprobe check``: one for each metric, and one
-for the environment.
+"""Compares a run with its baseline; the rules of ``gpuprobe check``: one for each metric, for the
+environment and for the recording.
 """
 
 from __future__ import annotations
@@ -49,6 +49,15 @@ ENVIRONMENT = define(
     "would not be meaningful.",
     remedy="run the check in the baseline's environment, or run gpuprobe baseline update if\n"
     "this is the new one; --accept-environment compares anyway",
+)
+INCOMPLETE = define(
+    "GPM-incomplete",
+    "incomplete-recording",
+    Level.ERROR,
+    "The recording is complete",
+    description="Steps that are missing may have needed more memory than all others: a comparison\n"
+    "of the rest shows nothing.",
+    remedy="record the run again, on a disk with free space, and to its end",
 )
 _WHY = {
     "growth_per_step": "Memory that a step allocates is never freed: the longer the run, the more\n"
@@ -184,6 +193,11 @@ def check_baseline(
             *(() if environment else _fall_cautions(before, metrics, chosen)),
         ),
     )
+
+
+def not_compared(missing: tuple[str, ...]) -> CheckResult:
+    """The result for a recording in which this is missing."""
+    return CheckResult((), (), None, "", incomplete=missing)
 
 
 def _is_at_the_end(name: str, side: Baseline) -> bool:

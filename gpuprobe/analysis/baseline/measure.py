@@ -19,6 +19,7 @@ from gpuprobe.analysis.compare.accounts import (
     growth,
     reserved_at,
 )
+from gpuprobe.analysis.completeness import missing_parts
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, window_of
 from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import ledger_of
@@ -65,10 +66,13 @@ def baseline_of(
     ``sources`` reads the source of files, given by name and path; with None the baseline has no
     sources. ``figures_only``: without accounts, only with the figures that a check compares.
 
-    Without a full step, the baseline only has the peaks of the whole program. Raises DataError for
-    a recording without device memory.
+    Without a full step, the baseline only has the peaks of the whole program. Without device
+    memory, that of an incomplete recording has no figures; raises DataError for a complete one.
     """
+    missing = missing_parts(recording)
     sites = [site for site in device_peaks(recording) if not isinstance(site.amount, Unavailable)]
+    if not sites and missing:
+        return Baseline({}, 0, {}, {}, missing=missing)
     if not sites:
         raise DataError(
             "no GPU memory was allocated: nothing to check",
@@ -105,6 +109,7 @@ def baseline_of(
         phases={name: point.bytes for name, point in _points(found)},
         accounts=accounts,
         sources={} if sources is None else sources(naming.files),
+        missing=missing,
     )
 
 

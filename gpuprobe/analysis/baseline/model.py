@@ -215,7 +215,8 @@ class Baseline:
     files, by their names in the accounts; none in a baseline of an earlier version. ``labels``: the
     labels of lines in the file that it was read from. ``command``: the script, or ``-m`` and the
     module, with its arguments; empty for a recording. ``files``: the project's files that the
-    program imports or opens as text, by their names relative to the project.
+    program imports or opens as text, by their names relative to the project. ``missing``: what is
+    missing from the recording, a sentence each; such a measurement is not written as a baseline.
     """
 
     environment: Mapping[str, str]
@@ -229,6 +230,7 @@ class Baseline:
     labels: Mapping[str, Label] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     files: Mapping[str, KeptFile] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
     @property
     def texts(self) -> dict[str, str]:
@@ -290,7 +292,8 @@ class MetricResult:
 class CheckResult(Displayed):
     """The results of a check. ``rows``: by ``category``, ``module`` and ``line``; each sums to the
     change of the peak; None if the baseline or the run has no trace. ``cause``: a description of
-    the first thing to check. ``mismatches``: differences of the environments; such a check fails.
+    the first thing to check. ``mismatches``: differences of the environments, ``incomplete``: what
+    is missing from the recording; such a check fails.
     ``settings``: the settings of the check and their sources. ``run``: its name, empty if there is
     only one. ``trials``: the runs that tested the causes, or the reason why there were none. If
     memory grew: ``accept`` is the command that makes this run the baseline, ``reproduce`` the
@@ -308,12 +311,13 @@ class CheckResult(Displayed):
     trials: str = ""
     accept: str = ""
     reproduce: str = ""
+    incomplete: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         if self.ok:
             return "<check: within the baseline>"
         names = ", ".join(item.name for item in self.regressions)
-        return f"<check: failed: {names or '; '.join(self.mismatches)}>"
+        return f"<check: failed: {names or '; '.join(self.incomplete + self.mismatches)}>"
 
     @property
     def regressions(self) -> tuple[MetricResult, ...]:
@@ -322,4 +326,4 @@ class CheckResult(Displayed):
 
     @property
     def ok(self) -> bool:
-        return not self.regressions and not self.mismatches
+        return not self.regressions and not self.mismatches and not self.incomplete

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from gpuprobe.analysis.completeness import missing_of
 from gpuprobe.analysis.fragmentation import Fragmentation, fragmentation
 from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
 from gpuprobe.analysis.peak.high_water import (
@@ -130,7 +131,7 @@ def rank_facts(rank: RankRecording, *, running: bool) -> RankFacts:
     if steps:
         window = next((w for w in steps[-1].windows if w.device == device), None)
         end = window.end.allocated if window else steps[-1].host.rss_end
-    state = "running" if running else "killed" if rank.end is None else "complete"
+    state = "running" if running else "incomplete" if missing_of(rank) else "complete"
     if rank.end is not None and rank.end.error is not None:
         state = f"failed: {rank.end.error.type}"
     return RankFacts(

@@ -15,6 +15,11 @@ from gpuprobe.model.trace import Frame, StackTable
 UserFrame = Callable[[Frame], bool]
 
 _PYTHON_SUFFIXES = (".py", ".pyi", ".pyx", ".ipynb")
+_NATIVE_SUFFIXES = (
+    ".cpp", ".cc", ".cxx", ".c", ".cu", ".cuh", ".h", ".hpp", ".hxx", ".tcc", ".inl", ".inc",
+    ".S", ".s", ".asm",  # glibc's: every thread begins in clone3.S
+    ".f", ".f90", ".rs", ".go", ".m", ".mm", ".so", ".pyd",
+)  # fmt: skip
 _RUNS_PROGRAMS = r"""
     | /gpuprobe/(api|cli|engines|hazard_watch|hazards|integrations|model|native|probes)/
     | /gpuprobe/(pytest_plugin|recording|sampler|torch_support|virtual)/
@@ -51,7 +56,7 @@ def is_cpp(frame: Frame) -> bool:
 
 
 def _is_source_of_native(name: str) -> bool:
-    return name.endswith((".cpp", ".cc", ".c", ".cu", ".cuh", ".h", ".hpp", ".so", ".pyd"))
+    return name.endswith(_NATIVE_SUFFIXES)
 
 
 def is_user_frame(frame: Frame) -> bool:

@@ -1,9 +1,10 @@
-"""Compare a training run's memory with a baseline; a regression exits with 1.
+"""Compare a training run's memory with a baseline; a regression exits with 1, an incomplete
+recording with 4.
 
 TARGET is a recording, or a script to run and record. Options of gpuprobe go before or after it;
 arguments after -- are passed to the script. Missing options come from the baseline, then from
 [tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance. Without
-TARGET, arguments after -- are added to the project's command.
+TARGET, options after -- are added to the project's command; a command after -- is run and recorded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gpuprobe.cli.options import (
     positive,
     seconds,
 )
+from gpuprobe.errors import ProgramFailed, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.api.check import Baseline, CheckPlan, CheckResult, ProjectSettings
@@ -138,9 +140,12 @@ def planned(
 ) -> CheckPlan:
     """The plan of a run, from the options, the baseline and pyproject.toml."""
     from gpuprobe.api.check import plan
+    from gpuprobe.api.commands import is_command
 
     own = args.target == PROJECTS_OWN
     command = [] if args.target is None or own else [args.target, *args.args]
+    if own and args.args and not args.args[0].startswith("-") and is_command(args.args[0]):
+        return plan([_recorded(args)], before=before, project=project, **more)
     return plan(
         args.module if args.module is not None else command,
         more=args.args if own else (),
@@ -153,6 +158,31 @@ def planned(
         project=project,
         **more,
     )
+
+
+def _recorded(args: argparse.Namespace) -> str:
+    """Run the command after ``--``, and return its recording, which exists as long as this
+    process.
+    """
+    import atexit
+    import shutil
+    import tempfile
+
+    from gpuprobe.api.commands import failed_ranks, run_command
+
+    if args.stop_after or args.hazards:
+        raise UsageError("--stop-after and --hazards need a script, not a command")
+    folder = tempfile.mkdtemp(prefix="gpuprobe-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    output = Path(folder) / "command.gpuprobe"
+    with output_to_stderr():
+        result = run_command(args.args, output, gpu=args.gpu, compute=args.compute or "real")
+    if result.code or not result.recordings:
+        why = failed_ranks(result.recordings) or f"it exited with code {result.code}"
+        raise ProgramFailed(
+            f"{args.args[0]}: {why if result.code else 'no process used a GPU through torch'}"
+        )
+    return str(result.recordings[0])
 
 
 def measured(plan: CheckPlan, *, alone: bool = True) -> Baseline:
@@ -210,6 +240,10 @@ def run(args: argparse.Namespace) -> int:
             compare_as_planned(before, after, plan, measure_apart, paths[name], blame=blame)
         )
     _report(args, results, project.root, str(paths[names[0]].absolute()))
+    missing = [text for result in results for text in result.incomplete]
+    if missing:
+        stderr.error(f"the recording is incomplete: {missing[0]}")
+        return exit_codes.BAD_DATA
     if any(result.mismatches for result in results):
         return exit_codes.USAGE
     return exit_codes.OK if all(result.ok for result in results) else exit_codes.FINDINGS

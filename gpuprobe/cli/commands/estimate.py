@@ -4,6 +4,8 @@ The script runs on a simulated GPU, without computing values of large tensors, a
 a few optimizer steps. Options of gpuprobe go before or after the script; arguments after -- are
 passed to the script. A command of vLLM goes after --, and is run until its engine is up:
 gpuprobe estimate --gpu h100-80gb -- vllm serve MODEL
+So does a command of Python, torchrun, accelerate or deepspeed, whose ranks are simulated:
+gpuprobe estimate --gpu 4xh100-80gb -- torchrun --nproc-per-node 4 train.py
 With --model, gpuprobe writes the script: gpuprobe estimate --model llama-3.1-8b --gpu rtx4090
 """
 
@@ -92,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if check_model_options(args):
         with model_script_of(args) as model:
             return _estimate(args, Target(model.path, (), False), model)
+    from gpuprobe.api.commands import is_command, launched_by
     from gpuprobe.api.serving import estimate_serving
     from gpuprobe.api.simulated_gpu import load_gpu
 
@@ -101,6 +104,11 @@ def run(args: argparse.Namespace) -> int:
     if server is not None:
         render(server, format_of(args), sys.stdout, cwd=str(Path.cwd()))
         return exit_codes.OK if server.started else exit_codes.FINDINGS
+    if not target.module and is_command(target.target):
+        launched = launched_by(words, args.gpu)
+        target = Target(launched.target, launched.arguments, launched.module)
+        if args.ranks == 1:
+            args.ranks = launched.ranks
     if target.module:
         load_gpu(args.gpu, endless=True)
     return _estimate(args, target)

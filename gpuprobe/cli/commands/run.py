@@ -1,6 +1,7 @@
 """Run a training script (or a module, with -m) like python, and record its memory.
 
-Options for gpuprobe come before the script; everything after it is the script's own.
+Options for gpuprobe come before the script; everything after it is the script's own. In place of
+the script, any command: what it starts is recorded, the ranks of a job as one recording.
 """
 
 from __future__ import annotations
@@ -8,22 +9,24 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import misplaced_options
-from gpuprobe.cli.options import add_gpu, add_program, program_of
+from gpuprobe.cli.options import Target, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
-from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.errors import GpuprobeError, Measured, UsageError
 from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuprobe.api.commands import CommandResult
     from gpuprobe.api.hazards import Hazards, KnownFinding, Patch
     from gpuprobe.api.watch import RunResult
 
@@ -33,6 +36,7 @@ _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch", "ha
 EXAMPLES = {
     "gpuprobe run train.py --epochs 1": "record the peaks of every step into train.gpuprobe",
     "gpuprobe run --level trace train.py": "record every allocation with its line",
+    "gpuprobe run --gpu 4xh100-80gb -- torchrun --nproc-per-node 4 train.py": "any command: a job",
     "gpuprobe run --gpu h100-80gb --hazards train.py": "without a GPU, and find races",
 }
 
@@ -40,9 +44,9 @@ EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
-        "[--gpu GPU [--compute real|shapes]] [--hazards] "
+        "[--gpu GPU [--compute auto|real|shapes]] [--hazards] "
         "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
-        "(SCRIPT | -m MODULE) [ARGS ...]"
+        "(SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
     )
     parser.add_argument(
         "--level",
@@ -62,9 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compute",
-        choices=("real", "shapes"),
-        default="real",
-        help="with --gpu: compute values on the CPU (default), or only shapes and memory",
+        choices=("auto", "real", "shapes"),
+        default="auto",
+        help="with --gpu: compute all values while they cost seconds, then only those of small "
+        "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
     )
     parser.add_argument(
         "--hazards",
@@ -111,10 +116,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api import watch
+    from gpuprobe.api.commands import is_command
 
     target = program_of(args, "gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
     _require_gpu(args)
+    if not target.module and is_command(target.target):
+        return _run_command(args, [target.target, *target.arguments])
+    return _run_program(args, target)
+
+
+def _run_program(args: argparse.Namespace, target: Target) -> int:
+    """Run a script or a module in this process."""
+    from gpuprobe.api import watch
+
     hazards = args.hazards or any(getattr(args, name) for name in (*_FILES, "hazards_annotations"))
     if hazards:
         _fix_files(args)
@@ -130,18 +144,23 @@ def run(args: argparse.Namespace) -> int:
     where = output.absolute()  # the program may change the working directory
 
     silent = args.quiet or watch.rank_count() > 1  # ranks share a terminal
-    result = watch.run(
-        program,
-        output,
-        level=args.level,
-        force=args.force,
-        warn=stderr.warning,
-        gpu=args.gpu,
-        compute=args.compute,
-        hazards=hazards,
-        trace_steps=args.trace_steps,
-        on_step=None if silent else StatusLine().step,
-    )
+    folder = Path.cwd()
+    try:
+        result = watch.run(
+            program,
+            output,
+            level=args.level,
+            force=args.force,
+            warn=stderr.warning,
+            gpu=args.gpu,
+            compute=args.compute,
+            hazards=hazards,
+            trace_steps=args.trace_steps,
+            on_step=None if silent else StatusLine().step,
+            measure=os.environ.pop(_MEASURED, None) is None,
+        )
+    except Measured as cost:
+        _start_again(str(cost), folder)
 
     code = _exit_code(result)
     source = partial(watch.source_of, program)
@@ -160,18 +179,81 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         if args.gpu is None and _needs_gpu(result.error):
             words = [*(["-m"] if target.module else []), target.target, *target.arguments]
-            simulate = f"gpuprobe run --gpu h100-80gb --compute shapes {shlex.join(words)}"
+            simulate = f"gpuprobe run --gpu h100-80gb {shlex.join(words)}"
             stderr.note("torch finds no GPU here; to run the program on a simulated one:")
             stderr.note(f"  {simulate}")
         _summarize(where, args.gpu or "")
         for path in result.spawned:
             shown = os.path.relpath(path)
             stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
-        if args.compute == "shapes":
-            _show_assumed(result.assumed)
+        _show_assumed(result.assumed)
     if result.hazards is not None:
         code = _report_and_compare(args, result.hazards, known, code)
     return code
+
+
+_MEASURED = "GPUPROBE_MEASURED"
+"""In the environment of a process that runs a program again: its first step was measured."""
+
+
+def _start_again(cost: str, folder: Path) -> NoReturn:
+    """Replace this process by one that runs the program from its start and computes all values."""
+    stderr.note(f"--compute real needs {cost}, run without values to know that: starting again")
+    flush_stdout()
+    os.chdir(folder)
+    os.environ[_MEASURED] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _run_command(args: argparse.Namespace, words: list[str]) -> int:
+    """Run a command that is not a Python file, and show the summary of what it ran."""
+    from gpuprobe.api import watch
+    from gpuprobe.api.commands import failed_ranks, name_of, run_command
+
+    if args.hazards or any(getattr(args, name) for name in (*_FILES, "hazards_annotations")):
+        raise UsageError(
+            f"--hazards needs a script or a module, and {words[0]} is a command",
+            hint=f"{words[0]} … $(which gpuprobe) run --hazards SCRIPT records each rank",
+        )
+    name, module = name_of(words)
+    output = args.output or watch.default_output(name, module=module, replace=args.force)
+    result = run_command(
+        words,
+        output,
+        level=args.level,
+        trace_steps=args.trace_steps,
+        force=args.force,
+        gpu=args.gpu,
+        compute=args.compute,
+    )
+    if result.interrupted:
+        stderr.error(f"{words[0]} was interrupted")
+    elif result.code:
+        how = f"exited with code {result.code}"
+        if result.code < 0:
+            how = f"was ended by {signal.Signals(-result.code).name}"
+        why = failed_ranks(result.recordings)
+        stderr.error(f"{words[0]} {how}" + (f"; {why}" if why else ""))
+    if not args.quiet:
+        _show_command(args, result, output)
+    if result.interrupted:
+        return exit_codes.INTERRUPTED
+    # Python's own code for an exception is 1, which is a finding among gpuprobe's.
+    return exit_codes.PROGRAM_FAILED if result.code < 0 or result.code == 1 else result.code
+
+
+def _show_command(args: argparse.Namespace, result: CommandResult, output: Path) -> None:
+    for reason, count in result.unrecorded.items():
+        stderr.warning(f"{count} processes that use a GPU are not recorded: {reason}")
+    if not result.recordings:
+        stderr.note("nothing was recorded: no process used a GPU through torch")
+    elif result.recordings[0] == output.absolute():
+        _summarize(output, args.gpu or "")
+    for path in result.recordings[1:]:
+        shown = os.path.relpath(path)
+        stderr.note(f"recording of another job: {shown}   (gpuprobe report {shown})")
+    if args.compute == "shapes":
+        _show_assumed(result.assumed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -184,8 +266,8 @@ def _require_gpu(args: argparse.Namespace) -> None:
     """Raises UsageError for options that only a simulated GPU has."""
     if args.gpu is not None:
         return
-    if args.compute == "shapes":
-        raise UsageError("--compute shapes needs --gpu GPU", hint="--gpu h100-80gb")
+    if args.compute != "auto":
+        raise UsageError(f"--compute {args.compute} needs --gpu GPU", hint="--gpu h100-80gb")
 
 
 def _exit_code(result: RunResult) -> int:
@@ -261,8 +343,7 @@ def _fix_files(args: argparse.Namespace) -> None:
 
     Raises UsageError for a file that cannot be written, before the program runs.
     """
-    from gpuprobe.api.check import ensure_writable
-    from gpuprobe.api.hazards import clear_rank_file
+    from gpuprobe.api.hazards import clear_rank_file, ensure_writable
 
     for name in _FILES if args.hazards_baseline_update else _FILES[:-1]:
         path = getattr(args, name)

@@ -329,11 +329,13 @@ class DriverInfo:
 @record(frozen=True, slots=True)
 class HostInfo:
     """The machine and this process. Versions of packages are from their metadata: nothing is
-    imported for them.
+    imported for them. ``sandbox``: the sandbox whose own kernel this process runs on, ``"gVisor"``;
+    ``""`` for none that is known.
     """
 
     hostname: str = ""
     platform: str = ""
+    sandbox: str = ""
     python: str = ""
     pid: int = 0
     cpu_count: int = 0

@@ -15,6 +15,7 @@ from gpuprobe.model.run.columns import StepColumns, columns_of, traced_steps
 from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
+    Gap,
     ProgramError,
     Session,
     SessionEnd,
@@ -115,7 +116,8 @@ class ChildPeak:
 @record(frozen=True, slots=True)
 class ChildProcess:
     """Such a process. ``name`` is its recording, a directory inside the program's, ``rank`` that of
-    the program; ``steps`` counts whole steps; ``end`` is None if it still runs or was killed.
+    the program; ``steps`` counts whole steps; ``end`` is None if it has none (yet); ``gap`` is what
+    could not be written.
     """
 
     name: str
@@ -125,11 +127,13 @@ class ChildProcess:
     steps: Count
     peaks: Annotated[tuple[ChildPeak, ...], AtMost(MOST_DEVICES)]
     end: SessionEnd | None
+    gap: Gap | None = None
 
 
-Status = Annotated[str, OneOf(("complete", "failed", "running", "killed", "unfinished"))]
-"""How a program ended. ``running`` and ``killed`` are known only where the recording was made on
-this machine; ``unfinished``: it has no end, and which of the two is unknown."""
+Status = Annotated[str, OneOf(("complete", "failed", "running", "incomplete", "unfinished"))]
+"""How a program ended. ``incomplete``: its process does not run, and the recording has no end, or
+records could not be written. ``unfinished``: it has no end, and whether the process runs is unknown
+(it ran on another machine)."""
 
 
 @record(frozen=True)
@@ -151,7 +155,7 @@ class ChildRow:
 SCHEMA = "gpuprobe.recording"
 """The schema in the first line of every rank's stream."""
 
-SCHEMA_VERSION = (2, 6)
+SCHEMA_VERSION = (2, 7)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
@@ -163,6 +167,7 @@ History:
 * 2.4: ``Step.launches``.
 * 2.5: ``LaunchPlace.decoding``, ``StepLaunches.decoded``.
 * 2.6: ``SessionEnd.gpus``, ``SessionEnd.holders``.
+* 2.7: `Gap`, ``SessionEnd.incomplete_processes``.
 """
 
 
@@ -171,7 +176,8 @@ class RankRecording:
     """What one process (one rank) recorded.
 
     The ``steps`` of a large recording are decoded when they are used (`columns` has the figures
-    of all). ``end`` is None while the process is still running, or if it was killed. ``traces`` are
+    of all). ``gap`` is what could not be written, ``damaged`` the number of lines that are not
+    records; ``end`` is None as long as the process runs, or if it wrote none. ``traces`` are
     loaded on demand: `load_traces` yields one `MemoryTrace` per chunk (per step and device),
     and `traces_of` only those of one step.
     """
@@ -181,9 +187,11 @@ class RankRecording:
     steps: Sequence[Step] = ()
     findings: tuple[Finding, ...] = ()
     blind_spots: tuple[BlindSpot, ...] = ()
+    gap: Gap | None = None
+    damaged: int = 0
     end: SessionEnd | None = None
     load_traces: Callable[[], Iterator[MemoryTrace]] = field(default=lambda: iter(()))
-    truncated: bool = False  # the last line was torn: the writer was killed, or is writing
+    truncated: bool = False  # the last line has no end: the writer is writing, or did not finish
     load_trace: Callable[[str], MemoryTrace] | None = None  # one chunk by its name
     _columns: StepColumns | None = field(default=None, init=False, repr=False, compare=False)
     _in_use: WeakValueDictionary[str, MemoryTrace] = field(

@@ -6,8 +6,8 @@ session; ``Session.started_at`` alone is wall-clock time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final
 
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.record import record
@@ -282,8 +282,63 @@ class Holder:
 
 
 @record(frozen=True, slots=True)
+class Gap:
+    """The records, and trace chunks, that could not be written so far: a later gap includes an
+    earlier one. ``steps`` of the ``records`` are steps, the first and last of them with these
+    indices. ``reason``: the system's, the first time.
+    """
+
+    reason: str
+    records: Count
+    steps: Count = 0
+    first_step: Count | None = None
+    last_step: Count | None = None
+    traces: Count = 0
+
+    def with_record(self, step: int | None = None) -> Gap:
+        """With one more record: of the step with this index, if it is one."""
+        if step is None:
+            return replace(self, records=self.records + 1)
+        first = step if self.first_step is None else min(self.first_step, step)
+        last = step if self.last_step is None else max(self.last_step, step)
+        return replace(
+            self,
+            records=self.records + 1,
+            steps=self.steps + 1,
+            first_step=first,
+            last_step=last,
+        )
+
+    @property
+    def contents(self) -> str:
+        """What is missing: ``58 records (58 of them steps, between step 2 and step 59)``."""
+        parts = [f"{self.records:,} record{'s' * (self.records != 1)}"] if self.records else []
+        if self.steps:
+            of_them = "" if self.steps == self.records else f"{self.steps:,} of them of steps, "
+            where = f"step {self.first_step}"
+            if self.first_step != self.last_step:
+                where = f"between step {self.first_step} and step {self.last_step}"
+            parts[0] += f" ({of_them}{where})"
+        if self.traces:
+            parts.append(f"{self.traces:,} trace chunk{'s' * (self.traces != 1)}")
+        return " and ".join(parts)
+
+    @property
+    def text(self) -> str:
+        """The gap as a sentence."""
+        return f"{self.contents} could not be written: {self.reason}"
+
+
+MOST_INCOMPLETE: Final = 1_000
+"""Processes that `SessionEnd.incomplete_processes` has at most."""
+
+
+@record(frozen=True, slots=True)
 class SessionEnd:
-    """How the session ended. A recording without one is still running, or was killed."""
+    """How the session ended. A recording without one is still being written; or its program was
+    killed, or exited without Python's shutdown (``os._exit``, ``exec``), or this record could not
+    be written.
+    """
 
     duration_ns: Nanoseconds
     error: ProgramError | None = None
@@ -294,3 +349,5 @@ class SessionEnd:
     # The names of the GPUs by index, as torch reports them; none if CUDA was not in use.
     gpus: Annotated[tuple[str, ...], AtMost(MOST_DEVICES)] = ()
     holders: tuple[Holder, ...] = ()  # at level trace: what may keep memory that grows
+    # Processes that the program started and whose recordings have gaps, or could not be created.
+    incomplete_processes: Annotated[tuple[ProcessId, ...], AtMost(MOST_INCOMPLETE)] = ()

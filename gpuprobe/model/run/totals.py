@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.record import record
-from gpuprobe.model.run.session import AllocatorActivity, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.session import (
+    AllocatorActivity,
+    Environment,
+    Gap,
+    Session,
+    SessionEnd,
+    Step,
+)
 from gpuprobe.model.values import Peak, Unavailable
 
 _NOT_MEASURED = Unavailable("not measured in any step")
@@ -83,7 +90,8 @@ class RankTotals:
 class RunSummary:
     """The session and the newest step of a recording's first rank.
 
-    ``step`` is None before the first step. ``ranks`` counts the streams in the directory.
+    ``step`` is None before the first step. ``ranks`` counts the streams in the directory. ``gap``
+    is what could not be written.
     """
 
     path: str
@@ -92,6 +100,7 @@ class RunSummary:
     environment: Environment
     step: Step | None = field(default=None)
     end: SessionEnd | None = field(default=None)
+    gap: Gap | None = field(default=None)
 
 
 @record(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 // wrote nothing, so what the operator copies is no result: copies among device memory would only
 // overwrite inputs, and what the host reads back is what the kernels would have written.
 #include "native.h"
+#include <unistd.h>
 
 enum { SKIP_DEVICE = 1, SKIP_TO_DEVICE = 2, SKIP_TO_HOST = 4, FEED_HOST = 8 };
 static __thread int mode;
@@ -26,6 +27,17 @@ size_t FN(computed_answer)(const void *bytes, size_t size) {
 
 bool is_computed(void) { return mode != 0; }
 
+// A process whose values should be computed, and in which gpuprobe was not started: a Python that imports no
+// sitecustomize (-I, -E, -S), or a program that is not Python.
+static atomic_bool begun;
+void FN(values_begun)(void) { atomic_store(&begun, true); }
+static void check_begun(void) {
+  static atomic_bool checked;
+  if (atomic_exchange(&checked, true) || atomic_load(&begun) || !getenv("GPUPROBE_VALUES")) return;
+  fprintf(stderr, "gpuprobe: error: process %d uses the simulated GPU without gpuprobe: its values are not computed\n", getpid());
+  fflush(stderr);
+}
+
 // --- kernels that nothing computes: launched by a library outside of torch's operators
 #define MOST_NAMES 256
 static atomic_bool noting;
@@ -41,6 +53,7 @@ void FN(uncomputed_note)(bool on) {
 size_t FN(uncomputed_count)(void) { return n_names; }
 const char *FN(uncomputed_name)(size_t i) { return i < n_names ? names[i] : ""; }
 void launched(const char *name) {
+  if (!atomic_load_explicit(&begun, memory_order_relaxed)) check_begun();
   if (mode || !atomic_load_explicit(&noting, memory_order_relaxed)) return;
   pthread_mutex_lock(&names_lock);
   size_t i = 0;

@@ -131,11 +131,11 @@ static int64_t without_tensor_cores(const shape *s, const convolution *c) {
   return deep || (s->stride > 1 && s->c >= 128 && s->extent <= 3) ? all : 0;
 }
 
-bool is_only_searched(const convolution *c) { return c->operation && c->mode == FALLBACK; }
+bool is_only_searched(const convolution *c) { return c->operation && c->mode == FALLBACK && !c->spare; }
 int64_t plan_workspace(const convolution *c) {
   int type = c->x.type;
   if (c->attention) return 256;   // as on that H200, forward and backward
-  if (!c->operation || (type != TYPE_FLOAT && type != TYPE_HALF && type != TYPE_BFLOAT16)) return 0;
+  if (c->spare || !c->operation || (type != TYPE_FLOAT && type != TYPE_HALF && type != TYPE_BFLOAT16)) return 0;
   shape s = shape_of(c);
   if (!s.c || !s.k) return 0;
   int64_t bytes;

@@ -13,6 +13,7 @@ typedef struct {
   int mode;              // cudnnBackendHeurMode_t of the heuristic that answered
   uint64_t query;        // the number of that answer
   bool tensor_cores;
+  bool spare;            // the slow plan without a workspace that cuDNN has for each convolution: what runs where others do not fit
   bool attention;        // a graph without a convolution: torch makes no other one
 } convolution;
 int64_t plan_workspace(const convolution *c);   // bytes

@@ -32,6 +32,18 @@ static const char *find_text(const char *key, char *out, size_t size) {
   return NULL;
 }
 
+// Python imports gpuprobe at its start in every process with the engine, also where PYTHONPATH was replaced.
+__attribute__((constructor)) static void set_startup(void) {
+  const char *folder = getenv("GPUPROBE_STARTUP"), *paths = getenv("PYTHONPATH");
+  if (!folder || !getenv("GPUPROBE_NATIVE") || (paths && strstr(paths, folder))) return;
+  size_t size = strlen(folder) + (paths ? strlen(paths) : 0) + 2;
+  char *text = malloc(size);
+  if (!text) return;
+  snprintf(text, size, paths && *paths ? "%s:%s" : "%s", folder, paths);
+  setenv("PYTHONPATH", text, 1);
+  free(text);
+}
+
 static void add_device(void) {
   device *d = &devices[n_devices];
   *d = (device){.name = "NVIDIA H100 80GB HBM3", .total_memory = 85029158912ull, .context_bytes = 500ull << 20,
@@ -393,6 +405,7 @@ const char *FN(cudaGetErrorName)(int error) {
   return "unrecognized error code";
 }
 const char *FN(cudaGetErrorString)(int error) {
+  if (error == COLLECTIVE_FAILED && collective_failure()) return collective_failure();
   switch (error) {
 #define X(number, name, text) case number: return text;
     ERRORS(X)

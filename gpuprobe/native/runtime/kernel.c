@@ -74,6 +74,7 @@ static int launch(const char *name, dim3 grid, dim3 block, size_t shared, void *
   if (!grid.x || !grid.y || !grid.z || !threads || threads > (size_t)d->threads_per_block || block.z > 64 || block.x > 1024 || block.y > 1024
       || grid.x > 2147483647u || grid.y > 65535 || grid.z > 65535) return fail(INVALID_CONFIGURATION);
   if (shared > (size_t)d->shared_per_block_optin) return fail(INVALID_VALUE);
+  SETTLED(stream);
   atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed);
   LOG(.kind = LOG_LAUNCH, .device = ordinal, .stream = stream_number(stream), .name = name, .grid = {grid.x, grid.y, grid.z}, .block = {block.x, block.y, block.z}, .shared = (uint32_t)shared);
   launched(name);
@@ -82,6 +83,7 @@ static int launch(const char *name, dim3 grid, dim3 block, size_t shared, void *
   return SUCCESS;
 }
 int library_call(const char *name, void *stream) {
+  if (atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed)) settle_stream(stream);   // an error is that of the next launch
   atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed);
   LOG(.kind = LOG_LIBRARY, .device = current_device(), .stream = stream_number(stream), .name = name);
   bool captured = capture_node(stream, (graph_node){KERNEL_NODE, .name = name});

@@ -13,7 +13,7 @@
 // it allocates.
 typedef struct {
   range r;
-  int fd;         // of memory that other processes map, -1 otherwise
+  kept file;      // of memory that other processes map
   size_t offset;  // in that file
   bool imported;  // counted where it was made: by another process, a physical handle, a pool
   struct pool *pool;
@@ -153,7 +153,7 @@ static int allocate(void **out, size_t bytes, int ordinal, memory_kind kind, poo
   size_t mapped = (bytes + PAGE - 1) & ~(PAGE - 1);
   bool ok = base && mmap(base, mapped ? mapped : PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
   if (ok && kind == DEVICE_MEMORY) madvise(base, mapped, MADV_NOHUGEPAGE);   // a touched byte costs a page, not 2 MiB
-  ok = ok && add_entry((entry){{base, bytes, ordinal, kind}, -1, 0, from != NULL, from});
+  ok = ok && add_entry((entry){{base, bytes, ordinal, kind}, NO_FILE, 0, from != NULL, from});
   pthread_rwlock_unlock(&table_lock);
   if (!ok) {
     if (from) pool_give(from, bytes);
@@ -179,7 +179,7 @@ static int release(void *address, bool device_memory) {
   size_t mapped = (dead.r.size + PAGE - 1) & ~(PAGE - 1);
   mmap(dead.r.base, mapped ? mapped : PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   pthread_rwlock_unlock(&table_lock);
-  if (dead.fd >= 0) close(dead.fd);
+  drop_kept(&dead.file);
   if (dead.pool) pool_give(dead.pool, dead.r.size);
   else if (dead.r.kind == DEVICE_MEMORY && !dead.imported) give_memory(dead.r.device, dead.r.size);
   return SUCCESS;
@@ -196,6 +196,7 @@ int FN(cudaMalloc)(void **out, size_t bytes) {
 int FN(cudaFree)(void *address) {
   int result = ensure_context(current_device());   // cudaFree(0) is how programs create the context
   if (result) return fail(result);
+  if (address && atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed)) settle_all();   // cudaFree waits for the GPU
   LOG(.kind = LOG_FREE, .device = current_device(), .a = (uint64_t)address);
   return fail(release(address, true));
 }
@@ -212,7 +213,7 @@ int FN(cudaFreeHost)(void *address) { LOG(.kind = LOG_HOST_FREE, .device = -1, .
 int FN(cudaHostRegister)(void *address, size_t bytes, unsigned flags) {
   if (!address || !bytes) return fail(INVALID_VALUE);
   pthread_rwlock_wrlock(&table_lock);
-  bool ok = !entry_of(address) && add_entry((entry){{address, bytes, current_device(), REGISTERED_MEMORY}, -1, 0, false, NULL});
+  bool ok = !entry_of(address) && add_entry((entry){{address, bytes, current_device(), REGISTERED_MEMORY}, NO_FILE, 0, false, NULL});
   pthread_rwlock_unlock(&table_lock);
   if (ok) LOG(.kind = LOG_HOST_ALLOC, .device = -1, .a = (uint64_t)address, .bytes = bytes, .name = "registered");
   return ok ? SUCCESS : fail(712);   // cudaErrorHostMemoryAlreadyRegistered
@@ -248,10 +249,19 @@ int FN13(cudaPointerGetAttributes)(pointer_attributes *out, const void *address)
 // so: /proc/self/pagemap has a bit 63 for pages that are present and a bit 62 for swapped ones
 // (Documentation/admin-guide/mm/pagemap.rst). Without that file everything is copied.
 static int pagemap(void) {
-  static _Atomic int file = -2;
-  static _Atomic pid_t owner;
-  if (file == -2 || owner != getpid()) { owner = getpid(); file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC); }
-  return file;
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static kept file = NO_FILE;
+  static pid_t owner;
+  pthread_mutex_lock(&lock);
+  int fd = kept_fd(&file);
+  if (fd < 0 || owner != getpid()) {   // or in a forked process, whose own file differs
+    drop_kept(&file);
+    owner = getpid();
+    file = keep(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+    fd = file.fd;
+  }
+  pthread_mutex_unlock(&lock);
+  return fd;
 }
 static bool touched(const char *page, size_t count, bool *out) {
   uint64_t bits[512];
@@ -320,7 +330,7 @@ void set_bytes(void *to, int value, size_t width, size_t count) {
     range_of(to, &r);
     pthread_rwlock_rdlock(&table_lock);
     entry *e = entry_of(to);
-    bool private_memory = e && e->fd < 0;
+    bool private_memory = e && e->file.fd < 0;
     pthread_rwlock_unlock(&table_lock);
     if (private_memory && begin < end && !madvise(begin, (size_t)(end - begin), MADV_DONTNEED)) {
       memset(to, 0, (size_t)(begin - (char *)to));
@@ -341,6 +351,7 @@ static int copied(void *to, const void *from, size_t bytes, void *stream, bool w
   int result = ensure_context(current_device());
   if (result) return fail(result);
   if (waits && (result = may_synchronize(stream))) return fail(result);
+  SETTLED(stream);
   if (waits) host_waited();
   LOG(.kind = LOG_MEMCPY, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .b = (uint64_t)from, .bytes = bytes, .name = waits ? "sync" : "async");
   if (is_computed() && computed_copy(to, from, bytes)) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
@@ -364,6 +375,7 @@ int FN(cudaMemcpy2D)(void *to, size_t to_pitch, const void *from, size_t from_pi
 static int filled(void *to, int value, size_t width, size_t count, void *stream) {
   int result = ensure_context(current_device());
   if (result) return fail(result);
+  SETTLED(stream);
   LOG(.kind = LOG_MEMSET, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .bytes = width * count);
   if (computed_fill()) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
   if (capture_node(stream, (graph_node){MEMSET_NODE, .to = to, .value = value, .width = width, .count = count})) return SUCCESS;
@@ -477,7 +489,7 @@ int FN(cudaMemPoolGetAttribute)(pool *p, int attribute, void *value) {
 }
 
 // --- virtual memory (expandable segments): addresses, and physical memory that is mapped to them
-typedef struct { uint32_t magic; int device; size_t bytes; _Atomic int references; int fd; } physical;
+typedef struct { uint32_t magic; int device; size_t bytes; _Atomic int references; kept file; } physical;
 typedef struct { int allocation_type, handle_types, location_type, location_id; } allocation_properties;   // the begin of CUmemAllocationProp
 #define MAX_HANDLES 65536
 static physical *mapped_handle(uint64_t address);
@@ -499,10 +511,10 @@ int FN(cuMemCreate)(physical **out, size_t bytes, const allocation_properties *p
   if (!take_memory(ordinal, bytes)) return OUT_OF_MEMORY;
   physical *p = calloc(1, sizeof *p);
   if (!p) { give_memory(ordinal, bytes); return OUT_OF_MEMORY; }
-  *p = (physical){0x70687973, ordinal, bytes, 1, -1};
+  *p = (physical){0x70687973, ordinal, bytes, 1, NO_FILE};
   if (properties->handle_types) {   // to be mapped by other processes too
-    p->fd = (int)syscall(SYS_memfd_create, "gpuprobe-device-memory", 1u /* MFD_CLOEXEC */);
-    if (p->fd < 0 || ftruncate(p->fd, (off_t)bytes)) { give_memory(ordinal, bytes); if (p->fd >= 0) close(p->fd); free(p); return NOT_SUPPORTED; }
+    p->file = keep((int)syscall(SYS_memfd_create, "gpuprobe-device-memory", 1u /* MFD_CLOEXEC */));
+    if (p->file.fd < 0 || ftruncate(p->file.fd, (off_t)bytes)) { give_memory(ordinal, bytes); drop_kept(&p->file); free(p); return NOT_SUPPORTED; }
   }
   *out = p;
   return SUCCESS;
@@ -510,7 +522,7 @@ int FN(cuMemCreate)(physical **out, size_t bytes, const allocation_properties *p
 static void drop_physical(physical *p) {
   if (atomic_fetch_sub(&p->references, 1) > 1) return;
   give_memory(p->device, p->bytes);
-  if (p->fd >= 0) close(p->fd);
+  drop_kept(&p->file);
   free(p);
 }
 int FN(cuMemRelease)(physical *p) { if (p->magic != 0x70687973) return INVALID_VALUE; drop_physical(p); return SUCCESS; }
@@ -520,9 +532,9 @@ int FN(cuMemMap)(uint64_t address, size_t bytes, size_t offset, physical *p, uin
   pthread_rwlock_wrlock(&table_lock);
   int result = SUCCESS;
   void *got = n_maps == MAX_HANDLES ? MAP_FAILED
-    : p->fd < 0 ? mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
-    : mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, p->fd, (off_t)offset);
-  if (got == MAP_FAILED || !add_entry((entry){{(char *)address, bytes, p->device, DEVICE_MEMORY}, p->fd < 0 ? -1 : dup(p->fd), offset, true, NULL})) result = OUT_OF_MEMORY;
+    : p->file.fd < 0 ? mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
+    : mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, kept_fd(&p->file), (off_t)offset);
+  if (got == MAP_FAILED || !add_entry((entry){{(char *)address, bytes, p->device, DEVICE_MEMORY}, keep(dup(kept_fd(&p->file))), offset, true, NULL})) result = OUT_OF_MEMORY;
   else { maps[n_maps].address = address; maps[n_maps++].handle = p; atomic_fetch_add(&p->references, 1); }
   pthread_rwlock_unlock(&table_lock);
   LOG(.kind = LOG_MAP, .device = p->device, .a = address, .bytes = bytes);
@@ -557,19 +569,20 @@ int FN(cuMemRetainAllocationHandle)(physical **out, void *address) {
   *out = p;
   return p ? SUCCESS : INVALID_VALUE;
 }
-int FN(cuMemGetAllocationPropertiesFromHandle)(allocation_properties *out, physical *p) { *out = (allocation_properties){1, p->fd >= 0, 1, p->device}; return SUCCESS; }
+int FN(cuMemGetAllocationPropertiesFromHandle)(allocation_properties *out, physical *p) { *out = (allocation_properties){1, p->file.fd >= 0, 1, p->device}; return SUCCESS; }
 int FN(cuMemExportToShareableHandle)(void *out, physical *p, int type, uint64_t flags) {
-  if (type != 1 || p->fd < 0) return NOT_SUPPORTED;
-  *(int *)out = dup(p->fd);
+  int fd = kept_fd(&p->file);
+  if (type != 1 || fd < 0) return NOT_SUPPORTED;
+  *(int *)out = dup(fd);
   return SUCCESS;
 }
 int FN(cuMemImportFromShareableHandle)(physical **out, void *given, int type) {
   if (type != 1) return NOT_SUPPORTED;
-  int fd = dup((int)(intptr_t)given);
-  off_t bytes = lseek(fd, 0, SEEK_END);
-  if (fd < 0 || bytes <= 0) return INVALID_VALUE;
+  kept file = keep(dup((int)(intptr_t)given));
+  off_t bytes = lseek(file.fd, 0, SEEK_END);
+  if (file.fd < 0 || bytes <= 0) { drop_kept(&file); return INVALID_VALUE; }
   physical *p = calloc(1, sizeof *p);
-  *p = (physical){0x70687973, current_device(), (size_t)bytes, 1, fd};
+  *p = (physical){0x70687973, current_device(), (size_t)bytes, 1, file};
   take_memory(p->device, 0);
   *out = p;
   return SUCCESS;
@@ -584,15 +597,16 @@ int FN(cuMemGetAddressRange_v2)(uint64_t *base, size_t *bytes, uint64_t address)
 
 // --- memory of another process. An allocation becomes a shared file when it is sent, and the handle
 // names it: the process, its file descriptor, where in the file the memory begins.
-typedef struct { uint32_t magic; int pid, fd, device; uint64_t bytes, offset; char rest[64 - 32]; } ipc_handle;
+typedef struct { uint32_t magic; int pid, fd, device; uint64_t bytes, offset, file_device, inode; char rest[64 - 48]; } ipc_handle;
 _Static_assert(sizeof(ipc_handle) == 64, "CUDA_IPC_HANDLE_SIZE");
 int FN(cudaIpcGetMemHandle)(ipc_handle *out, void *address) {
   pthread_rwlock_wrlock(&table_lock);
   entry *e = entry_of(address);
   int result = e && e->r.kind == DEVICE_MEMORY ? SUCCESS : INVALID_VALUE;
-  if (!result && e->fd < 0) {
+  if (!result && e->file.fd < 0) {
     size_t mapped = (e->r.size + PAGE - 1) & ~(PAGE - 1);
-    int fd = (int)syscall(SYS_memfd_create, "gpuprobe-device-memory", 1u);
+    kept file = keep((int)syscall(SYS_memfd_create, "gpuprobe-device-memory", 1u));
+    int fd = file.fd;
     bool ok = fd >= 0 && !ftruncate(fd, (off_t)mapped);
     // What the memory holds moves into the file. Pages that were never touched stay holes.
     bool has[512];
@@ -603,12 +617,13 @@ int FN(cudaIpcGetMemHandle)(ipc_handle *out, void *address) {
         if (has[i]) ok = pwrite(fd, e->r.base + at + i * PAGE, PAGE, (off_t)(at + i * PAGE)) == (ssize_t)PAGE;
     }
     ok = ok && mmap(e->r.base, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0) != MAP_FAILED;
-    if (ok) { e->fd = fd; e->offset = 0; }
-    else { if (fd >= 0) close(fd); result = OUT_OF_MEMORY; }
+    if (ok) { e->file = file; e->offset = 0; }
+    else { drop_kept(&file); result = OUT_OF_MEMORY; }
   }
   if (!result) {
     memset(out, 0, sizeof *out);
-    *out = (ipc_handle){.magic = 0x69706368, .pid = getpid(), .fd = e->fd, .device = e->r.device, .bytes = e->r.size, .offset = e->offset};
+    *out = (ipc_handle){.magic = 0x69706368, .pid = getpid(), .fd = e->file.fd, .device = e->r.device, .bytes = e->r.size, .offset = e->offset,
+      .file_device = e->file.device, .inode = e->file.inode};
   }
   pthread_rwlock_unlock(&table_lock);
   return fail(result);
@@ -621,15 +636,16 @@ int FN12(cudaIpcOpenMemHandle)(void **out, ipc_handle h, unsigned flags) {
   if (result) return fail(result);
   char path[64];
   snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.fd);
-  int fd = open(path, O_RDWR | O_CLOEXEC);
-  if (fd < 0) return fail(INVALID_VALUE);   // the process has ended
+  kept file = keep(open(path, O_RDWR | O_CLOEXEC));
+  if (file.fd < 0) return fail(INVALID_VALUE);   // the process has ended
+  if (file.device != h.file_device || file.inode != h.inode) { drop_kept(&file); return fail(INVALID_VALUE); }   // or has closed it
   pthread_rwlock_wrlock(&table_lock);
   char *base = new_addresses(h.bytes);
   size_t mapped = (h.bytes + PAGE - 1) & ~(PAGE - 1);
-  bool ok = base && mmap(base, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, (off_t)h.offset) != MAP_FAILED
-    && add_entry((entry){{base, h.bytes, current_device(), DEVICE_MEMORY}, fd, h.offset, true, NULL});
+  bool ok = base && mmap(base, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file.fd, (off_t)h.offset) != MAP_FAILED
+    && add_entry((entry){{base, h.bytes, current_device(), DEVICE_MEMORY}, file, h.offset, true, NULL});
   pthread_rwlock_unlock(&table_lock);
-  if (!ok) { close(fd); return fail(OUT_OF_MEMORY); }
+  if (!ok) { drop_kept(&file); return fail(OUT_OF_MEMORY); }
   *out = base;
   return SUCCESS;
 }

@@ -35,6 +35,7 @@ enum {  // cudaError_t and CUresult share these numbers
   SYMBOL_NOT_FOUND = 500,
   NOT_READY = 600,
   PEER_ALREADY_ENABLED = 704,
+  COLLECTIVE_FAILED = 719,   // cudaErrorLaunchFailure, with a text of its own
   NOT_SUPPORTED = 801,
   CAPTURE_UNSUPPORTED = 900,
   CAPTURE_INVALIDATED = 901,
@@ -113,6 +114,7 @@ int may_synchronize(void *handle);             // SUCCESS, or what a capture in 
 extern atomic_ullong work_given;               // kernels, library calls and events of this process so far
 void host_waited(void);                        // for all that the GPU was given
 void collective_sent(void);                    // of NCCL
+void time_passes(void);                        // a second, for the events that are recorded from now on
 enum node_kind { KERNEL_NODE, MEMCPY_NODE, MEMSET_NODE, HOST_NODE, OTHER_NODE };
 typedef struct {
   enum node_kind kind;
@@ -124,6 +126,15 @@ typedef struct {
   void (*call)(void *);
 } graph_node;
 bool capture_node(void *stream, graph_node node);   // false where the stream is not capturing
+
+// --- exchange.c: collectives between processes. Their results are taken when something waits for them
+extern atomic_int FN(collectives_pending);
+int settle_stream(void *handle);               // take those of a stream: SUCCESS or COLLECTIVE_FAILED
+int settle_all(void);
+int settle_through(const void *on, unsigned long long id, bool wait);   // those of a stream up to one; NOT_READY
+unsigned long long last_issued(const void *on);
+const char *collective_failure(void);          // NULL without one
+#define SETTLED(handle) do { if (atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed) || collective_failure()) { int settled = settle_stream(handle); if (settled) return fail(settled); } } while (0)
 
 // --- computed.c: operators whose values something else computes
 bool is_computed(void);                                            // in this thread, now
@@ -174,6 +185,13 @@ int refused(const char *name, int status);   // prints and keeps the name of a f
 
 // --- kernel.c
 int library_call(const char *name, void *stream);   // a kernel of a library: logged, not run
+
+// --- descriptors.c
+typedef struct { int fd; uint64_t device, inode; } kept;
+#define NO_FILE {-1, 0, 0}
+kept keep(int fd);
+int kept_fd(const kept *k);
+void drop_kept(kept *k);
 
 // --- handles.c: an opaque object of a library that remembers its stream and a few numbers
 typedef struct {

@@ -1,11 +1,15 @@
-// NCCL: communicators of any size, whose other ranks are taken to hold what this one holds: a sum
-// over N ranks is N times its own, what is gathered is N copies, and a rank that it exchanges with
-// sends as much as it is sent. So checks of consistency hold. Large buffers are left as they are.
-#include "native.h"
+// NCCL. The ranks of a job are processes, which exchange their data: exchange.c. The one rank of an
+// estimate is alone: its other ranks are assumed to hold what it holds, so a sum over N ranks is N times its
+// own, what is gathered is N copies, and a rank that it exchanges with sends as much as it is sent. So
+// checks of consistency hold. Large buffers are not written.
+#include "exchange.h"
 
 // size: 0 where it is unknown. together: its ranks are devices of this process, whose values
-// gpuprobe/native/values/collectives.py computes.
-typedef struct { uint32_t magic; int rank, size, parent, device, together; } communicator;
+// gpuprobe/native/values/collectives.py computes. x: NULL for a rank that is alone.
+typedef struct { uint32_t magic; int rank, size, parent, device, together; exchange *x; } communicator;
+static atomic_bool alone;
+// Whether this process is the one rank of an estimate.
+void FN(ncclAlone)(bool on) { atomic_store(&alone, on); }
 #define COMMUNICATOR_MAGIC 0x636f6d6du
 static _Atomic size_t small = (size_t)1 << 20;   // bytes, up to which buffers are written
 void FN(ncclWriteUpTo)(size_t bytes) { small = bytes; }
@@ -13,6 +17,7 @@ typedef struct { char bytes[128]; } unique_id;
 
 int FN(ncclGetVersion)(int *version) { *version = setting("nccl", 22707); return 0; }
 int FN(ncclGetUniqueId)(unique_id *id) {
+  if (!atomic_load(&alone)) return exchange_identity(id) ? 0 : 2;
   FILE *file = fopen("/dev/urandom", "rb");
   size_t got = file ? fread(id, 1, sizeof *id, file) : 0;
   if (file) fclose(file);
@@ -22,13 +27,20 @@ static int make(communicator **out, int size, int rank) {
   if (rank < 0 || rank >= size) return 4;   // ncclInvalidArgument
   if (ensure_context(current_device())) return 1;
   communicator *c = calloc(1, 4096);   // torch reads nothing of it
-  *c = (communicator){COMMUNICATOR_MAGIC, rank, size, size, current_device(), 0};
+  *c = (communicator){COMMUNICATOR_MAGIC, rank, size, size, current_device(), 0, NULL};
   *out = c;
   return 0;
 }
-int FN(ncclCommInitRank)(communicator **out, int size, unique_id id, int rank) { return make(out, size, rank); }
-int FN(ncclCommInitRankConfig)(communicator **out, int size, unique_id id, int rank, void *config) { return make(out, size, rank); }
-int FN(ncclCommInitRankScalable)(communicator **out, int size, int rank, int ids, void *id, void *config) { return make(out, size, rank); }
+static int join(communicator **out, int size, int rank, const void *id) {
+  int status = make(out, size, rank);
+  if (status || atomic_load(&alone) || !exchange_is_identity(id)) return status;
+  if (size == 1) exchange_forget(id);
+  else if (!((*out)->x = exchange_join(id, size, rank))) return 2;   // ncclSystemError
+  return 0;
+}
+int FN(ncclCommInitRank)(communicator **out, int size, unique_id id, int rank) { return join(out, size, rank, &id); }
+int FN(ncclCommInitRankConfig)(communicator **out, int size, unique_id id, int rank, void *config) { return join(out, size, rank, &id); }
+int FN(ncclCommInitRankScalable)(communicator **out, int size, int rank, int ids, void *id, void *config) { return join(out, size, rank, id); }
 int FN(ncclCommInitAll)(communicator **out, int count, const int *devices) {
   int before = current_device();
   for (int i = 0; i < count; i++) {
@@ -41,17 +53,34 @@ int FN(ncclCommInitAll)(communicator **out, int count, const int *devices) {
   return 0;
 }
 int FN(ncclCommSplit)(communicator *parent, int color, int key, communicator **out, void *config) {
-  // The other ranks' colors are unknown, and so is the size: gpuprobe/native/jobs/groups.py has torch
-  // make groups without splits. The key is this rank's number in the new one, as torch calls it.
+  if (parent->x) {
+    unique_id id;
+    int size, rank;
+    *out = NULL;
+    if (!exchange_split(parent->x, color, key, &id, &size, &rank)) return 5;
+    return color < 0 ? 0 : join(out, size, rank, &id);
+  }
+  // Alone, the other ranks' colors are unknown, and so is the size: gpuprobe/native/jobs/groups.py has
+  // torch make groups without splits. The key is this rank's number in the new one, as torch calls it.
   if (color < 0) { *out = NULL; return 0; }
   int status = make(out, parent->parent, key >= 0 && key < parent->parent ? key : 0);
   if (!status) (*out)->size = 0;
   return status;
 }
-int FN(ncclCommShrink)(communicator *parent, int *excluded, int count, communicator **out, void *config, int flags) { return make(out, parent->size - count, parent->rank < parent->size - count ? parent->rank : 0); }
-int FN(ncclCommDestroy)(communicator *c) { if (c) { c->magic = 0; free(c); } return 0; }
+int FN(ncclCommShrink)(communicator *parent, int *excluded, int count, communicator **out, void *config, int flags) {
+  if (parent->x) return refused("ncclCommShrink", 5);
+  return make(out, parent->size - count, parent->rank < parent->size - count ? parent->rank : 0);
+}
+int FN(ncclCommDestroy)(communicator *c) {
+  if (!c) return 0;
+  int result = c->x ? exchange_leave(c->x) : 0;
+  if (c->x) exchange_free(c->x);
+  c->magic = 0;
+  free(c);
+  return result ? 5 : 0;
+}
 int FN(ncclCommAbort)(communicator *c) { return FN(ncclCommDestroy)(c); }
-int FN(ncclCommFinalize)(communicator *c) { return 0; }
+int FN(ncclCommFinalize)(communicator *c) { return c->x && exchange_settle(c->x) ? 5 : 0; }
 int FN(ncclCommRevoke)(communicator *c, int flags) { return 0; }
 int FN(ncclCommCount)(communicator *c, int *size) { *size = c->size ? c->size : c->parent; return 0; }
 int FN(ncclCommCuDevice)(communicator *c, int *device_out) { *device_out = c->device; return 0; }
@@ -63,7 +92,7 @@ int FN(ncclCommWindowRegister)(communicator *c, void *buffer, size_t bytes, void
 int FN(ncclCommWindowDeregister)(communicator *c, void *window) { return 0; }
 int FN(ncclMemAlloc)(void **out, size_t bytes) { extern int gpn_cudaMalloc(void **, size_t); return gpn_cudaMalloc(out, bytes) ? 1 : 0; }
 int FN(ncclMemFree)(void *address) { extern int gpn_cudaFree(void *); return gpn_cudaFree(address) ? 1 : 0; }
-enum { SUM, PRODUCT, MAX, MIN, MEAN, OWN_OPERATIONS };   // ncclRedOp_t
+enum { SUM, PRODUCT, MAXIMUM, MINIMUM, MEAN, OWN_OPERATIONS };   // ncclRedOp_t
 #define MOST_SCALARS 4096
 static struct { void *at; double now; int type; } scalars[MOST_SCALARS];
 static _Atomic unsigned scalar_count;
@@ -72,7 +101,7 @@ const char *FN(ncclGetErrorString)(int status) {
   static const char *const texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument", "invalid usage", "remote process exited or there was a network error", "NCCL operation in progress"};
   return status >= 0 && status < 8 ? texts[status] : "unknown result code";
 }
-const char *FN(ncclGetLastError)(communicator *c) { return ""; }
+const char *FN(ncclGetLastError)(communicator *c) { const char *text = collective_failure(); return text ? text : ""; }
 int FN(ncclCommMemStats)(communicator *c, int which, uint64_t *value) { *value = 0; return 0; }
 
 static const size_t WIDTH[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};   // ncclDataType_t
@@ -141,9 +170,59 @@ static void put_whole(void *at, int type, uint64_t value) {   // modulo its widt
     case INT64: case UINT64: *(uint64_t *)at = value;
   }
 }
+size_t collective_width(int type) { return width(type); }
+#define EACH(ctype, expression) { ctype *t = total; const ctype *m = more; for (size_t i = 0; i < n; i++) { ctype a = t[i], b = m[i]; t[i] = (ctype)(expression); } return; }
+#define OPERATIONS_ON(ctype) switch (op) { \
+  case PRODUCT: EACH(ctype, a * b) \
+  case MAXIMUM: EACH(ctype, a > b || a != a ? a : b) \
+  case MINIMUM: EACH(ctype, a < b || a != a ? a : b) \
+  default: EACH(ctype, a + b) }
+void collective_add(void *total, const void *more, size_t n, int type, int op) {
+  switch (type) {
+    case INT8: OPERATIONS_ON(int8_t)
+    case UINT8: OPERATIONS_ON(uint8_t)
+    case INT32: OPERATIONS_ON(int32_t)
+    case UINT32: OPERATIONS_ON(uint32_t)
+    case INT64: OPERATIONS_ON(int64_t)
+    case UINT64: OPERATIONS_ON(uint64_t)
+    case FLOAT: OPERATIONS_ON(float)
+    case DOUBLE: OPERATIONS_ON(double)
+  }
+  size_t each = width(type);   // narrow: rounded after each rank
+  for (size_t i = 0; i < n; i++) {
+    double a = number_at((char *)total + i * each, type), b = number_at((const char *)more + i * each, type);
+    put_number((char *)total + i * each, type, op == PRODUCT ? a * b : op == MAXIMUM ? (a > b || a != a ? a : b) : op == MINIMUM ? (a < b || a != a ? a : b) : a + b);
+  }
+}
+void collective_finish(void *total, size_t n, int type, int op, int ranks) {
+  if (op != MEAN) return;
+  size_t each = width(type);
+  for (size_t i = 0; i < n; i++) {
+    char *at = (char *)total + i * each;
+    switch (type) {
+      case INT8: *(int8_t *)at /= ranks; break;
+      case UINT8: *(uint8_t *)at /= ranks; break;
+      case INT32: *(int32_t *)at /= ranks; break;
+      case UINT32: *(uint32_t *)at /= (unsigned)ranks; break;
+      case INT64: *(int64_t *)at /= ranks; break;
+      case UINT64: *(uint64_t *)at /= (unsigned)ranks; break;
+      default: put_number(at, type, number_at(at, type) / ranks);
+    }
+  }
+}
+// What a rank contributes to a reduction with a factor of its own (ncclRedOpCreatePreMulSum): a copy, or NULL.
+static void *multiplied(const void *from, size_t n, int type, int op) {
+  if (op < OWN_OPERATIONS || type < HALF || type > BFLOAT16) return NULL;
+  int which = (op - OWN_OPERATIONS) % MOST_SCALARS;
+  double factor = scalars[which].at ? number_at(scalars[which].at, scalars[which].type) : scalars[which].now;
+  size_t each = width(type);
+  char *made = malloc(n * each + 1);
+  for (size_t i = 0; made && i < n; i++) put_number(made + i * each, type, number_at((const char *)from + i * each, type) * factor);
+  return made;
+}
 // Reduces n values in place over the ranks of a group, each of which holds the same.
 static void reduce(void *values, size_t n, int type, int op, const communicator *c) {
-  if (op == MAX || op == MIN || op == MEAN || c->together || c->size < 1 || type < 0 || type > BFLOAT16) return;
+  if (op == MAXIMUM || op == MINIMUM || op == MEAN || c->together || c->size < 1 || type < 0 || type > BFLOAT16) return;
   double factor = c->size;
   if (op >= OWN_OPERATIONS && (unsigned)(op - OWN_OPERATIONS) < MOST_SCALARS) {
     int which = op - OWN_OPERATIONS;
@@ -175,10 +254,13 @@ int FN(ncclRedOpCreatePreMulSum)(int *out, void *scalar, int type, int residence
   return 0;
 }
 
-static int sent(const char *name, void *stream, size_t bytes, const void *from, void *to, size_t copy) {
+static void noted(const char *name, void *stream, size_t bytes, const void *from, void *to) {
   LOG(.kind = LOG_COLLECTIVE, .device = current_device(), .stream = stream_number(stream), .name = name, .a = (uint64_t)from, .b = (uint64_t)to, .bytes = bytes);
   collective_sent();
   COUNT(.kind = LOG_COLLECTIVE, .name = name, .device = current_device(), .captured = capture_of(stream) != NULL);
+}
+static int sent(const char *name, void *stream, size_t bytes, const void *from, void *to, size_t copy) {
+  noted(name, stream, bytes, from, to);
   if (from && to && from != to && copy && copy <= small) {
     if (!capture_node(stream, (graph_node){MEMCPY_NODE, .name = name, .to = to, .from = from, .bytes = copy})) copy_bytes(to, from, copy);
   } else {
@@ -186,6 +268,42 @@ static int sent(const char *name, void *stream, size_t bytes, const void *from, 
   }
   return 0;
 }
+
+// --- between processes
+typedef struct { exchange *x; exchange_call call; const void *from; size_t bytes; void *to; bool owned; } captured_call;
+#define MOST_CAPTURED 256
+static __thread captured_call *captured[MOST_CAPTURED];
+static __thread int captured_count;
+static int issue(exchange *x, exchange_call call, const void *from, size_t bytes, void *to, void *stream) {
+  if (call.op >= OWN_OPERATIONS && settle_stream(stream)) return 5;
+  void *made = call.kind == ALL_REDUCE || call.kind == REDUCE || call.kind == REDUCE_SCATTER ? multiplied(from, bytes / width(call.type), call.type, call.op) : NULL;
+  if (call.op >= OWN_OPERATIONS) call.op = SUM;
+  int status = exchange_issue(x, call, bytes <= small ? (made ? made : from) : NULL, bytes, to, stream);
+  free(made);
+  return status;
+}
+static void play(captured_call *c) { if (!issue(c->x, c->call, c->from, c->bytes, c->to, NULL)) exchange_settle(c->x); }
+static void play_in_graph(void *c) { if (!((captured_call *)c)->owned) play(c); }
+// The collectives that this thread has captured since the last call of this function: gpuprobe plays them in their
+// place among operators whose values it computes.
+int FN(collectives_captured)(void **out, int most) {
+  int count = captured_count < most ? captured_count : most;
+  for (int i = 0; i < count; i++) { captured[i]->owned = true; out[i] = captured[i]; }
+  captured_count = 0;
+  return count;
+}
+void FN(collectives_play)(void *c) { play(c); }
+static int exchanged_call(communicator *c, const char *name, exchange_call call, const void *from, size_t bytes, void *to, void *stream) {
+  noted(name, stream, bytes, from, to);
+  if (!capture_of(stream)) return issue(c->x, call, from, bytes, to, stream);
+  captured_call *kept = malloc(sizeof *kept);   // as long as the process: graphs are copied
+  *kept = (captured_call){c->x, call, from, bytes, to, false};
+  capture_node(stream, (graph_node){HOST_NODE, .name = name, .call = play_in_graph, .to = kept});
+  if (captured_count < MOST_CAPTURED) captured[captured_count++] = kept;
+  return 0;
+}
+#define EXCHANGED(name, k, t, o, r, n, from, bytes, to) if (c->x) return exchanged_call(c, name, (exchange_call){.kind = k, .type = t, .op = o, .root = r, .peer = -1, .count = n}, from, bytes, to, s)
+
 static int reduced(const char *name, void *s, const void *from, void *to, size_t n, int type, int op, communicator *c, size_t bytes) {
   size_t b = n * width(type);
   int status = sent(name, s, bytes, from, to, b);
@@ -200,32 +318,56 @@ static void copies(void *to, const void *from, size_t b, const communicator *c) 
   if (c->size) for (int i = 0; i < c->size; i++) memcpy((char *)to + (size_t)i * b, own, b);
   free(own);
 }
-int FN(ncclAllReduce)(const void *from, void *to, size_t n, int type, int op, communicator *c, void *s) { return reduced("ncclAllReduce", s, from, to, n, type, op, c, n * width(type)); }
-int FN(ncclReduce)(const void *from, void *to, size_t n, int type, int op, int root, communicator *c, void *s) { return reduced("ncclReduce", s, from, root == c->rank ? to : NULL, n, type, op, c, n * width(type)); }
-int FN(ncclBroadcast)(const void *from, void *to, size_t n, int type, int root, communicator *c, void *s) { size_t b = n * width(type); return sent("ncclBroadcast", s, b, root == c->rank ? from : NULL, to, b); }
-int FN(ncclBcast)(void *buffer, size_t n, int type, int root, communicator *c, void *s) { return sent("ncclBroadcast", s, n * width(type), buffer, buffer, 0); }
+int FN(ncclAllReduce)(const void *from, void *to, size_t n, int type, int op, communicator *c, void *s) {
+  EXCHANGED("ncclAllReduce", ALL_REDUCE, type, op, 0, n, from, n * width(type), to);
+  return reduced("ncclAllReduce", s, from, to, n, type, op, c, n * width(type));
+}
+int FN(ncclReduce)(const void *from, void *to, size_t n, int type, int op, int root, communicator *c, void *s) {
+  EXCHANGED("ncclReduce", REDUCE, type, op, root, n, from, n * width(type), to);
+  return reduced("ncclReduce", s, from, root == c->rank ? to : NULL, n, type, op, c, n * width(type));
+}
+int FN(ncclBroadcast)(const void *from, void *to, size_t n, int type, int root, communicator *c, void *s) {
+  size_t b = n * width(type);
+  EXCHANGED("ncclBroadcast", BROADCAST, type, 0, root, n, root == c->rank ? from : NULL, b, to);
+  return sent("ncclBroadcast", s, b, root == c->rank ? from : NULL, to, b);
+}
+int FN(ncclBcast)(void *buffer, size_t n, int type, int root, communicator *c, void *s) {
+  if (c->x) return FN(ncclBroadcast)(buffer, buffer, n, type, root, c, s);
+  return sent("ncclBroadcast", s, n * width(type), buffer, buffer, 0);
+}
 int FN(ncclAllGather)(const void *from, void *to, size_t n, int type, communicator *c, void *s) {
   size_t b = n * width(type);
+  EXCHANGED("ncclAllGather", ALL_GATHER, type, 0, 0, n, from, b, to);
   if (b <= small && b * (size_t)(c->size ? c->size : 1) <= 4 * (small > SIZE_MAX / 4 ? SIZE_MAX / 4 : small)) copies(to, from, b, c);
   return sent("ncclAllGather", s, b, from, to, 0);
 }
 int FN(ncclReduceScatter)(const void *from, void *to, size_t n, int type, int op, communicator *c, void *s) {
   size_t b = n * width(type);
+  EXCHANGED("ncclReduceScatter", REDUCE_SCATTER, type, op, 0, n, from, b * (size_t)c->size, to);
   return reduced("ncclReduceScatter", s, (const char *)from + (size_t)c->rank * b, to, n, type, op, c, b);
 }
-int FN(ncclAlltoAll)(const void *from, void *to, size_t n, int type, communicator *c, void *s) { size_t b = n * width(type) * (size_t)c->size; return sent("ncclAlltoAll", s, b, from, to, b); }
+int FN(ncclAlltoAll)(const void *from, void *to, size_t n, int type, communicator *c, void *s) {
+  size_t b = n * width(type) * (size_t)c->size;
+  EXCHANGED("ncclAlltoAll", ALL_TO_ALL, type, 0, 0, n, from, b, to);
+  return sent("ncclAlltoAll", s, b, from, to, b);
+}
 int FN(ncclGather)(const void *from, void *to, size_t n, int type, int root, communicator *c, void *s) {
   size_t b = n * width(type);
+  EXCHANGED("ncclGather", GATHER, type, 0, root, n, from, b, to);
   if (root == c->rank && b <= small) copies(to, from, b, c);
   return sent("ncclGather", s, b, from, to, 0);
 }
-int FN(ncclScatter)(const void *from, void *to, size_t n, int type, int root, communicator *c, void *s) { size_t b = n * width(type); return sent("ncclScatter", s, b, root == c->rank ? (const char *)from + (size_t)root * b : NULL, to, b); }
+int FN(ncclScatter)(const void *from, void *to, size_t n, int type, int root, communicator *c, void *s) {
+  size_t b = n * width(type);
+  EXCHANGED("ncclScatter", SCATTER, type, 0, root, n, root == c->rank ? from : NULL, b * (size_t)c->size, to);
+  return sent("ncclScatter", s, b, root == c->rank ? (const char *)from + (size_t)root * b : NULL, to, b);
+}
 
 // Sends and receipts of one group of calls (ncclGroupStart to ncclGroupEnd), of which collectives from
 // rank to rank are made (all-to-all): a rank that this one sends to sends as much.
 #define MOST_CALLS 4096
-typedef struct { const void *from; void *to; size_t bytes; int peer; void *stream; } exchange;
-static __thread exchange calls[MOST_CALLS];
+typedef struct { const void *from; void *to; size_t bytes; int peer; void *stream; } lone_call;
+static __thread lone_call calls[MOST_CALLS];
 static __thread int depth, call_count;
 static void received(void *to, size_t bytes, void *stream) {
   if (to && bytes <= small && !capture_of(stream)) set_bytes(to, 0, 1, bytes);   // so that results repeat
@@ -247,9 +389,17 @@ int FN(ncclGroupEnd)(void) {
 }
 static int exchanged(const char *name, const void *from, void *to, size_t bytes, int peer, void *s) {
   int status = sent(name, s, bytes, from, to, 0);
-  if (depth && call_count < MOST_CALLS) calls[call_count++] = (exchange){from, to, bytes, peer, s};
+  if (depth && call_count < MOST_CALLS) calls[call_count++] = (lone_call){from, to, bytes, peer, s};
   else if (to) received(to, bytes, s);
   return status;
 }
-int FN(ncclSend)(const void *from, size_t n, int type, int peer, communicator *c, void *s) { return exchanged("ncclSend", from, NULL, n * width(type), peer, s); }
-int FN(ncclRecv)(void *to, size_t n, int type, int peer, communicator *c, void *s) { return exchanged("ncclRecv", NULL, to, n * width(type), peer, s); }
+int FN(ncclSend)(const void *from, size_t n, int type, int peer, communicator *c, void *s) {
+  size_t b = n * width(type);
+  if (c->x) return exchanged_call(c, "ncclSend", (exchange_call){.kind = SEND, .type = type, .peer = peer, .count = n}, from, b, NULL, s);
+  return exchanged("ncclSend", from, NULL, b, peer, s);
+}
+int FN(ncclRecv)(void *to, size_t n, int type, int peer, communicator *c, void *s) {
+  size_t b = n * width(type);
+  if (c->x) return exchanged_call(c, "ncclRecv", (exchange_call){.kind = RECV, .type = type, .peer = peer, .count = n}, NULL, b, to, s);
+  return exchanged("ncclRecv", NULL, to, b, peer, s);
+}

@@ -15,6 +15,8 @@ typedef struct event {
   unsigned flags;
   uint64_t number, stream, given;   // given: its place among the `work_given`
   bool recorded;
+  const void *on;
+  unsigned long long awaits;       // the last collective before it on its stream that was not taken, or 0
   struct timespec when;
   unsigned long long capture_id;   // of the capture in which it was recorded last, 0 outside one
 } event;
@@ -121,19 +123,22 @@ int FN(cudaStreamQuery)(void *handle) {
   stream *s = stream_of(handle, current_device());
   if (!s) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_STREAM_QUERY, .device = s->device, .stream = s->number);
-  return fail(may_synchronize(handle));
+  int settled = settle_through(s, ~0ull, false);
+  return fail(settled ? settled : may_synchronize(handle));
 }
 int FN(cudaStreamSynchronize)(void *handle) {
   stream *s = stream_of(handle, current_device());
   if (!s) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_STREAM_SYNC, .device = s->device, .stream = s->number);
   host_waited();
+  SETTLED(handle);
   return fail(may_synchronize(handle));
 }
 int FN(cudaDeviceSynchronize)(void) {
   int result = ensure_context(current_device());
   LOG(.kind = LOG_DEVICE_SYNC, .device = current_device());
   host_waited();
+  if (!result) result = settle_all();
   return fail(result ? result : may_synchronize(NULL));
 }
 int FN(cudaCtxResetPersistingL2Cache)(void) { return SUCCESS; }
@@ -210,6 +215,8 @@ int FN(cudaEventDestroy)(void *handle) {
   free(e);
   return SUCCESS;
 }
+static atomic_int seconds_passed;
+void time_passes(void) { atomic_fetch_add(&seconds_passed, 1); }
 int FN(cudaEventRecordWithFlags)(void *handle, void *on, unsigned flags) {
   event *e = event_of(handle);
   stream *s = stream_of(on, current_device());
@@ -217,10 +224,13 @@ int FN(cudaEventRecordWithFlags)(void *handle, void *on, unsigned flags) {
   capture *c = flags & 1 ? NULL : capture_of(on);   // 1: cudaEventRecordExternal
   if (c && c->invalid) return fail(CAPTURE_INVALIDATED);
   clock_gettime(CLOCK_MONOTONIC, &e->when);
+  e->when.tv_sec += atomic_load(&seconds_passed);
   e->recorded = true;
   e->given = atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed) + 1;
   e->stream = s->number;
   e->capture_id = c ? c->id : 0;
+  e->on = s;
+  e->awaits = last_issued(s);
   LOG(.kind = LOG_EVENT_RECORD, .device = s->device, .stream = s->number, .a = e->number);
   return SUCCESS;
 }
@@ -230,6 +240,9 @@ int FN(cudaEventQuery)(void *handle) {
   if (!e) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_EVENT_QUERY, .device = current_device(), .stream = e->stream, .a = e->number);
   if (e->capture_id) return fail(CAPTURED_EVENT);
+  // Not for the watchdog: it would end a rank whose others take long to compute on this host.
+  int settled = e->awaits && !is_watchdog() ? settle_through(e->on, e->awaits, false) : SUCCESS;
+  if (settled) return fail(settled);
   return seen_done(e) ? SUCCESS : fail(NOT_READY);
 }
 int FN(cudaEventSynchronize)(void *handle) {
@@ -237,7 +250,8 @@ int FN(cudaEventSynchronize)(void *handle) {
   if (!e) return fail(INVALID_HANDLE);
   LOG(.kind = LOG_EVENT_SYNC, .device = current_device(), .stream = e->stream, .a = e->number);
   host_waited();
-  return e->capture_id ? fail(CAPTURED_EVENT) : SUCCESS;
+  if (e->capture_id) return fail(CAPTURED_EVENT);
+  return e->awaits ? fail(settle_through(e->on, e->awaits, true)) : SUCCESS;
 }
 int FN(cudaEventElapsedTime)(float *ms, void *from, void *to) {
   event *a = event_of(from), *b = event_of(to);
@@ -258,7 +272,7 @@ int FN(cudaStreamWaitEvent)(void *on, void *handle, unsigned flags) {
     pthread_mutex_unlock(&lock);
     if (!c) return fail(INVALID_VALUE);
   }
-  return SUCCESS;
+  return e->awaits && e->on != s ? fail(settle_through(e->on, e->awaits, true)) : SUCCESS;
 }
 typedef struct { uint64_t magic; char rest[56]; } ipc_event;
 int FN(cudaIpcGetEventHandle)(ipc_event *out, void *handle) {
@@ -277,6 +291,7 @@ int FN(cudaIpcOpenEventHandle)(void **out, ipc_event h) { return open_event(out,
 
 // --- host functions
 int FN(cudaLaunchHostFunc)(void *on, void (*call)(void *), void *data) {
+  SETTLED(on);
   LOG(.kind = LOG_HOST_FUNCTION, .device = current_device(), .stream = stream_number(on));
   if (capture_node(on, (graph_node){HOST_NODE, .call = call, .to = data})) return SUCCESS;
   call(data);
@@ -285,6 +300,7 @@ int FN(cudaLaunchHostFunc)(void *on, void (*call)(void *), void *data) {
 int FN(cudaStreamAddCallback)(void *on, void (*call)(void *, int, void *), void *data, unsigned flags) {
   LOG(.kind = LOG_HOST_FUNCTION, .device = current_device(), .stream = stream_number(on));
   if (capture_of(on)) return fail(CAPTURE_UNSUPPORTED);
+  SETTLED(on);
   call(on, SUCCESS, data);
   return SUCCESS;
 }
@@ -395,9 +411,10 @@ int FN(cudaGraphExecDestroy)(graph *x) { return FN(cudaGraphDestroy)(x); }
 int FN(cudaGraphUpload)(graph *x, void *on) { return SUCCESS; }
 int FN(cudaGraphLaunch)(graph *x, void *on) {
   if (!x || x->magic != 0x67726170) return fail(INVALID_VALUE);
+  SETTLED(on);
   LOG(.kind = LOG_GRAPH_LAUNCH, .device = current_device(), .stream = stream_number(on), .a = (uint64_t)x, .b = x->count);
   uint32_t kernels = 0;
-  for (size_t i = 0; i < x->count; i++) kernels += x->nodes[i].kind == KERNEL_NODE || (x->nodes[i].kind == MEMCPY_NODE && x->nodes[i].name);   // a named copy is a collective
+  for (size_t i = 0; i < x->count; i++) kernels += x->nodes[i].kind == KERNEL_NODE || (x->nodes[i].kind != KERNEL_NODE && x->nodes[i].name);   // others with a name are collectives
   COUNT(.kind = LOG_GRAPH_LAUNCH, .name = "cudaGraphLaunch", .device = current_device(), .nodes = kernels);
   for (size_t i = 0; i < x->count; i++) {
     graph_node *n = &x->nodes[i];

@@ -1,15 +1,16 @@
-"""The bounds of ``--compute auto`` where all values are computed."""
+"""What values cost, which is known before they are computed, and what may be spent."""
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 import psutil
 import torch
 from torch._ops import OpOverload
-from torch.utils import flop_counter
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gpuprobe.errors import TooLarge
+from gpuprobe.errors import Measured, TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
 from gpuprobe.torch_support.tensors import tensors_in
@@ -26,42 +27,153 @@ _OF_ONE_ELEMENT: Final = 10
 """Operations counted for an element of a result without a known formula: element-wise kernels are
 bound by memory, and take about as long."""
 
+AT_ONCE_MEMORY: Final = 256 << 20
+"""Bytes on a device up to which ``--compute auto`` computes all values as the program runs."""
+
+AT_ONCE_OPERATIONS: Final = 3e11
+"""Floating-point operations up to which it does: about five seconds on two cores."""
+
+PER_SECOND: Final = 5e10
+"""Floating-point operations a second that times are estimated with: fp32 matrix products reach 30
+to 80 billion on two cores."""
+
+HOUR: Final = 3600.0
+
+LARGE: Final = 1 << 30
+"""Bytes of a program's tensors from which its first step is measured before `real` computes it."""
+
+MEASURING: Final = 5.0
+"""Seconds that this may take."""
+
+
+def affordable_memory() -> int:
+    """Bytes of tensors that may be computed without a request: `MEMORY`, and at most half of what
+    this machine has available.
+    """
+    return min(MEMORY, psutil.virtual_memory().available // 2)
+
+
+def operations_of(func: OpOverload, args: Any, kwargs: Any, result: object) -> float:
+    """Floating-point operations of an operator, from the shapes of its arguments and its result."""
+    from torch.utils import flop_counter  # 200 ms: it imports Triton
+
+    formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
+    if formula is None:
+        return float(_OF_ONE_ELEMENT * sum(tensor.numel() for tensor in tensors_in(result)))
+    return float(formula(*args, **kwargs, out_val=result))
+
+
+class Cost:
+    """What the values of a run cost so far, computed or not."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.operations = 0.0
+        self._runtime = runtime
+        self._outside: dict[int, int] = {}
+
+    def add(self, func: Any, args: Any, kwargs: Any, result: object) -> None:
+        """Count an operator that has run on the device, before its values are computed."""
+        self.operations += operations_of(func, args, kwargs, result)
+
+    def memory(self) -> int:
+        """Bytes that torch's allocator holds on the fullest device."""
+        most = 0
+        for device in range(torch._C._cuda_getDeviceCount()):
+            used = self._runtime.used(device)  # a microsecond; torch's statistics take thirty
+            if device not in self._outside:
+                self._outside[device] = used - torch.cuda.memory_reserved(device)
+            most = max(most, used - self._outside[device])
+        return most
+
+    @property
+    def seconds(self) -> float:
+        """About how long computing takes on two cores."""
+        return self.operations / PER_SECOND
+
+
+def too_large(cost: Cost, peak: int) -> str:
+    """Why values that cost this much, of tensors that take ``peak`` bytes, are not computed without
+    a request; "" if they are.
+    """
+    memory = affordable_memory()
+    if peak > memory:
+        return f"its tensors need {human_bytes(peak)}, more than {human_bytes(memory)}"
+    if cost.operations > OPERATIONS:
+        return (
+            f"it needs {cost.operations:.1e} floating-point operations, about "
+            f"{_minutes(cost.seconds)}"
+        )
+    return ""
+
 
 class Budget:
-    """Raises `TooLarge` in the program once it has done more than it may. ``memory`` in bytes
-    (default: the smaller of `MEMORY` and half of what this machine has available), ``operations``
-    floating-point operations.
-
-    Memory is checked before values are written: what torch only allocates costs nothing.
-    """
+    """Raises `TooLarge` in the program once it has done more than it may."""
 
     def __init__(
         self, runtime: Runtime, memory: int | None = None, operations: float = OPERATIONS
     ) -> None:
-        if memory is None:
-            memory = min(MEMORY, psutil.virtual_memory().available // 2)
-        self._memory = memory
+        self.cost = Cost(runtime)
+        self._memory = affordable_memory() if memory is None else memory
         self._operations = operations
-        self._done = 0.0
-        self._runtime = runtime
+        self.measuring = 0.0
+        """When computing stopped to measure the cost of a step, 0 for never."""
 
-    def check_memory(self) -> None:
-        """Raise TooLarge where tensors on one device take more memory than they may."""
-        for device in range(torch._C._cuda_getDeviceCount()):
-            # What the process holds there takes a microsecond to read, torch's statistics thirty.
-            if (
-                self._runtime.used(device) > self._memory
-                and torch.cuda.memory_allocated(device) > self._memory
-            ):
-                raise TooLarge(f"its tensors need more than {human_bytes(self._memory)}")
-
-    def count(self, func: OpOverload, args: Any, kwargs: Any, result: object) -> None:
-        """Count an operator that was computed. Raises TooLarge beyond the bound."""
-        formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
-        if formula is None:
-            elements = sum(tensor.numel() for tensor in tensors_in(result))
-            self._done += _OF_ONE_ELEMENT * elements
-        else:
-            self._done += formula(*args, **kwargs, out_val=result)
-        if self._done > self._operations:
+    def allows(self, call: Any, result: object) -> bool:
+        """Count an operator that has run on the device, before its values are computed. Whether
+        they are.
+        """
+        if self.cost.memory() > self._memory:
+            raise TooLarge(f"its tensors need more than {human_bytes(self._memory)}")
+        self.cost.add(call.plan.func, call.args, call.kwargs, result)
+        if self.cost.operations > self._operations:
             raise TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
+        return True
+
+
+class Requested(Budget):
+    """What ``--compute real`` may spend: this machine's memory, and an hour.
+
+    ``measure``: a program whose tensors take more than `LARGE` runs its first step without values
+    (or what it does in `MEASURING` seconds), so that its cost is known. Beyond the bounds that
+    raises `TooLarge`, else `Measured`: it must then start again.
+    """
+
+    def __init__(self, runtime: Runtime, *, measure: bool = False) -> None:
+        super().__init__(runtime, psutil.virtual_memory().available, HOUR * PER_SECOND)
+        self._measure = measure
+
+    def allows(self, call: Any, result: object) -> bool:
+        memory = self.cost.memory()
+        if self._measure and not self.measuring and memory > LARGE:
+            self.measuring = time.monotonic()
+            register_optimizer_step_post_hook(lambda *_: self._conclude("first step"))
+        self.cost.add(call.plan.func, call.args, call.kwargs, result)
+        if not self.measuring:
+            if memory > self._memory or self.cost.operations > self._operations:
+                raise self._refusal("computation up to here")
+            return True
+        if time.monotonic() - self.measuring > MEASURING:
+            self._conclude(f"first {MEASURING:.0f} seconds without values")
+        return False
+
+    def _conclude(self, what: str) -> None:
+        peak = max(
+            torch.cuda.max_memory_allocated(device) for device in range(torch.cuda.device_count())
+        )
+        if peak > self._memory or self.cost.seconds > HOUR:
+            raise self._refusal(what, peak)
+        raise Measured(
+            f"{human_bytes(peak)} and about {_minutes(self.cost.seconds)} for the {what}"
+        )
+
+    def _refusal(self, what: str, peak: int = 0) -> TooLarge:
+        return TooLarge(
+            f"its tensors take {human_bytes(max(peak, self.cost.memory()))} of the "
+            f"{human_bytes(self._memory)} that this machine has available, and its {what} about "
+            f"{_minutes(self.cost.seconds)} of computing"
+        )
+
+
+def _minutes(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return "a minute" if minutes == 1 else f"{minutes:,} minutes"

@@ -34,6 +34,7 @@ class Moves:
 
     def _put(self, target: Any, value: Any) -> None:
         self._computing.aliases.of(target).copy_(value.reshape(target.shape))
+        self._computing.written(target)
 
     def _value(self, tensor: Any) -> Any:
         return self._computing.aliases.of(tensor) if tensor.is_cuda else tensor
@@ -164,18 +165,30 @@ def follow(computing: Any, patches: Patches, unknown: Callable[[Any], None] | No
     from torch.cuda import nccl
 
     moves = Moves(computing)
-    if unknown is not None:
-        moves = Forgotten(computing, unknown)
-    for owner, name, make in (
-        (torch._C, "_broadcast_coalesced", moves.coalesced),
-        (torch._C, "_broadcast", moves.broadcast),
-        (torch._C, "_broadcast_out", moves.broadcast),
-        (nccl, "all_reduce", moves.all_reduce),
-        (nccl, "reduce", moves.reduce),
-        (nccl, "broadcast", moves.nccl_broadcast),
-        (nccl, "all_gather", moves.all_gather),
-        (nccl, "reduce_scatter", moves.reduce_scatter),
+    forgotten = moves if unknown is None else Forgotten(computing, unknown)
+    for owner, name, method in (
+        (torch._C, "_broadcast_coalesced", "coalesced"),
+        (torch._C, "_broadcast", "broadcast"),
+        (torch._C, "_broadcast_out", "broadcast"),
+        (nccl, "all_reduce", "all_reduce"),
+        (nccl, "reduce", "reduce"),
+        (nccl, "broadcast", "nccl_broadcast"),
+        (nccl, "all_gather", "all_gather"),
+        (nccl, "reduce_scatter", "reduce_scatter"),
     ):
         before = getattr(owner, name, None)
         if before is not None:
-            patches.set(owner, name, functools.wraps(before)(make(before)))
+            made = (getattr(one, method)(before) for one in (moves, forgotten))
+            patches.set(owner, name, functools.wraps(before)(_either(computing, *made)))
+
+
+def _either(
+    computing: Any, computed: Callable[..., Any], forgotten: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Compute what a call moves if its arguments are known and values are computed."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        chosen = computed if computing.computes(args) else forgotten
+        return chosen(*args, **kwargs)
+
+    return run

@@ -75,7 +75,10 @@ class OnCpu(torch.fx.Interpreter):
                 torch.manual_seed(self._key[0] ^ (self._key[1] << 20) ^ self._draws)
                 return random(*values, **given)
         key = (self._key[0], (self._key[1] << 20) + self._draws) if plan.random else None
-        return self._computing.found(Call(plan, values, given, key))
+        call = Call(plan, values, given, key)
+        result = self._computing.found(call)
+        self._computing.counted(call, result)
+        return result
 
     def fetch_attr(self, target: str) -> Any:
         found = super().fetch_attr(target)
@@ -140,7 +143,7 @@ def _patch_triton(computing: Any, patches: Patches, unknown: Unknown | None) -> 
         result = computing.placed(before, self, *args, **kwargs)
         if inside or kwargs.get("warmup"):
             return result
-        if unknown is None:
+        if unknown is None or computing.computes((*args, *kwargs.values())):
             _interpret(self, args, kwargs, computing)
         else:
             for item in (*args, *kwargs.values()):
@@ -233,8 +236,9 @@ def _with_values(run: Any, graph: Any, computing: Any, unknown: Unknown | None) 
     @functools.wraps(run)
     def compute(inputs: Any) -> Any:
         values: Any = None
-        changed: list[Any] = []
-        if unknown is None:
+        changed = [] if unknown is None else [inputs[i] for i in written]
+        computed = computing.computes(inputs)
+        if computed:
             with computing.below():
                 given = [
                     computing.aliases.of(item)
@@ -243,23 +247,22 @@ def _with_values(run: Any, graph: Any, computing: Any, unknown: Unknown | None) 
                     for item in inputs
                 ]
                 values = OnCpu(graph, computing, key_of(None, None)).run(*given)
-        else:
-            changed = [inputs[i] for i in written]
         before = computing.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
         try:
             with computing.compiled_region():
                 results = computing.placed(run, inputs)
         finally:
             computing.skipping.set(before)
-        if unknown is not None:
+        if not computed:
             for item in (*changed, *results):
-                if isinstance(item, _Tensor):
+                if isinstance(item, _Tensor) and unknown is not None:
                     unknown(item)
             return results
         with computing.below():
             for target, value in zip(results, values, strict=True):
                 if isinstance(target, _Tensor) and isinstance(value, _Tensor) and target.is_cuda:
                     computing.aliases.of(target).copy_(value)
+                    computing.written(target)
         return results
 
     return compute

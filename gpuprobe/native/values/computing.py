@@ -11,11 +11,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes as _disabled
 
 from gpuprobe.errors import NotModelled
+from gpuprobe.native.process import Collectives
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.budget import Budget
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
+from gpuprobe.native.values.exchanges import CapturedCollective, check_captured
 from gpuprobe.native.values.plans import MASKED, How, OperatorPlan, masked, plan_of
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
@@ -63,7 +65,7 @@ _LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
 class Call:
     """One operator made for the CPU, to be run now or at each replay of a CUDA graph."""
 
-    __slots__ = ("args", "key", "kwargs", "plan", "results")
+    __slots__ = ("args", "key", "kwargs", "plan", "results", "storages")
 
     def __init__(
         self, plan: OperatorPlan, args: list[Any], kwargs: dict[str, Any], key: Key | None
@@ -73,6 +75,12 @@ class Call:
         self.kwargs = kwargs
         self.key = key
         self.results: list[Any] = []
+        self.storages: list[int] = []
+        """The storages that a replay writes, by number, where values may be unknown."""
+
+    def run(self, computing: Any) -> None:
+        """Compute the call, at a replay of the graph that it is in."""
+        computing.compute(self)
 
 
 class _Region(threading.local):
@@ -87,8 +95,9 @@ class Computing:
     One instance serves all threads; entering is done by `Values`.
     """
 
-    def __init__(self, skipping: Skipping) -> None:
+    def __init__(self, skipping: Skipping, exchanged: Collectives) -> None:
         self.aliases = Aliases()
+        self.exchanged = exchanged
         self._region = _Region()
         self.skipping = skipping
         self.capture: Any = None
@@ -106,6 +115,7 @@ class Computing:
             How.READS: self._reading,
             How.COUNTS: self._counting,
             How.COPY: self._copying,
+            How.EXCHANGE: self._exchanging,
             How.ANSWER: self._answering,
             How.FLATTEN: self._flattening,
         }
@@ -161,6 +171,18 @@ class Computing:
         if run is None:
             return func(*args, **kwargs)
         return run(plan, func, args, kwargs)
+
+    def computes(self, tensors: Any) -> bool:
+        """Whether what does not pass the dispatcher is computed, of these arguments."""
+        return self.budget is None or not self.budget.measuring
+
+    def written(self, tensor: Any) -> None:
+        """Values were written to a tensor without an operator."""
+
+    def counted(self, call: Call, result: Any) -> None:
+        """An operator of a compiled region was computed."""
+        if self.budget is not None:
+            self.budget.allows(call, result)
 
     @contextmanager
     def below(self) -> Iterator[None]:
@@ -279,7 +301,7 @@ class Computing:
             call.results = self.targets(call.plan, out)
         if self.capture is not None:
             self.capture.calls.append(call)
-        else:
+        elif self.budget is None or self.budget.allows(call, out):
             out = self.compute(call, out)
         return out
 
@@ -374,15 +396,7 @@ class Computing:
         raise NotModelled(f"{plan.func}: a sparse result of layout {target.layout}")
 
     def found(self, call: Call) -> Any:
-        """The CPU's results of a call. Raises TooLarge beyond the budget."""
-        if self.budget is None:
-            return self._computed(call)
-        self.budget.check_memory()
-        found = self._computed(call)
-        self.budget.count(call.plan.func, call.args, call.kwargs, found)
-        return found
-
-    def _computed(self, call: Call) -> Any:
+        """The CPU's results of a call."""
         plan, args, kwargs = call.plan, call.args, call.kwargs
         func = plan.func
         key = call.key
@@ -469,10 +483,29 @@ class Computing:
             call.key = key
         return self.finish(call, out)
 
+    def _exchanging(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        """The runtime carries the values from process to process."""
+        if self.capture is None:
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        captured = self.exchanged.captured()
+        if captured:
+            check_captured(func)
+            self.capture.calls += map(CapturedCollective, captured)
+        return out
+
+    def settle(self) -> None:
+        """Have the results of collectives in memory: before values are read there that no kernel of
+        the same operator waits for.
+        """
+        if self.exchanged.waiting:
+            self.exchanged.settle()
+
     def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)
         if call is None or self.capture is not None:
             return func(*args, **kwargs)
+        self.settle()
         if plan.out:
             # The CPU's kernel would resize a tensor over memory that it does not own.
             given = {
@@ -523,6 +556,7 @@ class Computing:
 
     def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """The weights become views of the result."""
+        self.settle()
         with _Plain(), _Exclude(_ABOVE):
             values = [self.aliases.of(weight).clone() for weight in args[0]]
         before = self._set(INSIDE)

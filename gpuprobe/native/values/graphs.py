@@ -71,7 +71,7 @@ def follow(computing: Any, patches: Patches) -> None:
             capture.keyed(key_of(None, None))
             result = computing.placed(before, self)
             for call in capture.calls:
-                computing.compute(call)
+                call.run(computing)
             return result
 
         return replay

@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.native.values.exchanges import SPACES
+
 
 class How(Enum):
     """How an operator on the device gets its values."""
 
     ONLY = "only"
-    """It runs, and has no values to compute: views, allocation, sizes, collectives."""
+    """It runs, and has no values to compute: views, allocation, sizes."""
     WHOLE = "whole"
     """It runs, and its CPU kernel is run on the same memory."""
     PARTS = "parts"
@@ -22,6 +24,8 @@ class How(Enum):
     """Like both: it reads what its parts compute, and the whole is computed as well."""
     COUNTS = "counts"
     """Its kernels count elements and the host reads the count: computed first."""
+    EXCHANGE = "exchange"
+    """A collective."""
     COPY = "copy"
     """A copy, also between devices."""
     SCALAR = "scalar"
@@ -128,7 +132,7 @@ HIDDEN_WRITES: Final = {
 _PYTHON_RESULTS: Final = frozenset({"equal", "allclose"})
 
 _PASSED: Final = frozenset(
-    {"prim", "profiler", "c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional",
+    {"prim", "profiler", "_c10d_functional_autograd", "c10d_functional",
      "debugprims", "mkldnn", "rngprims", "fsdp_", "symm_mem", "_dtensor"}
 )  # fmt: skip
 """Namespaces whose operators copy their data themselves, or have no data."""
@@ -181,8 +185,8 @@ def _how(func: Any, space: str, name: str, returns: Any) -> How:
         return How.FLATTEN
     if name in _PYTHON_RESULTS:
         return How.ANSWER
-    if space in _PASSED or name in _ONLY:
-        return How.ONLY
+    if space in SPACES or space in _PASSED or name in _ONLY:
+        return How.EXCHANGE if space in SPACES else How.ONLY
     full = func.name()
     if (
         _has(full, "CompositeImplicitAutograd")

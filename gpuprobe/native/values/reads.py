@@ -1,13 +1,19 @@
-"""What a program gets that reads a value which was not computed, or the error.
+"""What a program gets that reads a value which was not computed.
 
-In this order: what ``--assume`` gives for the line; what torch's own code may have, as the value
-decides nothing that is allocated; for a truth, the way that a branch goes by its two sides
-(`gpuprobe.native.values.conditions`); NaN where that is allowed, with a note.
+The policy, in this order, wherever such a value is needed (docs/explanation/unknown-values.md):
+
+1. What ``--assume`` gives for the line.
+2. Numbers are finite: tests for NaN and infinity take the healthy side. What torch's own code reads
+   is answered where it decides nothing that is allocated.
+3. A condition of which one side can only fail or warn takes the other side
+   (`gpuprobe.native.values.conditions.branches`).
+4. Any other condition takes the side that does more (`undecided`), a size is the largest possible
+   if that is known, and a number that leaves gpuprobe's view has the value `STAND_IN`. Each is
+   noted with its line. Where no report would show the notes, this is the error `ValueNeeded`.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable
 from types import CodeType, FrameType
@@ -15,18 +21,20 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.code_origin import PACKAGE
-from gpuprobe.errors import ValueNeeded
+from gpuprobe.code_origin import PACKAGE, is_standard_library
+from gpuprobe.errors import UnknownValue, ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.native.values.conditions import branches
+from gpuprobe.native.values.conditions.undecided import MOST, side_of
+from gpuprobe.native.values.unknown import STAND_IN, UnknownFloat, UnknownInt
 from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_line
 
-TRUTH, NUMBER, ARRAY, COUNT = "true or false", "a number", "numpy()", "how many elements"
-EQUAL: Final = "whether two tensors are equal"
+COUNT: Final = "how many elements"
+FINITE: Final = "numbers that were not computed are finite"
 _HARMLESS: Final = (
     ("amp/grad_scaler.py", "gradient scaling finds no overflow", 0.0),
     ("nn/init.py", "resampling in torch's initialisers stops after the first try", 0.0),
-    ("optim/_adafactor.py", "norms that Adafactor reads are unknown", math.nan),
+    ("optim/_adafactor.py", "norms that Adafactor reads are unknown", STAND_IN),
 )
 _DEPTH: Final = 8
 _PLUMBING: Final = (PACKAGE, f"{TORCH}_ops.py", f"{TORCH}utils/_python_dispatch.py")
@@ -35,54 +43,177 @@ _PLUMBING: Final = (PACKAGE, f"{TORCH}_ops.py", f"{TORCH}utils/_python_dispatch.
 class Reads:
     """The rules, and the notes about where they applied."""
 
-    def __init__(
-        self,
-        assume: Iterable[str] = (),
-        *,
-        unknown_as_nan: bool = False,
-    ) -> None:
+    def __init__(self, assume: Iterable[str] = (), *, reported: bool = False) -> None:
+        """``reported``: a report lists the notes, so that decisions are assumed instead of being
+        errors.
+        """
         self.assumptions = Assumptions(assume)
         self.notes: dict[str, None] = {}
         """What was assumed, in order, each once."""
-        self.unknown_as_nan = unknown_as_nan
-        self.given_nan = ""
-        """The first line that was given NaN for a value, as ``file:line``."""
+        self.reported = reported
+        self.decided = ""
+        """The first line that decided by an unknown value, as ``file:line``."""
         self.bounded = ""
         """The first line of which a size depends on values, and was the largest possible."""
+        self.refused: ValueNeeded | None = None
+        """The first error that was raised: a program's handler may have caught it."""
         self._verdicts: dict[tuple[tuple[CodeType, int], ...], branches.Verdict | None] = {}
+        self._streaks: dict[tuple[CodeType, int], int] = {}
 
-    def value(self, dtype: Any, how: str = NUMBER) -> bool | int | float:
-        """What one element is. Raises ValueNeeded."""
-        file, line, place = _where()
-        given = self.assumptions.at(file, line) if self.assumptions else None
+    # --- what is read
+
+    def item(self, tensor: Any, stand_in: int = 0) -> Any:
+        """The element of an unknown tensor."""
+        dtype = tensor.dtype
+        if dtype is torch.bool:
+            return self.decide("true or false")
+        given = self._given(floating=dtype.is_floating_point)
         if given is not None:
-            self.notes[f"{place}: {given.text.rpartition('=')[2]}, as --assume has it"] = None
-            floating = dtype.is_floating_point
-            return given.value if floating or isinstance(given.value, bool) else int(given.value)
+            return given
         known = _harmless()
         if known is not None:
             self.notes[known[0]] = None
-            return known[1]
-        verdict = self._verdict() if how in (TRUTH, EQUAL) else None
-        if verdict is not None:
+            return known[1] if dtype.is_floating_point else int(known[1])
+        if dtype.is_floating_point:
+            return UnknownFloat(self)
+        if dtype.is_complex:
+            self.escape("a complex number")
+            return complex(STAND_IN, 0.0)
+        return UnknownInt(self, self.whole("a whole number", stand_in))
+
+    def scalar(self, tensor: Any, stand_in: int = 0) -> Any:
+        """`item` for C++ code, which gets a plain number."""
+        value = self.item(tensor, stand_in)
+        if isinstance(value, UnknownFloat):
+            self.escape("a number")
+            return STAND_IN
+        return int.__int__(value) if isinstance(value, UnknownInt) else value
+
+    def decide(self, need: str, healthy: bool | None = None) -> bool:
+        """The truth of a condition that the program evaluates. Raises UnknownValue where no report
+        would show it.
+        """
+        given = self._given(floating=True)
+        if given is not None:
+            return bool(given)
+        known = _harmless()
+        if known is not None:
+            self.notes[known[0]] = None
+            return bool(known[1])
+        frame = _program_frame()
+        verdict = self._verdict(frame)
+        if verdict is not None and (self.reported or _safe(verdict)):
             decides = place_of(verdict.file, verdict.line)
             if verdict.bound:
                 self.bounded = self.bounded or decides
             self.notes[f"{decides}: {verdict.why}"] = None
             return verdict.value
-        if self.unknown_as_nan and dtype.is_floating_point and how != TRUTH:
-            self.given_nan = self.given_nan or place
-            self.notes[f"values that are read but not computed are NaN: {place}"] = None
-            return math.nan
-        raise self.refuse(how, assumable=True)
+        if healthy is not None:
+            self.notes[f"{_where()[2]}: {FINITE}"] = None
+            return healthy
+        if not self.reported:
+            raise self.refuse(need)
+        return self._undecided(frame, need)
 
-    def _verdict(self) -> branches.Verdict | None:
-        """What the condition that is read should be; None where both of its sides work. If no
-        report names the lines, only checks of libraries pass, and no assertions of a test.
+    def _undecided(self, frame: FrameType | None, need: str) -> bool:
+        side = side_of(frame)
+        place = _where()[2]
+        if frame is not None and side.line:
+            place = place_of(frame.f_code.co_filename, side.line)
+        self.decided = self.decided or place
+        what = f"`{side.text}`" if side.text else need
+        often = f", up to {MOST} times in a row" if side.limited else ""
+        self.notes[f"{place}: {what} was not computed: assumed to be {side.value}{often}"] = None
+        if not side.limited or frame is None:
+            return side.value
+        key = frame.f_code, frame.f_lasti
+        streak = self._streaks[key] = (self._streaks.get(key, 0) + 1) % (MOST + 1)
+        return side.value if streak else not side.value
+
+    def escape(self, need: str) -> None:
+        """Note a number that is not followed from here on. Raises UnknownValue where no report
+        would show it.
         """
-        frame: Any = sys._getframe(1)
-        while frame is not None and _passed_by(frame):
-            frame = frame.f_back
+        known = _harmless()
+        if known is not None:
+            self.notes[known[0]] = None
+            return
+        if not self.reported:
+            raise self.refuse(need)
+        place = _where()[2]
+        self.decided = self.decided or place
+        self.notes[
+            f"{place}: {need} that was not computed is {STAND_IN} here; decisions by it are not followed"
+        ] = None
+
+    def whole(self, need: str, stand_in: int) -> int:
+        """A whole number, such as a size or an index. Raises UnknownValue where no report would
+        show it.
+        """
+        given = self._given(floating=False)
+        if given is not None:
+            return int(given)
+        if not self.reported:
+            raise self.refuse(need)
+        place = _where()[2]
+        self.decided = self.decided or place
+        self.notes[f"{place}: {need} that was not computed is assumed to be {stand_in}"] = None
+        return stand_in
+
+    def filled(self, tensor: Any, stand_in: int = 0) -> Any:
+        """A host tensor for NumPy, in place of one that is unknown."""
+        dtype = tensor.dtype
+        given = self._given(floating=dtype.is_floating_point)
+        if given is None:
+            self.escape("an array")
+            given = STAND_IN if dtype.is_floating_point or dtype.is_complex else stand_in
+        return torch.full(tensor.shape, given, dtype=dtype)
+
+    def listed(self, tensor: Any, stand_in: int = 0) -> Any:
+        """Nested lists of what `item` gives."""
+        if not tensor.numel():
+            return torch.empty(tensor.shape).tolist()
+        made = self.item(tensor, stand_in)
+        for size in reversed(tensor.shape):
+            made = [made] * size if made.__class__ is not list else [[*made] for _ in range(size)]
+        return made
+
+    def healthy(self) -> None:
+        """Note that numbers passed as finite."""
+        self.notes[FINITE] = None
+
+    def largest(self, what: str) -> None:
+        """Note that a size is the largest possible, since ``what``."""
+        place = _where()[2]
+        self.bounded = self.bounded or place
+        self.notes[f"{place}: {what}, which is the most that can be"] = None
+
+    def refuse(self, what: str) -> UnknownValue:
+        """The error for what cannot be known."""
+        file, _, place = _where()
+        hint = "compute the values (--compute real, compute='real')"
+        if file:
+            hint += f", or give this one: --assume {place}=VALUE"
+        error = ValueNeeded(
+            f"{place}: the program needs {what}, which was not computed", hint=hint, place=place
+        )
+        self.refused = self.refused or error
+        return UnknownValue(error)
+
+    # --- rules
+
+    def _given(self, *, floating: bool) -> bool | int | float | None:
+        if not self.assumptions:
+            return None
+        file, line, place = _where()
+        given = self.assumptions.at(file, line)
+        if given is None:
+            return None
+        self.notes[f"{place}: {given.text.rpartition('=')[2]}, as --assume has it"] = None
+        return given.value if floating or isinstance(given.value, bool) else int(given.value)
+
+    def _verdict(self, frame: FrameType | None) -> branches.Verdict | None:
+        """What the condition should be; None where both of its sides work."""
         place: list[tuple[CodeType, int]] = []
         outer = frame
         while outer is not None and len(place) < _DEPTH:
@@ -91,28 +222,23 @@ class Reads:
         key = tuple(place)
         if key not in self._verdicts:
             self._verdicts[key] = branches.decide(frame, _passed_by)
-        found = self._verdicts[key]
-        if found is None or self.unknown_as_nan:
-            return found
-        return found if installed(found.file) and not found.bound else None
+        return self._verdicts[key]
 
-    def largest(self, what: str) -> None:
-        """Note that a size is the largest possible, since ``what``."""
-        _, _, place = _where()
-        self.bounded = self.bounded or place
-        self.notes[f"{place}: {what}, which is the most that can be"] = None
 
-    def refuse(self, what: str, *, assumable: bool = False) -> ValueNeeded:
-        """The error for what cannot be known."""
-        file, _, place = _where()
-        hint = "compute the values (--compute real, compute='real')"
-        if assumable and file:
-            hint += f", or give this one: --assume {place}=VALUE"
-        return ValueNeeded(
-            f"{place}: the program needs {what}, which compute='shapes' has not computed",
-            hint=hint,
-            place=place,
-        )
+def _safe(verdict: branches.Verdict) -> bool:
+    """Whether a verdict holds without a report: tests of finiteness, and checks of libraries, but
+    no assertion of a test.
+    """
+    return not verdict.bound and (
+        installed(verdict.file) or verdict.why.startswith(branches.FINITE)
+    )
+
+
+def _program_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _passed_by(frame):
+        frame = frame.f_back
+    return frame
 
 
 def _where() -> tuple[str, int, str]:
@@ -122,7 +248,24 @@ def _where() -> tuple[str, int, str]:
     file, line = program_line()
     if file.startswith(PACKAGE):
         return "", 0, "the backward pass"
-    return file, line, place_of(file, line)
+    return file, line, place_of(file, line) + _caller(file)
+
+
+def _caller(file: str) -> str:
+    """The line of the program that called a library's, as text."""
+    if not _of_library(file):
+        return ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((PACKAGE, "<")) and not _of_library(name):
+            return f" (called at {place_of(name, frame.f_lineno or 0)})"
+        frame = frame.f_back
+    return ""
+
+
+def _of_library(file: str) -> bool:
+    return installed(file) or is_standard_library(file)
 
 
 def _passed_by(frame: FrameType) -> bool:
@@ -141,8 +284,3 @@ def _harmless() -> tuple[str, float] | None:
                     return what, value
         frame = frame.f_back
     return None
-
-
-def fill(reads: Reads, tensor: Any, how: str) -> Any:
-    """A host tensor with what the rules give for the elements of one that is unknown."""
-    return torch.full(tensor.shape, reads.value(tensor.dtype, how), dtype=tensor.dtype)

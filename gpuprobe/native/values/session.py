@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Final
 
 import torch
 
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
-from gpuprobe.native.values import assignments, collectives, compiled, graphs
-from gpuprobe.native.values.budget import Budget
+from gpuprobe.native.values import collectives, compiled, graphs
+from gpuprobe.native.values.budget import Budget, Cost
 from gpuprobe.native.values.computing import Computing
-from gpuprobe.native.values.reads import ARRAY, Reads, fill
+from gpuprobe.native.values.reads import Reads
 from gpuprobe.native.values.shapes import ComputingShapes
 from gpuprobe.native.values.skipping import Skipping
+from gpuprobe.native.values.unknown import follow_math
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
+
+COMPUTE: Final = ("auto", "real", "shapes")
 
 
 class Values:
@@ -26,27 +30,35 @@ class Values:
 
     def __init__(
         self,
-        compute: Literal["real", "shapes"] = "real",
+        compute: str = "real",
         assume: Iterable[str] = (),
         *,
-        unknown_as_nan: bool = False,
-        bounded: bool = False,
+        reported: bool = False,
+        budget: Budget | None = None,
     ) -> None:
-        """``assume`` and ``unknown_as_nan`` apply to ``shapes``: see `Reads`.
-        ``bounded``: raise TooLarge beyond what ``--compute auto`` may compute.
+        """``assume`` and ``reported`` apply to ``auto`` and ``shapes``: see `Reads`.
+        ``budget``: what ``real`` may spend.
 
-        Raises UsageError where the native engine is not loaded, and for wrong assumptions.
+        Raises UsageError where the native engine is not loaded, for an unknown ``compute``, and for
+        wrong assumptions.
         """
+        if compute not in COMPUTE:
+            raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
         runtime = loaded()
         if runtime is None:
             raise UsageError("values are computed on a simulated GPU, and none is loaded")
         skipping = Skipping(runtime.libraries.core)
-        self.reads = Reads(assume, unknown_as_nan=unknown_as_nan)
+        self.reads = Reads(assume, reported=reported)
+        self.cost = Cost(runtime) if budget is None else budget.cost
+        """What computing all values costs so far."""
         self.computing: Any = (
-            Computing(skipping) if compute == "real" else ComputingShapes(skipping, self.reads)
+            Computing(skipping, runtime.collectives)
+            if compute == "real"
+            else ComputingShapes(
+                skipping, runtime.collectives, self.reads, self.cost, auto=compute == "auto"
+            )
         )
-        if bounded:
-            self.computing.budget = Budget(runtime)
+        self.computing.budget = budget
         self._patches: Patches | None = None
 
     def __enter__(self) -> Values:
@@ -59,39 +71,22 @@ class Values:
         collectives.follow(self.computing, self._patches, unknown)
         compiled.follow(self.computing, self._patches, unknown)
         if isinstance(self.computing, ComputingShapes):
-            self._follow_arrays(self.computing, self._patches)
+            follow_math(self._patches)
+            _follow_reads(self.computing, self.reads, self._patches)
         self._patches.add(watch(self.computing.handle))
+        self._patches.add(history.install())
         return self
+
+    @property
+    def everything(self) -> bool:
+        """Whether all values have been computed so far."""
+        return bool(getattr(self.computing, "everything", True))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was assumed about values that were read and not computed."""
-        return tuple(self.reads.notes)
-
-    def _follow_arrays(self, computing: ComputingShapes, patches: Patches) -> None:
-        """NumPy and lists read host memory without an operator."""
-
-        def checked(name: str) -> None:
-            before = getattr(torch.Tensor, name)
-
-            @functools.wraps(before)
-            def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if type(tensor) in (
-                    torch.Tensor,
-                    torch.nn.Parameter,
-                ) and not computing.knowledge.known(tensor):
-                    tensor = fill(self.reads, tensor, ARRAY)
-                return before(tensor, *args, **kwargs)
-
-            patches.set(torch.Tensor, name, read)
-
-        for name in ("numpy", "tolist", "__array__"):
-            checked(name)
-        assignments.install(
-            patches,
-            lambda: bool(self.reads.given_nan),
-            lambda text: self.reads.notes.update({text: None}),
-        )
+        ended = getattr(self.computing, "ended", "")
+        return (*((ended,) if ended else ()), *self.reads.notes)
 
     def __exit__(
         self,
@@ -102,3 +97,59 @@ class Values:
         patches, self._patches = self._patches, None
         if patches is not None:
             patches.undo()
+
+
+def _follow_reads(computing: ComputingShapes, reads: Reads, patches: Patches) -> None:
+    """Replace the methods by which Python code reads elements of a tensor: an operator returns
+    plain numbers, these can return unknown ones.
+    """
+    knowledge = computing.knowledge
+    plain = (torch.Tensor, torch.nn.Parameter)
+
+    def follow(name: str, unknown: Callable[[Any], Any]) -> None:
+        before = getattr(torch.Tensor, name)
+
+        @functools.wraps(before)
+        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(tensor) in plain and _single(name, tensor) and not knowledge.known(tensor):
+                return unknown(tensor)
+            return before(tensor, *args, **kwargs)
+
+        patches.set(torch.Tensor, name, read)
+
+    def item(tensor: Any) -> Any:
+        return reads.item(tensor, knowledge.most(tensor))
+
+    def number(tensor: Any) -> Any:
+        return float(reads.scalar(tensor, knowledge.most(tensor)))
+
+    def whole(tensor: Any) -> int:
+        return int(item(tensor))
+
+    def truth(tensor: Any) -> bool:
+        return reads.decide("true or false")
+
+    def array(tensor: Any) -> Any:
+        return reads.filled(tensor, knowledge.most(tensor)).numpy()
+
+    follow("item", item)
+    follow("__float__", number)
+    follow("__int__", whole)
+    follow("__index__", whole)
+    follow("__bool__", truth)
+    follow("tolist", lambda tensor: reads.listed(tensor, knowledge.most(tensor)))
+    follow("numpy", array)
+    follow("__array__", array)
+    follow("__repr__", _shown)
+
+
+def _single(name: str, tensor: Any) -> bool:
+    """Whether a method reads this tensor: those that read one element fail for others."""
+    return name in ("tolist", "numpy", "__array__", "__repr__") or tensor.numel() == 1
+
+
+def _shown(tensor: Any) -> str:
+    """The text of an unknown tensor."""
+    parts = [f"device='{tensor.device}'"] if tensor.is_cuda else []
+    parts += [f"size={tuple(tensor.shape)}", f"dtype={tensor.dtype}"]
+    return f"tensor(not computed, {', '.join(parts)})"

@@ -1,26 +1,37 @@
 """``compute="shapes"``: values of whole numbers, truth values and small tensors only.
+``compute="auto"``: all values, until they cost more than a few seconds, which is known before they
+are computed; from there on as shapes.
 
 A storage is known or unknown as a whole. On the device one is known once an operator has written
-it that was computed, and is never known if it holds more than `LIMIT` bytes of floating point. On
+it that was computed, and is never known if it holds more bytes of floating point than the limit. On
 the host one is unknown once unknown values were copied to it. Unknown memory is not touched: it
 costs nothing.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gpuprobe.errors import NotModelled
+from gpuprobe.model.text import human_bytes
+from gpuprobe.native.process import Collectives
 from gpuprobe.native.values.aliases import parts_of
+from gpuprobe.native.values.budget import AT_ONCE_MEMORY, AT_ONCE_OPERATIONS, Cost
 from gpuprobe.native.values.computing import Call, Computing
 from gpuprobe.native.values.counts import LARGEST
 from gpuprobe.native.values.draws import Key
+from gpuprobe.native.values.exchanges import read_and_written
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
-from gpuprobe.native.values.reads import COUNT, EQUAL, TRUTH, Reads
+from gpuprobe.native.values.reads import COUNT, Reads
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
+from gpuprobe.native.values.unknown import STAND_IN
+from gpuprobe.torch_support.callers import place_of, program_line
 
 LIMIT: Final = 1 << 20
 """Bytes of a storage of floating point up to which it is computed."""
@@ -30,6 +41,24 @@ _ON_HOST: Final = frozenset({"multinomial", "_grouped_mm"})
 _FRESH: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
 )
+_MOST_NUMBERS: Final = 1 << 16
+"""Elements of a host tensor up to which it is searched for unknown numbers that it was made of."""
+_MOST_MASK: Final = 64 << 20
+"""Bytes of a mask that is written because all numbers are finite."""
+_UNSCALE: Final = "_amp_foreach_non_finite_check_and_unscale_"
+_TESTS: Final = {
+    "isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True,
+}  # fmt: skip
+_COMPARED: Final[dict[str, tuple[Callable[[Any, Any], bool], bool]]] = {
+    "eq": (operator.eq, True),
+    "ne": (operator.ne, False),
+    "lt": (operator.lt, False),
+    "le": (operator.le, True),
+    "gt": (operator.gt, False),
+    "ge": (operator.ge, True),
+}
+"""Comparisons: of Python's numbers, and of a finite number with itself."""
+_COUNTED: Final = frozenset({"sum", "count_nonzero"})
 
 
 def tensors_in(values: Any) -> Iterator[Any]:
@@ -44,9 +73,14 @@ def tensors_in(values: Any) -> Iterator[Any]:
 class Knowledge:
     """Which storages hold values that were computed. It keeps none alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, exchanged: Collectives, limit: float = LIMIT) -> None:
+        self.limit = limit
+        self._exchanged = exchanged
+        self._awaited: dict[int, tuple[StorageWeakRef, int, int]] = {}
+        """Storages that hold the results of collectives once those are taken."""
         self._device: dict[int, StorageWeakRef] = {}
         self._host: dict[int, StorageWeakRef] = {}
+        self._most: dict[int, tuple[StorageWeakRef, int]] = {}
         self._purge_at = 4096
 
     def allows(self, tensor: Any) -> bool:
@@ -54,7 +88,8 @@ class Knowledge:
         dtype = tensor.dtype
         if not (dtype.is_floating_point or dtype.is_complex):
             return True
-        return all(part.untyped_storage().nbytes() <= LIMIT for part in parts_of(tensor))
+        limit = self.limit
+        return all(part.untyped_storage().nbytes() <= limit for part in parts_of(tensor))
 
     def known(self, tensor: Any) -> bool:
         """Whether the values of a tensor are computed."""
@@ -64,15 +99,35 @@ class Knowledge:
             )
         if not self.allows(tensor):
             return False
+        if self._awaited:
+            self._resolve(tensor)
         device = self._device
         return all(
             not part.numel() or part.untyped_storage()._cdata in device for part in parts_of(tensor)
         )
 
+    def wait_for(self, tensor: Any, first: int, last: int) -> None:
+        """The collectives with these numbers write ``tensor``: it is known if their results are."""
+        storage = tensor.untyped_storage()
+        self._awaited[storage._cdata] = StorageWeakRef(storage), first, last
+
+    def _resolve(self, tensor: Any) -> None:
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
+            reference, first, last = self._awaited.pop(storage._cdata, (None, 0, 0))
+            if reference is None or reference.expired():
+                continue
+            if self._exchanged.known(first, last):
+                self._device[storage._cdata] = StorageWeakRef(storage)
+            else:
+                self._device.pop(storage._cdata, None)
+
     def learn(self, tensor: Any) -> None:
         """Values were computed and written."""
         for part in parts_of(tensor):
             storage = part.untyped_storage()
+            if self._awaited:
+                self._awaited.pop(storage._cdata, None)
             if tensor.is_cuda:
                 if storage._cdata not in self._device:
                     self._device[storage._cdata] = StorageWeakRef(storage)
@@ -85,12 +140,26 @@ class Knowledge:
         """Unknown values were written."""
         for part in parts_of(tensor):
             storage = part.untyped_storage()
+            if self._awaited:
+                self._awaited.pop(storage._cdata, None)
             if tensor.is_cuda:
                 self._device.pop(storage._cdata, None)
             elif tensor.device.type == "cpu" and storage._cdata not in self._host:
                 self._host[storage._cdata] = StorageWeakRef(storage)
         if len(self._host) > self._purge_at:
             self._purge()
+
+    def bound(self, tensor: Any, most: int) -> None:
+        """The elements of a tensor of counts are at most ``most``."""
+        storage = tensor.untyped_storage()
+        self._most[storage._cdata] = StorageWeakRef(storage), most
+
+    def most(self, tensor: Any) -> int:
+        """What the elements of an unknown tensor of counts can be at most; 0 of other tensors."""
+        if not self._most:
+            return 0
+        reference, most = self._most.get(tensor.untyped_storage()._cdata, (None, 0))
+        return most if reference is not None and not reference.expired() else 0
 
     def forget_storage(self, key: int) -> None:
         """A storage on the device holds unknown values, by its number."""
@@ -100,6 +169,8 @@ class Knowledge:
         for table in (self._device, self._host):
             for key in [key for key, reference in table.items() if reference.expired()]:
                 del table[key]
+        for key in [key for key, (reference, _) in self._most.items() if reference.expired()]:
+            del self._most[key]
         self._purge_at = 2 * max(2048, len(self._device), len(self._host))
 
 
@@ -111,20 +182,113 @@ def _covers(tensor: Any) -> bool:
     )
 
 
+def healthy_truth(name: str, args: Any) -> bool | None:
+    """What a test or comparison of an unknown tensor gives for all of its elements, as they are
+    finite; None if that depends on their values.
+    """
+    if not args or not isinstance(args[0], _Tensor) or not args[0].dtype.is_floating_point:
+        return None
+    if name in _TESTS:
+        return _TESTS[name]
+    rule = _COMPARED.get(name)
+    if rule is None or len(args) < 2:
+        return None
+    compare, same = rule
+    other = args[1]
+    if isinstance(other, _Tensor):
+        return same if _identical(args[0], other) else None
+    if isinstance(other, float) and not math.isfinite(other):
+        return compare(0.0, other)
+    return None
+
+
+def _identical(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    return bool(
+        one.layout is other.layout is torch.strided
+        and one.dtype is other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and one.storage_offset() == other.storage_offset()
+    )
+
+
+def _made_of_unknown(tensor: Any) -> bool:
+    """Whether a small host tensor was made of unknown numbers."""
+    return bool(
+        tensor.dtype in (torch.float32, torch.float64)
+        and tensor.layout is torch.strided
+        and 0 < tensor.numel() <= _MOST_NUMBERS
+        and (tensor == STAND_IN).any()
+    )
+
+
 class ComputingShapes(Computing):
     """Computes operators of which all inputs are known and all results may be."""
 
-    def __init__(self, skipping: Skipping, reads: Reads) -> None:
-        super().__init__(skipping)
-        self.knowledge = Knowledge()
+    def __init__(
+        self,
+        skipping: Skipping,
+        exchanged: Collectives,
+        reads: Reads,
+        cost: Cost,
+        *,
+        auto: bool = False,
+    ) -> None:
+        """``auto``: compute all values until ``cost`` exceeds `AT_ONCE_MEMORY` or
+        `AT_ONCE_OPERATIONS`.
+        """
+        super().__init__(skipping, exchanged)
+        self.knowledge = Knowledge(exchanged, math.inf if auto else LIMIT)
         self.reads = reads
+        self.cost = cost
+        self.everything = auto
+        """Whether all values have been computed so far."""
+        self.ended = ""
+        """Where and why they no longer are."""
         self._run[How.SCALAR] = self._scalar
         self._run[How.ONLY] = self._only
 
+    def _spend(self, plan: OperatorPlan, args: Any, kwargs: Any, results: Any) -> None:
+        """Count an operator before it is computed; stop computing everything beyond the bounds."""
+        cost = self.cost
+        cost.add(plan.func, args, kwargs, results)
+        if not self.everything:
+            return
+        memory = cost.memory()
+        if memory > AT_ONCE_MEMORY:
+            why = f"tensors of {human_bytes(memory)}"
+        elif cost.operations > AT_ONCE_OPERATIONS:
+            why = f"{cost.operations:.0e} floating-point operations"
+        else:
+            return
+        self.everything = False
+        self.knowledge.limit = LIMIT
+        self.ended = (
+            f"all values were computed up to {place_of(*program_line())}, where they took {why}; "
+            "from there on, those of whole numbers, masks and tensors of up to 1 MiB"
+        )
+
+    def written(self, tensor: Any) -> None:
+        self.knowledge.learn(tensor)
+
+    def counted(self, call: Call, result: Any) -> None:
+        self._spend(call.plan, call.args, call.kwargs, result)
+
+    def computes(self, tensors: Any) -> bool:
+        """Whether what does not pass the dispatcher is computed, of these arguments."""
+        return self.everything and all(self.knowledge.known(item) for item in tensors_in(tensors))
+
     def _only(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
-        if plan.name in _FRESH and out.is_cuda and self.knowledge.allows(out):
-            self.knowledge.learn(out)  # what the memory holds is what a program gets
+        if plan.name in _FRESH:
+            if out.is_cuda:
+                if self.knowledge.allows(out):
+                    self.knowledge.learn(out)  # what the memory holds is what a program gets
+            elif plan.name == "lift_fresh" and _made_of_unknown(out):
+                self.knowledge.forget(out)
         return out
 
     def _written(self, plan: OperatorPlan, args: Any, kwargs: Any) -> list[Any]:
@@ -155,6 +319,8 @@ class ComputingShapes(Computing):
             if isinstance(value, _Tensor):
                 there = there or value.is_cuda
                 ready = ready and (known(value) or id(value) in skip)
+            elif type(value) is float:
+                ready = ready and value != STAND_IN
             elif type(value) is torch.device:
                 there = there or value.type == "cuda"
             elif isinstance(value, (list, tuple)):
@@ -173,27 +339,28 @@ class ComputingShapes(Computing):
             many = len(plan.func._schema.returns) > 1
             fresh = tuple(tensors_in([out[i] for i in plan.fresh] if many else (out,)))
         written = self._written(plan, args, kwargs) if plan.writes else []
+        self._spend(plan, args, kwargs, fresh or out)
         if self.capture is not None:
-            # A replay writes unknown values.
-            call = Call(plan, [], {}, None)
-            for item in (*fresh, *written):
-                call.results += [part.untyped_storage()._cdata for part in parts_of(item)]
-            self.capture.calls.append(call)
-        elif (
-            ready
-            and all(knowledge.allows(item) for item in fresh)
-            and all(knowledge.allows(item) for item in written)
-        ):
+            self._captured(plan, ready, key, out, args, kwargs, fresh, written)
+            return out
+        if ready and all(map(knowledge.allows, fresh)) and all(map(knowledge.allows, written)):
             call = self.lower(plan, args, kwargs) or Call(plan, list(args), kwargs, None)
             call.key = key
-            if plan.fresh:
-                call.results = self.targets(plan, out)
-            out = super().compute(call, out)
-            for item in tensors_in(out if isinstance(out, (tuple, list)) else (out,)):
-                knowledge.learn(item)
-            for item in written:
-                knowledge.learn(item)
-            return out
+            try:
+                if plan.fresh:
+                    call.results = self.targets(plan, out)
+                out = super().compute(call, out)
+            except NotModelled as error:
+                if not self.reads.reported:
+                    raise
+                self.reads.notes[f"the values of {plan.func} are not computed: {error}"] = None
+            else:
+                for item in (
+                    *tensors_in(out if isinstance(out, (tuple, list)) else (out,)),
+                    *written,
+                ):
+                    knowledge.learn(item)
+                return out
         for item in fresh:
             if not item.is_cuda:  # on the device what is new is unknown
                 knowledge.forget(item)
@@ -201,15 +368,43 @@ class ComputingShapes(Computing):
             knowledge.forget(item)
         return out
 
+    def _captured(
+        self, plan: OperatorPlan, ready: bool, key: Key | None, out: Any, args: Any, kwargs: Any,
+        fresh: Any, written: Any,
+    ) -> None:  # fmt: skip
+        """Keep the call of a graph, for its replays; what they write is unknown if what it reads
+        is.
+        """
+        call = self.lower(plan, args, kwargs) if ready and self.everything else None
+        if call is not None:
+            call.key = key
+            if plan.fresh:
+                call.results = self.targets(plan, out)
+            for item in (*fresh, *written):
+                self.knowledge.learn(item)  # for the next operators of the graph
+        else:
+            call = Call(plan, [], {}, None)
+            for item in (*fresh, *written):
+                self.knowledge.forget(item)
+        for item in (*fresh, *written):
+            call.storages += [part.untyped_storage()._cdata for part in parts_of(item)]
+        assert self.capture is not None
+        self.capture.calls.append(call)
+
     def compute(self, call: Call, out: Any = None) -> Any:
-        """A replay: what the graph wrote is unknown."""
-        for key in call.results:
+        """A call of a replay."""
+        if self.everything and (call.args or call.kwargs):
+            return super().compute(call, out)
+        for key in call.storages:
             self.knowledge.forget_storage(key)
         return out
 
     def _on_host(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """An operator on the host alone."""
-        ready = not self.knowledge._host or self._ready(plan, args, kwargs)
+        if self.knowledge._host:
+            ready = self._ready(plan, args, kwargs)
+        else:
+            ready = not any(type(value) is float and value == STAND_IN for value in args)
         out = func(*args, **kwargs)
         if not ready:
             outs = out if isinstance(out, (tuple, list)) else (out,)
@@ -233,6 +428,8 @@ class ComputingShapes(Computing):
         if not there:
             return self._on_host(plan, func, args, kwargs)
         key = self._key(plan, args, kwargs) if ready else None
+        if plan.name == _UNSCALE and not ready:
+            return self._unscaled(plan, func, args, kwargs)
         if plan.name == "multinomial" and not ready:
             self.skipping.answer(1, 1)  # the probabilities are valid,
             self.skipping.answer(0, 1)  # and not all zero
@@ -244,7 +441,33 @@ class ComputingShapes(Computing):
             self._set(before)
         if self._reads() != reads and not self.may_read(plan):
             raise self.reads.refuse(f"what {plan.func} computes")
-        return self._settle(plan, ready, key, out, args, kwargs)
+        if not ready and self.capture is None:
+            truth = healthy_truth(plan.name, args)
+            if truth is not None and isinstance(out, _Tensor) and out.nbytes <= _MOST_MASK:
+                return self._passed(out, truth)
+        out = self._settle(plan, ready, key, out, args, kwargs)
+        if not ready and plan.name in _COUNTED and args[0].dtype is torch.bool:
+            self.knowledge.bound(out, args[0].numel() // max(1, out.numel()))
+        return out
+
+    def _passed(self, out: Any, truth: bool) -> Any:
+        """The result of a test that all finite numbers pass, or fail."""
+        self.reads.healthy()
+        if out.is_cuda:
+            with self.below():
+                self.aliases.of(out).fill_(truth)
+            self.knowledge.learn(out)
+        else:
+            out.fill_(truth)
+        return out
+
+    def _unscaled(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        """Gradient scaling: unknown gradients are finite, so none is found that is not."""
+        out = self._inside(INSIDE, lambda: func(*args, **kwargs))
+        self.reads.notes["gradient scaling finds no overflow"] = None
+        for item in args[0]:
+            self.knowledge.forget(item)
+        return out
 
     def _reading(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if plan.name in MASKED and not masked(args):
@@ -260,7 +483,7 @@ class ComputingShapes(Computing):
 
     def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._ready(plan, args, kwargs):
-            if not self.reads.unknown_as_nan:
+            if not self.reads.reported:
                 raise self.reads.refuse(f"{COUNT} {plan.name} finds")
             return self._largest(plan, func, args, kwargs)
         out = super()._counting(plan, func, args, kwargs)
@@ -284,19 +507,63 @@ class ComputingShapes(Computing):
         there, ready = self._scan(plan, args, kwargs)
         if not there:
             return self._on_host(plan, func, args, kwargs)
+        source = args[1] if plan.name == "copy_" else args[0]
+        if ready and isinstance(source, _Tensor) and not source.is_cuda and self._unknown(source):
+            ready = False
         out = self._inside(COPYING, lambda: func(*args, **kwargs))
-        return self._settle(plan, ready, None, out, args, kwargs)
+        out = self._settle(plan, ready, None, out, args, kwargs)
+        if not ready and isinstance(source, _Tensor) and self.knowledge.most(source):
+            self.knowledge.bound(out, self.knowledge.most(source))
+        return out
+
+    def _unknown(self, source: Any) -> bool:
+        """Whether a number that is copied to the device is unknown: made of one, without an
+        operator.
+        """
+        with self.below():
+            return source.numel() <= 64 and _made_of_unknown(source)
+
+    def _exchanging(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        """What is received is known if it was where it was sent."""
+        read, written = read_and_written(func, args, kwargs)
+        if not any(item.is_cuda for item in (*read, *written)):
+            return func(*args, **kwargs)
+        knowledge = self.knowledge
+        ready = all(knowledge.known(item) for item in read)
+        self.exchanged.issued()
+        before = self.exchanged.send_unknown(not ready)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self.exchanged.send_unknown(before)
+        first, last = self.exchanged.issued()
+        if plan.func._schema.name.startswith("_c10d_functional"):
+            written = list(tensors_in(out if isinstance(out, (tuple, list)) else (out,)))
+        if self.capture is not None:
+            call = Call(plan, [], {}, None)
+            call.results = [item.untyped_storage()._cdata for item in written]
+            self.capture.calls.append(call)
+        for item in written:
+            if self.capture is None and item.is_cuda and first and knowledge.allows(item):
+                knowledge.wait_for(item, first, last)
+            elif not (ready and not first):  # alone it is what this rank has sent
+                knowledge.forget(item)
+            else:
+                knowledge.learn(item)
+        return out
 
     def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
-        return self._inside(INSIDE, lambda: func(*args, **kwargs))
+        if not self._ready(plan, args, kwargs):
+            return self._inside(INSIDE, lambda: func(*args, **kwargs))
+        out = super()._flattening(plan, func, args, kwargs)
+        self.knowledge.learn(out)
+        return out
 
     def _scalar(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
         if self.knowledge.known(tensor):
             return func(*args, **kwargs)
-        how = TRUTH if tensor.dtype is torch.bool else "a number"
-        value = self.reads.value(tensor.dtype, how)
-        return bool(value) if tensor.dtype is torch.bool else value
+        return self.reads.scalar(tensor, self.knowledge.most(tensor))
 
     def _answering(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if self._ready(plan, args, kwargs):
@@ -304,4 +571,6 @@ class ComputingShapes(Computing):
         self._inside(INSIDE, lambda: func(*args, **kwargs))
         if plan.name == "equal" and args[0].shape != args[1].shape:
             return False
-        return bool(self.reads.value(torch.bool, EQUAL))
+        if _identical(args[0], args[1]):
+            return True
+        return self.reads.decide("whether two tensors are equal")

@@ -76,4 +76,5 @@ def _read(path: Path) -> ChildProcess | None:
         sum(rank.columns.mark(*FULL)),
         peaks[:MOST_DEVICES],
         rank.end,
+        rank.gap,
     )

@@ -174,7 +174,7 @@ def _type_of(line: bytes) -> str:
         found = json.loads(line)["type"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return "other"
-    known = ("environment", "session", "finding", "blind_spot", "end")
+    known = ("environment", "session", "finding", "blind_spot", "gap", "end")
     return found if found in known else "other"
 
 

@@ -31,11 +31,13 @@ from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import (
     COLUMNS,
+    MOST_DEPTH,
     AllocatorSettings,
     Annotation,
     LiveColumns,
     MemoryTrace,
     StackTable,
+    left_out,
     parse_tag,
 )
 from gpuprobe.model.values import NewestMicroseconds
@@ -139,6 +141,9 @@ class StackInterner:
         if not isinstance(frames, (list, tuple)):
             frames = self._irregular.frames(frames)
         self._irregular.stack(len(frames))
+        outer = len(frames) - MOST_DEPTH + 1
+        if outer > 1:
+            frames = frames[: MOST_DEPTH - 1]
         known = self._frames
         ids = []
         for frame in frames:
@@ -146,6 +151,8 @@ class StackInterner:
             if index is None:
                 index = known[id(frame)] = self._irregular.index(self._table, frame)
             ids.append(index)
+        if outer > 1:
+            ids.append(self._table.frame(left_out(outer)))
         return self._table.stack(tuple(ids))
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.text import shortened
-from gpuprobe.model.trace import Frame, StackTable, known_line
+from gpuprobe.model.trace import MOST_DEPTH, Frame, StackTable, known_line
 from gpuprobe.model.values import NewestMicroseconds
 from gpuprobe.recording.budget import LIMITS, MOST_FRAMES
 
@@ -30,6 +30,7 @@ are shared in real ones: a frame of 120 characters takes 25 bytes and more."""
 FRAMES = "invalid stack frames"
 LINES = "stack frames with an impossible line number"
 NAMES = "names of files and functions of more than 10,000 characters"
+DEPTHS = f"stacks of more than {MOST_DEPTH:,} frames"
 TAGS = "phases that are not text"
 TIMES = "invalid event times"
 ANNOTATIONS = "invalid annotations"
@@ -39,6 +40,7 @@ CONSEQUENCES = {
     FRAMES: "they were skipped: allocations are attributed to the other frames",
     LINES: "they have no line",
     NAMES: "they are truncated",
+    DEPTHS: "their outermost frames are left out",
     TAGS: "their events have no phase",
     TIMES: "the events have no times, but their order is known",
     ANNOTATIONS: "they were skipped; steps may be missing",
@@ -104,7 +106,11 @@ class Irregularities:
         return found
 
     def stack(self, depth: int) -> None:
-        """Count a stack of so many frames. Raises SnapshotError for too many in all stacks."""
+        """Count a stack of so many frames, of which `MOST_DEPTH` are kept. Raises SnapshotError for
+        too many in all stacks.
+        """
+        if depth > MOST_DEPTH:
+            self.counts[DEPTHS] += 1
         self._depth_left -= depth
         if self._depth_left < 0:
             raise SnapshotError(

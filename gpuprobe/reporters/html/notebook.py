@@ -95,6 +95,7 @@ def of_report(report: Report, tracks: Sequence[Track] = ()) -> Markup:
         el("h4", report.recording.name),
         el("p", " · ".join([outcome(report), *facts(report)]), class_="note"),
         el("p", el("b", error.type), f": {error.message}", class_="banner") if error else None,
+        *(el("p", f"not recorded: {text}", class_="note") for text in report.recording.missing),
         el(
             "div",
             draw.figure(found["peak"]),

@@ -128,6 +128,7 @@ def _answer(report: Report, found: dict[str, Section], draw: Drawing) -> Markup:
     if error is not None:
         of = f" (rank {error.rank})" if len(report.ranks) > 1 else ""
         banner = el("p", el("b", error.type), f": {error.message}{of}", class_="banner")
+    missing = report.recording.missing
     cards = [
         draw.card(found["peak"]),
         draw.card(causes_section(report)),
@@ -137,6 +138,7 @@ def _answer(report: Report, found: dict[str, Section], draw: Drawing) -> Markup:
     return el(
         "section",
         banner,
+        *(el("p", el("b", "not recorded"), f": {text}", class_="banner") for text in missing),
         el("div", cards, class_="cards"),
         el("dl", tiles, class_="tiles") if tiles else None,
         id="answer",

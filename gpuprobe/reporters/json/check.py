@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Generic, TextIO, TypeVar
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult, Setting
-from gpuprobe.analysis.baseline.check import ENVIRONMENT, regression
+from gpuprobe.analysis.baseline.check import ENVIRONMENT, INCOMPLETE, regression
 from gpuprobe.analysis.compare.diff import BY, DiffRow
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place, parse_place
@@ -48,6 +48,7 @@ class Check:
     ]
     trials: Annotated[tuple[str, ...], "how the causes were found: by which runs, or why by none"]
     mismatches: Annotated[tuple[str, ...], "why the two cannot be compared"]
+    incomplete: Annotated[tuple[str, ...], "what is missing from the recordings"]
     cautions: tuple[str, ...]
     settings: Annotated[tuple[OfRun[Setting], ...], "the settings of the check, with their sources"]
     commands: Annotated[tuple[OfRun[CheckCommands], ...], "for each run that is above its baseline"]
@@ -55,7 +56,7 @@ class Check:
 
 DOCUMENT: Final = Document(
     "gpuprobe.check",
-    (2, 4),
+    (2, 5),
     Check,
     "A run compared with a baseline. Sizes are bytes. A minor version adds keys.",
     shapes={
@@ -67,7 +68,11 @@ DOCUMENT: Final = Document(
         DiffRow: keys("key before after delta status moved_from"),
     },
     added={"2.1": "MetricResult.causes", "2.2": "OfRun.run"}
-    | {"2.3": "trials Cause.saved MetricResult.unexplained", "2.4": "commands"},
+    | {
+        "2.3": "trials Cause.saved MetricResult.unexplained",
+        "2.4": "commands",
+        "2.5": "incomplete",
+    },
 )
 """History:
 * 1.0: first version.
@@ -78,6 +83,7 @@ DOCUMENT: Final = Document(
 * 2.3: ``trials``; ``saved`` of each cause, ``unexplained`` of each metric, from runs without parts
   of the change.
 * 2.4: ``commands``.
+* 2.5: ``incomplete``.
 """
 
 
@@ -96,6 +102,7 @@ def check_of(results: Sequence[CheckResult]) -> Check:
         rows={by: rows(by) for by in BY} if compared else None,
         trials=tuple(_named(result, result.trials) for result in results if result.trials),
         mismatches=tuple(_named(r, text) for r in results for text in r.mismatches),
+        incomplete=tuple(_named(r, text) for r in results for text in r.incomplete),
         cautions=tuple(_named(r, text) for r in results for text in r.cautions),
         settings=_of_runs((result, result.settings) for result in results),
         commands=_of_runs(
@@ -123,9 +130,9 @@ def _of_runs(rows: Iterable[tuple[CheckResult, Iterable[T]]]) -> tuple[OfRun[T],
 
 
 def findings(*results: CheckResult) -> list[Finding]:
-    """Findings for SARIF, JUnit and annotations: each regression, at the first line to inspect, and
-    each difference from the baseline's environment. A phase that grew for a reason already reported
-    is left out.
+    """Findings for SARIF, JUnit and annotations: each regression, at the first line to inspect,
+    each difference from the baseline's environment, and what is missing from the recording. A phase
+    that grew for a reason already reported is left out.
     """
     return [finding for result in results for finding in _findings(result)]
 
@@ -142,6 +149,12 @@ def passed(*results: CheckResult) -> list[str]:
 
 
 def _findings(result: CheckResult) -> Iterator[Finding]:
+    if result.incomplete:
+        yield INCOMPLETE.finding(
+            f"the recording is incomplete: {_named(result, '; '.join(result.incomplete))}",
+            fix=INCOMPLETE.remedy,
+            subject=_named(result, "recording"),
+        )
     for text in result.mismatches:
         yield ENVIRONMENT.finding(
             f"the baseline is from another environment: {_named(result, text)}",

@@ -184,7 +184,7 @@ def _fields(kind: type, *without: str) -> str:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 9),
+    (2, 10),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -234,6 +234,7 @@ DOCUMENT: Final = Document(
         "2.7": "launches",
         "2.8": "LaunchReport.decoded LaunchRow.decoding",
         "2.9": "gpus holders",
+        "2.10": "RecordingInfo.missing",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -257,6 +258,7 @@ DOCUMENT: Final = Document(
 * 2.7: ``launches``.
 * 2.8: ``launches.decoded``, ``launches.rows[].decoding``.
 * 2.9: ``gpus``; ``holders``.
+* 2.10: ``recording.missing``; the status ``killed`` is called ``incomplete``.
 """
 
 to_document = DOCUMENT.plain

@@ -31,8 +31,8 @@ from gpuprobe.reporters.metrics.metrics import (
     known,
 )
 
-STATES = ("running", "complete", "failed", "killed", "unknown")
-"""``killed``: the process has ended without closing the recording; ``unknown``: the process is not
+STATES = ("running", "complete", "failed", "incomplete", "unknown")
+"""``incomplete``: the process has ended and the recording has no end; ``unknown``: the process is not
 on this machine.
 """
 

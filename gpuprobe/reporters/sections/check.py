@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
-from gpuprobe.analysis.baseline.check import ANOTHER_MODEL, ENVIRONMENT
+from gpuprobe.analysis.baseline.check import ANOTHER_MODEL, ENVIRONMENT, INCOMPLETE
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.findings import Level
@@ -37,15 +37,16 @@ def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
         parts.append(Line(result.cause, "item", "first cause", code=True))
         parts += [Line(text, "item", "next", code=True) for text in _next_causes(result)]
         parts += [Line(text, "item", "also", code=True) for text in _other_causes(result)]
-    parts += [Line(text, "alert") for text in result.mismatches]
+    parts += [Line(text, "alert") for text in (*result.incomplete, *result.mismatches)]
+    if result.incomplete:
+        parts.append(Line(" ".join(INCOMPLETE.remedy.split()), "item", "what to do"))
     if any(not text.startswith(ANOTHER_MODEL) for text in result.mismatches):
         parts.append(Line(" ".join(ENVIRONMENT.remedy.split()), "item", "what to do"))
     level = None if result.ok else Level.ERROR
-    found = [
-        Section(verdict(result), tuple(parts), "answer", level=level),
-        Section(parts=(_metrics(result.metrics, "against the baseline"),), name="metrics",
-                short="Metrics"),
-    ]  # fmt: skip
+    found = [Section(verdict(result), tuple(parts), "answer", level=level)]
+    if result.metrics:
+        table = _metrics(result.metrics, "against the baseline")
+        found.append(Section(parts=(table,), name="metrics", short="Metrics"))
     moved = [metric for metric in result.phases if metric.delta or metric.regressed]
     if moved:
         title = "Peak of each phase and kind of step"
@@ -138,6 +139,8 @@ def _job_summary(results: Sequence[CheckResult]) -> list[Section]:
 
 def verdict(result: CheckResult) -> str:
     """The outcome in one line."""
+    if result.incomplete:
+        return "not checked: the recording is incomplete"
     if result.mismatches:
         return "the baseline is from another environment"
     if not result.regressions:

@@ -195,6 +195,8 @@ def headline(inventory: Inventory) -> str:
             parts.append(f"{label} {visible(value)}")
         elif label == "torch":
             parts.append("no torch")
+    if inventory.host.sandbox:
+        parts.append(f"in {visible(inventory.host.sandbox)}")
     count = len(inventory.devices)
     parts.append("1 GPU" if count == 1 else f"{count} GPUs")
     return " · ".join(parts)

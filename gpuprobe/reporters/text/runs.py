@@ -34,6 +34,8 @@ def line(run: Run, now: float | None = None) -> str:
     program = visible(" ".join(session.argv))
     if summary.ranks > 1:
         program = f"{summary.ranks} ranks · {program}"
+    if summary.gap is not None:
+        program = f"{visible(summary.gap.text)} · {program}"
     return (
         f"{start} {step.index if step else '-':>8} "
         f"{human_ns(step.duration_ns) if step else '-':>10} {peak:>11} {_age(age):>7}  "

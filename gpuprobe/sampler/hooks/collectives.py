@@ -14,9 +14,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
+from time import perf_counter_ns  # a program may replace `time.perf_counter_ns`
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -396,7 +396,7 @@ class CollectiveCalls:
         """A backward pass has ended."""
         computed = self.waits.backward_done()
         if self._records is not None and self._records.on:
-            self._records.backward_done(computed, time.perf_counter_ns())
+            self._records.backward_done(computed, perf_counter_ns())
 
     def take(self) -> tuple[Collective, ...]:
         """The calls since the last call of this, the most bytes first."""
@@ -436,19 +436,19 @@ class CollectiveCalls:
                 nesting.wire += _sent(kind, size, group)
                 if nesting.counts:
                     return original(*args, **kwargs)
-                began = time.perf_counter_ns()
+                began = perf_counter_ns()
                 found = original(*args, **kwargs)
                 record(args, kwargs, size, group, began, found)
                 return found
             nesting.depth, nesting.inner, nesting.wire = 1, 0, 0
             nesting.counts = payload is not None
-            began = time.perf_counter_ns()
+            began = perf_counter_ns()
             found = None
             try:
                 found = original(*args, **kwargs)
                 return found
             finally:
-                spent = time.perf_counter_ns() - began
+                spent = perf_counter_ns() - began
                 nesting.depth = 0
                 self.waits.add(spent)
                 if payload is None:
@@ -475,7 +475,7 @@ class CollectiveCalls:
                 group,
                 _argument(args, kwargs, *payload),
                 to,
-                (began, time.perf_counter_ns()),
+                (began, perf_counter_ns()),
                 found is None or (kind == "recv" and isinstance(found, int)),
             )
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Callable
+from time import perf_counter_ns  # a program may replace `time.perf_counter_ns`
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -43,7 +43,7 @@ class Waits:
     """The time waited since the last `take`, by calls in all threads."""
 
     def __init__(
-        self, phase: Callable[[], str], clock: Callable[[], int] = time.perf_counter_ns
+        self, phase: Callable[[], str], clock: Callable[[], int] = perf_counter_ns
     ) -> None:
         """``phase`` returns the path of the current phase, ``clock`` nanoseconds."""
         self._phase = phase
@@ -177,13 +177,13 @@ class Copies:
             ):
                 return original(*args, **kwargs)
             self._within = True
-            began = time.perf_counter_ns()
+            began = perf_counter_ns()
             try:
                 return original(*args, **kwargs)
             finally:
                 self._within = False
                 phase = self._phase().partition("/")[0]
-                spent = time.perf_counter_ns() - began
+                spent = perf_counter_ns() - began
                 self._spent[phase] = self._spent.get(phase, 0) + spent
 
         return measured

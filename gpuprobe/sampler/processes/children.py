@@ -1,23 +1,26 @@
-"""Processes that a program starts (`multiprocessing`, pools of processes, `os.fork`), followed from
-their first use of a GPU to their end.
+"""Processes that a program starts by any means (`multiprocessing`, pools of processes, `os.fork`,
+command lines, launchers such as ``torchrun``), followed from their first use of a GPU to their end.
 
-Those that never use one, such as the workers of a DataLoader, are not changed: nothing else is
-imported, hooked or written in them.
+Forked processes inherit this module. Others read `ORDERS` when they import torch: their environment
+has Python import ``gpuprobe/startup/sitecustomize.py``. Those that never use a GPU, such as the
+workers of a DataLoader, are not changed: nothing else is imported, hooked or written in them.
 """
 
 from __future__ import annotations
 
+import base64
 import multiprocessing.connection
 import multiprocessing.queues
-import multiprocessing.spawn
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpuprobe.patching import patch, when_imported
+from gpuprobe.torch_support.process_gpus import add_startup
 
 if TYPE_CHECKING:
     from multiprocessing.util import Finalize
@@ -46,7 +49,6 @@ class StartInProcess(Protocol):
 
 _start: StartInProcess | None = None
 _finalizer: Finalize | None = None  # of this process, while it is followed
-_error: BaseException | None = None  # ends this process, if a child's own program runs in it
 _registered = False
 
 
@@ -67,19 +69,28 @@ def not_followed() -> None:
     when_first_used(None)
 
 
+ORDERS: Final = "GPUPROBE_ORDERS"
+"""The environment variable that has followed processes call a `StartInProcess`."""
+_IS_RANK: Final = "GPUPROBE_RANK"
+"""The environment variable of a process that is recorded as the rank that a launcher made it: what
+it starts is no rank."""
+
+
+def orders(start: StartInProcess) -> str:
+    """The value of `ORDERS`."""
+    return base64.b64encode(pickle.dumps(start)).decode()
+
+
 def _follow(start: StartInProcess) -> Callable[[], None]:
     global _start, _registered
     before, _start = _start, start
     if not _registered:
         _registered = True
         os.register_at_fork(after_in_child=_forked)
-    prepare = multiprocessing.spawn.get_preparation_data
-
-    def with_arrival(name: str) -> dict[str, Any]:
-        # Unknown keys are ignored.
-        return {**prepare(name), "gpuprobe": _Arrival(start)}
-
-    restore = patch(multiprocessing.spawn, "get_preparation_data", with_arrival)
+    names = (ORDERS, "PYTHONPATH")
+    environment = {name: os.environ.get(name) for name in names}
+    os.environ[ORDERS] = orders(start)
+    add_startup(os.environ)
     undo: list[Callable[[], None]] = []
 
     def cuda() -> None:
@@ -92,7 +103,11 @@ def _follow(start: StartInProcess) -> Callable[[], None]:
     def unfollow() -> None:
         global _start
         _start = before
-        restore()
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         give_up()
         for one in undo:
             one()
@@ -100,19 +115,17 @@ def _follow(start: StartInProcess) -> Callable[[], None]:
     return unfollow
 
 
-class _Arrival:
-    """Unpickled in a spawned process before it imports the program, which calls `_arrive`."""
-
-    def __init__(self, start: StartInProcess) -> None:
-        self._start = start
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _arrive, (self._start, time.monotonic())
-
-
-def _arrive(start: StartInProcess, since: float) -> None:
+def arrive() -> None:
+    """Follow this process, if the one that started it has ordered that. It has imported torch."""
+    given = os.environ.get(ORDERS)
+    if given is None or _start is not None:
+        return
+    start: StartInProcess = pickle.loads(base64.b64decode(given))
     _follow(start)
-    when_imported("torch", lambda: _await_use(start, since))
+    _await_use(start, time.monotonic())
+    # Not what `multiprocessing` starts: `python -c CODE`.
+    if _IS_RANK not in os.environ and "-c" not in sys.orig_argv[1:2]:
+        _begin_as_rank()
 
 
 def _forked() -> None:
@@ -141,26 +154,20 @@ def _begin(start: StartInProcess, since: float) -> None:
 
 
 def _end(followed: FollowedProcess) -> None:
-    error = sys.exc_info()[1] or _error
+    # Python keeps what has ended the script.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(error, SystemExit):  # torch.multiprocessing reports errors and exits with 1
         error = error.__context__ if error.code else None
     followed.end(error)
 
 
-def ended(error: BaseException | None) -> None:
-    """Called when the program that this process was started for has ended, with its exception."""
-    global _error
-    _error = error
-    if _finalizer is not None:
-        _finalizer()
-
-
-def begin_as_rank() -> None:
+def _begin_as_rank() -> None:
     """Begin now, and not at the first use of a GPU, if a launcher has made this process a rank
     (``RANK``, ``WORLD_SIZE``): ranks on the CPU are recorded, too.
     """
     start = getattr(_start, "as_rank", lambda: None)()
     if start is not None:
+        os.environ[_IS_RANK] = "1"
         not_followed()
         _begin(start, time.monotonic())
 

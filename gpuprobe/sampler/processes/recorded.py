@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.processes.late import JobPlace
     from gpuprobe.sampler.recorder import Recorder
 
-_ENDED_EARLY: Final = "ended before anything was recorded"
+NOTES: Final = "GPUPROBE_NOTES"
+"""The environment variable with the folder in which processes leave notes."""
+_ASSUMED: Final = ".assumed"
+
+ENDED_EARLY: Final = "ended before anything was recorded"
 
 _MOST: Final = 1_000
 """Names that are tried: the largest number of jobs that a program starts."""
@@ -51,9 +56,11 @@ class Children(NamedTuple):
     """What a started process needs for its recording: a `StartInProcess` of `following`.
 
     ``writer`` creates a recording for a rank, given the number of ranks; ``recorder`` a recorder
-    that writes to a sink. ``job`` is the number of the first job of this program. In the folder
-    ``notes`` each process that used a GPU leaves a file named by its process id, with the reason if
-    it has no recording.
+    that writes to a sink and passes its warnings to ``warn``. ``job`` is the number of the first
+    job of this program. In the folder ``notes`` each process that used a GPU leaves a file named by
+    its process id, with the reason if it has no recording, or not all of it. ``main``: the program
+    that is recorded into ``output`` is the process that starts the others; without one, the first
+    process or job that comes is.
     """
 
     output: Path
@@ -62,7 +69,8 @@ class Children(NamedTuple):
     ranks: int
     notes: Path
     writer: Callable[[Path, int, int], Sink]
-    recorder: Callable[[Sink], Recorder]
+    recorder: Callable[..., Recorder]
+    main: bool = True
 
     def __call__(self, since: float) -> _Child | None:
         from gpuprobe.sampler.processes.late import LateSink
@@ -89,8 +97,8 @@ class Children(NamedTuple):
 
     def _begin(self, sink: Callable[[], Sink]) -> _Child | None:
         try:
-            self._note(_ENDED_EARLY)
-            child = _Child(self.recorder(sink()))
+            self._note(ENDED_EARLY)
+            child = _Child(self.recorder(sink(), warn=self._note))
             child.begin()
         except Exception as error:  # noqa: BLE001 - it must not reach the program
             self._note(f"{type(error).__name__}: {error}")
@@ -98,14 +106,18 @@ class Children(NamedTuple):
         return child
 
     def _create(self, place: JobPlace | None) -> Sink:
+        jobs = (spawned_path(self.output, number) for number in range(self.job, self.job + _MOST))
+        first = () if self.main else (self.output,)
         if place is not None and self.ranks == 1:
-            for number in range(self.job, self.job + _MOST):
-                path = spawned_path(self.output, number)
+            for path in (*first, *jobs):
                 try:
                     return self.writer(path, place.rank, place.ranks)
                 except UsageError:  # the path of an earlier job
                     if not path.exists():
                         raise
+        for path in first:
+            with contextlib.suppress(UsageError):  # another process was first
+                return self.writer(path, 0, 1)
         name = f"child-{self.rank:05d}-{os.getpid()}"
         path = self.output / f"{name}.gpuprobe"
         number = 1
@@ -142,12 +154,34 @@ class _Child:
 
 
 def read_notes(folder: Path) -> dict[int, str]:
-    """The process ids in the notes, and why each has no recording; "" if it has one."""
+    """The process ids in the notes, and why each has no recording, or not all of it; "" if it
+    has one.
+    """
     found = {}
     with contextlib.suppress(OSError):  # the program has removed it
         for file in folder.iterdir():
+            if not file.name.isdecimal():
+                continue
             found[int(file.name)] = file.read_text(encoding="utf-8", errors="replace")
     return found
+
+
+def note_assumed(texts: Sequence[str]) -> None:
+    """Leave what this process has assumed for the process that started it."""
+    folder = os.environ.get(NOTES)
+    if folder is not None and texts:
+        with contextlib.suppress(OSError):  # the program has ended: nothing reads the notes
+            file = Path(folder) / f"{os.getpid()}{_ASSUMED}"
+            file.write_text(json.dumps(list(texts)), encoding="utf-8")
+
+
+def read_assumed(folder: Path) -> tuple[str, ...]:
+    """What processes have left with `note_assumed`, each once."""
+    found: dict[str, None] = {}
+    with contextlib.suppress(OSError):
+        for file in sorted(folder.glob(f"*{_ASSUMED}")):
+            found |= dict.fromkeys(json.loads(file.read_text(encoding="utf-8")))
+    return tuple(found)
 
 
 def follow_spawns(output: Path, start: Callable[[Path], Recorder]) -> Callable[[], None]:

@@ -1,8 +1,9 @@
 """Allocator history on CUDA: level ``trace`` with torch's own caching allocator.
 
 torch's memory history is switched on for one step at a time, with Python stacks only
-(``stacks="all"`` makes a dump a hundred times slower), and read at the end of the step. If the
-program records a history itself, that is not touched and no trace is taken.
+(``stacks="all"`` makes a dump a hundred times slower), and read at the end of the step. As soon as
+the program records a history itself, it has that alone (`gpuprobe.torch_support.memory_history`),
+and no trace is taken.
 
 cuBLAS's workspaces are identified here too. torch allocates one for each handle and stream at its
 first matrix product and keeps it (``getCurrentCUDABlasHandle`` in
@@ -14,7 +15,6 @@ stream and a thread that no tensor owns when the step ends.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -31,10 +31,8 @@ from gpuprobe.sampler.hooks.discover import live_tensors
 from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
 from gpuprobe.torch_support import compiled_code
+from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.version import installed
-
-MAX_ENTRIES = 1_000_000
-"""Events kept for one step. torch's ring buffer holds about 100 bytes each, plus stacks."""
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -48,8 +46,9 @@ BLIND_SPOTS = (
 )
 
 FOREIGN_HISTORY = BlindSpot(
-    "the allocator's history: the program records it itself",
-    "no trace was taken, to keep the program's history intact; counters are complete",
+    "the allocator's history, from the program's first call of _record_memory_history on",
+    "no trace was taken of these steps, to keep the program's history intact; counters are "
+    "complete",
 )
 
 OTHER_ALLOCATOR = BlindSpot(
@@ -68,7 +67,6 @@ class CudaTrace:
 
     def __init__(self, convert: Convert) -> None:
         self._convert = convert
-        self._on = False
         self._awaits_cuda = False
         self._before = Before({}, {})
         self.modules = ModuleCalls()
@@ -89,9 +87,9 @@ class CudaTrace:
                 self._awaits_cuda = True
                 torch.cuda._lazy_call(self._begin_late)
             return None
-        if not self._on and torch._C._cuda_isHistoryEnabled():
+        if not history.start():
             return FOREIGN_HISTORY
-        self._record()
+        self._begin_calls()
         return None
 
     def _begin_late(self) -> None:
@@ -99,17 +97,11 @@ class CudaTrace:
         had queued.
         """
         # The program may have changed the allocator meanwhile.
-        if self._awaits_cuda and _keeps_history() and not torch._C._cuda_isHistoryEnabled():
-            self._record()
+        if self._awaits_cuda and _keeps_history() and history.start():
+            self._begin_calls()
         self._awaits_cuda = False
 
-    def _record(self) -> None:
-        record = torch.cuda.memory._record_memory_history
-        options: dict[str, Any] = {"stacks": "python", "max_entries": MAX_ENTRIES}
-        if "clear_history" in inspect.signature(record).parameters:  # since torch 2.7
-            options["clear_history"] = True
-        record("all", **options)
-        self._on = True
+    def _begin_calls(self) -> None:
         self.modules.begin()
         self.backward.begin()
 
@@ -118,7 +110,7 @@ class CudaTrace:
         known = list(known)
         before = self._before
         self._before = Before({_place(item): item for item in known}, before.kept(known))
-        if not self._on:
+        if not history.on:
             return []
         traces = self.now(step, known, before)
         for trace in traces:
@@ -143,9 +135,8 @@ class CudaTrace:
     def stop(self) -> None:
         """Switch the history off, if gpuprobe has started it."""
         self._awaits_cuda = False
-        if self._on:
-            torch.cuda.memory._record_memory_history(None)
-            self._on = False
+        if history.on:
+            history.stop()
             self.modules.end()
             self.backward.end()
 
@@ -185,7 +176,7 @@ def layout_now(
     """
     if not torch.cuda.is_initialized() or not _keeps_history():
         return []
-    snapshot = torch.cuda.memory._snapshot()
+    snapshot = history.read()
     compiled_code.in_program_lines(snapshot)
     found = {_place(item): item for item in known}
     used = {segment["device"] for segment in snapshot["segments"]}

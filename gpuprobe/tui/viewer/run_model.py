@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import overload
 
-from gpuprobe.api.live import StepPeak, groups_of, is_running
+from gpuprobe.api.live import StepPeak, groups_of, is_running, missing_of
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
@@ -167,16 +167,24 @@ def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) 
         ranks=len(recording.ranks),
         device=curves.device,
         cwd=session.cwd,
-        blind_spots=tuple(visible(f"{s.what}: {s.consequence}") for s in chosen.blind_spots),
+        blind_spots=tuple(
+            visible(text)
+            for text in (
+                *(f"{s.what}: {s.consequence}" for s in chosen.blind_spots),
+                *(missing_of(chosen, ended=True) if recorded and not is_running(chosen) else ()),
+            )
+        ),
         curves=curves,
     )
 
 
 def _state(rank: RankRecording) -> str:
     if rank.end is None:
-        return "running" if is_running(rank) else "killed, or not closed"
+        return "running" if is_running(rank) else "no end"
     if rank.end.error is not None:
         return visible(f"failed: {rank.end.error.type}: {rank.end.error.message}")
+    if missing := missing_of(rank):
+        return visible(f"incomplete: {missing[0]}")
     return f"complete after {human_ns(rank.end.duration_ns)}"
 
 

@@ -33,6 +33,9 @@ from gpuprobe.native.values.conditions.source import (
     source_of,
 )
 
+FINITE: Final = "numbers are finite"
+"""How the reason of a verdict about NaN and infinity begins."""
+
 _FRAMES: Final = 6  # callers through which a condition is followed
 _SHOWN: Final = 60  # characters of a condition in a message
 
@@ -132,7 +135,7 @@ def _follow(node: ast.expr, source: SourceTree) -> _Found | _Returned | None:
     known = finite(node, source)
     found = _climb(node, source)
     if known is not None and (found is None or (isinstance(found, _Found) and found.bound)):
-        return _Found(known, "numbers are finite", node)
+        return _Found(known, FINITE, node)
     return found
 
 

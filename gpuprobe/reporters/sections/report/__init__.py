@@ -61,11 +61,12 @@ __all__ = [
 _STATUS = {
     "complete": "complete",
     "failed": "the program failed",
-    "killed": "the program was killed",
+    "incomplete": "incomplete",
     "running": "still running",
-    "unfinished": "not closed: running, or killed",
+    "unfinished": "no end, or not yet",
 }
 _FEW_ADVICE = 3
+_FEW_MISSING = 3
 
 _MOST_LINES = 20
 """The most findings, and blind spots, in a short report: each of many ranks can have its own."""
@@ -177,6 +178,8 @@ def _title(report: Report, *, full: bool) -> Section:
         if error.out_of_memory and not full:
             message = message.partition(_ADVICE_OF_TORCH)[0]
         parts.append(Line(f"{message}{where}", "item", error.type))
+    missing = recording.missing if full else recording.missing[:_FEW_MISSING]
+    parts += [Line(text, "item", "not recorded") for text in missing]
     level = None if error is None else Level.ERROR
     return Section("", tuple(parts), "recording", level=level)
 

@@ -1,0 +1,77 @@
+"""Record programs on a disk that fails at each call which writes the recording.
+
+    python benchmarks/disk_faults.py [--gpu t4]
+
+For each program (on its own, as two ranks, and one that forks a process), level, error (ENOSPC,
+EIO, EROFS, EDQUOT, short writes) and call: that call fails, once and together with all that follow.
+The program's exit code and output must be what they are without a fault, the recording must be
+readable, and no check of it may pass (after short writes, which lose nothing, it must). Where the
+directory or the stream cannot be created, gpuprobe has to refuse before the program runs. Prints a
+row for each program and level; exits with 1 if anything was wrong. Needs a C compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
+
+import disk_faults as faults  # noqa: E402
+
+PROGRAMS = (("trains", 1), ("trains", 2), ("forks", 1))
+
+
+def cases(program: str, ranks: int, level: str, calls: int) -> Iterator[faults.Case]:
+    """Every fault of one program at one level, which makes so many calls."""
+    for first in range(1, calls + 1):
+        for count in (1, faults.FOR_EVER):
+            for error in faults.ERRORS:
+                yield faults.Case(program, level, ranks, error, first, count)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--gpu", default="", help="on the native engine (default: on the CPU)")
+    args = parser.parse_args()
+    wrong = total = 0
+    with tempfile.TemporaryDirectory() as text:
+        library = faults.compiled(Path(text))
+        if library is None:
+            raise SystemExit("there is no C compiler")
+        for program, ranks in PROGRAMS:
+            for level in ("counters", "trace"):
+                bare = faults.Case(program, level, ranks, first=0, count=0)
+                ((_, calm),) = faults.run(library, [bare], args.gpu)
+                states: Counter[str] = Counter()
+                every = cases(program, ranks, level, calm.calls)
+                for case, outcome in faults.run(library, every, args.gpu):
+                    total += 1
+                    states[state(outcome)] += 1
+                    for problem in faults.problems(case, outcome, calm):
+                        wrong += 1
+                        print(f"  {case}: {problem}", flush=True)
+                print(
+                    f"{program}, {ranks} rank(s), {level}: {calm.calls} calls, "
+                    f"{sum(states.values())} faults: {dict(states)}",
+                    flush=True,
+                )
+    print(f"{total} faults, {wrong} problems")
+    raise SystemExit(1 if wrong else 0)
+
+
+def state(outcome: faults.Outcome) -> str:
+    if outcome.refused:
+        return "refused at the start"
+    if outcome.steps is None:
+        return "no session"
+    return "complete" if outcome.passes else "incomplete"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Commands of any kind, recorded from outside: `gpuprobe run [options] -- COMMAND`.
+
+The command runs in a process of its own. Every Python process below it that uses a GPU, or that a
+launcher has made a rank, records itself (`gpuprobe.sampler.processes`): the first one, or the ranks
+of the first job, into the recording that was requested.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gpuprobe.errors import DataError, GpuprobeError, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.model.run.recording import Recording
+
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PYTHON: Final = (b"python", b"pypy")
+
+
+class CommandResult(NamedTuple):
+    """The result of a recorded command. ``code``: its exit code, negative for the signal that ended
+    it; ``interrupted``: by Ctrl-C; ``recordings``: the requested one first, if anything was
+    recorded, then those of other jobs; ``assumed``: what simulated GPUs assumed, in all processes.
+    """
+
+    code: int
+    interrupted: bool
+    recordings: tuple[Path, ...]
+    assumed: tuple[str, ...]
+    unrecorded: Mapping[str, int]
+
+
+def is_command(word: str) -> bool:
+    """Whether the first word of a program is a command, and not a Python file. Raises UsageError if
+    it is neither.
+    """
+    path = Path(word)
+    if path.suffix == ".py" or path.is_dir():
+        return False
+    if path.is_file() and not (
+        os.sep in word and os.access(path, os.X_OK) and not _is_python(path)
+    ):
+        return False
+    if path.is_file() or shutil.which(word):
+        return True
+    raise UsageError(f"no such file or command: {word}")
+
+
+def _is_python(path: Path) -> bool:
+    """Whether the first line of a file names Python."""
+    with path.open("rb") as file:
+        first = file.readline(200)
+    return first.startswith(b"#!") and any(name in first for name in _PYTHON)
+
+
+def name_of(words: Sequence[str]) -> tuple[str, bool]:
+    """The program that a command runs, for the recording's name, and whether it is a module: its
+    first Python file, or the module after the last ``-m``, or its first word.
+    """
+    file = next((word for word in words if word.endswith(".py")), "")
+    if file:
+        return file, False
+    modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
+    return (modules[-1], True) if modules else (words[0], False)
+
+
+class Launched(NamedTuple):
+    """What a command launches: a Python file or a module with its arguments, and the ranks."""
+
+    target: str
+    arguments: tuple[str, ...]
+    module: bool
+    ranks: int
+
+
+def launched_by(words: Sequence[str], gpu: str) -> Launched:
+    """The program that Python or a launcher of ranks (``torchrun``, ``accelerate launch``,
+    ``deepspeed``) runs, and how many ranks it has. A launcher that is given no number starts one
+    for each of the GPUs that ``gpu`` names, ``torchrun`` one.
+
+    Raises UsageError for other commands.
+    """
+    name = Path(words[0]).name
+    launcher = name in _LAUNCHERS or any(word in _LAUNCHER_MODULES for word in words[1:])
+    if not launcher and not name.startswith("python"):
+        raise UsageError(
+            f"{words[0]} is neither Python nor a launcher of ranks",
+            hint=f"gpuprobe run --gpu GPU -- {words[0]} … records whatever a command runs",
+        )
+    rest = [word for word in words[1:] if word not in _LAUNCHER_MODULES]
+    at = next((i for i, word in enumerate(rest) if word.endswith(".py")), -1)
+    modules = [i + 1 for i, word in enumerate(rest[:-1]) if word in ("-m", "--module")]
+    if at < 0 and not modules:
+        raise UsageError(f"{words[0]}: the command names no Python file and no module")
+    module = at < 0
+    at = modules[-1] if module else at
+    ranks = _ranks(rest[:at], gpu, words) if launcher else 1
+    return Launched(rest[at], tuple(rest[at + 1 :]), module, ranks)
+
+
+_LAUNCHERS: Final = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+_LAUNCHER_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "launch")
+_PROCESSES: Final = ("--nproc-per-node", "--num-processes", "--num-gpus")
+
+
+def _ranks(options: Sequence[str], gpu: str, words: Sequence[str]) -> int:
+    from gpuprobe.catalogue.gpus import parse_spec
+
+    given: dict[str, str] = {}
+    for word, after in itertools.zip_longest(options, options[1:], fillvalue=""):
+        name, equals, value = word.replace("_", "-").partition("=")
+        given[name] = value if equals else after
+    count = next((given[name] for name in _PROCESSES if name in given), "")
+    nodes = given.get("--nnodes", "1")
+    if not count and (Path(words[0]).name == "torchrun" or _LAUNCHER_MODULES[0] in words):
+        count = "1"
+    processes = int(count) if count.isdecimal() else len(parse_spec(gpu))
+    return processes * (int(nodes) if nodes.isdecimal() else 1)
+
+
+def run_command(
+    words: Sequence[str],
+    output: Path,
+    *,
+    level: str = "counters",
+    trace_steps: str = "",
+    force: bool = False,
+    gpu: str | None = None,
+    compute: str = "real",
+) -> CommandResult:
+    """Run a command and record what it runs into ``output``; ``gpu`` and ``compute`` as for
+    `gpuprobe.api.watch.run`.
+
+    Raises UsageError if it cannot be started or ``output`` cannot be created, and
+    EnvironmentUnavailable where simulated GPUs do not run.
+    """
+    output = output.absolute()
+    environment = dict(os.environ)
+    if gpu is not None:
+        environment.update(_simulated(gpu, compute))
+    _ensure_free(output, force)
+    with ExitStack() as stack:
+        notes = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuprobe-")))
+        first = _follow(environment, output, notes, level, trace_steps, tuple(words))
+        code, interrupted = _wait(words, environment)
+        assumed, unrecorded = _read(notes)
+    return CommandResult(code, interrupted, tuple(_recordings(output, first)), assumed, unrecorded)
+
+
+def _simulated(gpu: str, compute: str) -> Mapping[str, str]:
+    """The variables that give processes simulated GPUs."""
+    from gpuprobe.native.session import EngineOptions, environment_of
+
+    return environment_of(EngineOptions(gpu, compute))
+
+
+def _ensure_free(output: Path, force: bool) -> None:
+    from gpuprobe.recording.writer import RecordingWriter
+
+    RecordingWriter.create(output, force=force).close()
+    shutil.rmtree(output)
+
+
+def _follow(
+    environment: dict[str, str],
+    output: Path,
+    notes: Path,
+    level: str,
+    trace_steps: str,
+    words: tuple[str, ...],
+) -> int:
+    """Have processes with this environment record themselves; returns the number of the first job
+    that is recorded next to ``output``.
+    """
+    from gpuprobe.api.watch import child_recorder, child_writer
+    from gpuprobe.sampler.processes import children, recorded
+    from gpuprobe.torch_support.process_gpus import add_startup
+
+    job = recorded.next_job(output)
+    make = functools.partial(child_recorder, level=level, trace_steps=trace_steps, argv=words)
+    start = recorded.Children(output, job, 0, 1, notes, child_writer, make, main=False)
+    environment[children.ORDERS] = children.orders(start)
+    environment[recorded.NOTES] = str(notes)
+    add_startup(environment)
+    return job
+
+
+def _wait(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bool]:
+    """Run the command; its exit code, and whether Ctrl-C interrupted it."""
+    try:
+        child = subprocess.Popen(words, env=environment)
+    except OSError as error:
+        raise UsageError(f"cannot run {words[0]}: {error.strerror or error}") from None
+    with _forwarding(child) as received:
+        code = child.wait()
+    return code, signal.SIGINT in received
+
+
+@contextmanager
+def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Pass signals on to the command, which decides when it ends: Ctrl-C goes to both already.
+    Yields the signals that were received.
+    """
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if number != signal.SIGINT or not in_foreground():
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def in_foreground() -> bool:
+    """Whether this process is in the terminal's foreground group, which gets Ctrl-C."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # no terminal, or no stdin at all
+        return False
+
+
+def _read(notes: Path) -> tuple[tuple[str, ...], dict[str, int]]:
+    """What processes assumed, and how many have no recording, by reason."""
+    from gpuprobe.sampler.processes.recorded import read_assumed, read_notes
+
+    unrecorded: dict[str, int] = {}
+    for reason in read_notes(notes).values():
+        if reason:
+            unrecorded[reason] = unrecorded.get(reason, 0) + 1
+    return read_assumed(notes), unrecorded
+
+
+def _recordings(output: Path, first: int) -> Iterator[Path]:
+    from gpuprobe.sampler.processes.recorded import next_job, spawned_path
+
+    if output.is_dir():
+        yield output
+    for number in range(first, next_job(output)):
+        yield spawned_path(output, number)
+
+
+def failed_ranks(recordings: Sequence[Path]) -> str:
+    """Which recorded process ended with an exception first, as text; "" if none did."""
+    from gpuprobe.api.recordings import load
+
+    ends = []
+    for path in recordings:
+        try:
+            recording: Recording = load(path)
+        except (DataError, GpuprobeError):
+            continue
+        for rank in recording.ranks:
+            if rank.end is not None and rank.end.error is not None and rank.session is not None:
+                ended = rank.session.started_at + rank.end.duration_ns / 1e9
+                ends.append((ended, rank.session, rank.end.error))
+    if not ends:
+        return ""
+    _, session, error = min(ends, key=lambda one: one[0])
+    which = f"rank {session.rank}" if session.world_size > 1 else "the program"
+    return f"{which} failed first: {error.type}: {error.message.partition(chr(10))[0]}"

@@ -1,0 +1,344 @@
+"""torch's memory history, of which a process has one, shared by gpuprobe and the program.
+
+While `SharedHistory` is installed, the program gets what it would have had alone. gpuprobe records
+until the program first does; from then on the history is the program's. Until then the program's
+snapshots have no events, and the blocks that were allocated meanwhile have no stacks in any of its
+snapshots. Frames of gpuprobe are left out, and the entries of gpuprobe's own snapshots.
+
+torch's functions in C are replaced: those in Python (``torch.cuda.memory._record_memory_history``,
+``_snapshot``, ``_dump_snapshot``, ``torch.cuda.memory_snapshot``) call them. Source:
+``torch/csrc/cuda/memory_snapshot.cpp`` and ``c10/cuda/CUDACachingAllocator.cpp``: a history that is
+switched off forgets its events, and its blocks keep their stacks; a snapshot is an entry itself, of
+each device; a new limit drops the oldest entries.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.code_origin import PACKAGE
+from gpuprobe.patching import Patches
+from gpuprobe.torch_support.callers import TORCH
+
+MOST_ENTRIES: Final = 1_000_000
+"""Entries of gpuprobe's history. torch's buffer holds about 100 bytes each, plus stacks."""
+_SLACK: Final = 1000
+"""Snapshots of gpuprobe's for which the program's history has room."""
+_CALLS: Final = f"{TORCH}_ops.py"
+_OPTIONS: Final = (
+    "enabled", "context", "stacks", "max_entries", "clear_history", "compile_context",
+    "global_record_annotations", "skip_actions",
+)  # fmt: skip
+_LEGACY: Final = (
+    "enabled", "record_context", "record_context_cpp", "alloc_trace_max_entries",
+    "alloc_trace_record_context", "clear_history", "compile_context", "global_record_annotations",
+    "skip_actions",
+)  # fmt: skip
+"""The parameters of both functions in C, in their order."""
+_Frames = list[dict[str, Any]]
+_Place = tuple[int, int]  # device, address
+
+
+class _Local(threading.local):
+    own = False
+    """Whether gpuprobe itself calls torch in this thread."""
+
+
+class SharedHistory:
+    """torch's memory history. One instance exists, `history`."""
+
+    def __init__(self) -> None:
+        self._local = _Local()
+        self._users = 0
+        self._patches: Patches | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._on = False
+        self._started = False  # whether gpuprobe has ever recorded
+        self.taken = False
+        """Whether the program has recorded a history since the installation."""
+        self._limit = 0  # of the program's entries; 0 for no other than torch's
+        self._ambiguous = False  # whether the stack of a block does not show whose it is
+        self._has_reads = True  # whether a snapshot is an entry
+        self._hidden: dict[_Place, _Frames] = {}  # stacks of blocks that the program must not get
+        self._own_reads: list[bool] = []  # snapshots with an entry, in order: if gpuprobe's
+
+    # -- gpuprobe's side
+
+    def install(self) -> Callable[[], None]:
+        """Share the history until the returned function is called, by everything that installed
+        it.
+        """
+        self._users += 1
+        if self._users == 1 and hasattr(torch._C, "_cuda_memorySnapshot"):
+            self._install(Patches())
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            if ended:
+                return
+            ended = True
+            self._users -= 1
+            if not self._users and self._patches is not None:
+                self._patches.undo()
+                self._patches = None
+
+        return end
+
+    def start(self) -> bool:
+        """Record for gpuprobe, from an empty history on. False if the history is the program's."""
+        if self.taken or (not self._on and self._is_enabled()):
+            return False
+        record = torch.cuda.memory._record_memory_history
+        options: dict[str, Any] = {"stacks": "python", "max_entries": MOST_ENTRIES}
+        if "clear_history" in inspect.signature(record).parameters:  # since torch 2.7
+            options["clear_history"] = True
+        self._started = True
+        with self._as_own():
+            record("all", **options)
+        self._on = True
+        return True
+
+    def stop(self) -> None:
+        """Switch the history off, if gpuprobe has started it and the program has not since."""
+        if self._on:
+            self._on = False
+            with self._as_own():
+                torch.cuda.memory._record_memory_history(None)
+
+    @property
+    def on(self) -> bool:
+        """Whether gpuprobe records."""
+        return self._on
+
+    def read(self) -> dict[str, Any]:
+        """The result of ``torch.cuda.memory._snapshot()``, for gpuprobe."""
+        self._note_read(own=True)
+        with self._as_own(), _without_compiler():
+            found: dict[str, Any] = torch.cuda.memory._snapshot()
+        return found
+
+    @contextmanager
+    def _as_own(self) -> Iterator[None]:
+        before, self._local.own = self._local.own, True
+        try:
+            yield
+        finally:
+            self._local.own = before
+
+    def _is_enabled(self) -> bool:
+        if not torch.cuda.is_initialized():
+            return False  # there is no allocator that could be queried
+        with self._as_own():
+            return bool(torch._C._cuda_isHistoryEnabled())
+
+    def _note_read(self, *, own: bool) -> None:
+        """A snapshot is taken: if the program records, that adds an entry of each device."""
+        if self.taken and self._has_reads and self._is_enabled():
+            self._own_reads.append(own)
+
+    # -- the program's side
+
+    def _install(self, patches: Patches) -> None:
+        self._patches = patches
+        self._reset()
+        self.taken = self._is_enabled()
+        functions = {
+            "_cuda_record_memory_history": partial(self._recording, _OPTIONS),
+            "_cuda_record_memory_history_legacy": partial(self._recording, _LEGACY),
+            "_cuda_memorySnapshot": self._snapshot,
+            "_cuda_isHistoryEnabled": self._enabled,
+            "_cuda_allocationTraceback": self._traceback,
+        }
+        for name, shared in functions.items():
+            original = getattr(torch._C, name, None)
+            if original is not None:
+                patches.set(torch._C, name, _Shared(original, shared, self._local))
+
+    def _recording(
+        self, names: Sequence[str], original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """The program switches its history on or off."""
+        options = dict(zip(names, args, strict=False)) | kwargs
+        enabled = options["enabled"]
+        if enabled and not self.taken:
+            self.taken = True  # first: this call may initialise CUDA, where gpuprobe would begin
+            if self._started:
+                self._hidden = {place: block["frames"] for place, block in _stacks(self.read())}
+            self.stop()
+        if not enabled or options.get("clear_history"):
+            if self._ambiguous:  # the entries that are dropped distinguish blocks
+                self._hide_stacks(self.read())
+            self._own_reads.clear()
+        if enabled and "max_entries" in options:
+            # More entries than the program's: gpuprobe's snapshots are entries, too.
+            self._limit = 1 if enabled == "state" else options["max_entries"]
+            self._ambiguous = bool(self._hidden) and options.get("stacks") == "python"
+            more = max(self._limit + _SLACK, MOST_ENTRIES if self._ambiguous else 0)
+            options |= {"enabled": "all", "max_entries": more}
+            self._has_reads = "snapshot" not in (options.get("skip_actions") or ())
+        return original(*options.values())
+
+    def _enabled(self, original: Callable[[], bool]) -> bool:
+        return self.taken and original()
+
+    def _snapshot(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._note_read(own=False)
+        found: dict[str, Any] = original(*args, **kwargs)
+        traces = found["device_traces"]
+        if not self.taken:  # all that there is comes from gpuprobe's history
+            for _, block in _stacks(found):
+                block["frames"] = []
+            found["device_traces"] = [[] for _ in traces]
+            return found
+        found["device_traces"] = [self._programs_entries(entries) for entries in traces]
+        self._hide_stacks(found, traces)
+        _drop_own_frames(found)
+        return found
+
+    def _traceback(self, original: Callable[[int], Any], address: int) -> Any:
+        frames = original(address) if self.taken else None
+        hidden = [stack for (_, at), stack in self._hidden.items() if at == address]
+        return None if not frames or frames in hidden else without_own(frames)
+
+    def _hide_stacks(
+        self, snapshot: dict[str, Any], traces: Sequence[Sequence[dict[str, Any]]] | None = None
+    ) -> None:
+        """Remove the stacks of blocks that gpuprobe recorded. A block at the same address with
+        another stack, or with events in the program's history (``traces``), is another block.
+        """
+        if not self._hidden:
+            return
+        again = {
+            (device, entry["addr"])
+            for device, entries in enumerate(traces or snapshot["device_traces"])
+            for entry in entries
+            if entry["action"] == "alloc"
+        }
+        left = {}
+        for place, block in _stacks(snapshot):
+            stack = self._hidden.get(place)
+            if stack == block["frames"] and place not in again:
+                left[place] = stack
+                block["frames"] = []
+        self._hidden = left
+
+    def _programs_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The program's newest entries, without those of gpuprobe's snapshots. These are known by
+        their order, from the last one on; the current snapshot has none yet.
+        """
+        if any(self._own_reads):
+            own = iter(self._own_reads[-2::-1])
+            newest = [
+                entry
+                for entry in reversed(entries)
+                if entry["action"] != "snapshot" or not next(own, False)
+            ]
+            entries = newest[::-1]
+        return entries[-self._limit :] if self._limit else entries
+
+
+class _Shared:
+    """A function of torch's, as the program calls it."""
+
+    def __init__(self, original: Any, shared: Callable[..., Any], local: _Local) -> None:
+        self._original = original
+        self._shared = shared
+        self._local = local
+        self.__name__ = original.__name__
+        self.__doc__ = original.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._local.own:
+            return self._original(*args, **kwargs)
+        return self._shared(self._original, *args, **kwargs)
+
+
+def _blocks(snapshot: dict[str, Any]) -> Iterator[tuple[_Place, dict[str, Any]]]:
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            if "address" in block:  # since torch 2.1
+                yield (segment["device"], block["address"]), block
+
+
+def _stacks(snapshot: dict[str, Any]) -> Iterator[tuple[_Place, dict[str, Any]]]:
+    """The blocks that have a stack."""
+    return ((place, block) for place, block in _blocks(snapshot) if block.get("frames"))
+
+
+def _drop_own_frames(snapshot: dict[str, Any]) -> None:
+    """`without_own` for all stacks. Entries that share a list still do."""
+    known: dict[int, _Frames] = {}
+    blocks = (block for _, block in _blocks(snapshot))
+    for entry in chain(*snapshot["device_traces"], blocks):
+        frames = entry.get("frames")
+        if frames:
+            shown = known.get(id(frames))
+            if shown is None:
+                shown = known[id(frames)] = without_own(frames)
+                known[id(shown)] = shown
+            entry["frames"] = shown
+
+
+def without_own(frames: _Frames) -> _Frames:
+    """A stack, innermost first, without gpuprobe's frames and those through which it calls an
+    operator; the same list if there are none.
+    """
+    if not any(frame["filename"].startswith(PACKAGE) for frame in frames):
+        return frames
+    left: _Frames = []
+    for frame in frames:
+        if frame["filename"].startswith(PACKAGE):
+            while left and left[-1]["filename"] == _CALLS:
+                left.pop()
+        else:
+            left.append(frame)
+    return left
+
+
+class _NoCompiler(ModuleType):
+    """``torch._inductor`` while a snapshot is taken, which searches it for generated code: without
+    this, that imports the compiler. Others get the real one.
+    """
+
+    def __init__(self, thread: int) -> None:
+        super().__init__("torch._inductor")
+        self._thread = thread
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self._thread:
+            raise AttributeError(name)
+        import torch._inductor
+
+        return getattr(torch._inductor, name)
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    if "torch._inductor" in sys.modules:
+        yield
+        return
+    placeholder = _NoCompiler(threading.get_ident())
+    attributes = vars(torch)
+    attributes["_inductor"] = placeholder
+    try:
+        yield
+    finally:
+        if attributes.get("_inductor") is placeholder:
+            del attributes["_inductor"]
+
+
+history: Final = SharedHistory()
+"""The history of this process."""

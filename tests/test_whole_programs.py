@@ -1,0 +1,89 @@
+"""Nothing that gpuprobe does changes a process: a sample of ``benchmarks/whole_programs.py``, which
+runs as many random programs as wanted, and all faults of `tests/faults` at each level.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import whole_programs
+from parts import PARTS
+from planted import WAYS, nothing
+from whole_programs import PROGRAM, WATCHERS, Plan, Runs, changes, drawn, running
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="what is observed is in /proc"),
+]
+
+PLANTED = str(PROGRAM.parent / "planted.py")
+LEVELS = ("counters", "trace")
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    with running("cpu") as made:
+        yield made
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_random_programs_are_the_same(runs: Runs, seed: int) -> None:
+    plan = drawn(seed)
+    assert not changes(runs, plan, [LEVELS[seed % 2]]), plan.text()
+
+
+@pytest.mark.parametrize("name", [*PARTS][::5])
+def test_faults_change_nothing_but_documented_lines(runs: Runs, name: str) -> None:
+    part = PARTS[name]
+    plan = Plan(7, (f"{name}@{part.places[0]}",))
+    assert not changes(runs, plan, [LEVELS[len(name) % 2]])
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "keeps_a_history"])
+def test_a_watcher_that_changes_a_process_is_reported(
+    runs: Runs, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WATCHERS, "this", (PLANTED, way))
+    assert changes(runs, Plan(7, (WAYS[way][1],)), ["this"])
+
+
+def test_a_watcher_that_changes_nothing_is_not(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WATCHERS, "this", (PLANTED, nothing.__name__))
+    words = [word for _, word in WAYS.values() if "recurse" not in word and "exits" not in word]
+    for word in words[::4]:
+        assert not changes(runs, Plan(7, (word,)), ["this"]), word
+
+
+def test_every_part_is_drawn_at_each_of_its_places() -> None:
+    words = {word for seed in range(30_000) for word in drawn(seed).words}
+    assert words == {f"{part.name}@{place}" for part in PARTS.values() for place in part.places}
+
+
+def test_only_documented_lines_are_left_out() -> None:
+    text = b"""a: gpuprobe: warning: one
+  hint: of it
+b
+No stream hazards among 26 operations
+  see the blind spots below for what was not checked
+
+The host waits for the GPU at
+      3 x  a.py:6  item
+
+Blind spots
+  - kernels outside torch's dispatcher
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    model(x)
+  File "/lib/site-packages/torch/nn/modules/module.py", line 1776, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "b.py", line 2, in forward
+1 stream hazard
+"""
+    assert whole_programs._others(text) == (
+        b"a: b\nTraceback (most recent call last):\n"
+        b'  File "a.py", line 1, in <module>\n    model(x)\n  File "b.py", line 2, in forward\n'
+        b"1 stream hazard\n"
+    )
