@@ -8,8 +8,8 @@
 values, or with ``--programs`` those of `benchmarks/oracle_programs.py`, or with ``--sizes`` the
 random larger calls of `oracle_sizes.py`, and appends to FILE what each allocated and freed (size,
 stream, line, in order), the shape, stride, dtype and device of its results, and the type of its
-error. ``cuda`` is the machine's own GPU, ``native`` a simulated one. They run in forked processes; a crash
-or an endless loop loses one sample, and what FILE has is not run again. Needs expecttest.
+error. ``cuda`` is the machine's own GPU, ``native`` a simulated one. They run in forked processes;
+a crash or an endless loop loses one sample, and what FILE has is not run again. Needs expecttest.
 
 ``compare`` prints how many calls are equal, then the operators and programs that differ with the
 first difference of each. Each sample runs once before it is measured, so that what only the first

@@ -3,9 +3,9 @@
 liger-kernel publishes a table of the memory of its kernels and of what they replace, with the
 program of each row: ``benchmark/`` of its source distributions. Each program runs unchanged on the
 simulated GPU of the row's kind, with ``compute="shapes"`` and the sizes of the row. Its code is
-that of the first distribution, release or nightly, whose table has the row; it may be found in the next
-ones, too, and before it in those of the row's version. Timing is replaced by a few calls, since
-what it leaves allocated belongs to the peaks measured after it. The table does not name the torch:
+that of the first distribution, release or nightly, whose table has the row; it may be found in the
+next ones, too, and before it in those of the row's version. Timing is replaced by a few calls,
+since what it leaves allocated belongs to the peaks measured after it. The table does not name the torch:
 the one that is installed runs (``torch`` of a result). What torch 2.13
 cannot compile (GRPO's loss for a second batch size: an IndexError of Dynamo's) is run by a Python
 that has torch 2.6.

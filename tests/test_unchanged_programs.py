@@ -12,7 +12,6 @@ from pathlib import Path
 import program_sources
 import pytest
 import torch
-import unchanged_programs
 from unchanged_programs import BULK, WATCHERS, Run, judge
 
 SEEDS = list(range(100, 107))
