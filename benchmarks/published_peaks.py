@@ -5,10 +5,10 @@ program of each row: ``benchmark/`` of its source distributions. Each program ru
 simulated GPU of the row's kind, with ``compute="shapes"`` and the sizes of the row. Its code is
 that of the first distribution, release or nightly, whose table has the row; it may be found in the
 next ones, too, and before it in those of the row's version. Timing is replaced by a few calls,
-since what it leaves allocated belongs to the peaks measured after it. The table does not name the torch:
-the one that is installed runs (``torch`` of a result). What torch 2.13
-cannot compile (GRPO's loss for a second batch size: an IndexError of Dynamo's) is run by a Python
-that has torch 2.6.
+since what it leaves allocated belongs to the peaks measured after it. The table does not name the
+torch: the one that is installed runs (``torch`` of a result). What torch 2.13 cannot compile
+(GRPO's loss for a second batch size: an IndexError of Dynamo's) is run by a Python that has torch
+2.6.
 
     pip download --no-deps --no-binary :all: --no-build-isolation -d sources liger-kernel==0.8.5
     python benchmarks/published_peaks.py sources [--kernels softmax,kl_div] [--again]
@@ -18,11 +18,10 @@ then those of the next that has, or what is put into the unpacked folder from th
 commit that first had the row (``git log --reverse -S'2024-11-13 22:08:30' -- benchmark/data``, then
 ``git archive COMMIT benchmark test | tar x -C sources/unpacked/liger_kernel_nightly-...``). Rows of
 Megatron need its package: ``pip install --no-deps megatron-core``; those of its unfused loss the
-repository's ``tensor_parallel/cross_entropy.py`` of commit 00611e6 in place of the package's.
-Rows of sparsemax were measured four weeks before their first distribution, with
-``ops/sparsemax.py`` as pull request 687 of linkedin/Liger-Kernel had it before its review: in place
-of the one in the unpacked folder of 0.5.10. NVIDIA's compilers do not have to be installed:
-`absent_compilers`.
+repository's ``tensor_parallel/cross_entropy.py`` of commit 00611e6 in place of the package's. Rows
+of sparsemax were measured four weeks before their first distribution, with ``ops/sparsemax.py`` as
+pull request 687 of linkedin/Liger-Kernel had it before its review: in place of the one in the
+unpacked folder of 0.5.10. NVIDIA's compilers do not have to be installed: `absent_compilers`.
 
 Programs that compile code with torch 2.5 or older run with a Python that has torch 2.5, the oldest
 that works here: what that leaves in reference cycles (``compile_leftovers.py``) belongs to their

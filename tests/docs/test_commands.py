@@ -98,18 +98,6 @@ SKIPPED = {
     ("docs/how-to/install.md", "source .venv/bin/activate", "run by test_make_demo"),
     ("docs/how-to/install.md", "gpuprobe report demo.gpuprobe", "run by test_make_demo"),
     (
-        "docs/reference/operators.md",
-        "python benchmarks/operator_coverage.py --state operators "
-        "--results benchmarks/operator_results.json",
-        "takes ten minutes each",
-    ),
-    (
-        "docs/reference/operators.md",
-        "python benchmarks/random_programs.py --state programs.jsonl "
-        "--results benchmarks/random_results.json",
-        "takes ten minutes each",
-    ),
-    (
         "docs/reference/what-runs.md",
         "python benchmarks/foreign_programs.py --only timm transformers/causal-lm/llama",
         "needs libraries that gpuprobe does not depend on, and takes minutes",
