@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gpuprobe.torch_support.conditions import branches, source
+
+from gpuprobe.native.values.conditions import branches, source
 
 logger = logging.getLogger(__name__)
 
