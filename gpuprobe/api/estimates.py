@@ -140,10 +140,11 @@ def estimate_program(
 
     With ``compute="auto"`` a second run has a separate process, and ``notify`` gets a line before
     it. Decisions by values that were not computed are assumptions of the result. Of several
-    ``rank`` each is estimated in a separate process, in parallel; the result is that of the rank that needs most, with a row for each (`Estimate.by_rank`).
-    ``rank="distinct"`` estimates one rank of each group of ranks that behave alike: each stage of a
-    pipeline, each shape of shards. ``link`` and ``per_node`` are as in
-    `estimate`. ``output``: keep the recording of the estimated ranks at this path.
+    ``rank`` each is estimated in a separate process, in parallel; the result is that of the rank
+    that needs most, with a row for each (`Estimate.by_rank`). ``rank="distinct"`` estimates one
+    rank of each group of ranks that behave alike: each stage of a pipeline, each shape of shards.
+    ``link`` and ``per_node`` are as in `estimate`. ``output``: keep the recording of the estimated
+    ranks at this path.
 
     ``suggest``: if it does not fit, run the program again with changes that need less memory, and
     find the smallest GPUs that hold it (`Estimate.suggestions`). ``alternatives`` yields the

@@ -522,7 +522,7 @@ def _before_torch(build: TorchBuild) -> Libraries:
     return libraries
 
 
-def environment_with(gpus: Sequence[GpuModel]) -> dict[str, str]:
+def environment_with(gpus: Sequence[GpuModel], *, endless: bool = False) -> dict[str, str]:
     """The environment of this process with ``gpus`` added, for a program that has them from its
     start. Raises EnvironmentUnavailable where torch or the machine does not allow it.
     """
@@ -535,7 +535,8 @@ def environment_with(gpus: Sequence[GpuModel]) -> dict[str, str]:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
     libraries = libraries_for(build)
     environment = dict(os.environ)
-    add_to_environment(environment, libraries, settings_text(gpus, build), build)
+    settings = settings_text(gpus, build, endless=endless)
+    add_to_environment(environment, libraries, settings, build)
     return environment
 
 

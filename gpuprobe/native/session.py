@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.errors import EnvironmentUnavailable, TooLate, ValueNeeded
+from gpuprobe.errors import TooLate, ValueNeeded
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import hidden, process
 from gpuprobe.native.launches import NativeLaunches
-from gpuprobe.native.libraries import libraries_for
 from gpuprobe.native.names import readable
 from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.patching import Patches, when_imported
@@ -114,13 +113,7 @@ def environment_of(options: EngineOptions) -> dict[str, str]:
     """The variables that have programs run on simulated GPUs. Raises EnvironmentUnavailable
     where it does not run, ConfigError for an unknown GPU.
     """
-    build = process.build_to_run()
-    if build is None:
-        raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
-    libraries = libraries_for(build)
-    found = dict(os.environ)
-    settings = process.settings_text(parse_spec(options.gpu), build, endless=options.endless)
-    process.add_to_environment(found, libraries, settings, build)
+    found = process.environment_with(parse_spec(options.gpu), endless=options.endless)
     found[process.VALUES] = _passed_on(options, reported=True)
     return found
 

@@ -79,7 +79,8 @@ def test_without_cuda_the_remedy_is_named(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join(paths),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
-    for command in (["estimate"], ["run", "--gpu", "t4"], ["check", "--gpu", "t4"]):
+    baseline = ["baseline", "update", "--baseline", "memory.json", "--gpu", "t4"]
+    for command in (["estimate"], ["run", "--gpu", "t4"], baseline):
         done = subprocess.run(
             [sys.executable, "-m", "gpuprobe", *command, str(script)],
             capture_output=True,
