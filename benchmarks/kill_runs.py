@@ -105,7 +105,7 @@ def start(level: str, gpu: str, rank: int, world: int, folder: Path, *more: str)
             os.environ.update(
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="localhost"
             )
-        simulated = ["--gpu", gpu, "--engine", "native"] if gpu else []
+        simulated = ["--gpu", gpu] if gpu else []
         gpuprobe(
             ["run", *simulated, "--level", level, "--output", str(folder / "run.gpuprobe"),
              str(folder / "train.py"), str(folder / "ended"), *more]
@@ -237,9 +237,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     args = parser.parse_args()
     if args.gpu:
-        from gpuprobe.api.virtual import prepare_engine
+        from gpuprobe.api.simulated_gpu import load_gpu
 
-        prepare_engine("native", args.gpu)
+        load_gpu(args.gpu)
     import torch
 
     torch.set_num_threads(1)

@@ -100,7 +100,7 @@ import runpy, sys
 import gpuprobe
 
 del sys.argv[0]
-with gpuprobe.virtual_gpu("{GPU}", "shapes", engine="native"):
+with gpuprobe.virtual_gpu("{GPU}", "shapes"):
     runpy.run_path("program.py", run_name="__main__")
 """
 

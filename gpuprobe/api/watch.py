@@ -29,12 +29,12 @@ from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
-    from gpuprobe.engines.base import EngineSession
     from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.session import Step
     from gpuprobe.model.trace import MemoryTrace
+    from gpuprobe.native.session import NativeSession
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.base import Sink
     from gpuprobe.sampler.program import Program as Program
@@ -179,11 +179,10 @@ class Runnable(Protocol):
 class RunResult(NamedTuple):
     """The result of a recorded program. ``exit_code``: the program's; ``error``: its exception,
     None if it ended normally or by ``sys.exit``. ``hazards``: the findings, if they were requested;
-    ``assumed``: the assumptions of a virtual GPU; ``spawned``: the recordings of jobs that the
+    ``assumed``: the assumptions of a simulated GPU; ``spawned``: the recordings of jobs that the
     program started (``torch.multiprocessing.spawn``, or processes that joined a process group);
     ``children``: the number of processes that the program started and that used a GPU, without
-    those of ``torch.multiprocessing.spawn``; ``engine``: ``"hardware"``, ``"native"`` or
-    ``"virtual"``.
+    those of ``torch.multiprocessing.spawn``.
     """
 
     exit_code: int
@@ -192,7 +191,6 @@ class RunResult(NamedTuple):
     assumed: tuple[str, ...] = ()
     spawned: tuple[Path, ...] = ()
     children: int = 0
-    engine: str = "hardware"
 
 
 def default_output(name: str, *, module: bool = False, replace: bool = False) -> Path:
@@ -290,35 +288,32 @@ def run(
     level: str = "counters",
     force: bool = False,
     warn: Callable[[str], None] | None = None,
-    virtual: str | None = None,
+    gpu: str | None = None,
     compute: str = "auto",
     hazards: bool = False,
     trace_steps: str = "",
     on_step: Callable[[Step], None] | None = None,
-    engine: str = "auto",
     measure: bool = False,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
-    torch is imported when the program imports it; recording starts there. ``virtual`` names the
-    GPU that the program finds (``"h100-80gb"``, ``"2xa100-40gb"``); ``compute`` and ``engine`` are
-    as for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA,
-    or on a virtual H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
+    torch is imported when the program imports it; recording starts there. ``gpu`` names the
+    simulated GPU that the program finds (``"h100-80gb"``, ``"2xa100-40gb"``); ``compute`` is as
+    for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA, or
+    on a simulated H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
     raise; an exception of the program is in the result. With ``measure`` and ``compute="real"``, a
     large program makes its first step without values, so that their cost is known: Measured if they
     are affordable, and the program must run again from its start, without a recording.
     """
-    if virtual is not None:
-        if find_spec("torch") is None:
-            raise MissingExtra("torch", "torch", why="required for the virtual GPU")
-        from gpuprobe.engines.base import EngineOptions
-        from gpuprobe.engines.choice import session as session_of
+    if gpu is not None:
+        from gpuprobe.api.simulated_gpu import require_torch
 
-        options = EngineOptions(virtual, compute, measure=measure)
-        with session_of(engine, options) as session:
+        require_torch("required for the simulated GPU")
+        from gpuprobe.native.session import EngineOptions
+        from gpuprobe.native.session import session as session_of
+
+        with session_of(EngineOptions(gpu, compute, measure=measure)) as session:
             session.read_unknown_as_nan()  # the result reports it
-            if level == "trace" or trace_steps:
-                session.keep_stacks()  # of what is allocated before the first step, too
             result = _recorded(
                 loaded, output, level, force, warn, hazards, trace_steps, on_step, session
             )
@@ -331,7 +326,7 @@ def run(
             text = f"--compute {compute}: {result.error}"
             raise EnvironmentUnavailable(text, hint="--compute auto")
         assumed = dict.fromkeys((*session.assumed, *result.assumed))
-        return result._replace(assumed=tuple(assumed), engine=session.engine)
+        return result._replace(assumed=tuple(assumed))
     return _recorded(loaded, output, level, force, warn, hazards, trace_steps, on_step, None)
 
 
@@ -344,7 +339,7 @@ def _recorded(
     hazards: bool,
     trace_steps: str,
     on_step: Callable[[Step], None] | None,
-    session: EngineSession | None,
+    session: NativeSession | None,
 ) -> RunResult:
     """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
@@ -374,7 +369,7 @@ def _recorded(
         except SystemExit as exit_:
             code = exit_code(exit_)
         except BaseException as raised:  # noqa: BLE001 - in the result, not swallowed
-            code, error = 1, _explained(raised)
+            code, error = 1, raised.error if isinstance(raised, UnknownValue) else raised
         refused = None if session is None else session.refused()
         if refused is not None and error is None:  # the program caught it
             code, error = 1, refused
@@ -574,19 +569,6 @@ def _with_findings(
             on_step(step)
 
     return with_findings
-
-
-def _explained(error: BaseException) -> BaseException:
-    """The program's error, or gpuprobe's own if the virtual GPU caused it."""
-    from gpuprobe.engines.choice import explained
-
-    if isinstance(error, UnknownValue):
-        return error.error
-    known = explained(error)
-    if known is None:
-        return error
-    known.__cause__ = error
-    return known
 
 
 def show_error(error: BaseException) -> int:

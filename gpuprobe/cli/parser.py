@@ -96,7 +96,7 @@ def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> 
 
 def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
     """The module of a command, and the parser of its arguments."""
-    module = import_module(f"gpuprobe.cli.commands.{name}")
+    module = import_module(f"gpuprobe.cli.commands.{name.replace('-', '_')}")
     examples = "\n".join(f"  {line}\n      {text}" for line, text in module.EXAMPLES.items())
     parser = _Parser(
         prog=f"gpuprobe {name}",

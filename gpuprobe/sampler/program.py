@@ -318,7 +318,7 @@ def own_traceback(error: BaseException) -> str:
 
 def cut_traceback(error: BaseException) -> None:
     """Take out of the error's traceback, and of those of its causes, the frames of gpuprobe that
-    ran the program, or that are in between (a virtual device's), also if one of them raises the
+    ran the program, or that are in between (of a simulated GPU), also if one of them raises the
     error that CUDA would (out of memory). An unexpected error of gpuprobe's code keeps them: a
     report needs them.
     """

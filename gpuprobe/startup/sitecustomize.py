@@ -37,7 +37,7 @@ def _run_other() -> None:
 
 
 def _torch_imported() -> None:
-    from gpuprobe.engines.inherited import follow_torch
+    from gpuprobe.api.inherited import follow_torch
 
     follow_torch()
 

@@ -102,7 +102,7 @@ def test_an_option_like_no_other(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["estimate", "--gpu"], ["fit", "--gpu"], ["run", "--gpu"], ["check", "--virtual"]],
+    [["estimate", "--gpu"], ["fit", "--gpu"], ["run", "--gpu"], ["check", "--gpu"]],
 )
 def test_gpus_are_listed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -4,7 +4,7 @@ import sys
 
 import gpuprobe
 
-with gpuprobe.virtual_gpu("t4", engine="native", compute=sys.argv[1]):
+with gpuprobe.virtual_gpu("t4", compute=sys.argv[1]):
     import torch
 
     x = torch.ones(1 << 20, device="cuda")

@@ -19,7 +19,7 @@ import gpuprobe
 from gpuprobe.errors import UsageError
 
 def estimate(build, **options):
-    found = gpuprobe.estimate(build, engine="native", **options)
+    found = gpuprobe.estimate(build, **options)
     figures = [found.peak_allocated, found.peak_reserved, found.context_bytes]
     return figures, found.compute, found.compute_why, list(found.assumed)
 
@@ -54,7 +54,7 @@ def python(text: str, cwd: Path) -> Any:
 
 
 def estimated(script: Path, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = ("estimate", "--json", script.name, "--engine=native", *options)
+    command = ("estimate", "--json", script.name, *options)
     return native_programs.gpuprobe(*command, cwd=script.parent, **more)
 
 
@@ -106,9 +106,9 @@ except UsageError as error:
 
 def test_a_run_that_is_too_large_ends_where_it_is(tmp_path: Path) -> None:
     text = """
-from gpuprobe.engines.base import EngineOptions
-from gpuprobe.engines.choice import prepare
-prepare("native", EngineOptions("h100-80gb", endless=True))
+from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.native.process import load
+load(parse_spec("h100-80gb"), endless=True)
 from gpuprobe.native.values import budget  # it imports torch
 
 def why(build):

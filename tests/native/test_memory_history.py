@@ -91,7 +91,7 @@ import runpy, sys
 import gpuprobe
 
 del sys.argv[0]
-with gpuprobe.virtual_gpu("t4", "shapes", engine="native"):
+with gpuprobe.virtual_gpu("t4", "shapes"):
     runpy.run_path("program.py", run_name="__main__")
 """
 RUN = ("-m", "gpuprobe", "run", "--gpu", "t4", "--compute", "shapes", "--force", "-q")

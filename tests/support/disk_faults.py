@@ -160,9 +160,9 @@ def problems(case: Case, outcome: Outcome, calm: Outcome) -> Iterator[str]:
 
 def _serve(library: str, gpu: str) -> None:
     if gpu:
-        from gpuprobe.api.virtual import prepare_engine
+        from gpuprobe.api.simulated_gpu import load_gpu
 
-        prepare_engine("native", gpu)
+        load_gpu(gpu)
     import torch
 
     injector = ctypes.CDLL(library)
@@ -256,7 +256,7 @@ def _run(case: Case, gpu: str) -> int:
 
     out = "disk/run.gpuprobe"
     try:
-        simulated = ["--gpu", gpu, "--engine", "native"] if gpu else []
+        simulated = ["--gpu", gpu] if gpu else []
         return main(["run", *simulated, "--level", case.level, "--output", out, "program.py"])
     except SystemExit as ended:  # in a process that the program has forked
         return ended.code if isinstance(ended.code, int) else 0

@@ -261,6 +261,7 @@ def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
     # Else pytest warns that the package of a plugin is imported already.
     gpuprobe.__doc__ = "PYTEST_DONT_REWRITE"
 
+    import pytest  # noqa: F401 - of tests marked simulated
     import torch
     import torch._dynamo
     import torch.utils.data

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import misplaced_options
-from gpuprobe.cli.options import Target, add_engine, add_gpu, add_program, program_of
+from gpuprobe.cli.options import Target, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, Measured, UsageError
@@ -45,7 +45,7 @@ EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
-        "[--gpu GPU [--compute auto|real|shapes] [--engine auto|native|virtual]] [--hazards] "
+        "[--gpu GPU [--compute auto|real|shapes]] [--hazards] "
         "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
         "(SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
     )
@@ -72,12 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --gpu: compute all values while they cost seconds, then only those of small "
         "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
     )
-    add_engine(parser)
     parser.add_argument(
         "--hazards",
         action="store_true",
         help="detect races between CUDA streams and implicit synchronisations (without CUDA, on "
-        "a virtual GPU)",
+        "a simulated H100)",
     )
     for name, what in (("sarif", "SARIF 2.1.0"), ("junit", "JUnit XML"), ("json", "JSON")):
         parser.add_argument(
@@ -136,9 +135,9 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
         _fix_files(args)
     known = _known(args)
     if args.gpu is not None and target.module:
-        from gpuprobe.api.virtual import prepare_engine
+        from gpuprobe.api.simulated_gpu import load_gpu
 
-        prepare_engine(args.engine, args.gpu)
+        load_gpu(args.gpu)
     program = watch.program(*target)
     output = args.output or watch.default_output(
         target.target, module=target.module, replace=args.force
@@ -154,9 +153,8 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
             level=args.level,
             force=args.force,
             warn=stderr.warning,
-            virtual=args.gpu,
+            gpu=args.gpu,
             compute=args.compute,
-            engine=args.engine,
             hazards=hazards,
             trace_steps=args.trace_steps,
             on_step=None if silent else StatusLine().step,
@@ -238,8 +236,6 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
             f"--hazards needs a script or a module, and {words[0]} is a command",
             hint=f"{words[0]} … $(which gpuprobe) run --hazards SCRIPT records each rank",
         )
-    if args.engine == "virtual":
-        raise UsageError("a command runs on the native engine", hint="leave out --engine")
     name, module = name_of(words)
     output = args.output or watch.default_output(name, module=module, replace=args.force)
     result = run_command(
@@ -293,8 +289,6 @@ def _require_gpu(args: argparse.Namespace) -> None:
         return
     if args.compute != "auto":
         raise UsageError(f"--compute {args.compute} needs --gpu GPU", hint="--gpu h100-80gb")
-    if args.engine != "auto":
-        raise UsageError(f"--engine {args.engine} needs --gpu GPU", hint="--gpu h100-80gb")
 
 
 def _exit_code(result: RunResult) -> int:

@@ -7,12 +7,25 @@ from typing import Any, Final
 
 import psutil
 import torch
+from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpuprobe.errors import Measured, TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
-from gpuprobe.torch_support.budget import MEMORY, OPERATIONS, operations_of
+from gpuprobe.torch_support.tensors import tensors_in
+
+MEMORY: Final = 16 << 30
+"""Bytes that tensors may take on the device at a time; at most half of this machine's available
+memory, which holds them."""
+
+OPERATIONS: Final = 2e13
+"""Floating-point operations of a whole run: about five minutes on two cores, at the 30 to 80
+billion a second that fp32 matrix products reach there."""
+
+_OF_ONE_ELEMENT: Final = 10
+"""Operations counted for an element of a result without a known formula: element-wise kernels are
+bound by memory, and take about as long."""
 
 AT_ONCE_MEMORY: Final = 256 << 20
 """Bytes on a device up to which ``--compute auto`` computes all values as the program runs."""
@@ -38,6 +51,16 @@ def affordable_memory() -> int:
     this machine has available.
     """
     return min(MEMORY, psutil.virtual_memory().available // 2)
+
+
+def operations_of(func: OpOverload, args: Any, kwargs: Any, result: object) -> float:
+    """Floating-point operations of an operator, from the shapes of its arguments and its result."""
+    from torch.utils import flop_counter  # 200 ms: it imports Triton
+
+    formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
+    if formula is None:
+        return float(_OF_ONE_ELEMENT * sum(tensor.numel() for tensor in tensors_in(result)))
+    return float(formula(*args, **kwargs, out_val=result))
 
 
 class Cost:

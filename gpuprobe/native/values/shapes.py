@@ -244,7 +244,7 @@ class ComputingShapes(Computing):
         self.knowledge = Knowledge(exchanged, math.inf if auto else LIMIT)
         self.reads = reads
         self.cost = cost
-        self._auto = self.everything = auto
+        self.everything = auto
         """Whether all values have been computed so far."""
         self.ended = ""
         """Where and why they no longer are."""
@@ -276,13 +276,6 @@ class ComputingShapes(Computing):
 
     def counted(self, call: Call, result: Any) -> None:
         self._spend(call.plan, call.args, call.kwargs, result)
-
-    def restart(self) -> None:
-        """Compute all values again, as far as they are not too many: of the next test."""
-        if self._auto:
-            self.cost.operations = 0.0
-            self.everything, self.ended = True, ""
-            self.knowledge.limit = math.inf
 
     def computes(self, tensors: Any) -> bool:
         """Whether what does not pass the dispatcher is computed, of these arguments."""
