@@ -11,7 +11,7 @@ import pytest
 import whole_programs
 from parts import PARTS
 from planted import WAYS, nothing
-from whole_programs import PROGRAM, WATCHERS, Plan, Runs, changes, drawn, running
+from whole_programs import PROGRAM, WATCHERS, Launch, Plan, Runs, changes, drawn, running
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,6 +40,15 @@ def test_faults_change_nothing_but_documented_lines(runs: Runs, name: str) -> No
     flags = () if part.started else None
     plan = Plan(7, (f"{name}@{part.places[0]}",), teardown=part.teardown, flags=flags)
     assert not changes(runs, plan, [LEVELS[len(name) % 2]])
+
+
+@pytest.mark.parametrize("kind", ["closed", "broken", "full", "other"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_programs_are_the_same_whatever_their_streams_are(
+    runs: Runs, stream: str, kind: str
+) -> None:
+    launch = Launch(**{stream: kind})
+    assert not changes(runs, Plan(7, ("prints@step",), launch), ["counters"])
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "keeps_a_history"])

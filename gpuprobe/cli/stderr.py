@@ -63,8 +63,9 @@ class _Stderr(io.TextIOBase):
         self.stream = stream
         self._number = -1  # of a stream in memory
         self._file: tuple[int, int] | None = None
+        if stream is None:
+            return
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            assert stream is not None
             self._number = stream.fileno()
             self._file = self._identity()
 

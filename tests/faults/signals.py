@@ -14,7 +14,7 @@ import threading
 import time
 from types import FrameType
 
-from parts import Run, ending, part
+from parts import PLACES, Run, ending, part
 
 
 @part()
@@ -248,8 +248,9 @@ def deletes_the_temporary_folder(run: Run) -> None:
     shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
-@part()
+@part(*PLACES[1:])
 def clears_the_environment(run: Run) -> None:
+    """Not before the first use of a GPU: the environment has a simulated one's settings."""
     os.environ.clear()
     run.note(dict(os.environ))
 
