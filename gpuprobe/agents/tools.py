@@ -44,8 +44,8 @@ Steps = Annotated[int, Parameter("optimizer steps, after which the script is sto
 Compute = Annotated[
     Literal["auto", "shapes", "real"],
     Parameter(
-        "shapes: compute only values that affect control flow; real: all values on the CPU; auto: "
-        "shapes, then real if a small script needs a value"
+        "shapes: compute only values of small tensors; real: all values on the CPU; auto: all "
+        "while they cost seconds, then as shapes; all in a second run if the script decides by one"
     ),
 ]
 Assume = Annotated[

@@ -154,8 +154,9 @@ def measure(
     module: bool = False,
     steps: int | None = None,
     root: str = "",
-    compute: str = "real",
+    compute: str = "auto",
     figures_only: bool = False,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Baseline:
     """Measure a recording, or run a program and measure it.
 
@@ -165,6 +166,7 @@ def measure(
     the program after this many optimizer steps. ``root``: the project's folder, which file names
     are relative to (default: the working directory). ``compute`` is as for
     `virtual_gpu`. ``figures_only``: without explanations of the figures and the program's files.
+    ``notify`` gets a line for each assumption of a virtual GPU.
 
     Raises ProgramFailed if the program fails; KeyboardInterrupt passes through.
     """
@@ -199,6 +201,8 @@ def measure(
                 )
         finally:
             os.chdir(here)  # the program may have changed it
+        for text in result.assumed:
+            notify(f"assumed: {text}")
         precision = measured.precision
         _ensure_alone(measured.spawned, "torch.multiprocessing.spawn")
         if result.error is not None:
@@ -224,7 +228,7 @@ def measure(
             else partial(read_sources, root=root or str(here), not_after=began),
             figures_only=figures_only,
         )
-        if compute != "real":
+        if compute != "auto":
             found = replace(found, environment={**found.environment, "compute": compute})
         if figures_only:
             if found.missing:
@@ -357,7 +361,9 @@ def without_texts(baseline: Baseline) -> Baseline:
     return replace(baseline, files=files)
 
 
-def measure_as_planned(plan: CheckPlan) -> Baseline:
+def measure_as_planned(
+    plan: CheckPlan, notify: Callable[[str], None] = lambda text: None
+) -> Baseline:
     """`measure` the program or recording of a plan, in its folder."""
     here = Path.cwd()
     os.chdir(plan.folder or here)
@@ -371,6 +377,7 @@ def measure_as_planned(plan: CheckPlan) -> Baseline:
             steps=plan.steps,
             root=plan.root,
             compute=plan.compute,
+            notify=notify,
         )
     finally:
         os.chdir(here)
@@ -456,7 +463,7 @@ def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:
         options += ["--hazards" if plan.hazards else "--no-hazards"]
         if plan.gpu is not None:
             options += ["--gpu", plan.gpu]
-        if plan.compute != "real":
+        if plan.compute != "auto":
             options += ["--compute", plan.compute]
         if plan.steps is not None:
             options += ["--stop-after", str(plan.steps)]

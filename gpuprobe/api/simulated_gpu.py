@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 from gpuprobe.errors import EnvironmentUnavailable, MissingExtra, TooLarge, UnknownValue
+from gpuprobe.patching import open_at_exit
 
 if TYPE_CHECKING:
     from gpuprobe.native.session import NativeSession
@@ -76,6 +77,7 @@ def has_gpu() -> bool:
     return process_gpus.has_gpu()
 
 
+@open_at_exit
 @contextmanager
 def virtual_gpu(
     gpu: str = "h100-80gb",

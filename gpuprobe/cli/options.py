@@ -172,8 +172,9 @@ def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False)
         "--compute",
         choices=("auto", "shapes", "real"),
         default="auto",
-        help="shapes: compute only values that affect control flow; real: compute all values on "
-        "the CPU; auto (default): shapes, then real if a small script needs a value",
+        help="shapes: compute only values of small tensors; real: compute all values on the CPU; "
+        "auto (default): all while they cost seconds, then as shapes, and all of them in a second "
+        "run if the script decides by one and that is affordable",
     )
     parser.add_argument(
         "--assume",

@@ -79,7 +79,7 @@ class CheckPlan:
     command: tuple[str, ...] = ()
     accept_environment: bool = False
     repeat: int | None = None
-    compute: str = "real"
+    compute: str = "auto"
     name: str = ""
     test: str = ""
     given: tuple[str, ...] = ()
@@ -203,14 +203,14 @@ def plan(
     device = first(gpu, measured.gpu, project.gpu, None)
     limit = first(steps, measured.steps, project.steps, None)
     counted = first(hazards, measured.hazards, project.hazards, False)
-    computed = first(compute, measured.compute, project.compute, "real")
+    computed = first(compute, measured.compute, project.compute, "auto")
     if not recorded:
         settings += [
             Setting("gpu", SIMULATED + device.value if device.value else _OWN, device.source),
             Setting("steps", str(limit.value or "all"), limit.source),
             Setting("hazards", "counted" if counted.value else "not counted", counted.source),
         ]
-        if computed.value != "real":
+        if computed.value != "auto":
             settings.append(Setting("compute", computed.value, computed.source))
     given = _given({"--gpu": device, "--stop-after": limit, "--compute": computed}, counted)
     if source != CALL:

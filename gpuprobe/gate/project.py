@@ -214,8 +214,8 @@ def _command(value: str | list[str]) -> tuple[str, ...]:
 
 
 def _compute(value: str) -> str:
-    if value not in ("real", "shapes"):
-        raise Malformed(f"expected real or shapes, found {value!r:.80}")
+    if value not in ("auto", "real", "shapes"):
+        raise Malformed(f"expected auto, real or shapes, found {value!r:.80}")
     return value
 
 

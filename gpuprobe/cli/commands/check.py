@@ -94,8 +94,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add_gpu(parser, "simulate this GPU (list: print the supported ones)")
     parser.add_argument(
         "--compute",
-        choices=("real", "shapes"),
-        help="with --gpu: compute values (real), or only shapes, which is fast for large models",
+        choices=("auto", "real", "shapes"),
+        help="with --gpu: compute all values while they cost seconds, then only those of small "
+        "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
     )
     parser.add_argument(
         "--stop-after",
@@ -193,7 +194,7 @@ def measured(plan: CheckPlan, *, alone: bool = True) -> Baseline:
     if not alone:
         return measure_apart(plan, shown=True)
     with output_to_stderr():
-        return measure_as_planned(plan)
+        return measure_as_planned(plan, stderr.note)
 
 
 def run(args: argparse.Namespace) -> int:

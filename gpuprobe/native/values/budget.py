@@ -42,8 +42,8 @@ HOUR: Final = 3600.0
 LARGE: Final = 1 << 30
 """Bytes of a program's tensors from which its first step is measured before `real` computes it."""
 
-MEASURING: Final = 5.0
-"""Seconds that this may take."""
+MEASURING: Final = 30.0
+"""Seconds of processor time after which a program without an optimizer's step is measured."""
 
 
 def affordable_memory() -> int:
@@ -145,15 +145,15 @@ class Requested(Budget):
     def allows(self, call: Any, result: object) -> bool:
         memory = self.cost.memory()
         if self._measure and not self.measuring and memory > LARGE:
-            self.measuring = time.monotonic()
+            self.measuring = time.process_time()
             register_optimizer_step_post_hook(lambda *_: self._conclude("first step"))
         self.cost.add(call.plan.func, call.args, call.kwargs, result)
         if not self.measuring:
             if memory > self._memory or self.cost.operations > self._operations:
-                raise self._refusal("computation up to here")
+                raise self._refusal("beginning")
             return True
-        if time.monotonic() - self.measuring > MEASURING:
-            self._conclude(f"first {MEASURING:.0f} seconds without values")
+        if time.process_time() - self.measuring > MEASURING:
+            self._conclude("beginning")
         return False
 
     def _conclude(self, what: str) -> None:
@@ -163,13 +163,14 @@ class Requested(Budget):
         if peak > self._memory or self.cost.seconds > HOUR:
             raise self._refusal(what, peak)
         raise Measured(
-            f"{human_bytes(peak)} and about {_minutes(self.cost.seconds)} for the {what}"
+            f"{human_bytes(peak)}, and about {_minutes(self.cost.seconds)} of computing for its "
+            f"{what}"
         )
 
     def _refusal(self, what: str, peak: int = 0) -> TooLarge:
         return TooLarge(
-            f"its tensors take {human_bytes(max(peak, self.cost.memory()))} of the "
-            f"{human_bytes(self._memory)} that this machine has available, and its {what} about "
+            f"its tensors take {human_bytes(max(peak, self.cost.memory()))}, and this machine has "
+            f"{human_bytes(self._memory)} available; its {what} takes about "
             f"{_minutes(self.cost.seconds)} of computing"
         )
 

@@ -82,6 +82,11 @@ class Values:
         """Whether all values have been computed so far."""
         return bool(getattr(self.computing, "everything", True))
 
+    def restart(self) -> None:
+        """Count the cost of ``auto`` from zero: a test or a cell of a notebook begins."""
+        if isinstance(self.computing, ComputingShapes):
+            self.computing.restart()
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What was assumed about values that were read and not computed."""

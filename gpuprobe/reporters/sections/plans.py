@@ -224,8 +224,8 @@ def _estimate_notes(estimate: Estimate) -> list[Line]:
     if estimate.compute_why:
         computed = "computed" if estimate.compute == "real" else "not computed"
         lines.append(Line(f"values of large tensors: {computed} ({estimate.compute_why})"))
-        if any("values are NaN" in text for text in estimate.assumed):
-            lines.append(Line("nan in the script's output: a value that was not computed"))
+        if estimate.compute != "real":
+            lines.append(Line("nan in the script's output: a number that was not computed"))
     return lines
 
 
