@@ -133,20 +133,3 @@ def test_torchrun_on_the_cpu_is_recorded_as_the_ranks_of_one_job(folder: Path) -
     report = json.loads(shown.stdout)
     assert report["session"]["world_size"] == 2
     assert report["session"]["argv"] == ["train.py"]
-
-
-@pytest.mark.slow
-def test_a_program_has_the_virtual_gpu_of_the_one_that_starts_it(folder: Path) -> None:
-    (folder / "launch.py").write_text(
-        "import subprocess, sys, torch\n"
-        "torch.zeros(1, device='cuda')\n"
-        "subprocess.run([sys.executable, 'program.py', 'train'])\n",
-        encoding="utf-8",
-    )
-    done = run(
-        folder,
-        *("-m", "gpuprobe", "run", "--gpu", "l4", "-o", "r.gpuprobe"),
-        "launch.py",
-    )
-    assert "NVIDIA L4" in done.stdout, done.stderr
-    assert len(list((folder / "r.gpuprobe").glob("child-*.gpuprobe"))) == 1

@@ -95,8 +95,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute",
         choices=("auto", "real", "shapes"),
-        help="with --gpu: compute all values while they cost seconds, then only those of "
-        "small tensors (auto, the default); all (real); or only those of small tensors (shapes)",
+        help="with --gpu: compute all values while they cost seconds, then only those of small "
+        "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
     )
     parser.add_argument(
         "--stop-after",
