@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity_account import environment
+from native_programs import environment
 
 import gpuprobe
 
