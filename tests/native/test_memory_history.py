@@ -13,7 +13,7 @@ from native_programs import environment
 
 import gpuprobe
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PROGRAM = """\
 import json, pickle, sys
