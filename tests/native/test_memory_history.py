@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity_account import environment
+from native_programs import environment
 
 import gpuprobe
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PROGRAM = """\
 import json, pickle, sys
