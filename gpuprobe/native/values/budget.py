@@ -57,7 +57,8 @@ class Cost:
         most = 0
         for device in range(torch._C._cuda_getDeviceCount()):
             used = self._runtime.used(device)  # a microsecond; torch's statistics take thirty
-            if device not in self._outside:
+            # What is outside the allocator grows: a context, libraries.
+            if device not in self._outside or used - self._outside[device] > AT_ONCE_MEMORY:
                 self._outside[device] = used - torch.cuda.memory_reserved(device)
             most = max(most, used - self._outside[device])
         return most
