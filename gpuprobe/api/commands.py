@@ -1,6 +1,6 @@
 """Commands of any kind, recorded from outside: `gpuprobe run [options] -- COMMAND`.
 
-The command runs in a process of its own. Every Python process below it that uses a GPU, or that a
+The command runs in a separate process. Every Python process below it that uses a GPU, or that a
 launcher has made a rank, records itself (`gpuprobe.sampler.processes`): the first one, or the ranks
 of the first job, into the recording that was requested.
 """

@@ -400,7 +400,7 @@ def _recorded(
 
 def _as_requested(output: Path, spawned: tuple[Path, ...]) -> tuple[Path, ...]:
     """The recordings of jobs next to ``output``. If the program has only launched a job, the job's
-    recording takes the place of its own, which is empty.
+    recording replaces the program's, which is empty.
     """
     from gpuprobe.recording.writer import remove_recording
 

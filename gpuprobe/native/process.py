@@ -284,11 +284,11 @@ class Runtime:
         count = self._core.gpn_uncomputed_count()
         return tuple(self._core.gpn_uncomputed_name(i).decode() for i in range(count))
 
-    def values_begun(self) -> None:
+    def values_started(self) -> None:
         """Values are computed in this process. Without this, one that should compute them reports
         that it does not.
         """
-        self._core.gpn_values_begun()
+        self._core.gpn_values_started()
 
     def write_collectives(self, most: int) -> None:
         """Collectives write their results into buffers of up to ``most`` bytes: 1 MiB at first."""

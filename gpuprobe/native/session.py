@@ -254,7 +254,7 @@ class NativeSession:
         self._computed = self._values
         self._values.__enter__()
         if self.runtime is not None:
-            self.runtime.values_begun()
+            self.runtime.values_started()
         if self._launches is not None:
             self._launches.follow(self._values.computing)
 

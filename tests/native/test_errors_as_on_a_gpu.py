@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 BEFORE = "AcceleratorError CUDA error: operation failed due to a previous error during capture"
 PAGEABLE = "RuntimeError Cannot copy between CPU and CUDA tensors during CUDA graph capture"

@@ -17,7 +17,7 @@ from pathlib import Path
 import native_jobs
 import pytest
 
-pytestmark = [pytest.mark.native, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TRUTH: dict[str, list[str]] = json.loads(native_jobs.TRUTH.read_text(encoding="utf-8"))
 

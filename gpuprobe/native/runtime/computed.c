@@ -30,7 +30,7 @@ bool is_computed(void) { return mode != 0; }
 // A process whose values should be computed, and in which gpuprobe was not started: a Python that imports no
 // sitecustomize (-I, -E, -S), or a program that is not Python.
 static atomic_bool begun;
-void FN(values_begun)(void) { atomic_store(&begun, true); }
+void FN(values_started)(void) { atomic_store(&begun, true); }
 static void check_begun(void) {
   static atomic_bool checked;
   if (atomic_exchange(&checked, true) || atomic_load(&begun) || !getenv("GPUPROBE_VALUES")) return;
