@@ -490,8 +490,12 @@ def preload() -> None:
 
 
 def can_load() -> bool:
-    """Whether `load` is not too late in this process: its torch, if imported, has the engine."""
-    return "torch" not in sys.modules or loaded() is not None or _preloaded is not None
+    """Whether `load` is not too late in this process: its torch, if imported, has the engine, and
+    has looked for no GPU without one.
+    """
+    if "torch" not in sys.modules or loaded() is not None:
+        return True
+    return _preloaded is not None and not _preloaded.settings_read()
 
 
 def _before_torch(build: TorchBuild) -> Libraries:
