@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import gpuprobe
-from gpuprobe.errors import ConfigError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.simulated]
 NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -33,39 +32,13 @@ def test_they_count_until_a_gpu_is_used(name: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, GROWING)
         assert is_expandable()
         assert torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
-    monkeypatch.delenv(name)
-    with gpuprobe.virtual_gpu("t4"):
-        assert not is_expandable()
-        monkeypatch.setenv(name, GROWING)
-        assert not is_expandable()
-
-
-def test_those_that_are_asked_for_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    with gpuprobe.virtual_gpu("t4", conf="max_split_size_mb:64"):
-        monkeypatch.setenv(NAMES[0], GROWING)
-        assert not is_expandable()
-
-
-def test_the_estimate_goes_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def step() -> None:
-        monkeypatch.setenv(NAMES[0], GROWING)
-        torch.empty(11 << 20, dtype=torch.uint8, device="cuda")  # 12 MiB, or a page of 20
-
-    found = gpuprobe.estimate(step, "t4", steps=1)
-    assert found.settings == GROWING
-    monkeypatch.delenv(NAMES[0])
-    assert found.peak_reserved == gpuprobe.estimate(step, "t4", steps=1).peak_reserved
-    given = gpuprobe.estimate(step, "t4", steps=1, conf="")
-    assert given.settings == ""
-    assert given.peak_reserved != found.peak_reserved
 
 
 def test_those_that_torch_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with gpuprobe.virtual_gpu("t4"):
         monkeypatch.setenv(NAMES[0], "expandable_segments:maybe")
-        for _ in range(2):
-            with pytest.raises(ConfigError, match="expandable_segments:maybe"):
-                is_expandable()
+        with pytest.raises(ValueError, match="maybe"):
+            is_expandable()
 
 
 def test_a_call_changes_them_at_any_time() -> None:
@@ -83,3 +56,10 @@ def test_a_call_leaves_a_limit_that_was_set_by_itself() -> None:
         torch.cuda.set_per_process_memory_fraction(0.5)
         torch.cuda.memory._set_allocator_settings(GROWING)
         assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.5)
+
+
+def test_they_do_not_count_after_a_gpu_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gpuprobe.virtual_gpu("t4"):
+        assert not is_expandable()
+        monkeypatch.setenv(NAMES[0], GROWING)
+        assert not is_expandable()

@@ -49,9 +49,6 @@ def test_the_setting_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
         assert (torch.cuda.device_count(), torch.cuda.get_device_name()) == (1, "Tesla T4")
         with pytest.raises(RuntimeError, match="invalid device ordinal"):
             torch.cuda.set_device(1)
-    monkeypatch.setenv(NAME, "3")  # one of this machine's GPUs, surely
-    with gpuprobe.virtual_gpu("h100-80gb,t4"):
-        assert torch.cuda.device_count() == 2
 
 
 @pytest.mark.simulated
