@@ -92,7 +92,7 @@ test-pycuda: $(STAMP_DEV)
 	$(PY) tests/support/pycuda_check.py .venv-pycuda
 
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
-# Then the same programs on the card and on the native engine: what differs.
+# Then the same programs on the card and on a simulated one: what differs.
 test-gpu:
 	$(PY) -m pytest -m gpu -q
 	PYTHONPATH=. $(PY) benchmarks/oracle.py collect oracle-cuda.jsonl --engine cuda --programs

@@ -30,7 +30,7 @@ _patches: Final = Patches()
 
 def load(gpu: str, without: Mapping[str, str | None] | None = None) -> None:
     """Load a simulated GPU, before torch, which torch does not find until `show`. ``without``: the
-    variables of the environment without the GPU, if this process has started with it. Raises what
+    variables of the environment without the GPU, if this process started with that GPU. Raises what
     `gpuprobe.native.process.load` raises.
     """
     global _without

@@ -485,7 +485,7 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
         return runtime
     runtime = _preloaded or _open(_before_torch(build), settings)
     if runtime.settings != settings and not runtime.change(settings):
-        raise TooLate("torch has looked for GPUs before the simulated one was there")
+        raise TooLate("torch has queried CUDA before the simulated GPU was loaded")
     if not visible(os.environ.get(NAME), gpus):
         del os.environ[NAME]  # it is about the machine's own GPUs
     add_to_environment(os.environ, runtime.libraries, settings, build)

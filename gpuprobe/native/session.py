@@ -124,8 +124,8 @@ def _passed_on(options: EngineOptions, *, reported: bool) -> str:
 
 
 class NativeSession:
-    """GPUs of the native engine in this process, which keeps them to its end: `stop` ends only the
-    computation of values.
+    """Simulated GPUs of this process, which keeps them to its end: `stop` ends only the computation
+    of values.
     """
 
     def __init__(
