@@ -176,10 +176,10 @@ def _simulated(gpu: str, compute: str) -> Mapping[str, str]:
 
 
 def _ensure_free(output: Path, force: bool) -> None:
-    from gpuprobe.recording.writer import RecordingWriter
+    from gpuprobe.recording.writer import RecordingWriter, remove_recording
 
     RecordingWriter.create(output, force=force).close()
-    shutil.rmtree(output)
+    remove_recording(output)
 
 
 def _follow(

@@ -21,6 +21,7 @@ from gpuprobe.gate.files import (
     write_known,
 )
 from gpuprobe.hazards.findings.known import compare as compare_known
+from gpuprobe.patching import open_at_exit
 
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
@@ -48,6 +49,7 @@ DEFAULT_GPU = "h100-80gb"
 _source: EventSource | None = None  # of the check in progress
 
 
+@open_at_exit
 @contextmanager
 def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     """Detect races between CUDA streams and implicit synchronisations.

@@ -21,6 +21,7 @@ from gpuprobe.errors import (
     UsageError,
     ValueNeeded,
 )
+from gpuprobe.patching import open_at_exit
 
 if TYPE_CHECKING:
     from gpuprobe.engines.base import EngineOptions, EngineSession, Measurement
@@ -57,6 +58,7 @@ def prepare_engine(engine: str, gpu: str, *, estimated: bool = False, torch: str
     prepare(engine, EngineOptions(gpu, torch=torch, endless=estimated))
 
 
+@open_at_exit
 @contextmanager
 def virtual_gpu(
     gpu: str = "h100-80gb",

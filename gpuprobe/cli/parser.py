@@ -139,9 +139,10 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
         args = parser.parse_args(given)
     except GpuprobeError as error:  # ``--gpu list`` reads the users' own catalogues
         return _refused(error)
-    if name != "run":  # there stdout is the program's
+    args.stdout_is_ours = name != "run"  # there it is the program's
+    if args.stdout_is_ours:
         output.open_where_closed()
-    with _imports_shown(name):
+    with stderr.kept(), _imports_shown(name):
         if supervise and getattr(module, "SUPERVISED", False) and hasattr(os, "fork"):
             from gpuprobe.cli.supervise import supervised
 
@@ -193,7 +194,7 @@ def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
     """Run the command; exceptions become exit codes."""
     try:
         code: int = module.run(args)
-        if sys.stdout is not None:
+        if args.stdout_is_ours:
             sys.stdout.flush()
     except GpuprobeError as error:
         return _refused(error)

@@ -755,6 +755,9 @@ class CudaSource(EventSource):
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
         """The device of the first CUDA tensor, -1 without one."""
+        for item in args:  # nearly always
+            if isinstance(item, torch.Tensor) and item.is_cuda:
+                return int(item.get_device())
         for item in _flat((*args, *kwargs.values(), result)):
             if isinstance(item, torch.Tensor) and item.is_cuda:
                 return int(item.get_device())

@@ -22,6 +22,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import MOST_INCOMPLETE, BlindSpot, Holder, SessionEnd
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recursion import with_room
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Mark, Sink
 from gpuprobe.sampler.failures import Failures, described, from_program, program_error
@@ -68,11 +69,11 @@ def _guarded(method: _F) -> _F:
             return None
         try:
             with self._no_torch_function():
-                return method(self, *args, **kwargs)
+                return with_room(method, self, *args, **kwargs)
         except Exception as error:
             if from_program(error):
                 raise
-            self.fault(error)
+            with_room(self.fault, error)
             return None
 
     return guarded  # type: ignore[return-value]

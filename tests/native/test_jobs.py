@@ -230,7 +230,7 @@ def test_torchrun_is_recorded_as_the_ranks_of_one_job(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads(gpuprobe("report", "--json", "r.spawned.gpuprobe", cwd=tmp_path).stdout)
+    report = json.loads(gpuprobe("report", "--json", "r.gpuprobe", cwd=tmp_path).stdout)
     assert report["session"]["world_size"] == 2
     assert report["session"]["argv"] == ["train.py"]
     assert {row["rank"] for row in report["ranks"]} == {0, 1}

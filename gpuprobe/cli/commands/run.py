@@ -7,6 +7,7 @@ the script, any command: what it starts is recorded, the ranks of a job as one r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpuprobe.api.commands import CommandResult
     from gpuprobe.api.hazards import Hazards, KnownFinding, Patch
-    from gpuprobe.api.watch import RunResult
+    from gpuprobe.api.watch import Program, RunResult
 
 _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch", "hazards_baseline")
 
@@ -165,6 +166,28 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
         _start_again(str(cost), folder)
 
     code = _exit_code(result)
+    try:
+        return _after(args, result, program, output, where, known, code)
+    except GpuprobeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the exit code is the program's
+        stderr.warning(f"gpuprobe failed after the program: {type(error).__name__}: {error}")
+        return code
+
+
+def _after(
+    args: argparse.Namespace,
+    result: RunResult,
+    program: Program,
+    output: Path,
+    where: Path,
+    known: Sequence[KnownFinding] | None,
+    code: int,
+) -> int:
+    """What follows the program; returns the exit code."""
+    from gpuprobe.api import watch
+
+    target = program_of(args, "")
     source = partial(watch.source_of, program)
     words = target.arguments
     misplaced = misplaced_options(_parser(), words, source, code) if words else []
@@ -174,10 +197,8 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
         if len(misplaced) > 1:
             what = "belong", "they are the program's own arguments"
         stderr.note(f"{', '.join(misplaced)} {what[0]} before {before}: after it, {what[1]}")
-    if args.output is None and not hazards and watch.discard_empty(result, output):
+    if args.output is None and result.hazards is None and watch.discard_empty(result, output):
         return code
-    if result.error is not None:
-        _show_error(result.error)
     if not args.quiet:
         if args.gpu is None and _needs_gpu(result.error):
             words = [*(["-m"] if target.module else []), target.target, *target.arguments]
@@ -277,14 +298,15 @@ def _require_gpu(args: argparse.Namespace) -> None:
 
 
 def _exit_code(result: RunResult) -> int:
-    """The exit code of the program, before its hazards are compared."""
+    """The exit code of the program, before its hazards are compared. Shows its error."""
     code = result.exit_code
-    if isinstance(result.error, KeyboardInterrupt):
-        code = exit_codes.INTERRUPTED
-    elif result.error is not None:
-        code = exit_codes.PROGRAM_FAILED
-    if not flush_stdout() and code == exit_codes.OK:
-        return 120  # Python's own exit code when it cannot flush stdout
+    flush_stdout()
+    if result.error is not None:
+        code = _show_error(result.error)
+        if isinstance(result.error, KeyboardInterrupt):
+            return exit_codes.INTERRUPTED
+        if code == 1:
+            return exit_codes.PROGRAM_FAILED
     return code
 
 
@@ -300,14 +322,14 @@ def _needs_gpu(error: BaseException | None) -> bool:
     return isinstance(error, (AssertionError, RuntimeError)) and str(error).startswith(_NO_GPU)
 
 
-def _show_error(error: BaseException) -> None:
-    """Show the program's error as Python does."""
+def _show_error(error: BaseException) -> int:
+    """Show the program's error as Python does; returns the exit code of Python."""
     from gpuprobe.api import watch
 
-    if not watch.show_error(error):
-        stderr.write(watch.own_traceback(error))
+    code = watch.show_error(error)
     if isinstance(error, GpuprobeError) and error.hint:
         stderr.print_line(f"  hint: {visible(error.hint)}")
+    return code
 
 
 def _report_and_compare(
@@ -386,12 +408,15 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
 def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
     from gpuprobe.api.render import render
 
+    cwd = ""
     if args.hazards_annotations is not None:
         new = found.findings if found.comparison is None else found.comparison.new
         # Every hazard has a place; one outside of the checkout is shown at the program.
         program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
         args.hazards_annotations.write(new, program, failed=found.failed)
-    render(found, "text", sys.stderr, cwd=str(Path.cwd()))
+    with contextlib.suppress(FileNotFoundError):  # the program has deleted it
+        cwd = str(Path.cwd())
+    render(found, "text", stderr.stream(), cwd=cwd)
 
 
 def _show_patch(file: Path, changes: Patch) -> None:

@@ -488,6 +488,8 @@ class ComputingShapes(Computing):
         return self._settle(plan, ready, key, out, args, kwargs)
 
     def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.capture is not None:
+            return func(*args, **kwargs)
         if not self._ready(plan, args, kwargs):
             if not self.reads.reported:
                 raise self.reads.refuse(f"{COUNT} {plan.name} finds")
@@ -567,7 +569,7 @@ class ComputingShapes(Computing):
 
     def _scalar(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if self.knowledge.known(tensor):
+        if self.capture is not None or self.knowledge.known(tensor):  # a capture refuses it
             return func(*args, **kwargs)
         return self.reads.scalar(tensor, self.knowledge.most(tensor))
 
