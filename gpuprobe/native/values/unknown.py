@@ -1,6 +1,6 @@
 """Numbers that a program reads and that were not computed.
 
-An `UnknownFloat` is a float, with the value `PLACEHOLDER`, which is finite: code that checks for NaN
+An `UnknownFloat` is a float of the value `PLACEHOLDER`, which is finite: code that tests for NaN
 and infinity continues as with any healthy number. What is computed with it is unknown as well. Its
 comparisons, its truth and its conversions are decisions, which `Decisions` makes and notes.
 
