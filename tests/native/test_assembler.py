@@ -104,7 +104,7 @@ def test_the_program_that_the_environment_names_is_the_real_one(
 
 
 @pytest.mark.usefixtures("triton")
-def test_a_stand_in_is_not_the_real_one(folder: Path, caches: dict[str, str]) -> None:
+def test_a_placeholder_is_not_the_real_one(folder: Path, caches: dict[str, str]) -> None:
     """An estimate within another one."""
     first = assembler_variables(folder, caches, {})
     assert assembler_variables(folder, caches, first) == {}

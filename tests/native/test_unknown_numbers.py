@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.native.values.unknown import STAND_IN, UnknownFloat, UnknownInt, follow_math
+from gpuprobe.native.values.unknown import PLACEHOLDER, UnknownFloat, UnknownInt, follow_math
 from gpuprobe.patching import Patches
 
 
@@ -34,9 +34,9 @@ class Noted:
     def printed(self) -> None:
         self.needs.append("text")
 
-    def whole(self, need: str, stand_in: int) -> int:
+    def whole(self, need: str, placeholder: int) -> int:
         self.needs.append(need)
-        return stand_in
+        return placeholder
 
 
 @pytest.fixture
@@ -180,5 +180,5 @@ def test_it_is_printed_as_not_a_number_and_stored_as_a_number(noted: Noted) -> N
     assert f"{value:8.3f} {value}" == "     nan nan"
     assert repr([value]) == "[nan]"
     assert set(noted.needs) == {"text"}
-    assert json.loads(json.dumps(value)) == STAND_IN  # C code reads the value
+    assert json.loads(json.dumps(value)) == PLACEHOLDER  # C code reads the value
     assert type(pickle.loads(pickle.dumps(value))) is float

@@ -8,7 +8,7 @@ The policy, in this order, wherever such a value is needed (docs/explanation/unk
 3. A condition of which one side can only fail or warn takes the other side
    (`gpuprobe.native.values.conditions.branches`).
 4. Any other condition takes the side that does more (`undecided`), a size is the largest possible
-   if that is known, and a number that leaves gpuprobe's view has the value `STAND_IN`. Each is
+   if that is known, and a number that leaves gpuprobe's view has the value `PLACEHOLDER`. Each is
    noted with its line. Where no report would show the notes, this is the error `ValueNeeded`.
 """
 
@@ -34,7 +34,7 @@ FINITE: Final = "numbers that were not computed are finite"
 _HARMLESS: Final = (
     ("amp/grad_scaler.py", "gradient scaling finds no overflow", 0.0),
     ("nn/init.py", "resampling in torch's initialisers stops after the first try", 0.0),
-    ("optim/_adafactor.py", "norms that Adafactor reads are unknown", STAND_IN),
+    ("optim/_adafactor.py", "norms that Adafactor reads are unknown", PLACEHOLDER),
 )
 _DEPTH: Final = 8
 _PLUMBING: Final = (PACKAGE, f"{TORCH}_ops.py", f"{TORCH}utils/_python_dispatch.py")
@@ -63,7 +63,7 @@ class Reads:
 
     # --- what is read
 
-    def item(self, tensor: Any, stand_in: int = 0) -> Any:
+    def item(self, tensor: Any, placeholder: int = 0) -> Any:
         """The element of an unknown tensor."""
         dtype = tensor.dtype
         if dtype is torch.bool:
@@ -79,15 +79,15 @@ class Reads:
             return UnknownFloat(self)
         if dtype.is_complex:
             self.escape("a complex number")
-            return complex(STAND_IN, 0.0)
-        return UnknownInt(self, self.whole("a whole number", stand_in))
+            return complex(PLACEHOLDER, 0.0)
+        return UnknownInt(self, self.whole("a whole number", placeholder))
 
-    def scalar(self, tensor: Any, stand_in: int = 0) -> Any:
+    def scalar(self, tensor: Any, placeholder: int = 0) -> Any:
         """`item` for C++ code, which gets a plain number."""
-        value = self.item(tensor, stand_in)
+        value = self.item(tensor, placeholder)
         if isinstance(value, UnknownFloat):
             self.escape("a number")
-            return STAND_IN
+            return PLACEHOLDER
         return int.__int__(value) if isinstance(value, UnknownInt) else value
 
     def decide(self, need: str, healthy: bool | None = None) -> bool:
@@ -144,11 +144,11 @@ class Reads:
         place = _where()[2]
         self.decided = self.decided or place
         self.notes[
-            f"{place}: {need} that was not computed is {STAND_IN} here; decisions by it are not "
+            f"{place}: {need} that was not computed is {PLACEHOLDER} here; decisions by it are not "
             "followed"
         ] = None
 
-    def whole(self, need: str, stand_in: int) -> int:
+    def whole(self, need: str, placeholder: int) -> int:
         """A whole number, such as a size or an index. Raises UnknownValue where no report would
         show it.
         """
@@ -159,8 +159,8 @@ class Reads:
             raise self.refuse(need)
         place = _where()[2]
         self.decided = self.decided or place
-        self.notes[f"{place}: {need} that was not computed is assumed to be {stand_in}"] = None
-        return stand_in
+        self.notes[f"{place}: {need} that was not computed is assumed to be {placeholder}"] = None
+        return placeholder
 
     def printed(self) -> None:
         """Note that a number becomes text: the first one, as training prints in each step."""
@@ -168,20 +168,20 @@ class Reads:
             self._printed = True
             self.notes[f"{_where()[2]}: numbers that were not computed are printed as nan"] = None
 
-    def filled(self, tensor: Any, stand_in: int = 0) -> Any:
+    def filled(self, tensor: Any, placeholder: int = 0) -> Any:
         """A host tensor for NumPy, in place of one that is unknown."""
         dtype = tensor.dtype
         given = self._given(floating=dtype.is_floating_point)
         if given is None:
             self.escape("an array")
-            given = STAND_IN if dtype.is_floating_point or dtype.is_complex else stand_in
+            given = PLACEHOLDER if dtype.is_floating_point or dtype.is_complex else placeholder
         return torch.full(tensor.shape, given, dtype=dtype)
 
-    def listed(self, tensor: Any, stand_in: int = 0) -> Any:
+    def listed(self, tensor: Any, placeholder: int = 0) -> Any:
         """Nested lists of what `item` gives."""
         if not tensor.numel():
             return torch.empty(tensor.shape).tolist()
-        made = self.item(tensor, stand_in)
+        made = self.item(tensor, placeholder)
         for size in reversed(tensor.shape):
             made = [made] * size if made.__class__ is not list else [[*made] for _ in range(size)]
         return made

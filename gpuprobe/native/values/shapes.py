@@ -30,7 +30,7 @@ from gpuprobe.native.values.exchanges import read_and_written
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
 from gpuprobe.native.values.reads import COUNT, Reads
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
-from gpuprobe.native.values.unknown import STAND_IN
+from gpuprobe.native.values.unknown import PLACEHOLDER
 from gpuprobe.torch_support.callers import place_of, program_line
 
 LIMIT: Final = 1 << 20
@@ -221,7 +221,7 @@ def _made_of_unknown(tensor: Any) -> bool:
         tensor.dtype in (torch.float32, torch.float64)
         and tensor.layout is torch.strided
         and 0 < tensor.numel() <= _MOST_NUMBERS
-        and (tensor == STAND_IN).any()
+        and (tensor == PLACEHOLDER).any()
     )
 
 
@@ -319,7 +319,7 @@ class ComputingShapes(Computing):
                 there = there or value.is_cuda
                 ready = ready and (known(value) or id(value) in skip)
             elif type(value) is float:
-                ready = ready and value != STAND_IN
+                ready = ready and value != PLACEHOLDER
             elif type(value) is torch.device:
                 there = there or value.type == "cuda"
             elif isinstance(value, (list, tuple)):
@@ -403,7 +403,7 @@ class ComputingShapes(Computing):
         if self.knowledge._host:
             ready = self._ready(plan, args, kwargs)
         else:
-            ready = not any(type(value) is float and value == STAND_IN for value in args)
+            ready = not any(type(value) is float and value == PLACEHOLDER for value in args)
         out = func(*args, **kwargs)
         if not ready:
             outs = out if isinstance(out, (tuple, list)) else (out,)

@@ -1,12 +1,12 @@
 """Numbers that a program reads and that were not computed.
 
-An `UnknownFloat` is a float, with the value `STAND_IN`, which is finite: code that checks for NaN
+An `UnknownFloat` is a float of the value `PLACEHOLDER`, which is finite: code that tests for NaN
 and infinity continues as with any healthy number. What is computed with it is unknown as well. Its
 comparisons, its truth and its conversions are decisions, which `Decisions` makes and notes.
 
 C code reads the value without calling a method. So the value itself can be recognised: a tensor
-that is made of it, or an operator that gets it as a scalar, is unknown, and the functions of `math`
-are replaced while values are tracked (`follow_math`).
+that is made with one, or the result of an operator that gets it as a scalar, is unknown, and the
+functions of `math` are replaced while values are tracked (`follow_math`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from gpuprobe.patching import Patches
 
-STAND_IN: Final = 0.7357823848724365
+PLACEHOLDER: Final = 0.7357823848724365
 """The value of all unknown numbers: within (0, 1), so that logarithms, roots and divisions work,
 and the same in float32 and float64, so that it is recognised."""
 
@@ -38,7 +38,7 @@ class Decisions(Protocol):
     def escape(self, need: str) -> None:
         """Note a number whose use is not followed from here on."""
 
-    def whole(self, need: str, stand_in: int) -> int:
+    def whole(self, need: str, placeholder: int) -> int:
         """A whole number, such as a size."""
 
     def printed(self) -> None:
@@ -54,7 +54,7 @@ def _compared(
         if self is other:
             return same
         if not isinstance(other, (UnknownFloat, UnknownInt)) and not math_isfinite(other):
-            return flips(STAND_IN, other)
+            return flips(PLACEHOLDER, other)
         return self.decisions.decide(f"whether a number {mark} another")
 
     compare.__name__ = name
@@ -69,10 +69,12 @@ def _computed(name: str) -> Callable[..., Any]:
     native = getattr(float, name)
 
     def compute(self: Any, *others: Any) -> Any:
-        plain = [STAND_IN if isinstance(one, (UnknownFloat, UnknownInt)) else one for one in others]
-        if native(STAND_IN, *(1.0 if isinstance(one, (int, float)) else one for one in plain)) is (
-            NotImplemented
-        ):
+        plain = [
+            PLACEHOLDER if isinstance(one, (UnknownFloat, UnknownInt)) else one for one in others
+        ]
+        if native(
+            PLACEHOLDER, *(1.0 if isinstance(one, (int, float)) else one for one in plain)
+        ) is (NotImplemented):
             return NotImplemented
         return UnknownFloat(self.decisions)
 
@@ -151,16 +153,16 @@ class UnknownFloat(_Unknown, float):
     """A float that was not computed."""
 
     def __new__(cls, decisions: Decisions) -> UnknownFloat:
-        made = super().__new__(cls, STAND_IN)
+        made = super().__new__(cls, PLACEHOLDER)
         made.decisions = decisions
         return made
 
     def __hash__(self) -> int:
-        return hash(STAND_IN)
+        return hash(PLACEHOLDER)
 
     def __float__(self) -> float:
         self.decisions.escape("a plain number")
-        return STAND_IN
+        return PLACEHOLDER
 
     def __int__(self) -> int:
         return self.decisions.whole("a whole number", 1)
@@ -175,10 +177,10 @@ class UnknownFloat(_Unknown, float):
 
     def as_integer_ratio(self) -> tuple[int, int]:
         self.decisions.escape("a plain number")
-        return STAND_IN.as_integer_ratio()
+        return PLACEHOLDER.as_integer_ratio()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return float, (STAND_IN,)
+        return float, (PLACEHOLDER,)
 
 
 class UnknownInt(_Unknown, int):
@@ -188,8 +190,8 @@ class UnknownInt(_Unknown, int):
 
     decisions: Decisions
 
-    def __new__(cls, decisions: Decisions, stand_in: int) -> UnknownInt:
-        made = super().__new__(cls, stand_in)
+    def __new__(cls, decisions: Decisions, placeholder: int) -> UnknownInt:
+        made = super().__new__(cls, placeholder)
         made.decisions = decisions
         return made
 
@@ -206,7 +208,7 @@ class UnknownInt(_Unknown, int):
 def _plain(value: Any) -> Any:
     if isinstance(value, UnknownInt):
         return int.__int__(value)
-    return STAND_IN if isinstance(value, UnknownFloat) else value
+    return PLACEHOLDER if isinstance(value, UnknownFloat) else value
 
 
 def _whole(name: str) -> Callable[..., Any]:
