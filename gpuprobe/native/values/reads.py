@@ -26,7 +26,7 @@ from gpuprobe.errors import UnknownValue, ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.native.values.conditions import branches
 from gpuprobe.native.values.conditions.undecided import MOST, side_of
-from gpuprobe.native.values.unknown import STAND_IN, UnknownFloat, UnknownInt
+from gpuprobe.native.values.unknown import PLACEHOLDER, UnknownFloat, UnknownInt
 from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_line
 
 COUNT: Final = "how many elements"
