@@ -575,8 +575,10 @@ bool exchange_split(exchange *x, int color, int key, void *id, int *size, int *r
 }
 
 // --- the end
+static atomic_bool failed_at_end;   // where no call of the program raises it any more
 // Leave a group. What others still wait for is taken first: 0, or an error.
 int exchange_leave(exchange *x) {
+  bool failed_before = atomic_load(&failed_now);
   atomic_store(&x->members[x->rank].left, 1);
   ring(x);
   int result = x->failed ? SUCCESS : take_all_of(x, true);
@@ -601,13 +603,13 @@ int exchange_leave(exchange *x) {
     report("rank %d has left the group without receiving the %llu %s that rank %d sent%s", global_rank(x, x->rank), (unsigned long long)s->call.count, TYPES[s->call.type < 12 ? s->call.type : 1], global_rank(x, r), at);
     result = COLLECTIVE_FAILED;
   }
+  if (!failed_before && atomic_load(&failed_now)) atomic_store(&failed_at_end, true);
   return result;
 }
 // A process that ends is no rank any more. What it has called and not waited for, it waits for now.
 __attribute__((destructor)) static void leave_all(void) {
-  bool failed_before = atomic_load(&failed_now);
   for (exchange *x = exchanges; x; x = x->other) if (x->owner == getpid()) exchange_leave(x);
-  if (!failed_before && atomic_load(&failed_now)) _exit(1);
+  if (atomic_load(&failed_at_end)) _exit(1);
 }
 void exchange_free(exchange *x) {
   pthread_mutex_lock(&list_lock);
