@@ -249,8 +249,8 @@ class NativeSession:
         """Do nothing: recordings at level ``trace`` begin with the first use of a GPU."""
 
     def read_unknown_as_nan(self) -> None:
-        """Assume values that were not computed, and note it, instead of raising ValueNeeded. Call it
-        before `start`, or before torch is imported.
+        """Assume values that were not computed, and note it, instead of raising ValueNeeded. Call
+        it before `start`, or before torch is imported.
         """
         self._reported = True
         if process.VALUES in os.environ:

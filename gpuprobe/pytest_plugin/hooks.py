@@ -39,7 +39,7 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 def load_engine(config: pytest.Config) -> None:
     """Load the native engine, which computes values while they cost seconds, for all tests. Raises
-    if it cannot be loaded.
+    pytest.UsageError if it cannot be loaded.
     """
     from gpuprobe.api.virtual import virtual_gpu
 

@@ -67,12 +67,10 @@ print(json.dumps([found, auto]))
     found, auto = python(text, tmp_path)
     figures = [figures for figures, *_ in found]
     assert figures[0] == figures[1] == figures[2]
-    # An attempt without values is made first, and leaves nothing for the one with values.
     assert auto[0] == auto[1]
     (allocated, _, _), compute, why, assumed = auto[0]
     assert compute == "real"
-    line = 1 + STEP.splitlines().index("            if decides and large.sum() > 0:")
-    assert f"program.py:{line} needs a value, and the run is small enough" in why
+    assert why == "they take seconds"
     assert allocated > figures[0][0]
     assert not any("from before" in text for text in assumed)
 
@@ -114,8 +112,7 @@ prepare("native", EngineOptions("h100-80gb", endless=True))
 from gpuprobe.native.values import budget  # it imports torch
 
 def why(build):
-    found = estimate(build, steps=1)
-    return found.compute, found.compute_why, found.assumed
+    return estimate(build, steps=1)[1:]
 
 def large():
     import torch
@@ -151,14 +148,15 @@ def test_a_script_is_run_again_with_values_where_it_needs_one(tmp_path: Path) ->
 import sys
 import torch
 print("run", sys.argv[1:])
+unused = torch.ones(300 << 18, device="cuda")  # more than is computed on the way
 net = torch.nn.Linear(1024, 1024).cuda()
 optimizer = torch.optim.SGD(net.parameters(), 0.1)
 for _ in range(2):
     out = net(torch.randn(512, 1024, device="cuda"))
     loss = out.square().mean()
     value = out.exp().cumsum(0)[-1].sum().item()
-    if "fail" in sys.argv and value != value:
-        raise ValueError("not a number")
+    if "fail" in sys.argv:
+        [0.0, 0.0][2 - int(value > 100)]  # the sum is about 600,000
     if "select" in sys.argv:
         torch.unique(out[out > 0]).numel()
     loss.backward()
@@ -169,16 +167,16 @@ for _ in range(2):
     exact = json.loads(done.stdout)
     assert done.stderr.count("run ['select']") == 2
     assert "running the program a second time" in done.stderr
-    assert f"{script}:13 has a size that depends on values" in exact["compute_why"]
+    assert f"{script}:14 decides by a value, and the run" in exact["compute_why"]
     bound = json.loads(estimated(script, "--compute", "shapes", "--", "select").stdout)
     assert bound["peak_allocated"] > exact["peak_allocated"]
-    assert any("train.py:13: all elements differ" in text for text in bound["assumed"])
+    assert any("train.py:14: all elements differ" in text for text in bound["assumed"])
 
     again = estimated(script, "--", "fail")
     assert again.returncode == 0, again.stderr
     found = json.loads(again.stdout)
     assert found["compute"] == "real"
-    assert f"{script}:9 needs a value" in found["compute_why"]  # it was given NaN, and failed
+    assert f"{script}:12 needs a value" in found["compute_why"]  # it was assumed, and failed
 
 
 def test_kernels_that_nothing_computes_are_named(tmp_path: Path) -> None:

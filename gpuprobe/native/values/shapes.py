@@ -345,7 +345,7 @@ class ComputingShapes(Computing):
             many = len(plan.func._schema.returns) > 1
             fresh = tuple(tensors_in([out[i] for i in plan.fresh] if many else (out,)))
         written = self._written(plan, args, kwargs) if plan.writes else []
-        self._spend(plan, args, kwargs, fresh or out)
+        self._spend(plan, args, kwargs, out)
         if self.capture is not None:
             self._captured(plan, ready, key, out, args, kwargs, fresh, written)
             return out
