@@ -490,8 +490,8 @@ def preload() -> None:
 
 
 def can_load() -> bool:
-    """Whether `load` is not too late in this process: its torch, if imported, has the engine, and has
-    not counted the GPUs.
+    """Whether `load` is not too late in this process: its torch, if imported, has the engine, and
+    has not counted the GPUs.
     """
     if "torch" not in sys.modules or loaded() is not None:
         return True

@@ -143,7 +143,8 @@ class Reads:
         place = _where()[2]
         self.decided = self.decided or place
         self.notes[
-            f"{place}: {need} that was not computed is {STAND_IN} here; decisions by it are not followed"
+            f"{place}: {need} that was not computed is {STAND_IN} here; "
+            "decisions by it are not followed"
         ] = None
 
     def whole(self, need: str, stand_in: int) -> int:
