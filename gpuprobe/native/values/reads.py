@@ -58,6 +58,7 @@ class Reads:
         self.refused: ValueNeeded | None = None
         """The first error that was raised: a program's handler may have caught it."""
         self._verdicts: dict[tuple[tuple[CodeType, int], ...], branches.Verdict | None] = {}
+        self._printed = False
         self._streaks: dict[tuple[CodeType, int], int] = {}
 
     # --- what is read
@@ -143,8 +144,8 @@ class Reads:
         place = _where()[2]
         self.decided = self.decided or place
         self.notes[
-            f"{place}: {need} that was not computed is {STAND_IN} here; "
-            "decisions by it are not followed"
+            f"{place}: {need} that was not computed is {STAND_IN} here; decisions by it are not "
+            "followed"
         ] = None
 
     def whole(self, need: str, stand_in: int) -> int:
@@ -160,6 +161,12 @@ class Reads:
         self.decided = self.decided or place
         self.notes[f"{place}: {need} that was not computed is assumed to be {stand_in}"] = None
         return stand_in
+
+    def printed(self) -> None:
+        """Note that a number becomes text: the first one, as training prints in each step."""
+        if not self._printed:
+            self._printed = True
+            self.notes[f"{_where()[2]}: numbers that were not computed are printed as nan"] = None
 
     def filled(self, tensor: Any, stand_in: int = 0) -> Any:
         """A host tensor for NumPy, in place of one that is unknown."""
