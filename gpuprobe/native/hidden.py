@@ -35,7 +35,8 @@ def load(gpu: str, without: Mapping[str, str | None] | None = None) -> None:
     """
     global _without
     before = dict(os.environ)
-    process.load(parse_spec(gpu))
+    # Autograd counts the GPUs, and does so once: also while they are hidden.
+    process.load(parse_spec(gpu)).give_settings()
     if _without is None:
         names = {**before, **os.environ}
         changed = {n: before.get(n) for n in names if before.get(n) != os.environ.get(n)}

@@ -225,6 +225,7 @@ class Runtime:
         core.gpn_log_entry_size.restype = ctypes.c_size_t
         core.gpn_log_dropped.restype = ctypes.c_ulonglong
         core.gpn_ncclWriteUpTo.argtypes = (ctypes.c_size_t,)
+        core.gpn_give_settings.argtypes = (ctypes.c_char_p,)
         core.gpn_set_endless.argtypes = (ctypes.c_bool,)
         core.gpn_driver_memory.argtypes = (ctypes.c_int, ctypes.c_longlong)
         core.gpn_graphs_made.restype = ctypes.c_ulonglong
@@ -246,7 +247,12 @@ class Runtime:
                 return False
             self._core.gpn_set_endless(_ENDLESS in parts)
         self.settings = settings
+        self.give_settings()
         return True
+
+    def give_settings(self) -> None:
+        """Have the runtime read its settings from here, not from the environment."""
+        self._core.gpn_give_settings(self.settings.encode())
 
     def used(self, index: int) -> int:
         """Bytes that this process holds on a device of the machine, its context included."""

@@ -58,9 +58,9 @@ def test_an_estimate_names_lines_of_other_cells_too(
     executed: list[nbformat.NotebookNode],
 ) -> None:
     page = shown(executed[3])
-    assert "a100-40gb: fits" in page
+    assert "h100-80gb: fits" in page
     assert "<b>In [4]:2</b>" in page
-    assert shown(executed[3], "text/plain").startswith("<estimate for a100-40gb: fits, ")
+    assert shown(executed[3], "text/plain").startswith("<estimate for h100-80gb: fits, ")
 
 
 def test_a_race_is_shown_with_the_source_of_its_cell_and_a_fix(

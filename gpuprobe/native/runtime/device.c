@@ -67,8 +67,10 @@ static void set_number(device *d, const char *key, const char *value) {
 #undef NUMBER
 }
 
+static char *given_settings;   // those of a process whose environment lacks them: its GPUs are hidden at times
+
 static void read_settings(void) {
-  const char *given = getenv("GPUPROBE_NATIVE");
+  const char *given = given_settings ? given_settings : getenv("GPUPROBE_NATIVE");
   settings = strdup(given ? given : "");
   char text[64];
   if (find_text("cuda", text, sizeof text)) cuda_version = atoi(text);
@@ -419,5 +421,6 @@ int FN(version)(void) { return 1; }
 int FN(devices)(void) { return machine_count(); }
 unsigned long long FN(used)(int index) { return used_memory(index); }
 void FN(driver_memory)(int ordinal, long long bytes) { driver_memory(ordinal, bytes); }
+void FN(give_settings)(const char *text) { given_settings = strdup(text); }
 void FN(set_endless)(bool on) { endless = on; }
 bool FN(settings_read)(void) { return settings != NULL; }   // until then they can be changed
