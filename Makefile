@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test oracle venv lint types contracts unit fix coverage properties test-torch test-python test-gpu bench-gpu test-pycuda mutants docs docs-images clean
+.PHONY: help demo test venv lint types contracts unit fix coverage properties test-torch test-python test-gpu bench-gpu test-pycuda mutants docs docs-images clean
 
 help:
 	@echo "make demo       record an example training run on a simulated GPU and print its report"
@@ -91,17 +91,8 @@ test-python:
 test-pycuda: $(STAMP_DEV)
 	$(PY) tests/support/pycuda_check.py .venv-pycuda
 
-# The virtual GPU against torch's own CUDA code, on all samples of torch's operators and on programs.
-oracle: $(STAMP_DEV)
-	$(PY) -m pip install --quiet --disable-pip-version-check expecttest
-	$(PY) benchmarks/oracle.py collect oracle-native.jsonl --engine native
-	$(PY) benchmarks/oracle.py collect oracle-native.jsonl --engine native --programs
-	$(PY) benchmarks/oracle.py collect oracle-virtual.jsonl --engine virtual
-	$(PY) benchmarks/oracle.py collect oracle-virtual.jsonl --engine virtual --programs
-	$(PY) benchmarks/oracle.py compare oracle-native.jsonl oracle-virtual.jsonl
-
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
-# Then the same programs on the card and on the native engine: what differs.
+# Then the same programs on the card and on a simulated one: what differs.
 test-gpu:
 	$(PY) -m pytest -m gpu -q
 	PYTHONPATH=. $(PY) benchmarks/oracle.py collect oracle-cuda.jsonl --engine cuda --programs

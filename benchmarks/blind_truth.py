@@ -9,7 +9,7 @@ programs before figures and programs were committed.
 address), GPU, torch version and arguments that it belongs to; ``blind_truth/programs`` what runs
 them: others' own programs, fetched into ``SOURCES``, with less repetition where it changes nothing
 (three steps instead of a thousand), and without weights, data sets and tokenizers. Each runs in
-``gpuprobe estimate --engine native --compute shapes``, with the torch of its source as far as that
+``gpuprobe estimate --compute shapes``, with the torch of its source as far as that
 is 2.6 or later (``--python VERSION=INTERPRETER``, each with a build of torch with CUDA), and prints
 the figures that its authors print. Packages that the programs import (pandas, einops, einx,
 jaxtyping, tabulate, matplotlib, lightning, torchmetrics, torchvision) have to be importable.
@@ -319,7 +319,7 @@ def run(program: Row, files: Files, python: str, folder: Path, work: Path) -> Ro
     whose GPU does not.
     """
     within = program.get("within", False)
-    words = ["run" if within else "estimate", "--engine", "native"]
+    words = ["run" if within else "estimate"]
     words += ["--compute", program.get("compute", "shapes"), "--gpu", program["gpu"]]
     if "ranks" in program:
         words += ["--ranks", str(program["ranks"])]

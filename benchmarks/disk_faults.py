@@ -1,6 +1,6 @@
 """Record programs on a disk that fails at each call which writes the recording.
 
-    python benchmarks/disk_faults.py [--gpu t4]
+    python benchmarks/disk_faults.py [--gpu t4] [--every 1]
 
 For each program (on its own, as two ranks, and one that forks a process), level, error (ENOSPC,
 EIO, EROFS, EDQUOT, short writes) and call: that call fails, once and together with all that follow.
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,7 @@ def cases(program: str, ranks: int, level: str, calls: int) -> Iterator[faults.C
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--gpu", default="", help="on the native engine (default: on the CPU)")
+    parser.add_argument("--every", type=int, default=1, help="of the faults, only each N-th")
     args = parser.parse_args()
     wrong = total = 0
     with tempfile.TemporaryDirectory() as text:
@@ -49,7 +51,7 @@ def main() -> None:
                 bare = faults.Case(program, level, ranks, first=0, count=0)
                 ((_, calm),) = faults.run(library, [bare], args.gpu)
                 states: Counter[str] = Counter()
-                every = cases(program, ranks, level, calm.calls)
+                every = islice(cases(program, ranks, level, calm.calls), 0, None, args.every)
                 for case, outcome in faults.run(library, every, args.gpu):
                     total += 1
                     states[state(outcome)] += 1

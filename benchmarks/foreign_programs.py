@@ -32,8 +32,8 @@ from foreign import programs, table
 
 HERE = Path(__file__).resolve().parent
 MODES = ("cpu", "real", "shapes")
-OF_CUDA = ("native-real", "native-shapes", "cuda")
-"""With torch's build with CUDA; modes of one engine at a time."""
+OF_CUDA = ("cuda",)
+"""On this machine's GPU; not together with other modes."""
 SECONDS = 240
 GIGABYTES = 16
 AT_ONCE = 25

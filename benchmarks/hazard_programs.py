@@ -88,24 +88,23 @@ def chosen(names: Collection[str], done: Collection[str]) -> list[Program]:
     return [one for one in found if one.name not in done and (not names or one.name in names)]
 
 
-def begin(engine: str) -> None:
-    """Load ``engine``, and then all that programs import, before `run_each`."""
-    from gpuprobe.engines.base import EngineOptions
-    from gpuprobe.engines.choice import prepare
+def begin() -> None:
+    """Load the simulated GPUs, and then all that programs import, before `run_each`."""
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.process import load
 
-    prepare(engine, EngineOptions(GPUS))
+    load(parse_spec(GPUS))
     programs()
     import test_hazard_corpus  # noqa: F401 - `run` does
 
 
-def gpus(engine: str) -> AbstractContextManager[Any]:
-    """Two GPUs. In a program's process: the native engine's runs backward passes at its start, and
-    autograd's threads do not survive a fork.
+def gpus() -> AbstractContextManager[Any]:
+    """Two GPUs. In a program's process: they run backward passes at their start, and autograd's
+    threads do not survive a fork.
     """
-    from gpuprobe.engines.base import EngineOptions
-    from gpuprobe.engines.choice import session
+    from gpuprobe.native.session import EngineOptions, session
 
-    return session(engine, EngineOptions(GPUS))
+    return session(EngineOptions(GPUS))
 
 
 def run(program: Program) -> Any:
@@ -119,7 +118,6 @@ def run(program: Program) -> Any:
 
 
 def run_each(
-    engine: str,
     left: Sequence[Program],
     account: Callable[[Program], Any],
     *,
@@ -137,7 +135,7 @@ def run_each(
         child = os.fork()
         if not child:
             os.close(reading)
-            _in_child(engine, part, account, writing)
+            _in_child(part, account, writing)
         os.close(writing)
         lines = _Lines(reading)
         why = ""
@@ -156,11 +154,9 @@ def run_each(
         os.waitpid(child, 0)
 
 
-def _in_child(
-    engine: str, part: Sequence[Program], account: Callable[[Program], Any], writing: int
-) -> None:
+def _in_child(part: Sequence[Program], account: Callable[[Program], Any], writing: int) -> None:
     try:
-        with os.fdopen(writing, "w") as file, gpus(engine):
+        with os.fdopen(writing, "w") as file, gpus():
             rewind = rewinding()
             for program in part:
                 rewind()

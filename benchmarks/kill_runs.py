@@ -9,8 +9,9 @@ CUDA code runs without a GPU (the native engine). Three things must hold:
 
 * a recording opens if the program has finished a step and `PAUSE` has passed since (a step is
   written within 0.25 s);
-* its lost time is at most `MOST_LOST`: from the end of the last step that it contains to the end of
-  the last step that the program finished before the kill (the program notes when each one ends);
+* every step that ended more than `MOST_LOST` before the kill is in it. The lost time is the age, at
+  the kill, of the oldest step that the program finished and the recording does not contain (the
+  program notes when each one ends);
 * it is reported to be incomplete, so that no check of it passes.
 
 Of each twentieth run, ``report``, ``view --once``, ``diff``, ``baseline`` and ``check`` read what
@@ -172,8 +173,7 @@ def outcome(kind: str, folder: Path, world: int, moment: float) -> Outcome:
     for rank, times in finished.items():
         missing = [one for one in times[steps.get(rank, 0) :] if one <= moment]
         if missing:
-            known = times[: steps.get(rank, 0)]
-            lost = missing[-1] - (known[-1] if known else missing[0])
+            lost = moment - missing[0]
             longest = max(longest, lost)
             if lost > MOST_LOST:
                 problems.append(f"rank {rank} lost {lost:.3f} s: {len(missing)} steps")

@@ -1,4 +1,4 @@
-"""liger-kernel's benchmark programs on a virtual GPU, for ``published_peaks.py``."""
+"""liger-kernel's benchmark programs on a simulated GPU, for ``published_peaks.py``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TABLE = "benchmark/data/all_benchmark_data.csv"
 SCRIPTS = "benchmark/scripts"
 _LIMIT_S = 1800
 
-ROUTED = {"fused_moe": 16 << 20}
-"""Kernels whose sizes depend on random numbers, and the bytes up to which those are known."""
+ROUTED = ("fused_moe",)
+"""Kernels whose sizes depend on random numbers: all values are computed for them."""
 UNPROBED = ("fused_linear_selected_log_probs",)
 """Kernels whose program fails where it finds out which sizes fit: their rows were measured by
 another one, with its functions, in the order of the table's timestamps."""
@@ -146,17 +146,14 @@ def programs_of(folders: dict[Version, Path], row: Row) -> list[tuple[Path, Path
     return list(dict.fromkeys(pairs))
 
 
-def run_program(
-    package: Path, script: Path, gpu: str, wanted: list[Row], version: str = ""
-) -> list[Row] | str:
+def run_program(package: Path, script: Path, gpu: str, wanted: list[Row]) -> list[Row] | str:
     """Rows with ``ours``, or ``why`` they have none; or why there are no rows at all. Each program
-    runs in a separate process, forked where all have imported the same. ``version``: of torch,
-    whose kernels are simulated.
+    runs in a separate process, forked where all have imported the same.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "rows.json", Path(folder) / "log"
         child = multiprocessing.get_context("fork").Process(
-            target=work, args=(package, script, gpu, wanted, out, log, version)
+            target=work, args=(package, script, gpu, wanted, out, log)
         )
         child.start()
         child.join(_LIMIT_S)
@@ -174,11 +171,14 @@ def run_program(
 def import_common() -> None:
     """What every program imports."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    from gpuprobe.native.process import preload
+
+    preload()
     import torch._dynamo  # noqa: F401
     import triton.testing  # noqa: F401
     from transformers.models.llama import modeling_llama  # noqa: F401
 
-    import gpuprobe.virtual.session  # noqa: F401
+    import gpuprobe.native.session  # noqa: F401
 
 
 # -- within the worker
@@ -191,7 +191,6 @@ def work(
     wanted: list[Row],
     out: Path,
     log: Path,
-    version: str = "",
 ) -> None:
     """Run one program with its calls of `run_benchmarks` replaced."""
     import runpy
@@ -209,13 +208,8 @@ def work(
 
     rows: list[Row] = []
     failed = ""
-    numbers = "cuda" if kernel in ROUTED else "host"
-    machine = gpuprobe.virtual_gpu(gpu, compute="shapes", random=numbers, torch=version)
-    with machine as session:
+    with gpuprobe.virtual_gpu(gpu, compute="real" if kernel in ROUTED else "shapes"):
         import triton.testing
-
-        limits = session.machine.limits
-        limits.floating = max(limits.floating, ROUTED.get(kernel, 0))
 
         _import_package(package)
         absent_compilers.install()
@@ -237,8 +231,8 @@ def work(
     if failed and not rows:
         print(failed, flush=True)
     else:
-        of_then = version or ".".join(torch.__version__.split(".")[:2])
-        out.write_text(json.dumps([{**row, "torch": of_then} for row in rows]))
+        version = ".".join(torch.__version__.split(".")[:2])
+        out.write_text(json.dumps([{**row, "torch": version} for row in rows]))
 
 
 def _import_package(folder: Path) -> None:

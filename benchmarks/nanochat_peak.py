@@ -1,7 +1,7 @@
 """The published peak of a compiled training on 8 GPUs, and the one that `gpuprobe estimate`
 predicts.
 
-    python benchmarks/nanochat_peak.py [--results FOLDER] [--engine virtual|native]
+    python benchmarks/nanochat_peak.py [--results FOLDER]
 
 nanochat's speedrun of October 2025 (20 layers, 561 million parameters, 32 sequences of 2,048
 tokens on each of 8 GPUs) prints ``torch.cuda.max_memory_allocated`` at its end: 75422.02 MiB in
@@ -31,11 +31,11 @@ PUBLISHED = 75422.02
 GPU, RANKS, STEPS = "8xh100-80gb", 8, 3
 
 
-def estimated(folder: Path, engine: str) -> float:
+def estimated(folder: Path) -> float:
     """MiB, from ``folder`` if it is there already."""
-    kept = folder / f"nanochat-{engine}.json"
+    kept = folder / "nanochat.json"
     if not kept.exists():
-        words = ["--gpu", GPU, "--ranks", str(RANKS), "--steps", str(STEPS), "--engine", engine]
+        words = ["--gpu", GPU, "--ranks", str(RANKS), "--steps", str(STEPS)]
         done = subprocess.run(
             [sys.executable, "-m", "gpuprobe", "estimate", *words, "--json", str(PROGRAM)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -52,7 +52,6 @@ def estimated(folder: Path, engine: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path)
-    parser.add_argument("--engine", choices=("virtual", "native"), default="virtual")
     args = parser.parse_args()
     version = metadata.version("torch").split(".")[:2]
     if version not in (["2", "8"], ["2", "9"]) or importlib.util.find_spec("triton") is None:
@@ -60,7 +59,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.results or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        found = estimated(folder, args.engine)
+        found = estimated(folder)
     print(f"published  {PUBLISHED:>9.2f} MiB")
     print(f"estimated  {found:>9.2f} MiB  {found / PUBLISHED - 1:+.4%}")
     return round(found, 2) != PUBLISHED

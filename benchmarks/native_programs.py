@@ -1,11 +1,11 @@
-"""Whole programs of other people's making on the native engine.
+"""Whole programs of other people's making on the simulated GPU.
 
     python benchmarks/native_programs.py [--only NAME ...] [--mode cpu,real,shapes] [--again]
 
 The programs are those of ``native_programs.txt``: of transformers, timm, torchvision, diffusers,
 peft and others, from the corpus of ``benchmarks/foreign``, which describes them. Each runs in a
 separate process, forked from one that has imported its libraries: on the CPU for its losses, and
-as ``gpuprobe estimate --engine native`` runs it, with all values and in shapes. Printed are what
+as ``gpuprobe estimate`` runs it, with all values and in shapes. Printed are what
 does not run, losses that differ from the CPU's, and the counts.
 
 Needed is torch's build with CUDA (no GPU, none of NVIDIA's packages). Results are appended to
@@ -23,7 +23,7 @@ from foreign_programs import AT_ONCE, work
 
 HERE = Path(__file__).resolve().parent
 FROZEN = HERE / "native_programs.txt"
-MODES = {"cpu": "cpu", "real": "native-real", "shapes": "native-shapes"}
+MODES = ("cpu", "real", "shapes")
 
 
 def frozen() -> list[str]:
@@ -48,14 +48,14 @@ def summary(names: list[str], found: table.Results) -> list[str]:
     lines = []
     counts = dict.fromkeys(("ran with values", "ran in shapes", "equal losses", "compared"), 0)
     for name in names:
-        for mode, what in (("native-real", "ran with values"), ("native-shapes", "ran in shapes")):
+        for mode, what in (("real", "ran with values"), ("shapes", "ran in shapes")):
             row = found.get((name, mode), {"status": "not run"})
             if row["status"] == "ran":
                 counts[what] += 1
             else:
                 why = row.get("cause") or row.get("error", "")
                 lines.append(f"{name} {mode}: {row['status']}: {why}"[:300])
-        cpu, real = found.get((name, "cpu"), {}), found.get((name, "native-real"), {})
+        cpu, real = found.get((name, "cpu"), {}), found.get((name, "real"), {})
         # What draws its numbers on the device draws others than on the CPU.
         if cpu.get("status") == real.get("status") == "ran" and not real["drawn"]:
             counts["compared"] += 1
@@ -81,9 +81,9 @@ def main(argv: list[str] | None = None) -> int:
     names = [name for name in chosen if not args.only or name.startswith(tuple(args.only))]
     for mode in () if args.table else args.mode.split(","):
         done = table.read(args.results)
-        missing = [name for name in names if args.again or (name, MODES[mode]) not in done]
+        missing = [name for name in names if args.again or (name, mode) not in done]
         if missing:
-            run(missing, MODES[mode], args.results.resolve(), args.logs.resolve())
+            run(missing, mode, args.results.resolve(), args.logs.resolve())
     print("\n".join(summary(names, table.read(args.results))))
     return 0
 

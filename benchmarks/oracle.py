@@ -1,6 +1,6 @@
-"""What operators and programs allocate on two engines, allocation by allocation.
+"""What operators and programs allocate on a GPU and on the simulated one, allocation by allocation.
 
-    python benchmarks/oracle.py collect FILE --engine cuda|native|virtual [--dtypes float32]
+    python benchmarks/oracle.py collect FILE --engine cuda|native [--dtypes float32]
         [--samples 5] [--only PATTERN] [--programs | --sizes] [--shard I/N]
     python benchmarks/oracle.py compare FILE FILE [--show N]
 
@@ -8,9 +8,8 @@
 values, or with ``--programs`` those of `benchmarks/oracle_programs.py`, or with ``--sizes`` the
 random larger calls of `oracle_sizes.py`, and appends to FILE what each allocated and freed (size,
 stream, line, in order), the shape, stride, dtype and device of its results, and the type of its
-error. ``cuda`` is the machine's own GPU; ``native`` needs a build of torch with CUDA and no GPU,
-``virtual`` any build, all of the same version. They run in forked processes; a crash or an endless
-loop loses one sample, and what FILE has is not run again. Needs expecttest.
+error. ``cuda`` is the machine's own GPU, ``native`` a simulated one. They run in forked processes;
+a crash or an endless loop loses one sample, and what FILE has is not run again. Needs expecttest.
 
 ``compare`` prints how many calls are equal, then the operators and programs that differ with the
 first difference of each. Each sample runs once before it is measured, so that what only the first
@@ -59,7 +58,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     collecting = commands.add_parser("collect")
     collecting.add_argument("file", type=Path)
-    collecting.add_argument("--engine", choices=("cuda", "native", "virtual"), required=True)
+    collecting.add_argument("--engine", choices=("cuda", "native"), required=True)
     collecting.add_argument("--dtypes", default="float32", help="names separated by commas")
     collecting.add_argument("--samples", type=int, default=5, help="of each operator; 0: all")
     collecting.add_argument("--only", default="", help="regular expression of names")
@@ -98,10 +97,6 @@ def collect(given: argparse.Namespace) -> None:
         load(parse_spec(given.gpu))
     import torch
 
-    if given.engine == "virtual":  # all operators are noted, those known to be equal as well
-        from gpuprobe.virtual import accuracy
-
-        accuracy.known_equal = lambda func: False
     torch.set_num_threads(1)
     done = set(read(given.file))
     with given.file.open("a", encoding="utf-8") as file:
@@ -298,7 +293,7 @@ def _device(
     with (
         contextlib.nullcontext()
         if given.engine == "cuda"
-        else gpuprobe.virtual_gpu(given.gpu, engine=given.engine, compute=compute)
+        else gpuprobe.virtual_gpu(given.gpu, compute)
     ):
         torch.zeros(1, device="cuda")
         yield
@@ -373,18 +368,11 @@ def _described(value: Any) -> list[str]:
 
 def measured(call: Callable[[], Any]) -> dict[str, Any]:
     """The allocations and frees of a call, as [size, frees negative; stream; line], and the type of
-    its error, "" for none. Streams are numbered as they appear. On the virtual GPU also the
-    operators that torch dispatched for it, each with the bytes of its tensors in the largest call.
+    its error, "" for none. Streams are numbered as they appear.
     """
     import torch
 
-    error, virtual = "", None
-    if "gpuprobe.virtual.session" in sys.modules:
-        from gpuprobe.virtual.session import current
-
-        virtual = current()
-    if virtual is not None:
-        virtual.machine.called.clear()
+    error = ""
     torch.cuda.memory._record_memory_history(stacks="python", max_entries=1_000_000)
     try:
         call()
@@ -405,8 +393,6 @@ def measured(call: Callable[[], Any]) -> dict[str, Any]:
             own.discard(event["addr"])
             events.append([-event["size"], stream, _line(event.get("frames", ()))])
     entry: dict[str, Any] = {"events": events, "error": error}
-    if virtual is not None:
-        entry["operators"] = virtual.machine.called.sizes()
     return entry
 
 

@@ -3,7 +3,7 @@
     python benchmarks/pretended_ranks.py [--ranks 2 4] [--programs ddp fsdp2] [--compute shapes]
 
 The programs are those of ``tests/support/rank_programs.py``. Real and pretended ranks all run on a
-virtual GPU, the real ones with all values. What is compared is what the allocator counted:
+simulated GPU, the real ones with all values. What is compared is what the allocator counted:
 allocations, their bytes, the peaks of allocated and reserved memory. Prints a row for each program
 and number of ranks; the exit code is 1 where any rank differs.
 """

@@ -1,15 +1,14 @@
 """Peaks that others measured on GPUs, and ours of the same programs, without a GPU.
 
 liger-kernel publishes a table of the memory of its kernels and of what they replace, with the
-program of each row: ``benchmark/`` of its source distributions. Each program runs unchanged on a
-virtual GPU of the row's kind, with ``compute="shapes"`` and the sizes of the row. Its code is that
-of the first distribution, release or nightly, whose table has the row; it may be found in the next
-ones, too, and before it in those of the row's version. Timing is replaced by a few calls, since
-what it leaves allocated belongs to the peaks measured after it. The table does not name the
-torch: where rows differ with the kernels of the installed one, those of the versions that were
-current then are simulated as well (``torch`` of a result), and the best is kept. What torch 2.13
-cannot compile (GRPO's loss for a second batch size: an IndexError of Dynamo's) is run by a Python
-that has torch 2.6.
+program of each row: ``benchmark/`` of its source distributions. Each program runs unchanged on the
+simulated GPU of the row's kind, with ``compute="shapes"`` and the sizes of the row. Its code is
+that of the first distribution, release or nightly, whose table has the row; it may be found in the
+next ones, too, and before it in those of the row's version. Timing is replaced by a few calls,
+since what it leaves allocated belongs to the peaks measured after it. The table does not name the
+torch: the one that is installed runs (``torch`` of a result). What torch 2.13 cannot compile
+(GRPO's loss for a second batch size: an IndexError of Dynamo's) is run by a Python that has torch
+2.6.
 
     pip download --no-deps --no-binary :all: --no-build-isolation -d sources liger-kernel==0.8.5
     python benchmarks/published_peaks.py sources [--kernels softmax,kl_div] [--again]
@@ -19,11 +18,10 @@ then those of the next that has, or what is put into the unpacked folder from th
 commit that first had the row (``git log --reverse -S'2024-11-13 22:08:30' -- benchmark/data``, then
 ``git archive COMMIT benchmark test | tar x -C sources/unpacked/liger_kernel_nightly-...``). Rows of
 Megatron need its package: ``pip install --no-deps megatron-core``; those of its unfused loss the
-repository's ``tensor_parallel/cross_entropy.py`` of commit 00611e6 in place of the package's.
-Rows of sparsemax were measured four weeks before their first distribution, with
-``ops/sparsemax.py`` as pull request 687 of linkedin/Liger-Kernel had it before its review: in place
-of the one in the unpacked folder of 0.5.10. NVIDIA's compilers do not have to be installed:
-`absent_compilers`.
+repository's ``tensor_parallel/cross_entropy.py`` of commit 00611e6 in place of the package's. Rows
+of sparsemax were measured four weeks before their first distribution, with ``ops/sparsemax.py`` as
+pull request 687 of linkedin/Liger-Kernel had it before its review: in place of the one in the
+unpacked folder of 0.5.10. NVIDIA's compilers do not have to be installed: `absent_compilers`.
 
 Programs that compile code with torch 2.5 or older run with a Python that has torch 2.5, the oldest
 that works here: what that leaves in reference cycles (``compile_leftovers.py``) belongs to their
@@ -66,14 +64,11 @@ GPUS = {
     "NVIDIA GeForce RTX 3090": "rtx3090",
     "NVIDIA GeForce RTX 4090": "rtx4090",
 }
-RELEASES = (("2.6", "2025-01-29"), ("2.7", "2025-04-23"), ("2.8", "2025-08-06"))
-"""Versions of torch with kernels that are known to differ from later ones, and their dates."""
-SINCE_THEN_THE_SAME = "2025-10-15"
-"""The date of torch 2.9."""
-KEEPS_BARRIER = "2.11"
-"""The last torch that keeps the byte of a barrier: pull request 178896, of 2026-03-31."""
+OLDEST = ("2.6", "2025-01-29")
+"""The oldest torch that runs here, and its date."""
 ENOUGH = 0.8
 """Of rows that are equal, where no further program is tried."""
+
 
 BETWEEN_RELEASES = "measured with code between two releases, which none of them contains"
 WAITING = (
@@ -220,7 +215,7 @@ def table_of(rows: list[Row]) -> list[str]:
         if able and len(able) < len(ran):
             lines.append(
                 f"{kind}: {exact} of the {len(able)} rows ({exact / len(able):.1%}) that are of a "
-                f"torch from {RELEASES[0][0]} on, and of code that is published"
+                f"torch from {OLDEST[0]} on, and of code that is published"
             )
         constant = sum(kind_of(row) == kind for row in shifted)
         if constant:
@@ -238,7 +233,7 @@ def table_of(rows: list[Row]) -> list[str]:
 def _can_be_run(row: Row) -> bool:
     """Whether gpuprobe supports the torch that measured a row, and its code can be had."""
     return (
-        row["measured"] >= RELEASES[0][1]
+        row["measured"] >= OLDEST[1]
         and row["kernel"] not in OLDER_THAN_THEIR_DATE
         and (row["kernel"], kind_of(row)) not in UNPUBLISHED
     )
@@ -297,16 +292,6 @@ def _exact(members: list[Row], found: list[Row] | str) -> int:
     return sum(same(row["ours"], row["theirs"]) for row in rows)
 
 
-def torches_of(measured: str) -> list[str]:
-    """Versions of torch that a row may be of, measured on that day: the current one, and the one
-    before; the oldest one that can be simulated for what was measured with an older one.
-    """
-    before = [version for version, date in RELEASES if date <= measured]
-    if measured < SINCE_THEN_THE_SAME:
-        return before[:-3:-1] or [RELEASES[0][0]]
-    return before[-1:] if measured < "2026" else [KEEPS_BARRIER]
-
-
 def _is_slow(kernel: str, version: str, gpu: str) -> bool:
     """Programs that compile each of their rows with ``torch.compile`` come last."""
     return kernel == "embedding" or kernel.startswith(("distill_", "kto_", "fused_linear_grpo"))
@@ -337,15 +322,9 @@ def _run_all(args: argparse.Namespace, kept: dict[str, list[Row]]) -> None:
             for program in programs_of(folders, members[0]):
                 made = runs.of(name, program, GPUS[gpu], members)
                 if _exact(members, made) > _exact(members, found) or isinstance(found, str):
-                    found, best = made, program
+                    found = made
                 if _exact(members, found) >= ENOUGH * len(members):
                     break
-            for version in torches_of(members[0]["measured"]):
-                if isinstance(found, str) or _exact(members, found) == len(members):
-                    break
-                made = runs.of(name, best, GPUS[gpu], members, version)
-                if _exact(members, made) > _exact(members, found):
-                    found = made
         kept[name] = compare(members, found)
         print(f"{name}: done", file=sys.stderr, flush=True)
         runs.forget(name)
@@ -375,15 +354,14 @@ class Runs:
         program: tuple[Path, Path],
         gpu: str,
         wanted: list[Row],
-        version: str = "",
     ) -> list[Row] | str:
         """The rows that a program makes of a group, or why it makes none."""
         found: list[Row] = []
         for at, part in enumerate(_parts(wanted)):
-            key = f"{program[0].parent.name} {program[1].parts[-4]} {version} {at}"
+            key = f"{program[0].parent.name} {program[1].parts[-4]} {at}"
             of_group = self.kept.setdefault(group, {})
             if key not in of_group:
-                of_group[key] = run_program(*program, gpu, part, version)
+                of_group[key] = run_program(*program, gpu, part)
                 self.file.write_text(json.dumps(self.kept))
             if isinstance(of_group[key], str):
                 return str(of_group[key])

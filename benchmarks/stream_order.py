@@ -9,7 +9,7 @@ gpuprobe's on the virtual GPU, whose operators are matched by name and line. One
 another if all that it launches is complete when anything of the other begins; the host's own
 accesses to pinned memory take part.
 
-Usage: python benchmarks/stream_order.py collect FILE [--engine native|virtual] [NAME...]
+Usage: python benchmarks/stream_order.py collect FILE [NAME...]
        python benchmarks/stream_order.py compare NATIVE [VIRTUAL] [--show N]
 """
 
@@ -238,7 +238,6 @@ class Watching:
         return 0 if self._runtime is None else self._runtime.logged()
 
     def install(self, patches: Any) -> None:
-        from gpuprobe.hazard_watch.cuda import CudaSource
         from gpuprobe.hazard_watch.source import EventSource
         from gpuprobe.hazards.engine import Engine
         from gpuprobe.hazards.events import GraphReplay, HostAccess, Launch
@@ -258,7 +257,7 @@ class Watching:
         patches.set(Engine, "apply", _as_gpuprobes(apply))
         for owner, name in ((EventSource, "device_op"), (EventSource, "host_op")):
             patches.set(owner, name, self._in_operator(getattr(owner, name)))
-        handle = CudaSource._operator
+        handle = EventSource._operator
 
         def _operator(source: Any, *args: Any, **kwargs: Any) -> Any:
             before = getattr(local, "began", None)
@@ -270,7 +269,7 @@ class Watching:
                 watching.spans.append(span)
                 local.began = before
 
-        patches.set(CudaSource, "_operator", _as_gpuprobes(_operator))
+        patches.set(EventSource, "_operator", _as_gpuprobes(_operator))
 
     def _in_operator(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def operator(source: Any, func: Any, *args: Any) -> Any:
@@ -534,11 +533,11 @@ def tell(
         print(f"{program.name} {where}, 1 of {len(odd)}: {who} {one} before {other}")
 
 
-def collect(engine: str, names: Collection[str], path: Path) -> None:
-    begin(engine)
+def collect(names: Collection[str], path: Path) -> None:
+    begin()
     done = read(path)
     with path.open("a") as file:
-        for program, found in run_each(engine, chosen(names, done), account):
+        for program, found in run_each(chosen(names, done), account):
             print(json.dumps([program.name, found]), file=file, flush=True)
 
 
@@ -547,7 +546,6 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     collecting = commands.add_parser("collect")
     collecting.add_argument("file", type=Path)
-    collecting.add_argument("--engine", choices=("native", "virtual"), default="native")
     collecting.add_argument("names", nargs="*")
     comparing = commands.add_parser("compare")
     comparing.add_argument("native", type=Path)
@@ -555,7 +553,7 @@ def main() -> int:
     comparing.add_argument("--show", type=int, default=1, help="differences of each program")
     args = parser.parse_args()
     if args.command == "collect":
-        collect(args.engine, args.names, args.file)
+        collect(args.names, args.file)
         return 0
     virtual = {} if args.virtual is None else read(args.virtual)
     return compare(read(args.native), virtual, args.show)

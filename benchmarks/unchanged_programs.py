@@ -1,12 +1,11 @@
 """Nothing that gpuprobe does changes a program: random programs, bare and with each watcher.
 
     python benchmarks/unchanged_programs.py [--programs 10000] [--first SEED] [--corpus [--every N]]
-        [--engine virtual cpu native cuda] [--watchers NAME ...] [--minutes N] [--show N]
+        [--engine cpu native cuda] [--watchers NAME ...] [--minutes N] [--show N]
 
 Each program (`program_sources.py`) runs twice: bare, and with a watcher. Compared are
 
-* every allocation and free, in order: on a virtual GPU, with values, by size and stream, from the
-  allocator; elsewhere by size, from torch's own profiler, which runs in both;
+* every allocation and free, in order, by size, from torch's own profiler, which runs in both;
 * on the native engine also each kernel, copy and memory call with its stream, in order, and where
   every block is in the end. ``native`` computes values; ``cuda`` is torch's CUDA code alone, as on
   a GPU: kernels leave what is in memory, so that values depend on where each block was;
@@ -63,7 +62,7 @@ GPU = "h100-80gb"
 
 if __name__ == "__main__":
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    if not {"virtual", "cpu"}.intersection(sys.argv):
+    if "cpu" not in sys.argv:
         native_start.restart(GPU)
 
 import hazard_programs  # noqa: E402
@@ -79,17 +78,14 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import gpuprobe  # noqa: E402
 from gpuprobe.errors import GpuprobeError  # noqa: E402
-from gpuprobe.model.memory import TraceAction  # noqa: E402
-from gpuprobe.virtual.session import current  # noqa: E402
 
-ENGINES = ("virtual", "cpu", "native", "cuda")
+ENGINES = ("cpu", "native", "cuda")
 _NATIVE = ("native", "cuda")
-_FREED = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 _NUMBERS = (8, 16)
 """Bytes of the tensors that torch makes of Python's numbers (real, complex), for one operator.
 Under any dispatch mode of Python it makes them twice; they are left out on the CPU."""
 TRIES = 20
-BATCH = 250  # programs of one virtual GPU
+BATCH = 250  # programs of one simulated GPU
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 Run = Callable[[], None]
@@ -116,13 +112,7 @@ class Observer:
         self.events: list[Event] = []
         self._name = name
         self._ends: dict[int, Any] = {}
-        self._streams: dict[int, int] = {}
         self.open = True
-
-    def allocator(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
-        """A listener of a virtual device."""
-        number = self._streams.setdefault(stream, len(self._streams)) if stream else 0
-        self.events.append(("memory", action, size, number))
 
     def note(self, *values: Any) -> None:
         self.events.append(("note", *map(self._told, values)))
@@ -246,23 +236,14 @@ def observe(
         names.update(cuda=torch.cuda, s=torch.cuda.Stream())
 
     def run() -> None:
-        memory = None
         with ExitStack() as stack:
-            if engine == "virtual":
-                session = current()
-                assert session is not None
-                listeners = session.machine.devices[0].listeners
-                listeners.append(observer.allocator)
-                stack.callback(listeners.remove, observer.allocator)
-            else:
-                memory = stack.enter_context(profiled(engine))
+            memory = stack.enter_context(profiled(engine))
             if engine in _NATIVE:
                 stack.enter_context(_logged(observer.events))
             _run(code, names, observer, engine)
             if engine in _NATIVE:
                 _drain()
-        if memory is not None:
-            observer.events.append(("memory", memory.sizes))
+        observer.events.append(("memory", memory.sizes))
 
     if engine != "cpu":
         torch._C._cuda_clearCublasWorkspaces()
@@ -510,7 +491,6 @@ WATCHERS: dict[str, Callable[[Run, Path], None]] = {
 }
 _ALL = ["bare", "counters", "trace", "hazards", "check"]
 BULK = {
-    "virtual": _ALL,
     "native": _ALL,
     "cuda": _ALL,
     "cpu": ["bare", "counters", "trace", "check"],
@@ -529,7 +509,7 @@ def _settled(events: list[Event]) -> list[Event]:
     for event in events:
         if event[0] == "memory" and isinstance(event[1], list):
             event = "memory", settled_sizes(event[1])
-        elif event[0] == "ended" or (event[0] == "memory" and event[1] in _FREED):
+        elif event[0] == "ended":
             freed.append(event)
             continue
         found += [*sorted(freed), event]
@@ -573,8 +553,8 @@ def judge(
     found: dict[str, dict[int | Source, str]] = {name: {} for name in names}
     folder = Path(tempfile.mkdtemp(prefix="unchanged"))
     gpu = nullcontext()
-    if engine in ("virtual", "native"):
-        gpu = gpuprobe.virtual_gpu(GPU, "real", engine=engine)
+    if engine == "native":
+        gpu = gpuprobe.virtual_gpu(GPU, "real")
     try:
         with gpu:
             for number, seed in enumerate(seeds):
@@ -613,7 +593,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
     parser.add_argument("--corpus", action="store_true", help="the hazard corpora, instead")
     parser.add_argument("--every", type=int, default=1, help="of these, each so many")
-    usual = ENGINES[2:] if loaded() else ENGINES[:2]
+    usual = ENGINES[1:] if loaded() else ENGINES[:1]
     parser.add_argument("--engine", nargs="+", choices=usual, default=usual)
     parser.add_argument("--watchers", nargs="+", choices=WATCHERS)
     parser.add_argument("--minutes", type=float, help="end after so many")

@@ -1,13 +1,14 @@
 """Nothing that gpuprobe does changes a process: random programs, bare and under ``gpuprobe run``.
 
     python benchmarks/whole_programs.py [--programs 5000] [--first SEED] [--each] [--alone]
-        [--engine cpu|cuda] [--watchers NAME ...] [--minutes N] [PART@PLACE ...]
+        [--engine cpu|cuda] [--watchers NAME ...] [--minutes N] [--planted WAY] [PART@PLACE ...]
 
 Each program is `tests/faults/program.py`, a training loop, with parts drawn at random: descriptors,
 streams, signals, limits, folders, processes, threads, memory history, depth, replaced functions,
 endings. So is what starts it: its streams (files, pipes, closed, full), the descriptors that it
 inherits, its limits and umask. Watchers take turns; ``--each``: each watches each program.
-``--alone``: each part by itself instead, at each of its places, with each watcher. Compared are
+``--alone``: each part by itself instead, at each of its places, with each watcher. ``--planted``: a
+watcher of `tests/faults/planted.py`, which must be reported. Compared are
 
 * the exit code, or the signal. Documented are 5 for an error and 130 for an interrupt;
 * stdout, and stderr without gpuprobe's lines (`_DOCUMENTED`) and torch's frames in tracebacks;
@@ -18,8 +19,8 @@ inherits, its limits and umask. Watchers take turns; ``--each``: each watches ea
 
 ``cuda`` is torch's CUDA code on the native engine, which both runs have; ``cpu`` a build without.
 Programs are forked from a process that has imported torch (`tests/support/warm_python.py`), and end
-without the interpreter's teardown; each 10th has it (so have parts that need it), and each 50th is
-started by an interpreter, both times.
+without the interpreter's teardown; each 10th has it (so have parts that need it), and each 100th is
+started by an interpreter, both times (so are parts that recurse: their depth is another).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if __name__ == "__main__" and "cpu" not in sys.argv:
 
 import program as _program  # noqa: E402, F401 - registers the parts
 import warm_python  # noqa: E402
-from parts import PARTS  # noqa: E402
+from parts import PARTS, Part  # noqa: E402
 
 import gpuprobe  # noqa: E402
 from gpuprobe.native.process import loaded  # noqa: E402
@@ -129,9 +130,9 @@ def drawn(seed: int) -> Plan:
     choose = random.Random(seed)
     going = [part for part in PARTS.values() if not part.ends]
     ends = [part for part in PARTS.values() if part.ends]
-    parts = choose.sample(going, choose.choice((1, 1, 2, 2, 3, 4)))
+    parts = _sample(choose, going, choose.choice((1, 1, 2, 2, 3, 4)))
     if choose.random() < 0.4:
-        parts.append(choose.choice(ends))
+        parts += _sample(choose, ends, 1)
     words = tuple(f"{part.name}@{choose.choice(part.places)}" for part in parts)
     launch = Launch()
     if choose.random() < 0.5:
@@ -146,17 +147,27 @@ def drawn(seed: int) -> Plan:
             choose.choice(_LIMITS),
             choose.choice((0o22, 0o22, 0, 0o77, 0o777)),
         )
-    # An interpreter reports output that it cannot write while it ends.
-    fails = {"full", "broken"} & {launch.stdout, launch.stderr}
-    teardown = bool(fails) or seed % 10 == 0 or any(part.teardown for part in parts)
-    started = seed % 50 == 0 or (any(part.teardown for part in parts) and seed % 5 == 0)
+    teardown = seed % 10 == 0 or any(part.teardown for part in parts)
+    started = seed % 100 == 0 or any(part.started for part in parts)
+    started = started or (any(part.teardown for part in parts) and seed % 20 == 0)
     return Plan(seed, words, launch, teardown, choose.choice(_FLAGS) if started else None)
+
+
+def _sample(choose: random.Random, parts: Sequence[Part], count: int) -> list[Part]:
+    """Different parts; those that take longer less often than others."""
+    weights = [0.15 if part.started else 0.3 if part.teardown else 1.0 for part in parts]
+    return [*dict.fromkeys(choose.choices(parts, weights, k=count))]
 
 
 def alone() -> list[Plan]:
     """Each part by itself, at each of its places."""
     return [
-        Plan(number, (f"{part.name}@{place}",), teardown=part.teardown)
+        Plan(
+            number,
+            (f"{part.name}@{place}",),
+            teardown=part.teardown,
+            flags=() if part.started else None,
+        )
         for number, part in enumerate(PARTS.values())
         for place in part.places
     ]
@@ -428,6 +439,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=("cpu", "cuda"), default=usual)
     parser.add_argument("--watchers", nargs="+", choices=WATCHERS)
     parser.add_argument("--each", action="store_true", help="each watcher, not one by turns")
+    parser.add_argument("--planted", metavar="WAY", help="a watcher that changes something")
     parser.add_argument("--minutes", type=float, help="end after so many")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.programs)
@@ -435,8 +447,14 @@ def main() -> int:
     if given.alone:
         plans = alone()[given.first :][: given.programs]
     if given.words:
-        plans = [Plan(given.first, tuple(given.words), teardown=True)]
+        started = any(PARTS[word.partition("@")[0]].started for word in given.words)
+        plans = [
+            Plan(given.first, tuple(given.words), teardown=True, flags=() if started else None)
+        ]
     watchers = given.watchers or BULK[given.engine]
+    if given.planted:
+        watchers = ["planted"]
+        WATCHERS["planted"] = (str(PROGRAM.parent / "planted.py"), given.planted)
     each = given.each or given.alone or given.words
     counts: Counter[str] = Counter()
     ran: Counter[str] = Counter()

@@ -34,7 +34,7 @@ FILES: Final[dict[str, tuple[Document[Any], ...]]] = {
     "check-2": (check.DOCUMENT,),
     "diff-2": (diff.DOCUMENT,),
     "doctor-2": (doctor.MACHINE, doctor.RANKS),
-    "estimate-2": (estimate.DOCUMENT,),
+    "estimate-3": (estimate.DOCUMENT,),
     "fit-2": (fit.DOCUMENT,),
     "hang-1": (hang.DOCUMENT,),
     "hazards-2": (hazards.DOCUMENT,),

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import foreign_page
-import operator_page
 import rules_page
 from gpu_table import gpu_tables
 
@@ -58,7 +57,7 @@ def _commands() -> dict[str, str]:
 
 
 def _command(name: str) -> str:
-    module = importlib.import_module(f"gpuprobe.cli.commands.{name}")
+    module = importlib.import_module(f"gpuprobe.cli.commands.{name.replace('-', '_')}")
     parser = argparse.ArgumentParser(prog=f"gpuprobe {name}", description=module.__doc__)
     module.add_arguments(parser)
     actions = [
@@ -164,16 +163,12 @@ def error_table() -> str:
 def python_api() -> str:
     """Every public name of ``gpuprobe``, then the classes that they hand out."""
     import gpuprobe
-    from gpuprobe import virtual
 
     names = [name for name in gpuprobe.__all__ if name != "__version__"]
     public = [getattr(gpuprobe, name) for name in names]
     functions = [item for item in public if not inspect.isclass(item)]
     classes = [item for item in public if inspect.isclass(item)]
     parts = [f"## gpuprobe.{item.__name__}\n\n{_function(item)}" for item in functions]
-    for name in virtual.__all__:
-        full = f"gpuprobe.virtual.{name}"
-        parts.append(f"## {full}\n\n{_function(getattr(virtual, name), full)}")
     parts += [
         f"## {item.__name__}\n\n{_class(item)}"
         for item in classes + _handed_out(functions, classes)
@@ -463,20 +458,6 @@ def placement_rules() -> str:
     return table(("id", "kind", "what is checked"), [(r.id, r.kind, r.title) for r in RULES])
 
 
-def lowering_table() -> str:
-    """Every operator that takes more on CUDA than its results, from the code."""
-    from gpuprobe.virtual.lowering import table as lowering
-
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for row in lowering():
-        grouped.setdefault((row.path, row.source), []).append(f"`{row.op}`")
-    lines = ["| operators | what CUDA does | read from |", "| --- | --- | --- |"]
-    lines += [
-        f"| {', '.join(names)} | {path} | {source} |" for (path, source), names in grouped.items()
-    ]
-    return "\n".join(lines)
-
-
 def metrics() -> str:
     """Every metric that ``gpuprobe export`` has, from its tables."""
     from gpuprobe.reporters.metrics.exporter import SELF_METRICS
@@ -576,13 +557,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "foreign-families": lambda: foreign_page.families(table),
     "foreign-exceptions": lambda: foreign_page.exceptions(table),
     "foreign-programs": lambda: foreign_page.programs(table),
-    "operator-figures": lambda: operator_page.figures(table),
-    "operator-failures": lambda: operator_page.failures(table),
-    "random-programs": lambda: operator_page.programs(table),
     "hazard-rules": hazard_rules,
     "keys-top": lambda: key_table("gpuprobe.tui.monitor.keys", "KEYS"),
     "keys-view": lambda: key_table("gpuprobe.tui.viewer.screen", "PANE_KEYS", "VIEW_KEYS"),
-    "lowering-table": lowering_table,
     "metrics": metrics,
     "placement-rules": placement_rules,
     "rules": rules_page.index,

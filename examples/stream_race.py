@@ -1,6 +1,6 @@
 """The bug of an unsynchronised stream: a sum on one stream of what another is still writing.
 
-Needs a CUDA device; without one, run it on a virtual GPU:
+Needs a CUDA device; without one, run it on a simulated GPU:
 gpuprobe run --hazards examples/stream_race.py
 """
 

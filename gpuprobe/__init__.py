@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from gpuprobe.api.check import check
     from gpuprobe.api.devices import devices
     from gpuprobe.api.doctor import doctor
+    from gpuprobe.api.estimates import estimate, fit
     from gpuprobe.api.hazards import allow_sync, declare_access, detect_hazards
     from gpuprobe.api.recordings import diff, load, replay, report
-    from gpuprobe.api.virtual import estimate, fit, virtual_gpu
+    from gpuprobe.api.simulated_gpu import virtual_gpu
     from gpuprobe.api.watch import record
     from gpuprobe.integrations.steps import watch_steps
     from gpuprobe.model.run.recording import Recording
@@ -50,23 +51,19 @@ _HOMES = {
     "devices": "gpuprobe.api.devices",
     "diff": "gpuprobe.api.recordings",
     "doctor": "gpuprobe.api.doctor",
-    "estimate": "gpuprobe.api.virtual",
-    "fit": "gpuprobe.api.virtual",
+    "estimate": "gpuprobe.api.estimates",
+    "fit": "gpuprobe.api.estimates",
     "load": "gpuprobe.api.recordings",
     "load_ipython_extension": "gpuprobe.integrations.notebook",
     "record": "gpuprobe.api.watch",
     "replay": "gpuprobe.api.recordings",
     "report": "gpuprobe.api.recordings",
-    "virtual_gpu": "gpuprobe.api.virtual",
+    "virtual_gpu": "gpuprobe.api.simulated_gpu",
     "watch_steps": "gpuprobe.integrations.steps",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "virtual":
-        import gpuprobe.virtual
-
-        return gpuprobe.virtual
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,8 @@
 
     GpuprobeError
     ├── UsageError                  a call or an option that cannot mean anything     exit 2
-    │   └── ConfigError             a configuration file or setting that is wrong     exit 2
+    │   ├── ConfigError             a configuration file or setting that is wrong     exit 2
+    │   └── TooLate                 a simulated GPU after torch, or after another one exit 2
     ├── EnvironmentUnavailable      the machine lacks what the command needs          exit 3
     │   ├── MissingExtra            a Python package that an extra installs           exit 3
     │   └── DriverUnavailable       no NVIDIA driver, or it does not answer           exit 3
@@ -14,7 +15,7 @@
     │   └── SnapshotError           a snapshot that is malformed, or not safe to load exit 4
     ├── ProgramFailed               the recorded program ended with an exception      exit 5
     │   ├── ValueNeeded             the program needs a value that is not computed    exit 5
-    │   └── NotModelled             the virtual device cannot simulate an operation   exit 5
+    │   └── NotModelled             a simulated GPU cannot compute an operation       exit 5
     └── InternalError               gpuprobe contradicts itself: a bug                exit 70
 
 The exit codes are mapped in ``gpuprobe.cli.exit_codes``, not here. Every error carries a
@@ -37,6 +38,7 @@ __all__ = [
     "ProgramFailed",
     "SnapshotError",
     "TooLarge",
+    "TooLate",
     "UnknownValue",
     "UnsupportedSchema",
     "UsageError",
@@ -62,6 +64,12 @@ class UsageError(GpuprobeError):
 
 class ConfigError(UsageError):
     """A configuration file, environment variable or setting has a wrong value."""
+
+
+class TooLate(UsageError):
+    """A simulated GPU has to be loaded before torch, and a process keeps it: torch was imported
+    before, or another GPU loaded.
+    """
 
 
 class EnvironmentUnavailable(GpuprobeError):
@@ -103,7 +111,7 @@ class ProgramFailed(GpuprobeError):
 
 
 class ValueNeeded(ProgramFailed, RuntimeError):
-    """A program needs the value of a tensor that a virtual device did not compute. ``place`` is
+    """A program needs the value of a tensor that a simulated GPU did not compute. ``place`` is
     the line that needs it, as ``file:line``.
     """
 
@@ -124,7 +132,7 @@ class UnknownValue(BaseException):
 
 
 class NotModelled(ProgramFailed, RuntimeError):
-    """A program uses what a virtual device cannot simulate (a custom kernel, NCCL, …)."""
+    """A program uses what a simulated GPU cannot compute."""
 
 
 class TooLarge(BaseException):

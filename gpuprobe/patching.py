@@ -7,13 +7,18 @@ gpuprobe the attribute is what it was before the first.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
+
+_Manager = TypeVar("_Manager", bound=Callable[..., Any])
 
 _ABSENT = object()
 
@@ -59,6 +64,33 @@ def originals() -> Iterator[None]:
     finally:
         for owner, name, value in now:
             _put(owner, name, value)
+
+
+def open_at_exit(manager: _Manager) -> _Manager:
+    """For a function that returns a context manager made from a generator: a context that the
+    program has not left when Python ends stays open. Python would continue the generator while it
+    takes the modules apart.
+    """
+
+    @functools.wraps(manager)
+    def made(*args: Any, **named: Any) -> Any:
+        if not _contexts:
+            atexit.register(_keep_open)
+        context = manager(*args, **named)
+        _contexts.add(context)
+        return context
+
+    return cast(_Manager, made)
+
+
+_contexts: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _keep_open() -> None:
+    import ctypes  # 4 ms, only for these programs
+
+    for context in list(_contexts):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))  # never released
 
 
 def _put(owner: object, name: str, value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -34,11 +35,20 @@ NATIVE = "GPUPROBE_TEST_NATIVE"
 """The GPUs that `tests/native/test_marked_gpu.py` gives the tests: the native engine is loaded
 before torch, and computes values."""
 
-if os.environ.get(NATIVE):
-    from gpuprobe.engines.base import EngineOptions
-    from gpuprobe.engines.choice import session
+SIMULATED = "GPUPROBE_TEST_SIMULATED"
+"""Set for the tests marked ``simulated`` by `tests/native/test_marked_gpu.py`: the engine is loaded
+before torch, without a GPU.
+"""
 
-    NATIVE_SESSION = session("native", EngineOptions(os.environ[NATIVE]))
+if os.environ.get(SIMULATED):
+    from gpuprobe.native.process import preload
+
+    preload()
+
+if os.environ.get(NATIVE):
+    from gpuprobe.native.session import EngineOptions, session
+
+    NATIVE_SESSION = session(EngineOptions(os.environ[NATIVE]))
     NATIVE_SESSION.__enter__()
 
     def pytest_unconfigure() -> None:
@@ -50,6 +60,9 @@ def nothing_is_left() -> Iterator[None]:
     """What a test leaves does not decide what the next one of its process finds: a process group
     is ended, and settings in the environment are put back, and are an error.
     """
+    if os.environ.get(SIMULATED):
+        yield  # its process ends, and has the settings of a GPU
+        return
     before = _settings()
     _forget_captured_events()
     yield
@@ -103,6 +116,8 @@ def no_leftovers() -> None:
     """What earlier tests of this process left is no part of what this one records: their models,
     whose parameters a recorder would rightly count, and frames that dynamo compiled.
     """
+    if os.environ.get(SIMULATED):
+        return  # a process for each test
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
@@ -110,7 +125,40 @@ def no_leftovers() -> None:
     _freeze()
 
 
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a test marked ``simulated`` in a fork, which chooses its own GPU: a process keeps one."""
+    if not os.environ.get(SIMULATED) or not item.get_closest_marker("simulated"):
+        return None
+    from _pytest.runner import runtestprotocol
+
+    hook = item.config.hook
+    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(write, "w") as stream:
+            for report in runtestprotocol(item, log=False, nextitem=None):
+                data = hook.pytest_report_to_serializable(config=item.config, report=report)
+                stream.write(json.dumps(data) + "\n")
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as stream:
+        lines = stream.readlines()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == 0, f"{item.nodeid}: the process ended with {status}"
+    for line in lines:
+        report = hook.pytest_report_from_serializable(config=item.config, data=json.loads(line))
+        hook.pytest_runtest_logreport(report=report)
+    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not os.environ.get(SIMULATED):
+        elsewhere = pytest.mark.skip(reason="see tests/native/test_marked_gpu.py")
+        for item in items:
+            if item.get_closest_marker("simulated"):
+                item.add_marker(elsewhere)
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     try:

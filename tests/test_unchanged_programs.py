@@ -12,7 +12,6 @@ from pathlib import Path
 import program_sources
 import pytest
 import torch
-import unchanged_programs
 from unchanged_programs import BULK, WATCHERS, Run, judge
 
 SEEDS = list(range(100, 107))
@@ -27,24 +26,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("engine", ["virtual", "cpu"])
-def test_programs_are_the_same_with_each_watcher(engine: str) -> None:
-    found = judge(SEEDS, engine, BULK[engine])
+def test_programs_are_the_same_with_each_watcher() -> None:
+    found = judge(SEEDS, "cpu", BULK["cpu"])
     assert not {name: rows for name, rows in found.items() if rows}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["notebook", "plugin", "dashboard"])
-def test_programs_are_the_same_however_the_watch_began(name: str) -> None:
-    assert judge(SEEDS[:2], "virtual", [name]) == {name: {}}
-
-
-def test_programs_of_the_hazard_corpora_are_the_same() -> None:
-    """A few of them; among them those that NumPy warns of, at the program's line."""
-    programs = unchanged_programs.corpus()
-    chosen = [program for program in programs if program.name.endswith("by_array")]
-    assert len(chosen) >= 2
-    assert judge([*chosen, *programs[::60]], "virtual", ["check"]) == {"check": {}}
 
 
 def test_every_part_is_a_program() -> None:
@@ -96,14 +80,16 @@ def allocates(run: Run, folder: Path) -> None:
         torch.Tensor.backward = original  # type: ignore[method-assign]
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("watcher", [keeps_a_tensor, draws_a_number, prints, allocates])
 def test_a_watcher_that_changes_programs_is_found(
     watcher: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(WATCHERS, "this", watcher)
-    assert judge(SEEDS, "virtual", ["this"])["this"]
+    assert judge(SEEDS, "native", ["this"])["this"]
 
 
+@pytest.mark.simulated
 def test_a_frame_that_keeps_its_variables_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``f_locals`` did before Python 3.13, by other means: it holds for every version."""
     from gpuprobe.hazard_watch import names
@@ -116,5 +102,5 @@ def test_a_frame_that_keeps_its_variables_is_found(monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(names, "variables", variables)
-    found = judge(list(range(25)), "virtual", ["hazards"])
+    found = judge(list(range(25)), "native", ["hazards"])
     assert found["hazards"]

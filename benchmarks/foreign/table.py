@@ -110,7 +110,7 @@ def row_of(name: str, found: Results) -> Row:
 
 
 _BOUND = re.compile("which is the most that can be|what is done only then is done")
-"""In what an estimate assumes, where a size is the largest possible: `gpuprobe.virtual.reads`."""
+"""In what an estimate assumes, where a size is the largest possible."""
 
 
 def _not_equal(real: dict[str, Any], shapes: dict[str, Any]) -> str:

@@ -6,9 +6,8 @@ Prints one line of JSON per program and mode. The traceback of what failed goes 
 ``FOLDER/NAME.MODE.txt``, with everything that the program printed.
 
 Modes: ``cpu`` runs the program as it is, for its losses; ``real`` and ``shapes`` run it as
-``gpuprobe estimate --compute MODE`` does, to its end; ``native-real`` and ``native-shapes`` do that
-on the native engine; ``cuda`` runs it as it is on this machine's GPU. A worker runs modes of one
-engine, since that one is loaded before torch.
+``gpuprobe estimate --compute MODE`` does, to its end; ``cuda`` runs it as it is on this machine's
+GPU, in a worker for this mode alone: the simulated GPU is loaded before torch.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ from foreign.programs import Program, load
 
 GPU = os.environ.get("FOREIGN_GPU", "h100-80gb")
 OURS = (
-    "gpuprobe.allocator.recorder",
     "gpuprobe.analysis.summary",
     "gpuprobe.api.recordings",
-    "gpuprobe.api.virtual",
+    "gpuprobe.api.estimates",
     "gpuprobe.api.watch",
     "gpuprobe.planning.figures",
     "gpuprobe.recording.reader",
@@ -45,11 +43,9 @@ OURS = (
     "gpuprobe.sampler.hooks.torch_hooks",
     "gpuprobe.sampler.recorder",
     "gpuprobe.sampler.tracing.cuda",
-    "gpuprobe.virtual.session",
+    "gpuprobe.native.session",
 )
 """Imported once for all programs, as the libraries are."""
-
-NATIVE = "native-"
 
 ENDLESS = 10**6
 """More optimizer steps than any program of the corpus makes."""
@@ -111,11 +107,9 @@ def outcome(program: Program, mode: str) -> dict[str, Any]:
             "allocated": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),
         }
-    from gpuprobe.api.virtual import estimate_program
+    from gpuprobe.api.estimates import estimate_program
 
-    engine = "native" if mode.startswith(NATIVE) else "virtual"
-    compute = mode.removeprefix(NATIVE)
-    found = estimate_program(call, GPU, steps=ENDLESS, compute=compute, engine=engine)  # type: ignore[arg-type]
+    found = estimate_program(call, GPU, steps=ENDLESS, compute=mode)  # type: ignore[arg-type]
     return {
         "status": "ran",
         "losses": call.losses,
@@ -156,8 +150,7 @@ def child(
     """
     gc.disable()
     # The memory of GPUs is address space; of data it is the same bound.
-    on_gpu = mode == "cuda" or mode.startswith(NATIVE)
-    limited = resource.RLIMIT_DATA if on_gpu else resource.RLIMIT_AS
+    limited = resource.RLIMIT_AS if mode == "cpu" else resource.RLIMIT_DATA
     resource.setrlimit(limited, (gigabytes << 30, gigabytes << 30))
     signal.alarm(seconds)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -210,14 +203,9 @@ def forked(
 
 
 def _load_engine(real: bool) -> None:
-    """With torch's build with CUDA: load the native engine, unless the machine's GPU is to be used
-    (``real``), and keep imports from initialising CUDA, since its processes cannot fork.
+    """Load the simulated GPU, unless the machine's is used (``real``), and keep imports from
+    initialising CUDA, since its processes cannot fork.
     """
-    from gpuprobe.native.libraries import torch_build
-
-    build = torch_build()
-    if build is None or not build.cuda:
-        return
     from gpuprobe.catalogue.gpus import parse_spec
     from gpuprobe.native.process import load as load_native
 

@@ -246,10 +246,9 @@ def native(gpu: str, case: Case) -> AbstractContextManager[Any]:
     """The native engine with this GPU, loaded before torch. It computes values where sizes need
     them; elsewhere memory holds zeros, and so do losses.
     """
-    from gpuprobe.engines.base import EngineOptions
-    from gpuprobe.engines.choice import session
+    from gpuprobe.native.session import EngineOptions, session
 
-    return session("native", EngineOptions(gpu)) if case.values else nullcontext()
+    return session(EngineOptions(gpu)) if case.values else nullcontext()
 
 
 def compare(one: Path, other: Path) -> int:

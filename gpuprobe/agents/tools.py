@@ -44,8 +44,8 @@ Steps = Annotated[int, Parameter("optimizer steps, after which the script is sto
 Compute = Annotated[
     Literal["auto", "shapes", "real"],
     Parameter(
-        "shapes: compute only values that affect control flow; real: all values on the CPU; auto: "
-        "shapes, then real if a small script needs a value"
+        "shapes: compute only values of small tensors; real: all values on the CPU; auto: all "
+        "while they cost seconds, then as shapes; all in a second run if the script decides by one"
     ),
 ]
 Assume = Annotated[
@@ -54,16 +54,6 @@ Assume = Annotated[
 ]
 Conf = Annotated[
     str | None, Parameter("allocator settings, as in PYTORCH_CUDA_ALLOC_CONF of the script")
-]
-Engine = Annotated[
-    Literal["auto", "native", "virtual"],
-    Parameter(
-        "native: torch's own CUDA code without a GPU; virtual: a model of that code; auto: native "
-        "if possible"
-    ),
-]
-TorchVersion = Annotated[
-    str, Parameter("the version of torch to estimate for, such as 2.6; empty: the installed one")
 ]
 Rank = Annotated[
     list[int] | Literal["distinct"],
@@ -109,8 +99,6 @@ def estimate(
     compute: Compute = "auto",
     assume: Assume = [],  # noqa: B006
     conf: Conf = None,
-    torch: TorchVersion = "",
-    engine: Engine = "auto",
     ranks: Annotated[int, Parameter("simulate one of this many processes", least=1)] = 1,
     rank: Rank = [0],  # noqa: B006
     link: Annotated[
@@ -123,7 +111,7 @@ def estimate(
     """Estimate whether a training script fits on a GPU, without that GPU. Executes the script for a
     few optimizer steps on a simulated GPU. Sizes are bytes.
     """
-    from gpuprobe.api.virtual import estimate_program
+    from gpuprobe.api.estimates import estimate_program
     from gpuprobe.api.watch import program
 
     return estimate_program(
@@ -132,8 +120,6 @@ def estimate(
         steps=steps,
         compute=compute,
         conf=conf,
-        torch=torch,
-        engine=engine,
         ranks=ranks,
         rank=_one_or_several(rank),
         assume=assume,
@@ -191,16 +177,14 @@ def estimate_model(
     ] = None,
     steps: Steps = 3,
     conf: Conf = None,
-    torch: TorchVersion = "",
-    engine: Engine = "auto",
     ranks: Annotated[int, Parameter("simulate one of this many processes", least=1)] = 1,
 ) -> object:
     """Estimate whether training or running an open model fits on a GPU, from its name, without its
     weights and without the GPU. Sizes are bytes. If it does not fit, changes that help are
     estimated too.
     """
+    from gpuprobe.api.estimates import estimate_program
     from gpuprobe.api.models import model_script
-    from gpuprobe.api.virtual import estimate_program
     from gpuprobe.api.watch import program
 
     options = {
@@ -224,8 +208,6 @@ def estimate_model(
             gpu,
             steps=steps,
             conf=conf,
-            torch=torch,
-            engine=engine,
             ranks=ranks,
             alternatives=written.alternatives,
             notify=notify,
@@ -254,8 +236,6 @@ def fit(
     compute: Compute = "auto",
     assume: Assume = [],  # noqa: B006
     conf: Conf = None,
-    torch: TorchVersion = "",
-    engine: Engine = "auto",
     ranks: Annotated[
         list[int], Parameter("simulate one of this many processes; of several, choose one")
     ] = [1],  # noqa: B006
@@ -267,7 +247,7 @@ def fit(
     """Find the largest batch size, or another number, with which a script fits on a GPU. Executes
     the script about a dozen times on a simulated GPU.
     """
-    from gpuprobe.api.virtual import fit_program
+    from gpuprobe.api.estimates import fit_program
 
     return fit_program(
         script,
@@ -279,8 +259,6 @@ def fit(
         steps=steps,
         compute=compute,
         conf=conf,
-        torch=torch,
-        engine=engine,
         ranks=ranks,
         rank=_one_or_several(rank),
         assume=assume,
@@ -290,7 +268,7 @@ def fit(
 
 
 def _one_or_several(rank: list[int] | str) -> int | list[int] | str:
-    """The value of ``rank`` for `gpuprobe.api.virtual`."""
+    """The value of ``rank`` for `gpuprobe.api.estimates`."""
     return rank[0] if isinstance(rank, list) and len(rank) == 1 else rank
 
 
@@ -358,7 +336,6 @@ def hazards(
         Literal["real", "shapes"],
         Parameter("with gpu: compute values on the CPU, or only shapes and memory"),
     ] = "real",
-    engine: Engine = "auto",
 ) -> object:
     """Detect races between CUDA streams and implicit synchronisations in a script. Executes the
     whole script.
@@ -367,17 +344,16 @@ def hazards(
     from gpuprobe.api.watch import program, run
     from gpuprobe.errors import UsageError
 
-    if gpu is None and (compute, engine) != ("real", "auto"):
-        raise UsageError("compute and engine need gpu", hint='"gpu": "h100-80gb"')
+    if gpu is None and compute != "real":
+        raise UsageError("compute needs gpu", hint='"gpu": "h100-80gb"')
     loaded = program(script, arguments)
     with scratch_recording() as path:
         ended = run(
             loaded,
             path,
             warn=notify,
-            virtual=gpu,
+            gpu=gpu,
             compute=compute,
-            engine=engine if gpu is not None else "auto",
             hazards=True,
         )
     found = ended.hazards

@@ -392,14 +392,6 @@ class Simulator(AllocatorState):
             for _, streams in self.captures
         )
 
-    def pool_of(self, stream: int) -> int:
-        """The pool that serves an allocation on ``stream`` now (``get_pool``): the last
-        capture's."""
-        for pool, streams in reversed(self.captures):
-            if streams is None or stream in streams:
-                return pool
-        return 0
-
     def release_pool(self, pool: int) -> None:
         """Drop the pool's last owner (``releasePool``): its cache may be returned."""
         self.pool(pool).freeable = True

@@ -21,7 +21,7 @@ from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 NATIVE_ONLY: Final = Unavailable(
-    "launches are counted on the native engine only", ReadStatus.NOT_COLLECTED
+    "launches are counted on simulated GPUs only", ReadStatus.NOT_COLLECTED
 )
 
 _MERGEABLE: Final = ("elementwise_kernel", "reduce_kernel")

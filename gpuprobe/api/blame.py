@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpuprobe.analysis.baseline import Baseline, CheckResult, MetricResult
+from gpuprobe.analysis.baseline import Baseline, CheckResult, MetricResult, simulated_gpu
 from gpuprobe.analysis.blame.blame import SourceGraph
 from gpuprobe.analysis.blame.hunks import (
     Hunk,
@@ -508,9 +508,9 @@ def with_causes(
     from gpuprobe.api.trials import Trials
 
     with ExitStack() as stack:
-        native = "native" in (after.environment.get("engine"), plan.engine)
+        gpu = simulated_gpu(after.environment.get("device", "")) or ""
         try:
-            trials = stack.enter_context(Trials(plan, root, native=native))
+            trials = stack.enter_context(Trials(plan, root, gpu))
             blaming = Blaming(change, trials, options)
             again = blaming.repeated()
         except EnvironmentUnavailable as error:

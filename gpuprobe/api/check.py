@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprobe.analysis.baseline import (
     METRICS,
+    MODELLED,
+    SIMULATED,
     Baseline,
     CheckResult,
     KeptFile,
@@ -30,7 +32,7 @@ from gpuprobe.analysis.baseline import (
 )
 from gpuprobe.analysis.baseline.check import MeasuredRun, not_compared
 from gpuprobe.api.render import render
-from gpuprobe.errors import DataError, MissingExtra, ProgramFailed
+from gpuprobe.errors import DataError, MissingExtra, ProgramFailed, UsageError
 from gpuprobe.gate.files import (
     ensure_writable,
     read_baseline,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METRICS",
+    "SIMULATED",
     "Baseline",
     "CheckPlan",
     "CheckResult",
@@ -81,6 +84,7 @@ __all__ = [
     "read_baseline",
     "read_project",
     "recorded",
+    "refuse_modelled",
     "replaced_baseline",
     "tolerances",
     "with_modules",
@@ -145,23 +149,24 @@ def measure(
     target: str,
     arguments: Sequence[str] = (),
     *,
-    virtual: str | None = None,
+    gpu: str | None = None,
     hazards: bool = False,
     module: bool = False,
     steps: int | None = None,
     root: str = "",
-    compute: str = "real",
-    engine: str = "auto",
+    compute: str = "auto",
     figures_only: bool = False,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Baseline:
     """Measure a recording, or run a program and measure it.
 
     A directory is a recording, and a memory snapshot (``.pickle``) is read, never run; everything
-    else is run and recorded at level ``trace``, on a virtual GPU if ``virtual`` names one.
-    ``hazards`` also counts races and implicit synchronisations (on a virtual GPU). ``steps``: stop
+    else is run and recorded at level ``trace``, on a simulated GPU if ``gpu`` names one.
+    ``hazards`` also counts races and implicit synchronisations. ``steps``: stop
     the program after this many optimizer steps. ``root``: the project's folder, which file names
-    are relative to (default: the working directory). ``compute`` and ``engine`` are as for
+    are relative to (default: the working directory). ``compute`` is as for
     `virtual_gpu`. ``figures_only``: without explanations of the figures and the program's files.
+    ``notify`` gets a line for each assumption of a virtual GPU.
 
     Raises ProgramFailed if the program fails; KeyboardInterrupt passes through.
     """
@@ -173,8 +178,8 @@ def measure(
     from gpuprobe.api.hazards import DEFAULT_GPU
     from gpuprobe.sampler.hooks.optimizer_steps import Limited
 
-    if hazards and virtual is None and not _has_cuda():
-        virtual = DEFAULT_GPU  # the default of detect_hazards, which the result then names
+    if hazards and gpu is None and not _has_gpu():
+        gpu = DEFAULT_GPU  # the default of detect_hazards, which the result then names
 
     program = watch.program(target, arguments, module=module)
     limited = program if steps is None else Limited(program, steps)
@@ -189,14 +194,15 @@ def measure(
                     measured,
                     path,
                     level="trace",
-                    virtual=virtual,
+                    gpu=gpu,
                     compute=compute,
-                    engine=engine,
                     hazards=hazards,
                     trace_steps="all",
                 )
         finally:
             os.chdir(here)  # the program may have changed it
+        for text in result.assumed:
+            notify(f"assumed: {text}")
         precision = measured.precision
         _ensure_alone(measured.spawned, "torch.multiprocessing.spawn")
         if result.error is not None:
@@ -204,12 +210,12 @@ def measure(
                 raise result.error  # it was interrupted
             raise ProgramFailed(
                 f"the program failed: {type(result.error).__name__}: {result.error}",
-                hint=_no_cuda(virtual),
+                hint=_no_cuda(gpu),
             ) from result.error
         if result.exit_code:
             raise ProgramFailed(f"the program ended with exit code {result.exit_code}")
         _ensure_alone(result.children, "multiprocessing or os.fork")
-        device = f"virtual {virtual}" if virtual is not None else measured.device
+        device = measured.device if gpu is None else SIMULATED + gpu
         found = baseline_of(
             load(path),
             device=device,
@@ -222,10 +228,8 @@ def measure(
             else partial(read_sources, root=root or str(here), not_after=began),
             figures_only=figures_only,
         )
-        if compute != "real":
+        if compute != "auto":
             found = replace(found, environment={**found.environment, "compute": compute})
-        if result.engine == "native":
-            found = replace(found, environment={**found.environment, "engine": result.engine})
         if figures_only:
             if found.missing:
                 raise DataError(f"the recording is incomplete: {found.missing[0]}")
@@ -254,18 +258,18 @@ def _ensure_alone(processes: int, started_by: str) -> None:
         )
 
 
-def _has_cuda() -> bool:
+def _has_gpu() -> bool:
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="a check runs the program")
-    import torch
+    from gpuprobe.torch_support.process_gpus import has_gpu
 
-    return bool(torch.cuda.is_available())
+    return has_gpu()
 
 
-def _no_cuda(virtual: str | None) -> str:
+def _no_cuda(gpu: str | None) -> str:
     """A hint for a program that failed on a machine without a GPU."""
     torch = sys.modules.get("torch")
-    if virtual is not None or torch is None or torch.cuda.is_available():
+    if gpu is not None or torch is None or torch.cuda.is_available():
         return ""
     return "there is no GPU on this machine; --gpu h100-80gb simulates one"
 
@@ -357,7 +361,9 @@ def without_texts(baseline: Baseline) -> Baseline:
     return replace(baseline, files=files)
 
 
-def measure_as_planned(plan: CheckPlan) -> Baseline:
+def measure_as_planned(
+    plan: CheckPlan, notify: Callable[[str], None] = lambda text: None
+) -> Baseline:
     """`measure` the program or recording of a plan, in its folder."""
     here = Path.cwd()
     os.chdir(plan.folder or here)
@@ -365,17 +371,31 @@ def measure_as_planned(plan: CheckPlan) -> Baseline:
         found = measure(
             plan.target,
             plan.arguments,
-            virtual=plan.gpu,
+            gpu=plan.gpu,
             hazards=plan.hazards,
             module=plan.module,
             steps=plan.steps,
             root=plan.root,
             compute=plan.compute,
-            engine=plan.engine,
+            notify=notify,
         )
     finally:
         os.chdir(here)
     return replace(found, command=plan.command)
+
+
+def refuse_modelled(before: Baseline, plan: CheckPlan, path: str | os.PathLike[str]) -> None:
+    """Raise UsageError for a baseline in the file ``path`` that an earlier version measured on its
+    model of a GPU: the figures of torch's own CUDA code differ. A plan that accepts a different
+    environment is compared anyway.
+    """
+    device = before.environment.get("device", "")
+    if device.startswith(MODELLED) and not plan.accept_environment:
+        raise UsageError(
+            f"{os.fspath(path)} was measured on a model of a GPU ({device}), which gpuprobe no "
+            "longer has",
+            hint=f"renew it: {plan.commands(os.fspath(path))[0]}",
+        )
 
 
 def compare_as_planned(
@@ -443,10 +463,8 @@ def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:
         options += ["--hazards" if plan.hazards else "--no-hazards"]
         if plan.gpu is not None:
             options += ["--gpu", plan.gpu]
-        if plan.compute != "real":
+        if plan.compute != "auto":
             options += ["--compute", plan.compute]
-        if plan.engine != "auto":
-            options += ["--engine", plan.engine]
         if plan.steps is not None:
             options += ["--stop-after", str(plan.steps)]
         program = ["-m", plan.target] if plan.module else [plan.target]

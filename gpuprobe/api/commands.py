@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gpuprobe.errors import DataError, EnvironmentUnavailable, GpuprobeError, UsageError
+from gpuprobe.errors import DataError, GpuprobeError, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.model.run.recording import Recording
@@ -144,7 +144,7 @@ def run_command(
     `gpuprobe.api.watch.run`.
 
     Raises UsageError if it cannot be started or ``output`` cannot be created, and
-    EnvironmentUnavailable where the native engine does not run.
+    EnvironmentUnavailable where simulated GPUs do not run.
     """
     output = output.absolute()
     environment = dict(os.environ)
@@ -161,25 +161,16 @@ def run_command(
 
 def _simulated(gpu: str, compute: str) -> Mapping[str, str]:
     """The variables that give processes simulated GPUs."""
-    from gpuprobe.engines.base import EngineOptions
-    from gpuprobe.engines.choice import why_not_native
-    from gpuprobe.engines.native import environment_of
+    from gpuprobe.native.session import EngineOptions, environment_of
 
-    options = EngineOptions(gpu, compute)
-    reason = why_not_native(options)
-    if reason:
-        raise EnvironmentUnavailable(
-            f"a command cannot have simulated GPUs here: {reason}",
-            hint="gpuprobe native install",
-        )
-    return environment_of(options)
+    return environment_of(EngineOptions(gpu, compute))
 
 
 def _ensure_free(output: Path, force: bool) -> None:
-    from gpuprobe.recording.writer import RecordingWriter
+    from gpuprobe.recording.writer import RecordingWriter, remove_recording
 
     RecordingWriter.create(output, force=force).close()
-    shutil.rmtree(output)
+    remove_recording(output)
 
 
 def _follow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from gpuprobe.gate.files import (
     write_known,
 )
 from gpuprobe.hazards.findings.known import compare as compare_known
+from gpuprobe.patching import open_at_exit
 
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
@@ -48,6 +49,7 @@ DEFAULT_GPU = "h100-80gb"
 _source: EventSource | None = None  # of the check in progress
 
 
+@open_at_exit
 @contextmanager
 def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     """Detect races between CUDA streams and implicit synchronisations.
@@ -59,13 +61,14 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
         for finding in h.findings:
             print(finding.kind, finding.message, finding.location)
 
-    The code runs on the active virtual GPU, or on CUDA if torch has a device; otherwise, or if
-    ``gpu`` names one from the catalogue, on a new virtual GPU (default: ``h100-80gb``).
+    The code runs on CUDA if torch has a device; otherwise, or if ``gpu`` names one from the
+    catalogue, on a simulated GPU (default: ``h100-80gb``), which has to be loaded before torch.
     Synchronisation is checked, not timing, so a race is found even if the results of this run are
     right. Findings are available when the context ends; nothing is aborted, and nothing stays
-    enabled. On CUDA, functions that ``torch.compile`` compiled before are compiled again.
+    enabled. Functions that ``torch.compile`` compiled before are compiled again.
 
-    Raises MissingExtra without torch, UsageError inside another `detect_hazards`.
+    Raises MissingExtra without torch, UsageError inside another `detect_hazards`, and what
+    `virtual_gpu` raises if a simulated GPU is needed.
     """
     global _source
     if find_spec("torch") is None:
@@ -77,11 +80,13 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     from gpuprobe.patching import Patches
 
     found, patches = Hazards(), Patches()
-    with ExitStack() as stack:
-        source = _event_source(gpu, stack)
-        _source = source
+    with _on_a_gpu(gpu):
+        from gpuprobe.hazard_watch.hooks import install
+        from gpuprobe.hazard_watch.source import EventSource
+
+        _source = source = EventSource()
         try:
-            source.install(patches)
+            install(source, patches)
             yield found
         except BaseException as error:
             found.failed = ending(error)
@@ -92,26 +97,14 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
             fill(found, source)
 
 
-def _event_source(gpu: str | None, stack: ExitStack) -> EventSource:
-    from gpuprobe.engines.base import EngineOptions
-    from gpuprobe.engines.choice import current, session
+def _on_a_gpu(gpu: str | None) -> AbstractContextManager[object]:
+    """A context in which torch has a GPU."""
+    from gpuprobe.native.session import EngineOptions, current, session
+    from gpuprobe.torch_support.process_gpus import has_gpu
 
-    found: Any = current()
-    if found is None and (gpu is not None or not _has_cuda()):
-        found = stack.enter_context(session("auto", EngineOptions(gpu or DEFAULT_GPU)))
-    if found is None or found.engine == "native":
-        from gpuprobe.hazard_watch.cuda import CudaSource
-
-        return CudaSource()
-    from gpuprobe.hazard_watch.source import EventSource
-
-    return EventSource(found.machine)
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_available())
+    if current() is None and (gpu is not None or not has_gpu()):
+        return session(EngineOptions(gpu or DEFAULT_GPU))
+    return nullcontext()
 
 
 def findings_so_far() -> FindingsSoFar:

@@ -116,7 +116,7 @@ def scale(*recordings: Recording | str | os.PathLike[str], work: str = "step") -
     ``"run"``: a whole run (the same data, divided among the ranks).
 
     Raises what `load` raises, UsageError for fewer than two recordings or another ``work``, and
-    DataError for recordings of a virtual GPU or without all ranks of their job.
+    DataError for recordings of a simulated GPU or without all ranks of their job.
     """
     from gpuprobe.analysis.ranks.scale import scale
     from gpuprobe.errors import UsageError

@@ -35,7 +35,7 @@ def estimate_serving(
     module: bool = False,
     notify: Callable[[str], None] = lambda text: None,
 ) -> ServingEstimate | None:
-    """Estimate a vLLM server: start it on the native engine with dummy weights, and stop it when
+    """Estimate a vLLM server: start it on a simulated GPU with dummy weights, and stop it when
     its engine is up. ``words``: a command such as ``["vllm", "serve", "MODEL"]``; ``module``: its
     first word is the name of a module. None if the command does not start vLLM.
 

@@ -33,10 +33,12 @@ from gpuprobe.model.text import visible
 _WAITING: Final = "OMP_WAIT_POLICY"
 
 
-def serve(folder: str, native: bool) -> None:
-    """Run requests until stdin ends, then remove ``folder``. ``native``: on the native engine."""
+def serve(folder: str, gpu: str) -> None:
+    """Run requests until stdin ends, then remove ``folder``. ``gpu``: the simulated GPU of the
+    programs; ``""`` for the machine's own.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the check handles it and closes stdin
-    _warm_up(native)
+    _warm_up(gpu)
     wake, alarm = os.pipe()
     os.set_blocking(alarm, False)
     os.set_blocking(wake, False)
@@ -65,9 +67,9 @@ def serve(folder: str, native: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _warm_up(native: bool) -> None:
-    """Import the modules that nearly all programs of a check import, torch on the ``native`` engine.
-    CUDA is initialised in the forks, which then choose their GPUs.
+def _warm_up(gpu: str) -> None:
+    """Import the modules that nearly all programs of a check import, torch with the simulated
+    ``gpu``. CUDA is initialised in the forks: it does not survive one.
 
     OpenMP's threads wait passively here: on a busy machine, or one with fewer processors than it
     reports, a run takes a third of the processor time. OpenMP reads the variable when it is loaded;
@@ -77,22 +79,18 @@ def _warm_up(native: bool) -> None:
     if own:
         os.environ[_WAITING] = "PASSIVE"
     with contextlib.suppress(Exception):  # the program fails with the same error
-        if native:
-            from gpuprobe.catalogue.gpus import parse_spec
-            from gpuprobe.engines.base import EngineOptions
-            from gpuprobe.native import process
+        if gpu:
+            from gpuprobe.api.simulated_gpu import load_gpu
 
-            process.load(parse_spec(EngineOptions.gpu))
+            load_gpu(gpu)
         import torch
         import torch.optim
 
         import gpuprobe.api.check
         import gpuprobe.api.recordings
-        import gpuprobe.engines.virtual
         import gpuprobe.sampler.recorder
 
-        if native:
-            import gpuprobe.engines.native
+        if gpu:
             import gpuprobe.native.values.session  # noqa: F401
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
@@ -171,13 +169,12 @@ def _program(request: TrialRequest) -> None:
     found = measure(
         moved(request.target, request.root, request.tree),
         moved_all(request.arguments, request.root, request.tree),
-        virtual=request.virtual,
+        gpu=request.gpu,
         hazards=request.hazards,
         module=request.module,
         steps=request.steps,
         root=request.tree,
         compute=request.compute,
-        engine=request.engine,
         figures_only=True,
     )
     _write_figures(request, TrialFigures(dict(found.metrics), dict(found.phases)))
@@ -264,4 +261,4 @@ class _InCopy(importlib.abc.MetaPathFinder):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2] == "native")
+    serve(sys.argv[1], sys.argv[2])

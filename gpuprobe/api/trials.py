@@ -34,10 +34,11 @@ class Trials:
     """The trials of one check, a context manager: on exit the process that runs them is ended, and
     the folder of their copies is removed."""
 
-    def __init__(self, plan: CheckPlan, root: str, *, native: bool) -> None:
+    def __init__(self, plan: CheckPlan, root: str, gpu: str) -> None:
+        """``gpu``: the simulated GPU of the programs; ``""`` for the machine's own."""
         self._plan = plan
         self._root = root
-        self._native = native
+        self._gpu = gpu
         self._folder = ""
         self._server: subprocess.Popen[bytes] | None = None
         self.runs = 0
@@ -97,11 +98,10 @@ class Trials:
             target=plan.target,
             arguments=list(plan.arguments),
             module=plan.module,
-            virtual=plan.gpu,
+            gpu=plan.gpu,
             hazards=plan.hazards,
             steps=plan.steps,
             compute=plan.compute,
-            engine="native" if self._native else "virtual" if plan.gpu else plan.engine,
             seconds=seconds,
             result=str(base / "figures.json"),
             test=plan.test,
@@ -133,10 +133,7 @@ class Trials:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._server = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "gpuprobe.api.trial_server", self._folder),
-                "native" if self._native else "other",
-            ],
+            [sys.executable, "-m", "gpuprobe.api.trial_server", self._folder, self._gpu],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -265,10 +265,12 @@ def write_chakra(recording: Recording, path: StrPath, *, force: bool = False) ->
     written = [Path(f"{name}.groups.json")]
     with new_file(written[0], force) as stream:
         chakra.write_groups(groups, _text(stream))
-    for number, (step, virtual, records) in steps.items():
+    for number, (step, simulated, records) in steps.items():
         where = Path(f"{name}.{number}.et")
         with new_file(where, force) as stream:
-            chakra.write(records, number, groups, stream, start_ns=step.start_ns, timed=not virtual)
+            chakra.write(
+                records, number, groups, stream, start_ns=step.start_ns, timed=not simulated
+            )
         written.append(where)
     return tuple(written)
 

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import logging
 import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,15 +29,15 @@ from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
-    from gpuprobe.engines.base import EngineSession
     from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.session import Step
     from gpuprobe.model.trace import MemoryTrace
+    from gpuprobe.native.session import NativeSession
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.base import Sink
-    from gpuprobe.sampler.program import Program
+    from gpuprobe.sampler.program import Program as Program
     from gpuprobe.sampler.recorder import Recorder as Recorder
 
 __all__ = [
@@ -180,11 +179,10 @@ class Runnable(Protocol):
 class RunResult(NamedTuple):
     """The result of a recorded program. ``exit_code``: the program's; ``error``: its exception,
     None if it ended normally or by ``sys.exit``. ``hazards``: the findings, if they were requested;
-    ``assumed``: the assumptions of a virtual GPU; ``spawned``: the recordings of jobs that the
+    ``assumed``: the assumptions of a simulated GPU; ``spawned``: the recordings of jobs that the
     program started (``torch.multiprocessing.spawn``, or processes that joined a process group);
     ``children``: the number of processes that the program started and that used a GPU, without
-    those of ``torch.multiprocessing.spawn``; ``engine``: ``"hardware"``, ``"native"`` or
-    ``"virtual"``.
+    those of ``torch.multiprocessing.spawn``.
     """
 
     exit_code: int
@@ -193,7 +191,6 @@ class RunResult(NamedTuple):
     assumed: tuple[str, ...] = ()
     spawned: tuple[Path, ...] = ()
     children: int = 0
-    engine: str = "hardware"
 
 
 def default_output(name: str, *, module: bool = False, replace: bool = False) -> Path:
@@ -229,6 +226,7 @@ def discard_empty(result: RunResult, output: Path) -> bool:
     if result.spawned or result.children or not output.is_dir():
         return False
     from gpuprobe.api.recordings import load
+    from gpuprobe.recording.writer import remove_recording
 
     try:
         recorded = load(output)
@@ -237,7 +235,7 @@ def discard_empty(result: RunResult, output: Path) -> bool:
     steps = [step for rank in recorded.ranks for step in rank.steps]
     if any(step.windows or {phase.path for phase in step.phases} - {"setup"} for step in steps):
         return False
-    shutil.rmtree(output)
+    remove_recording(output)
     return True
 
 
@@ -290,45 +288,45 @@ def run(
     level: str = "counters",
     force: bool = False,
     warn: Callable[[str], None] | None = None,
-    virtual: str | None = None,
+    gpu: str | None = None,
     compute: str = "auto",
     hazards: bool = False,
     trace_steps: str = "",
     on_step: Callable[[Step], None] | None = None,
-    engine: str = "auto",
     measure: bool = False,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
-    torch is imported when the program imports it; recording starts there. ``virtual`` names the
-    GPU that the program finds (``"h100-80gb"``, ``"2xa100-40gb"``); ``compute`` and ``engine`` are
-    as for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA,
-    or on a virtual H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
+    torch is imported when the program imports it; recording starts there. ``gpu`` names the
+    simulated GPU that the program finds (``"h100-80gb"``, ``"2xa100-40gb"``); ``compute`` is as
+    for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA, or
+    on a simulated H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
     raise; an exception of the program is in the result. With ``measure`` and ``compute="real"``, a
     large program makes its first step without values, so that their cost is known: Measured if they
     are affordable, and the program must run again from its start, without a recording.
     """
-    if virtual is not None:
-        if find_spec("torch") is None:
-            raise MissingExtra("torch", "torch", why="required for the virtual GPU")
-        from gpuprobe.engines.base import EngineOptions
-        from gpuprobe.engines.choice import session as session_of
+    if gpu is not None:
+        from gpuprobe.api.simulated_gpu import require_torch
 
-        options = EngineOptions(virtual, compute, measure=measure)
-        with session_of(engine, options) as session:
+        require_torch("required for the simulated GPU")
+        from gpuprobe.native.session import EngineOptions
+        from gpuprobe.native.session import session as session_of
+
+        with session_of(EngineOptions(gpu, compute, measure=measure)) as session:
             session.read_unknown_as_nan()  # the result reports it
-            if level == "trace" or trace_steps:
-                session.keep_stacks()  # of what is allocated before the first step, too
             result = _recorded(
                 loaded, output, level, force, warn, hazards, trace_steps, on_step, session
             )
         if isinstance(result.error, (TooLarge, Measured)):
-            shutil.rmtree(output)
+            from gpuprobe.recording.writer import remove_recording
+
+            remove_recording(output)
             if isinstance(result.error, Measured):
                 raise result.error.with_traceback(None)
             text = f"--compute {compute}: {result.error}"
             raise EnvironmentUnavailable(text, hint="--compute auto")
-        return result._replace(assumed=tuple(session.assumed), engine=session.engine)
+        assumed = dict.fromkeys((*session.assumed, *result.assumed))
+        return result._replace(assumed=tuple(assumed))
     return _recorded(loaded, output, level, force, warn, hazards, trace_steps, on_step, None)
 
 
@@ -341,11 +339,11 @@ def _recorded(
     hazards: bool,
     trace_steps: str,
     on_step: Callable[[Step], None] | None,
-    session: EngineSession | None,
+    session: NativeSession | None,
 ) -> RunResult:
     """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.program import signals_restored
+    from gpuprobe.sampler.program import exit_code, modules_restored, signals_restored
 
     children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
     error: BaseException | None = None
@@ -366,30 +364,80 @@ def _recorded(
         children.follow(recorder, stack)
         when_imported("torch", lambda: children.start(recorder, stack))
         try:
-            with signals_restored(until_exit=True):
+            with modules_restored(), signals_restored(until_exit=True):
                 loaded.run()
         except SystemExit as exit_:
-            code, error = _exit_code(exit_)
+            code = exit_code(exit_)
         except BaseException as raised:  # noqa: BLE001 - in the result, not swallowed
-            code, error = 1, _explained(raised)
+            code, error = 1, raised.error if isinstance(raised, UnknownValue) else raised
         refused = None if session is None else session.refused()
         if refused is not None and error is None:  # the program caught it
             code, error = 1, refused
-        if found is not None and (error is not None or code):
-            from gpuprobe.hazards.findings.results import ending
+        result = RunResult(code, error, found)
+        ended = stack.pop_all()
+        with _after_the_program(warn):
+            with ended:
+                if found is not None and (error is not None or code):
+                    from gpuprobe.hazards.findings.results import ending
 
-            found.failed = ending(error, code)
-        recorder.stop(error)
-        started = children.notes()
-    for finding in found.findings if found is not None else ():
-        recorder.found(finding)
-    for text in () if session is None else session.assumed:
-        recorder.blind_spot(BlindSpot(text, _ASSUMED))
-    children.report(recorder, started)
-    recorder.finish()
-    return RunResult(
-        code, error, found, spawned=tuple(children.recordings()), children=len(started)
+                    found.failed = ending(error, code)
+                recorder.stop(error)
+                started = children.notes()
+                children.read_assumed()
+            for finding in found.findings if found is not None else ():
+                recorder.found(finding)
+            for text in () if session is None else session.assumed:
+                recorder.blind_spot(BlindSpot(text, _ASSUMED))
+            children.report(recorder, started)
+            recorder.finish()
+            result = result._replace(
+                assumed=children.assumed,
+                spawned=_as_requested(output, tuple(children.recordings())),
+                children=len(started),
+            )
+    return result
+
+
+def _as_requested(output: Path, spawned: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The recordings of jobs next to ``output``. If the program has only launched a job, the job's
+    recording takes the place of its own, which is empty.
+    """
+    from gpuprobe.recording.writer import remove_recording
+
+    if not spawned or any(output.glob("child-*")) or not _is_idle(output):
+        return spawned
+    remove_recording(output)
+    spawned[0].rename(output)
+    return spawned[1:]
+
+
+def _is_idle(output: Path) -> bool:
+    """Whether a recording shows no use of a GPU and no training."""
+    from gpuprobe.api.recordings import load
+
+    try:
+        recorded = load(output)
+    except DataError:  # the summary reports why
+        return False
+    steps = [step for rank in recorded.ranks for step in rank.steps]
+    return not any(
+        {window.device for window in step.windows} - {"cpu"}
+        or {phase.path for phase in step.phases} - {"setup"}
+        for step in steps
     )
+
+
+@contextlib.contextmanager
+def _after_the_program(warn: Callable[[str], None] | None) -> Iterator[None]:
+    """Inside, an error of gpuprobe is a warning: the program has ended, and its exit code remains.
+    It may have replaced what gpuprobe calls (functions of `os`, `pathlib`, the import).
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - reported
+        (warn or logging.getLogger("gpuprobe").warning)(
+            f"gpuprobe could not finish the recording: {type(error).__name__}: {error}"
+        )
 
 
 _ASSUMED = "assumed on the simulated GPU; on a real one the program may differ from there on"
@@ -407,6 +455,7 @@ class _StartedProcesses:
         self._argv = argv
         self._first_job = 0
         self._folder: Path | None = None  # of the notes that the processes leave
+        self.assumed: tuple[str, ...] = ()
 
     def start(self, recorder: Recorder, stack: ExitStack) -> None:
         """Start recording, as the program imports torch."""
@@ -457,6 +506,13 @@ class _StartedProcesses:
             self._output, self._first_job, rank, count, folder, child_writer, make
         )
         stack.enter_context(children.following(job))
+
+    def read_assumed(self) -> None:
+        """Read what the simulated GPUs of the processes assumed."""
+        if self._folder is not None:
+            from gpuprobe.sampler.processes.recorded import read_assumed
+
+            self.assumed = read_assumed(self._folder)
 
     def notes(self) -> dict[int, str]:
         """Why each process that used a GPU is not recorded ("" if it is), by process id."""
@@ -515,43 +571,13 @@ def _with_findings(
     return with_findings
 
 
-def _explained(error: BaseException) -> BaseException:
-    """The program's error, or gpuprobe's own if the virtual GPU caused it."""
-    from gpuprobe.engines.choice import explained
-
-    if isinstance(error, UnknownValue):
-        return error.error
-    known = explained(error)
-    if known is None:
-        return error
-    known.__cause__ = error
-    return known
-
-
-def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:
-    """Python's exit code for SystemExit: a number, 0 for None, 1 and text on stderr for others."""
-    if exit_.code is None:
-        return 0, None
-    if isinstance(exit_.code, int):
-        return exit_.code & 0xFF, None
-    sys.stderr.write(f"{exit_.code}\n")
-    return 1, None
-
-
-def show_error(error: BaseException) -> bool:
-    """Show the error by the program's own ``sys.excepthook``, as Python does at the end of a
-    script. False if the program has set none; if the hook fails, both errors are printed on stderr.
+def show_error(error: BaseException) -> int:
+    """Show an error as Python does at the end of a script, by the program's ``sys.excepthook``.
+    Returns the exit code that Python would have.
     """
-    if sys.excepthook is sys.__excepthook__:
-        return False
-    from gpuprobe.sampler.program import own_frames
+    from gpuprobe.sampler.program import show
 
-    try:
-        sys.excepthook(type(error), error, own_frames(error))
-    except Exception as second:  # noqa: BLE001 - as Python does
-        sys.stderr.write(f"Error in sys.excepthook:\n{own_traceback(second)}\n")
-        sys.stderr.write(f"Original exception was:\n{own_traceback(error)}")
-    return True
+    return show(error)
 
 
 def own_traceback(error: BaseException) -> str:

@@ -145,29 +145,16 @@ def add_gpu(
     default: str | None = None,
     several: bool = False,
 ) -> None:
-    """``--gpu``: GPUs of the catalogue, with ``several`` also ``--gpus``. If it is optional,
-    ``--virtual`` is an older name for it, which ``torchrun`` parses as its own option.
-    """
-    names = ["--gpu", *(["--virtual"] if default is None else []), *(["--gpus"] if several else [])]
+    """``--gpu``: GPUs of the catalogue, with ``several`` also ``--gpus``."""
+    names = ["--gpu", *(["--gpus"] if several else [])]
     parser.add_argument(
         *names, dest="gpu", default=default, metavar="GPU", action=Listed, rows=_gpus, help=text
     )
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """``--engine``: what runs a program with ``--gpu``."""
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "native", "virtual"),
-        default="auto",
-        help="native: torch's own CUDA code without a GPU (needs a build of torch with CUDA); "
-        "virtual: a model of that code; auto (default): native if possible",
-    )
-
-
-def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """The options of a simulated run: ``--gpu``, ``--steps``, ``--compute``, ``--assume``,
-    ``--conf``, ``--torch``, ``--ranks``, ``--rank``. ``several``: several GPUs and numbers of ranks
+def add_estimated_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """The options of an estimated run: ``--gpu``, ``--steps``, ``--compute``, ``--assume``,
+    ``--conf``, ``--ranks``, ``--rank``. ``several``: several GPUs and numbers of ranks
     are alternatives.
     """
     add_gpu(
@@ -185,8 +172,9 @@ def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -
         "--compute",
         choices=("auto", "shapes", "real"),
         default="auto",
-        help="shapes: compute only values that affect control flow; real: compute all values on "
-        "the CPU; auto (default): shapes, then real if a small script needs a value",
+        help="shapes: compute only values of small tensors; real: compute all values on the CPU; "
+        "auto (default): all while they cost seconds, then as shapes, and all of them in a second "
+        "run if the script decides by one and that is affordable",
     )
     parser.add_argument(
         "--assume",
@@ -197,13 +185,6 @@ def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -
     )
     parser.add_argument(
         "--conf", metavar="CONF", help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"
-    )
-    add_engine(parser)
-    parser.add_argument(
-        "--torch",
-        default="",
-        metavar="VERSION",
-        help="the version of torch to estimate for, such as 2.6 (default: the installed one)",
     )
     if several:
         parser.add_argument(
@@ -228,7 +209,7 @@ def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -
 
 
 def rank_of(args: argparse.Namespace) -> int | list[int] | str:
-    """The value of ``--rank`` for `gpuprobe.api.virtual`."""
+    """The value of ``--rank`` for `gpuprobe.api.estimates`."""
     rank: list[int] | str = args.rank
     return rank[0] if isinstance(rank, list) and len(rank) == 1 else rank
 

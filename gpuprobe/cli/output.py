@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 
@@ -27,12 +28,11 @@ def give_up() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def flush_stdout() -> bool:
-    """Flush stdout after the user's program; False if its output could not be written."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except (OSError, ValueError):  # closed by the program
-        give_up()
-        return False
-    return True
+def flush_stdout() -> None:
+    """Flush stdout after the user's program, so that its output is before the summary. Python
+    flushes it again when it ends, and reports what cannot be written.
+    """
+    stream = getattr(sys, "stdout", None)
+    if type(stream) is io.TextIOWrapper:  # one of the program's may do anything
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

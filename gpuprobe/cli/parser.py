@@ -96,7 +96,7 @@ def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> 
 
 def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
     """The module of a command, and the parser of its arguments."""
-    module = import_module(f"gpuprobe.cli.commands.{name}")
+    module = import_module(f"gpuprobe.cli.commands.{name.replace('-', '_')}")
     examples = "\n".join(f"  {line}\n      {text}" for line, text in module.EXAMPLES.items())
     parser = _Parser(
         prog=f"gpuprobe {name}",
@@ -139,9 +139,10 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
         args = parser.parse_args(given)
     except GpuprobeError as error:  # ``--gpu list`` reads the users' own catalogues
         return _refused(error)
-    if name != "run":  # there stdout is the program's
+    args.stdout_is_ours = name != "run"  # there it is the program's
+    if args.stdout_is_ours:
         output.open_where_closed()
-    with _imports_shown(name):
+    with stderr.kept(), _imports_shown(name):
         if supervise and getattr(module, "SUPERVISED", False) and hasattr(os, "fork"):
             from gpuprobe.cli.supervise import supervised
 
@@ -193,7 +194,7 @@ def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
     """Run the command; exceptions become exit codes."""
     try:
         code: int = module.run(args)
-        if sys.stdout is not None:
+        if args.stdout_is_ours:
             sys.stdout.flush()
     except GpuprobeError as error:
         return _refused(error)

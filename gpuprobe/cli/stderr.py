@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import sys
+from collections.abc import Iterator
+from typing import TextIO, cast
 
+from gpuprobe.model.colour import coloured, uses_colour
+from gpuprobe.model.findings import Level
+from gpuprobe.model.io.descriptors import without_signals_of_writes
 from gpuprobe.model.text import cut, visible
 
 MOST_COLUMNS = 1000
@@ -40,20 +47,77 @@ def write(text: str) -> None:
 
 def _severity(level: str, message: str) -> str:
     """The line of a message, with its severity in colour on a terminal that has it."""
-    from gpuprobe.model.colour import coloured, uses_colour
-    from gpuprobe.model.findings import Level
-
     prefix = f"gpuprobe: {level}: "
-    with contextlib.suppress(ValueError, AttributeError):  # stderr is closed, or there is none
-        if uses_colour(sys.stderr):
+    with contextlib.suppress(Exception):  # stderr is closed, or there is none
+        if uses_colour(stream()):
             prefix = coloured(prefix, Level(level))
     return f"{prefix}{visible(message)}\n"
 
 
-def _write(text: str) -> None:
-    """Write to stderr; does nothing if it is closed."""
+class _Stderr(io.TextIOBase):
+    """The stderr that the command was started with, as long as its descriptor belongs to the same
+    file: the program may close or replace it, or ``sys.stderr``.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream = stream
+        self._number = -1  # of a stream in memory
+        self._file: tuple[int, int] | None = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            assert stream is not None
+            self._number = stream.fileno()
+            self._file = self._identity()
+
+    def _identity(self) -> tuple[int, int]:
+        status = _fstat(self._number)
+        return status.st_dev, status.st_ino
+
+    def isatty(self) -> bool:
+        return self.stream is not None and self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self._number
+
+    def write(self, text: str) -> int:
+        """Write; does nothing if it is closed or replaced, or cannot be written. Nothing remains in
+        the stream's buffer, at whose flush the program would fail.
+        """
+        if self.stream is None:
+            return 0
+        with contextlib.suppress(OSError, ValueError), without_signals_of_writes():
+            if self._file is None:
+                self.stream.write(text)
+                self.stream.flush()
+            elif self._identity() == self._file:
+                with contextlib.suppress(OSError, ValueError):
+                    self.stream.flush()  # what the program has printed is first
+                encoding = self.stream.encoding or "utf-8"
+                rest = memoryview(text.encode(encoding, "backslashreplace"))
+                while rest:
+                    rest = rest[_os_write(self._number, rest) :]
+        return len(text)
+
+
+_fstat, _os_write = os.fstat, os.write  # a program may replace them
+
+_own: _Stderr | None = None
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Inside, messages are written to the stderr of the beginning, and nowhere else."""
+    global _own
+    before, _own = _own, _Stderr(sys.stderr)
     try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return
+        yield
+    finally:
+        _own = before
+
+
+def stream() -> TextIO:
+    """The stream that messages are written to."""
+    return cast(TextIO, _own or _Stderr(sys.stderr))
+
+
+def _write(text: str) -> None:
+    stream().write(text)

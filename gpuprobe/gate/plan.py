@@ -33,7 +33,6 @@ BASELINE: Final = "baseline"
 PROJECT: Final = "pyproject.toml"
 DEFAULT: Final = "default"
 
-_VIRTUAL = "virtual "
 _OWN = "this machine's"
 
 T = TypeVar("T")
@@ -55,9 +54,9 @@ class CheckPlan:
     """The settings of one run of a check.
 
     ``target`` and ``arguments``: a recording, a script, or (``module``) a module. ``test``: the
-    node id of a test of pytest, whose options are ``arguments`` then. ``gpu`` is a virtual GPU,
-    None for the machine's own; ``steps`` is None for the whole program. ``compute`` and ``engine``
-    are those of a virtual GPU. ``settings`` describe the settings for the report, with their
+    node id of a test of pytest, whose options are ``arguments`` then. ``gpu`` is a simulated GPU,
+    None for the machine's own; ``steps`` is None for the whole program. ``compute`` is that of a
+    simulated GPU. ``settings`` describe the settings for the report, with their
     sources. ``root``: the project's folder. ``folder``: the working directory of the run, "" for
     the current one; a command from the project's settings runs in the project's folder.
     ``command``: the command as stored in a baseline, with the script relative to the project; empty
@@ -80,8 +79,7 @@ class CheckPlan:
     command: tuple[str, ...] = ()
     accept_environment: bool = False
     repeat: int | None = None
-    compute: str = "real"
-    engine: str = "auto"
+    compute: str = "auto"
     name: str = ""
     test: str = ""
     given: tuple[str, ...] = ()
@@ -158,7 +156,6 @@ def plan(
     steps: int | None = None,
     hazards: bool | None = None,
     compute: str | None = None,
-    engine: str | None = None,
     accepted: Mapping[str, Tolerance] | None = None,
     before: Baseline | None = None,
     project: ProjectSettings | None = None,
@@ -174,7 +171,7 @@ def plan(
 
     Raises UsageError if the baseline belongs to a different script, and if there is no command.
     """
-    from gpuprobe.analysis.baseline import Setting
+    from gpuprobe.analysis.baseline import SIMULATED, Setting
 
     project = project or ProjectSettings()
     project = project.runs.get(name, project)
@@ -206,22 +203,16 @@ def plan(
     device = first(gpu, measured.gpu, project.gpu, None)
     limit = first(steps, measured.steps, project.steps, None)
     counted = first(hazards, measured.hazards, project.hazards, False)
-    computed = first(compute, measured.compute, project.compute, "real")
-    engines = first(engine, measured.engine, project.engine, "auto")
+    computed = first(compute, measured.compute, project.compute, "auto")
     if not recorded:
         settings += [
-            Setting("gpu", f"virtual {device.value}" if device.value else _OWN, device.source),
+            Setting("gpu", SIMULATED + device.value if device.value else _OWN, device.source),
             Setting("steps", str(limit.value or "all"), limit.source),
             Setting("hazards", "counted" if counted.value else "not counted", counted.source),
         ]
-        if computed.value != "real":
+        if computed.value != "auto":
             settings.append(Setting("compute", computed.value, computed.source))
-        if engines.value != "auto":
-            settings.append(Setting("engine", engines.value, engines.source))
-    given = _given(
-        {"--gpu": device, "--stop-after": limit, "--compute": computed, "--engine": engines},
-        counted,
-    )
+    given = _given({"--gpu": device, "--stop-after": limit, "--compute": computed}, counted)
     if source != CALL:
         given += _separated(more)
     elif before is None or before.command != stored or project.path is not None:
@@ -234,7 +225,6 @@ def plan(
         steps=limit.value,
         hazards=counted.value,
         compute=computed.value,
-        engine=engines.value,
         tolerances=_tolerances(accepted or {}, before, project),
         settings=tuple(settings),
         root=project.root,
@@ -302,14 +292,14 @@ def _measured(before: Baseline | None) -> ProjectSettings:
     """The settings that a baseline was measured with, as far as it has them."""
     if before is None:
         return ProjectSettings()
-    device = before.environment.get("device", "")
+    from gpuprobe.analysis.baseline import simulated_gpu
+
     counted = "races" in before.metrics or "implicit_syncs_per_step" in before.metrics
     return ProjectSettings(
-        gpu=device[len(_VIRTUAL) :] if device.startswith(_VIRTUAL) else None,
+        gpu=simulated_gpu(before.environment.get("device", "")),
         steps=before.stopped_after,
         hazards=True if counted else None,
         compute=before.environment.get("compute"),
-        engine=before.environment.get("engine"),
     )
 
 

@@ -3,13 +3,12 @@
 ::
 
     [tool.gpuprobe]
-    gpu = "h100-80gb"             # the virtual GPU to run on
+    gpu = "h100-80gb"             # the simulated GPU to run on
     run = "-m shop.train --fast"  # a script or a module, and its arguments
     steps = 6                     # stop it after so many optimizer steps
     baseline = "memory.json"      # relative to this file
     hazards = true                # also count races and implicit synchronisations
-    compute = "shapes"            # on the virtual GPU: sizes alone, without the arithmetic
-    engine = "native"             # torch's own CUDA code, or "virtual": a model
+    compute = "shapes"            # on a simulated GPU: sizes alone, without the arithmetic
 
     [tool.gpuprobe.tolerance]
     peak_allocated = "2%"
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 KEYS: Final = (
     "baseline",
     "compute",
-    "engine",
     "gpu",
     "hazards",
     "run",
@@ -85,7 +83,6 @@ class ProjectSettings:
     baseline: Path | None = None
     hazards: bool | None = None
     compute: str | None = None
-    engine: str | None = None
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     runs: Mapping[str, ProjectSettings] = field(default_factory=dict)
 
@@ -138,7 +135,6 @@ def _settings(table: _RunTable, path: Path, where: str) -> ProjectSettings:
         baseline=None if table.baseline is None else path.parent / table.baseline,
         hazards=table.hazards,
         compute=table.compute,
-        engine=table.engine,
         tolerances=_tolerances(table.tolerance, where),
     )
 
@@ -218,14 +214,8 @@ def _command(value: str | list[str]) -> tuple[str, ...]:
 
 
 def _compute(value: str) -> str:
-    if value not in ("real", "shapes"):
-        raise Malformed(f"expected real or shapes, found {value!r:.80}")
-    return value
-
-
-def _engine(value: str) -> str:
-    if value not in ("auto", "native", "virtual"):
-        raise Malformed(f"expected auto, native or virtual, found {value!r:.80}")
+    if value not in ("auto", "real", "shapes"):
+        raise Malformed(f"expected auto, real or shapes, found {value!r:.80}")
     return value
 
 
@@ -243,7 +233,6 @@ class _RunTable:
     baseline: _Text | None = None
     hazards: bool | None = None
     compute: Annotated[str, Parsed(str, _compute)] | None = None
-    engine: Annotated[str, Parsed(str, _engine)] | None = None
     tolerance: dict[str, Any] = field(default_factory=dict)
 
 

@@ -34,11 +34,10 @@ class TrialRequest:
     target: str
     arguments: list[str]
     module: bool
-    virtual: str | None
+    gpu: str | None
     hazards: bool
     steps: int | None
     compute: str
-    engine: str
     seconds: float
     result: str
     test: str = ""

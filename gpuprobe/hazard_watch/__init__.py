@@ -1,1 +1,1 @@
-"""What reports to the hazard engine, on CUDA and on the virtual GPU."""
+"""What reports to the hazard engine: the use of torch's CUDA, on a GPU or a simulated one."""

@@ -12,16 +12,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpuprobe.hazard_watch.base import DeviceModel
-from gpuprobe.hazards.observer import PINNED
+from gpuprobe.hazard_watch.device import PINNED, Cuda
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta
 
 
 class HostSource(Protocol):
-    """An event source that gets reports of the host's accesses."""
+    """The part of an event source that gets reports of the host's accesses."""
 
-    machine: DeviceModel
+    machine: Cuda
 
     def host_use(self, tensor: Tensor, write: bool, op: str) -> None:
         """The host touched a pinned tensor."""

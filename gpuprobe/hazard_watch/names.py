@@ -12,7 +12,7 @@ import torch
 
 from gpuprobe.code_origin import name_of
 from gpuprobe.frame_variables import variables
-from gpuprobe.hazard_watch.base import DeviceModel
+from gpuprobe.hazard_watch.device import Cuda
 from gpuprobe.hazard_watch.places import is_users, program_frame, site_at_hand
 from gpuprobe.hazards.accesses import RaceContext, Scope
 from gpuprobe.hazards.events import Site
@@ -106,7 +106,7 @@ def _key(stream: torch.Stream) -> tuple[int, int]:
 class TensorSource(Protocol):
     """The part of an event source that knows tensors and streams."""
 
-    machine: DeviceModel
+    machine: Cuda
     blocks: Blocks
     creations: Creations
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.hazard_watch.base import DeviceModel
+from gpuprobe.hazard_watch.device import Cuda
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 
 _MOST: Final = 4096
@@ -38,9 +38,7 @@ def is_indexed(op: str) -> bool:
     return op in _INDEXED
 
 
-def pieces(
-    machine: DeviceModel, op: str, args: Sequence[Any], whole: Footprint
-) -> list[Footprint] | None:
+def pieces(machine: Cuda, op: str, args: Sequence[Any], whole: Footprint) -> list[Footprint] | None:
     """The touched parts of the first argument, whose bytes are ``whole``; None: possibly all."""
     tensor = args[0]
     indices = _indices(op, args)

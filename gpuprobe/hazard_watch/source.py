@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
-from collections.abc import Sequence
-from types import FrameType
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter  # a program may replace `time.perf_counter`
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch import rows
-from gpuprobe.hazard_watch.base import DeviceModel
+from gpuprobe.hazard_watch.device import HOST, PINNED, untraced
+from gpuprobe.hazard_watch.host_integers import HostIntegers, flat, on_host
 from gpuprobe.hazard_watch.operators import (
     SYNCS_FIRST,
     Plan,
@@ -38,8 +41,8 @@ from gpuprobe.hazards.events import (
     StreamWait,
 )
 from gpuprobe.hazards.footprint import Footprint
-from gpuprobe.hazards.observer import PINNED
-from gpuprobe.patching import Patches
+from gpuprobe.torch_support.callers import passed_on
+from gpuprobe.torch_support.operator_calls import left_out, recording
 from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
 
 # Python code reports a request for an array's memory since 3.12 (PEP 688); NumPy's C code never.
@@ -57,10 +60,12 @@ _C_CODE: Final = (
     f"what C code does with NumPy arrays over pinned memory ({_UNREPORTED}): name it with "
     "gpuprobe.declare_access(..., host=True)"
 )
-_AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
-_VALUES: Final = f"{PACKAGE}native/values/"
 _Tensors: TypeAlias = Tensor | Sequence[Tensor]
 _Accesses: TypeAlias = list[BlockAccess]
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_STEPS: Final = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
+_PASSING_INTEGERS: Final = frozenset({"arange", "_to_copy", "copy_", *_STEPS})
+"""Operators whose results may have integers that are known on the host."""
 _Shapes: TypeAlias = list[tuple[int, tuple[int, ...]]]
 
 
@@ -70,14 +75,6 @@ def malloc_async() -> bool:
         os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
     return any("cudaMallocAsync" in text for text in settings)
-
-
-def _in_value_computation() -> bool:
-    """Whether the native engine runs a backward pass to compute an operator's values."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_AUTOGRAD):
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_VALUES)
 
 
 def _by_place(accesses: _Accesses) -> tuple[_Accesses, _Accesses]:
@@ -98,51 +95,38 @@ class _Plans(dict[OpOverload, Plan]):
 
 
 class EventSource(StreamSource):
-    """The observer of one device model. Everything arrives in program order."""
+    """What a program does on torch's CUDA, as events of the engine. ``broken``: why the check ended
+    early, or "". Everything is in program order.
 
-    def __init__(self, machine: DeviceModel) -> None:
-        super().__init__(machine)
+    Reports run in the program's own threads, or in the autograd engine's. A failure of this code
+    ends the check, and is reported; the program continues.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
         self.arrays = 0  # NumPy arrays over pinned memory
         self._plans = _Plans()
         self.collectives = Collectives(self)
         self.processes = Processes(self)
+        self._left_out = left_out.calls
+        self._lock = threading.RLock()  # autograd's threads report too
 
-    def install(self, patches: Patches) -> None:
-        """Report to the engine until ``patches`` are undone."""
-        original = torch.autograd.graph._engine_run_backward
-        source = self
-
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if _in_value_computation():
-                return original(*args, **kwargs)
-            source.backward_begins(args, kwargs)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                source.backward_ends()
-
-        for module in (torch.autograd.graph, torch.autograd):
-            if getattr(module, "_engine_run_backward", None) is original:
-                patches.set(module, "_engine_run_backward", run_backward)
-        host_watch.install(self, patches)
-        self.collectives.install(patches)
-        self.processes.install(patches)
-        self.blocks.install(patches)
-        self.creations.install(patches)
-        # Existing storages were created before the check.
-        for tag in list(self.machine.tags.values()):
-            self.earlier = self.earlier or tag.place >= 0
-            self.allocated(tag)
-
-        self.machine.observer = self
-        patches.add(self._leave)
-
-    def _leave(self) -> None:
-        self.machine.observer = None
+    def guarded(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call our own code; if it fails, the check ends and the program continues."""
+        if self.broken:
+            return
+        try:
+            with self._lock:
+                self.drain()
+                self.machine.enter_node()
+                call(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - reported as a gap of the coverage
+            self.broken = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
 
     def coverage(self) -> list[str]:
         """Blind spots of this check, for its end."""
-        machine, sent = self.machine, self.processes.sent
+        sent = self.processes.sent
+        compiled = left_out.since(self._left_out)
         gaps = {
             f"{self.engine.unknown_events} waits for events recorded outside the check"
             "": self.engine.unknown_events,
@@ -153,19 +137,81 @@ class EventSource(StreamSource):
             f"accesses by other processes to {sent} tensors sent to them": sent,
             "memory reused by cudaMallocAsync: checked as with torch's own caching allocator"
             "": malloc_async(),
+            compiled: compiled,
+            f"everything after gpuprobe's own failure: {self.broken}": self.broken,
         }
-        return [
-            *_NEVER_CHECKED,
-            *(line for line, happened in gaps.items() if happened),
-            *(
-                f"{name}: given to torch.compile. It runs eagerly here, so that its operators "
-                "are checked; its compiled code is not"
-                for name in machine.compiled
-            ),
-            *machine.assumed,
-        ]
+        return [*_NEVER_CHECKED, *(line for line, happened in gaps.items() if happened)]
+
+    # -- the backward pass
+
+    def backward_begins(self, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """A call of ``_engine_run_backward`` begins, with these arguments."""
+        self.guarded(self._begin_backward, given, options)
+        self.machine.in_backward += 1
+
+    def backward_ends(self) -> None:
+        """The call returned, or raised."""
+        self.machine.in_backward -= 1
+        self.guarded(self._end_backward)
 
     # -- operators
+
+    def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+        """The device of the first CUDA tensor, -1 without one."""
+        for item in args:  # nearly always
+            if isinstance(item, torch.Tensor) and item.is_cuda:
+                return int(item.get_device())
+        for item in _flat((*args, *kwargs.values(), result)):
+            if isinstance(item, torch.Tensor) and item.is_cuda:
+                return int(item.get_device())
+        return -1
+
+    def operator(
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        below: Callable[[Any, Any, Any], Any],
+    ) -> Any:
+        """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
+        if torch.is_grad_enabled():
+            self.guarded(self.machine.leaves_used, args, kwargs, _below)
+        began = perf_counter()
+        try:
+            result = below(func, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 - raised again
+            del args, kwargs
+            raise passed_on(error)  # noqa: B904 - the same one
+        seconds = perf_counter() - began
+        self.guarded(self.operator_returned, func, args, kwargs, result, seconds)
+        return result
+
+    def operator_returned(
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        seconds: float,
+    ) -> None:
+        """An operator returned after ``seconds`` of the host's time."""
+        self._elapsed = seconds
+        index = self.device_of(args, kwargs, result)
+        if index >= 0:
+            self.machine.use(index)
+            if self._is_new(result):  # and not an argument's memory
+                self._tag_new(args, made=False)
+                self._tag_new(kwargs.values(), made=False)
+                self._tag_new((result,), made=True)
+            name = self._plans[func].name
+            if name == "lift_fresh":
+                self._lifted(result, index)
+            else:
+                self.device_op(func, args, kwargs, result, index)
+                if name in _PASSING_INTEGERS and not kwargs.get("alpha"):
+                    self._record_integers(name, args, result)
+        else:
+            self.host_op(func, args, kwargs, result)
 
     def device_op(
         self,
@@ -434,14 +480,11 @@ class EventSource(StreamSource):
         self._launch(index, ("copy", shape), accesses, site)
         if to >= 0 and from_ >= 0:
             return
-        reason = machine.local.reason
-        if to >= 0 and host_watch.is_number(source):
-            reason = "number assigned to an element"
         if to >= 0:
             if from_ == PINNED and not blocking:
                 return
-            if reason:
-                self._sync(reason, site, index)
+            if host_watch.is_number(source):
+                self._sync("number assigned to an element", site, index)
             elif not blocking:
                 # The host waits until the source is staged, not until it has arrived (CUDA
                 # runtime API: "API synchronization behavior").
@@ -519,6 +562,9 @@ class EventSource(StreamSource):
 
     def host_use(self, tensor: Tensor, write: bool, op: str, note: str = "") -> None:
         """The host touches a pinned tensor without an operator."""
+        self.guarded(self._host_use, tensor, write, op, note)
+
+    def _host_use(self, tensor: Tensor, write: bool, op: str, note: str) -> None:
         found = self._touch(tensor)
         if found is not None:
             address, where = found
@@ -528,6 +574,9 @@ class EventSource(StreamSource):
         """The host touches bytes of a pinned tensor's storage through NumPy; ``where`` is relative
         to its first byte.
         """
+        self.guarded(self._host_bytes, tensor, where, write, op)
+
+    def _host_bytes(self, tensor: Tensor, where: Footprint, write: bool, op: str) -> None:
         tag = self.machine.tags.get(tensor.untyped_storage()._cdata)
         address = None if tag is None else self._address(tag)
         if tag is not None and address is not None:
@@ -535,31 +584,75 @@ class EventSource(StreamSource):
             where = where._replace(low=where.low + start, high=where.high + start)
             self.engine.apply(HostAccess(address, where, write, op, site_at_hand(), "numpy"))
 
+    def _record_integers(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Record the integers of a result on the device, if the host knows them."""
+        if not HostIntegers.concern(result):
+            return
+        values: Sequence[int] | None = None
+        if name == "arange":
+            if all(type(value) is int for value in args):
+                values = range(*args)
+        elif name in _STEPS:
+            values = self._stepped(name, args, result)
+        else:
+            source = args[0] if name == "_to_copy" else args[1]
+            plain = type(source) in _PLAIN and source.dtype == result.dtype
+            if plain and source.shape == result.shape and self.machine.place_of(source) == HOST:
+                values = on_host(source)
+        self._keep(result, values)
+
+    def _stepped(self, name: str, args: tuple[Any, ...], result: Any) -> list[int] | None:
+        """Known integers plus, minus or times a Python one; None if the result's type differs."""
+        if len(args) != 2 or type(args[1]) is not int or type(args[0]) not in _PLAIN:
+            return None
+        step, before = _STEPS[name], self.machine.known_integers(args[0])
+        if before is None or args[0].dtype != result.dtype:
+            return None
+        values = [step(value, args[1]) for value in before]
+        limits = torch.iinfo(result.dtype)
+        return values if all(limits.min <= value <= limits.max for value in values) else None
+
+    def _keep(self, tensor: Tensor, values: Sequence[int] | None) -> None:
+        address = self.block_of(tensor)
+        if address is not None:
+            self.machine.integers.keep(address, tensor, values)
+
     def constructed(self, made: Tensor, data: object) -> None:
-        """The host created a tensor from ``data``; relevant if values cannot be read back."""
+        """`torch.tensor` or a similar function created ``made`` from ``data``."""
+        if type(made) in _PLAIN and made.is_cuda and HostIntegers.concern(made):
+            self.guarded(self._keep, made, flat(data))
+
+    def _lifted(self, result: Tensor, index: int) -> None:
+        """A tensor was created from Python's values, and copied to the device without an operator
+        (``internal_new_from_data`` in ``tensor_new.cpp``, which waits for the copy).
+        """
+        accesses: list[tuple[int, Footprint, bool]] = []
+        self.add_accesses(accesses, result, True)
+        site = self.site()
+        self._launch(index, ("copy", result.shape), accesses, site)
+        if not host_watch.is_constructed():  # an index: like one that the program copies
+            self._explicit_sync(index, site)
+        elif result.numel():
+            self._sync("new tensor from host values", site, index)
 
     def device_read(self, tensor: Tensor, index: int, op: str) -> None:
         """The host reads a device's tensor without an operator, and waits for it."""
+        self.guarded(self._device_read, tensor, index, op)
+
+    def _device_read(self, tensor: Tensor, index: int, op: str) -> None:
         accesses: _Accesses = []
         self.add_accesses(accesses, tensor, False)
         site = site_at_hand()
         self._launch(index, (op, tensor.shape), accesses, site)
         self._sync(op, site, index)
 
-    def fused(self, op: str, index: int, reads: _Tensors, writes: _Tensors) -> None:
-        """A kernel that a virtual device computes outside the dispatcher."""
-        accesses: _Accesses = []
-        shapes: _Shapes = []
-        for value, write in ((reads, False), (writes, True)):
-            for item in value if isinstance(value, (list, tuple)) else (value,):
-                found = len(accesses)
-                self.add_accesses(accesses, item, write)
-                if isinstance(item, torch.Tensor):
-                    shapes += [(where.low, item.shape) for _, where, _ in accesses[found:]]
-        self._launch(index, (op, shapes), accesses, site_at_hand())
-
     def declared(self, reads: _Tensors, writes: _Tensors, stream: torch.cuda.Stream | None) -> None:
         """A kernel launched outside the dispatcher, with its declared accesses."""
+        self.guarded(self._declared, reads, writes, stream)
+
+    def _declared(
+        self, reads: _Tensors, writes: _Tensors, stream: torch.cuda.Stream | None
+    ) -> None:
         accesses: _Accesses = []
         self.add_accesses(accesses, reads, False)
         self.add_accesses(accesses, writes, True)
@@ -584,3 +677,18 @@ class EventSource(StreamSource):
 
         self.arrays += 1
         return traced(self, tensor, array)
+
+
+@contextmanager
+def _below() -> Iterator[None]:
+    """The same within an operator; autograd records."""
+    with untraced(), recording():
+        yield
+
+
+def _flat(values: Iterable[object]) -> Iterator[object]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from value
+        else:
+            yield value

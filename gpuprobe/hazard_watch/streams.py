@@ -1,18 +1,26 @@
-"""Translates a device model's reports of memory, streams, events and graphs to engine events."""
+"""Translates the use of memory, streams, events and graphs to engine events."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.autograd.graph import Node
 
 from gpuprobe.code_origin import PACKAGE
-from gpuprobe.hazard_watch.base import DeviceModel
+from gpuprobe.hazard_watch.device import (
+    PINNED,
+    Cuda,
+    DeviceBlock,
+    EarlierBlocks,
+    Tag,
+    address_of,
+)
 from gpuprobe.hazard_watch.names import (
     Blocks,
     Creations,
@@ -20,7 +28,7 @@ from gpuprobe.hazard_watch.names import (
     created_streams,
     names_at_hand,
 )
-from gpuprobe.hazard_watch.order.backward import BackwardPass
+from gpuprobe.hazard_watch.order.backward import SUMS, BackwardPass
 from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazards.accesses import RaceContext
 from gpuprobe.hazards.engine import Engine
@@ -45,7 +53,7 @@ from gpuprobe.hazards.events import (
 )
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
-from gpuprobe.hazards.observer import PINNED, AllocatedBlock, RegisteredMemory, StorageTag
+from gpuprobe.torch_support.operator_calls import called_by_engine
 from gpuprobe.torch_support.tensors import parts, storage_key
 
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
@@ -71,15 +79,14 @@ class _Capture:
 class StreamSource:
     """The engines of one check, and the memory and streams that they get events of."""
 
-    def __init__(self, machine: DeviceModel) -> None:
-        self.machine = machine
+    def __init__(self) -> None:
+        machine = self.machine = Cuda()
         self.engine = Engine()
         # The engine that gets launches and waits: within a capture, the graph's own.
         self.active = self.engine
         self.ledger = SyncLedger()
         self.allowed = 0  # open contexts in which synchronisations are allowed
         self.uncharged_graphs = 0  # replays of graphs that were captured before the check
-        self.earlier = False  # whether there was device memory before the check
         self._capture: _Capture | None = None
         self.captures: list[Engine] = []
         self._backward: list[BackwardPass] = []
@@ -88,6 +95,16 @@ class StreamSource:
         self._captured_names: dict[int, tuple[str, ...]] = {}  # by address
         self.engine.context = self._context
         self.engine.legacy.blocking = machine.blocking
+        self.engine.labels = machine.labels
+        machine.ended = self._ended
+        machine.node_began = self._node_begins
+        machine.block_of = self.block_of
+        self.creations.made = machine.note
+        self._before = EarlierBlocks()
+        self.earlier = bool(self._before)  # whether there was device memory before the check
+        self._queue: deque[Free | EventDestroy] = deque()  # ends since the last report
+        self.broken = ""  # why the check ended early
+        self._elapsed: float | None = None  # seconds of the operator that is being reported
 
     # -- places
 
@@ -115,7 +132,7 @@ class StreamSource:
     def _actor(self, index: int) -> int:
         return self.active.stream(index, self.machine.stream(index))
 
-    def _address(self, tag: StorageTag) -> int | None:
+    def _address(self, tag: Tag) -> int | None:
         if tag.place >= 0:
             return None if tag.block is None else tag.block.address + tag.place * _SPACE
         if tag.place != PINNED:
@@ -125,19 +142,49 @@ class StreamSource:
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The address of a tensor's block; None if it has none."""
-        tag = self.machine.tag_of(tensor)
-        return None if tag is None else self._address(tag)
+        with torch._C.DisableTorchFunctionSubclass():  # possibly of a subclass
+            tag = self.machine.tag_of(tensor)
+            return None if tag is None else self._address(tag)
 
     def site(self) -> CodePosition | None:
         """The program's current line."""
         return site_at_hand()
 
     def _touch(self, tensor: Tensor) -> tuple[int, Footprint] | None:
+        """The address of a tensor's block and its bytes in there; None if it has none."""
+        if tensor.is_cuda:
+            if tensor.layout is not torch.strided:
+                return None
+            # As `_tag_new`, with one call for the storage: this runs for each argument.
+            storage = tensor.untyped_storage()
+            tag = self.machine.tags.get(storage._cdata)
+            if tag is None:
+                self._tag(storage, made=False)
+                tag = self.machine.tags[storage._cdata]
+            block = tag.block
+            try:
+                at = storage.data_ptr()
+            except RuntimeError:
+                at = 0
+            if at != (0 if block is None else block.address):
+                self._moved(tag, storage)
+                block = tag.block
+            nbytes = tensor.nbytes
+            if block is None or tag.place or nbytes != tag.nbytes or not is_contiguous(tensor):
+                return self._footprint(tag, tensor)
+            where = tag.whole
+            if where is None or where.low != at or where.high != at + nbytes:
+                where = tag.whole = whole(at, at + nbytes)
+            return (at, where) if nbytes else None
+        if tensor.layout is torch.strided:
+            self.machine.place_of(tensor)  # adds the tag of a pinned storage
+            pinned = self.machine.tag_of(tensor)
+            if pinned is not None:
+                self._tag_pinned(pinned)
         tag = self.machine.tags.get(storage_key(tensor))
         return None if tag is None else self._footprint(tag, tensor)
 
-    def _footprint(self, tag: StorageTag, tensor: Tensor) -> tuple[int, Footprint] | None:
-        """The address of a tensor's block and its bytes in there; None if it has none."""
+    def _footprint(self, tag: Tag, tensor: Tensor) -> tuple[int, Footprint] | None:
         block = tag.block
         if block is not None and not tag.place:  # as `_address`, for the first device
             address: int | None = block.address
@@ -158,13 +205,6 @@ class StreamSource:
 
     # -- memory
 
-    def allocated(self, tag: StorageTag) -> None:
-        address = self._address(tag)
-        if address is not None and not self.engine.is_live(address):
-            owner = (tag.place, tag.stream) if tag.place >= 0 else None
-            nbytes = tag.nbytes if tag.registered is None else tag.registered.nbytes
-            self._add_block(address, nbytes, owner, self._capture is not None)
-
     def _add_block(
         self, address: int, nbytes: int, owner: tuple[int, int] | None, captured: bool
     ) -> None:
@@ -180,12 +220,15 @@ class StreamSource:
             actor = -1 if owner is None else engine.stream(*owner)
             engine.apply(_new(Allocation, (address, max(nbytes, 1), actor, private)))
 
-    def freed(self, tag: StorageTag) -> None:
-        address = self._address(tag)
-        if address is not None:
-            self._freed(address, waits=tag.place == PINNED)
-
-    def unregistered(self, memory: RegisteredMemory) -> None:
+    def unregistered(self, start: int) -> None:
+        """The host memory at ``start`` is pageable again (``cudaHostUnregister``)."""
+        machine = self.machine
+        memory = machine.registered.pop(start, None)
+        if memory is None:  # registered before the check
+            return
+        for tag in list(machine.tags.values()):
+            if tag.registered is memory:
+                del machine.tags[tag.key]
         address = PINNED_SPACE + memory.address
         if self.engine.is_live(address):  # cudaHostUnregister is not documented to wait for copies
             where = whole(address, address + memory.nbytes)
@@ -206,17 +249,102 @@ class StreamSource:
         if self._capture is not None:
             self._capture.engine.apply(Free(address))
 
-    def resized(self, tag: StorageTag, old: AllocatedBlock | None) -> None:
-        if old is not None:
-            self._freed(old.address + tag.place * _SPACE)
-        self.allocated(tag)
+    def _tag_new(self, values: Iterable[object], made: bool) -> None:
+        """Tag the new tensors of an operator. Those that it ``made`` have memory of the current
+        stream.
+        """
+        tags = self.machine.tags
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.is_cuda and value.layout is torch.strided:
+                    storage = value.untyped_storage()
+                    tag = tags.get(storage._cdata)
+                    if tag is None:
+                        self._tag(storage, made)
+                    elif (tag.block.address if tag.block is not None else 0) != address_of(storage):
+                        self._moved(tag, storage)
+            elif type(value) is list or type(value) is tuple:
+                self._tag_new(value, made)
 
-    def record_stream(self, tag: StorageTag, number: int) -> None:
+    def _is_new(self, value: object) -> bool:
+        """Whether a tensor on a device, or one in a list, has a storage without a tag."""
+        if isinstance(value, torch.Tensor):
+            if not (value.is_cuda and value.layout is torch.strided):
+                return False
+            return value.untyped_storage()._cdata not in self.machine.tags
+        return isinstance(value, (list, tuple)) and any(map(self._is_new, value))
+
+    def _tag(self, storage: UntypedStorage, made: bool) -> None:
+        index, address = storage.device.index, address_of(storage)
+        stream = self.machine.stream(index) if made else self._before.stream_of(address)
+        tag = self.machine.tag_on_device(storage, stream or 0)
+        where = self._address(tag)
+        if where is None or self.engine.is_live(where):
+            return
+        owner = None if stream is None else (index, stream)
+        self._add_block(where, max(tag.nbytes, 1), owner, made and self._capture is not None)
+
+    def _tag_pinned(self, tag: Tag) -> None:
         address = self._address(tag)
-        if address is not None:
-            self.active.apply(RecordStream(address, self.active.stream(tag.place, number)))
+        if address is not None and not self.engine.is_live(address):
+            memory = tag.registered
+            self._add_block(address, (memory or tag).nbytes, None, False)  # in no graph's pool
+
+    def _moved(self, tag: Tag, storage: UntypedStorage) -> None:
+        """A storage may have other memory than before."""
+        address, old = address_of(storage), tag.block
+        tag.nbytes = storage.nbytes()
+        if address != (0 if old is None else old.address):
+            tag.block = DeviceBlock(address) if address else None
+            tag.stream = self.machine.stream(tag.place)
+            if old is not None:
+                self._freed(old.address + tag.place * _SPACE)
+            where = self._address(tag)
+            if where is not None and not self.engine.is_live(where):
+                owner = tag.place, tag.stream
+                self._add_block(where, tag.nbytes, owner, self._capture is not None)
+
+    def resized(self, storage: UntypedStorage) -> None:
+        """A storage was resized; one on a device may have another block."""
+        tag = self.machine.tags.get(storage._cdata)
+        if tag is not None and tag.place >= 0:
+            self._moved(tag, storage)
+
+    def record_stream(self, tensor: Tensor, index: int, number: int) -> None:
+        """``Tensor.record_stream`` with this stream."""
+        found = self._touch(tensor)
+        if found is not None:
+            self.active.apply(RecordStream(found[0], self.active.stream(index, number)))
+
+    def _ended(self, tag: Tag) -> None:
+        """A storage was freed. This runs wherever its last reference is dropped: it only queues."""
+        tags = self.machine.tags
+        if tags.get(tag.key) is not tag:
+            return
+        del tags[tag.key]
+        address = None if tag.registered is not None else self._address(tag)
+        if address is not None and not self.broken:
+            site = self.site() if self.engine.end_matters(address) else None
+            # The caching host allocator waits for the streams that used pinned memory before it
+            # reuses it.
+            self._queue.append(Free(address, site, tag.place == PINNED))
+
+    def event_ended(self, event: int) -> None:
+        """An event was freed. It only queues, as `_ended` does."""
+        self._queue.append(EventDestroy(event))
+
+    def drain(self) -> None:
+        """Report what has ended since the last report, in order."""
+        while self._queue:
+            event = self._queue.popleft()
+            if isinstance(event, Free):
+                self.machine.integers.forget(event.address)
+                self._free(event)
+            else:
+                self.engine.apply(event)
 
     def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
             frame = frame.f_back
@@ -251,6 +379,11 @@ class StreamSource:
     def _launch(
         self, index: int, op: Operator, accesses: Sequence[BlockAccess], site: Site, note: str = ""
     ) -> None:
+        integers = self.machine.integers
+        if integers:
+            for address, _, write in accesses:
+                if write:
+                    integers.forget(address)
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
         engine = self.active
@@ -264,15 +397,28 @@ class StreamSource:
     def _in_backward(
         self, actor: int, index: int, op: Operator, accesses: Sequence[BlockAccess], note: str
     ) -> tuple[int, str]:
-        """The actor and the note of a launch within a node of the backward pass."""
+        """The actor and the note of a launch within a node of the backward pass. The autograd
+        engine adds up gradients on a stream that it makes current while the node that produced the
+        last of them is running.
+        """
         backward = self._backward[-1]
+        name = op[0] if isinstance(op, tuple) else op
+        if name in SUMS and called_by_engine():
+            written = [address for address, _, _ in accesses]
+            consumer = backward.summing_on(self.machine.stream(index), index, written)
+            if consumer is not None:
+                backward.sum_on(consumer, index)
+                for address, where, write in accesses:
+                    if write:
+                        backward.wrote(address, where, op)
+                return actor, note or "gradient"
         if self.machine.stream_chosen(index):
             for address, _, write in accesses:
                 if write:
                     backward.touched(address)
             return actor, note
         addresses = [address for address, _, _ in accesses]
-        consumer = backward.summing(op[0] if isinstance(op, tuple) else op, addresses)
+        consumer = backward.summing(name, addresses)
         if consumer is not None:
             actor = backward.sum_on(consumer, index)
         for address, where, write in accesses:
@@ -293,6 +439,8 @@ class StreamSource:
                 self.engine.apply(DeviceSynchronize(device, site))
         else:
             self.active.apply(StreamSynchronize(self._actor(index), site))
+        if self._elapsed is not None:
+            self.ledger.lost(reason, site, self._elapsed)
 
     # -- streams and events
 
@@ -310,9 +458,6 @@ class StreamSource:
 
     def event_synchronize(self, event: int) -> None:
         self.engine.apply(EventSynchronize(event, site_at_hand()))
-
-    def event_destroyed(self, event: int) -> None:
-        self.engine.apply(EventDestroy(event))
 
     def stream_synchronize(self, index: int, number: int) -> None:
         self.engine.apply(StreamSynchronize(self.engine.stream(index, number), site_at_hand()))
@@ -351,19 +496,22 @@ class StreamSource:
 
     # -- the backward pass
 
-    def backward_begins(self, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def _begin_backward(self, given: tuple[Any, ...], options: dict[str, Any]) -> None:
         """A call of ``_engine_run_backward`` begins, with these arguments."""
         machine = self.machine
         callers = {index: machine.stream(index) for index in range(len(machine.devices))}
         self._backward.append(BackwardPass(self, machine.nodes, callers, given, options))
 
-    def node_begins(self, node: Node | None) -> None:
+    def _node_begins(self, node: Node | None) -> None:
         if self._backward:
             self._backward[-1].begins(node)
 
-    def backward_ends(self) -> None:
+    def _end_backward(self) -> None:
         """The streams that were current at the call of backward wait for those of the leaves."""
-        self._backward.pop().begins(None)
+        backward = self._backward.pop()
+        if self.machine.many_streams:  # else all is on one stream
+            backward.begins(None)
+        self.machine.backward_ended()
 
     def device_of_address(self, address: int) -> int:
         """The device of the memory at ``address``."""

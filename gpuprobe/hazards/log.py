@@ -84,16 +84,21 @@ class EventLog:
 
     def _pack_launch(self, event: Launch) -> tuple[Any, ...]:
         actor, op, accesses, site, note = event
-        name = op if type(op) is str else op[0]
-        plain = tuple([(address, write, *where) for address, where, write in accesses])
-        return (2, actor, name, plain, self._number_of(site), note)
+        flat: list[Any] = [2, actor, op if type(op) is str else op[0], self._number_of(site), note]
+        for address, where, write in accesses:
+            flat += (address, write, *where)
+        return tuple(flat)
 
     def _unpack_launch(self, entry: tuple[Any, ...]) -> Event:
-        _, actor, name, plain, site, note = entry
-        accesses = [(address, Footprint(*where), write) for address, write, *where in plain]
+        _, actor, name, site, note, *flat = entry
+        accesses = [
+            (flat[at], Footprint(*flat[at + 2 : at + _ACCESS]), flat[at + 1])
+            for at in range(0, len(flat), _ACCESS)
+        ]
         return Launch(actor, name, accesses, self._sites[site], note)
 
 
+_ACCESS: Final = 2 + len(Footprint._fields)
 _KINDS: Final = (Allocation, Free, Launch)
 _PACKED: Final[dict[type, _Packed]] = {
     Allocation: _Packed(EventLog._pack_allocation, EventLog._unpack_allocation),

@@ -14,14 +14,14 @@ import argparse
 import atexit
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from gpuprobe.code_origin import name_of
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import EnvironmentUnavailable, TooLate, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.api.hazards import Hazards
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["load_ipython_extension"]
 
 DEFAULT_GPU: Final = "h100-80gb"
+_gpu = DEFAULT_GPU
+"""What cells simulate that name no GPU: the GPU of an earlier cell, as a kernel has one."""
 
 
 class _Compiler(Protocol):
@@ -57,12 +59,19 @@ class _Shell(Protocol):
 
 
 def load_ipython_extension(shell: _Shell) -> None:
-    """Register ``%%gpuprobe``. IPython calls this for ``%load_ext gpuprobe``."""
+    """Register ``%%gpuprobe``, and load a simulated GPU for its cells on a machine without one.
+    IPython calls this for ``%load_ext gpuprobe``.
+    """
+    from gpuprobe.api.simulated_gpu import has_gpu, load_for_parts
+
+    if not has_gpu():
+        with suppress(EnvironmentUnavailable, TooLate):  # the first cell with a GPU raises it
+            load_for_parts(DEFAULT_GPU)
 
     def gpuprobe(line: str, cell: str) -> Recording | Estimate | Hazards:
         try:
             return run_cell(shell, line, cell)
-        except UsageError as error:
+        except (UsageError, EnvironmentUnavailable) as error:
             hint = f"\n  hint: {error.hint}" if error.hint else ""
             raise _shown_in_one_line(f"{error}{hint}") from None
 
@@ -80,7 +89,7 @@ def _shown_in_one_line(message: str) -> Exception:
 def run_cell(shell: _Shell, line: str, cell: str) -> Recording | Estimate | Hazards:
     """Run a cell with the options of ``line``.
 
-    On a real GPU the cell's names stay defined. On a virtual one the cell runs in a copy of the
+    On a real GPU the cell's names stay defined. On a simulated one the cell runs in a copy of the
     namespace, because its tensors end with the GPU. Raises UsageError for an invalid ``line``, and
     what the cell raises.
     """
@@ -123,7 +132,6 @@ def _number_of_cell(shell: _Shell) -> int:
 
 def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
     from gpuprobe.api.recordings import load, scratch_recording
-    from gpuprobe.api.virtual import virtual_gpu
     from gpuprobe.api.watch import record
 
     with ExitStack() as stack:
@@ -134,7 +142,7 @@ def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
         else:
             output = Path(options.output)
         if options.gpu is not None:
-            stack.enter_context(virtual_gpu(options.gpu, engine=options.engine))
+            stack.enter_context(_simulated(options.gpu))
         recorder = record(output, level=options.level, force=options.force)
         with recorder as rec:
             cell(isolated=options.gpu is not None, rec=rec)
@@ -142,23 +150,49 @@ def _record(cell: _Cell, options: argparse.Namespace) -> Recording:
 
 
 def _estimate(cell: _Cell, options: argparse.Namespace) -> Estimate:
-    from gpuprobe.api.virtual import estimate
+    from gpuprobe.api.estimates import estimate
 
     def step() -> None:
         cell(isolated=True)
 
-    return estimate(step, options.gpu or DEFAULT_GPU, steps=1, engine=options.engine)
+    with _one_gpu(options.gpu or _gpu):
+        return estimate(step, options.gpu or _gpu, steps=1)
 
 
 def _hazards(cell: _Cell, options: argparse.Namespace) -> Hazards:
-    import torch
-
     from gpuprobe.api.hazards import detect_hazards
+    from gpuprobe.api.simulated_gpu import has_gpu
 
-    isolated = options.gpu is not None or not torch.cuda.is_available()
-    with detect_hazards(options.gpu) as hazards:
-        cell(isolated=isolated)
+    gpu = options.gpu if options.gpu is not None or has_gpu() else _gpu
+    with nullcontext() if gpu is None else _simulated(gpu), detect_hazards() as hazards:
+        cell(isolated=gpu is not None)
     return hazards
+
+
+def _simulated(gpu: str) -> AbstractContextManager[object]:
+    from gpuprobe.api.simulated_gpu import virtual_gpu
+
+    stack = ExitStack()
+    with _one_gpu(gpu):
+        stack.enter_context(virtual_gpu(gpu))
+    return stack
+
+
+@contextmanager
+def _one_gpu(gpu: str) -> Iterator[None]:
+    """Simulate this GPU by default from now on, or raise UsageError with what to do if the kernel
+    has another one or imported torch too early.
+    """
+    global _gpu
+    try:
+        yield
+    except TooLate as error:
+        raise UsageError(
+            str(error).partition(":")[0],
+            hint="restart the kernel, and run %load_ext gpuprobe in its first cell, before a cell "
+            "imports torch; one kernel simulates one GPU",
+        ) from None
+    _gpu = gpu
 
 
 _ACTIONS: dict[str, Callable[[_Cell, argparse.Namespace], Recording | Estimate | Hazards]] = {
@@ -180,13 +214,7 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     parser.add_argument("action", nargs="?", choices=tuple(_ACTIONS), default="record")
-    parser.add_argument("--gpu", help=f"a virtual GPU to run on (estimate: {DEFAULT_GPU})")
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "native", "virtual"),
-        default="auto",
-        help="with --gpu: native: torch's own CUDA code; virtual: a model of that code",
-    )
+    parser.add_argument("--gpu", help=f"a simulated GPU to run on (estimate: {DEFAULT_GPU})")
     parser.add_argument("--level", choices=("counters", "trace"), default="trace")
     parser.add_argument("--output", help="where to keep the recording")
     parser.add_argument("--force", action="store_true", help="replace an existing recording")

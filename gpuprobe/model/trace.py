@@ -1,6 +1,6 @@
 """Allocation traces in columns: a million events in a few flat arrays.
 
-Everything that produces allocation events (torch snapshots, the sampler, the virtual GPU)
+Everything that produces allocation events (torch snapshots, the sampler, a simulated GPU)
 fills an `EventColumns`; everything that analyses them reads one. Strings, stacks and frames
 are interned in `StackTable` and referred to by index; index 0 always means "none".
 """

@@ -1,6 +1,6 @@
 """A build of torch with CUDA next to one without: in the cache, of the same version.
 
-Programs that run on the native engine import it instead; what else they import stays where it is.
+Programs on simulated GPUs import it instead; what else they import stays where it is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def install(options: Sequence[str] = ()) -> TorchBuild:
     here = torch_build()
     if here is not None and here.cuda:
         raise UsageError(
-            f"torch {here.version} is a build with CUDA already", hint="--engine native uses it"
+            f"torch {here.version} is a build with CUDA already",
+            hint="simulated GPUs run it: --gpu h100-80gb",
         )
     release = release_here()
     found = installed(release)
@@ -76,7 +77,7 @@ def install(options: Sequence[str] = ()) -> TorchBuild:
         if build is None or not build.cuda:
             raise EnvironmentUnavailable(
                 f"pip installed a torch {release} without CUDA",
-                hint="name an index that has the build with CUDA: gpuprobe native install "
+                hint="name an index that has the build with CUDA: gpuprobe cuda-torch install "
                 "--index-url URL",
             )
         shutil.rmtree(target, ignore_errors=True)

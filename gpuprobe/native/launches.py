@@ -47,7 +47,7 @@ class NativeLaunches:
         # The functions take a fraction of a microsecond, so the interpreter's lock is kept.
         library = ctypes.PyDLL(str(runtime.libraries.core))
         if library.gpn_launches_row_size() != ctypes.sizeof(_Row):
-            raise EnvironmentUnavailable("the native engine's library is of another gpuprobe")
+            raise EnvironmentUnavailable("the simulated GPU's library is of another gpuprobe")
         self.set_place: Callable[[int], int] = library.gpn_launches_place
         """Sets the place of what this thread launches and returns the one before."""
         self._count = library.gpn_launches_count

@@ -36,6 +36,12 @@ _ALWAYS: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Opened by name, so no library needs them."""
 SUPPORTED_MAJORS: Final = (12, 13)
 
+IN_CONTAINER: Final = (
+    'docker run --rm -it -v "$PWD:/src" -w /src python:3.12 bash -c '
+    "'pip install gpuprobe torch && exec bash'"
+)
+"""The command for a system where torch has no build with CUDA, or a simulated GPU cannot run."""
+
 
 @dataclass(frozen=True)
 class TorchBuild:
@@ -125,7 +131,7 @@ def cache_folder() -> Path:
         ) from None
     except OSError as error:
         raise EnvironmentUnavailable(
-            f"the native engine has no folder for its libraries: {error}",
+            f"simulated GPUs have no folder for their libraries: {error}",
             hint="set XDG_CACHE_HOME to a folder that can be written",
         ) from None
 
@@ -167,9 +173,9 @@ def carried_core() -> Path:
     machine = platform.machine()
     if sys.platform != "linux" or machine not in MACHINES:
         raise EnvironmentUnavailable(
-            f"the native engine runs on Linux, on x86-64 and aarch64 (this is {sys.platform}, "
+            f"simulated GPUs run on Linux, on x86-64 and aarch64 (this is {sys.platform}, "
             f"{machine})",
-            hint="use the virtual GPU: --engine virtual",
+            hint=f"in a container: {IN_CONTAINER}",
         )
     return SOURCES / f"libgpuprobe-cuda-{machine}-{_digest()}.so"
 
@@ -214,8 +220,8 @@ def compile_core(target: Path) -> None:
     )
     if compiler is None:
         raise EnvironmentUnavailable(
-            "the native engine has to be compiled, and there is no C compiler",
-            hint="install one (Debian and Ubuntu: apt install gcc), or use --engine virtual",
+            "the simulated GPU has to be compiled, and there is no C compiler",
+            hint="install one (Debian and Ubuntu: apt install gcc)",
         )
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _replaced(target) as partial:
@@ -234,7 +240,7 @@ def compile_core(target: Path) -> None:
             lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
             first = (lines or done.stderr.splitlines() or ["no output"])[0]
             raise EnvironmentUnavailable(
-                f"{compiler} cannot compile the native engine: {first}",
+                f"{compiler} cannot compile the simulated GPU: {first}",
                 hint="try another compiler: CC=gcc, CC=clang",
             )
 
@@ -273,14 +279,15 @@ def check_supported(build: TorchBuild) -> None:
     """Raise EnvironmentUnavailable for a torch without CUDA, or of a CUDA that is not supported."""
     if not build.cuda:
         raise EnvironmentUnavailable(
-            f"torch {build.version} is a build without CUDA, which the native engine needs",
-            hint="gpuprobe native install downloads one, or use --engine virtual",
+            f"torch {build.version} is a build without CUDA, and simulated GPUs run torch's own "
+            "CUDA code",
+            hint="gpuprobe cuda-torch install: once, 0.5 GB, next to this torch",
         )
     if build.major not in SUPPORTED_MAJORS:
         raise EnvironmentUnavailable(
-            f"torch {build.version} is built for CUDA {build.cuda}; the native engine knows CUDA "
+            f"torch {build.version} is built for CUDA {build.cuda}; simulated GPUs know CUDA "
             f"{' and '.join(map(str, SUPPORTED_MAJORS))}",
-            hint="use the virtual GPU: --engine virtual",
+            hint=f"pip install a torch for CUDA {' or '.join(map(str, SUPPORTED_MAJORS))}",
         )
 
 
@@ -313,7 +320,7 @@ def libraries_in(folder: Path) -> Libraries:
     try:
         names = (folder / "libraries.txt").read_text(encoding="utf-8").split()
     except OSError as error:
-        raise EnvironmentUnavailable(f"the native engine's libraries are gone: {error}") from None
+        raise EnvironmentUnavailable(f"the simulated GPU's libraries are gone: {error}") from None
     found = Libraries(folder / CORE, tuple(folder / name for name in names), folder / PRELOAD)
     ensure_own(found.core, *found.others, found.preload)
     return found
@@ -351,7 +358,7 @@ def _write_libraries(folder: Path, runtime: Path, build: TorchBuild) -> None:
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise EnvironmentUnavailable(
-            f"the native engine cannot write its libraries: {error}",
+            f"simulated GPUs cannot write their libraries: {error}",
             hint="set XDG_CACHE_HOME to a folder that can be written",
         ) from None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuprobe.catalogue.gpu_model import GpuModel
-from gpuprobe.errors import EnvironmentUnavailable, UsageError
+from gpuprobe.errors import EnvironmentUnavailable, TooLate
 from gpuprobe.model.io.trust import private_folder
 from gpuprobe.model.values import Unavailable
 from gpuprobe.native import autograd_threads
@@ -34,11 +34,14 @@ from gpuprobe.torch_support.process_gpus import NATIVE_SETTINGS as SETTINGS
 
 VALUES: Final = "GPUPROBE_VALUES"
 """The environment variable with what is computed in processes that inherit the engine, as JSON: see
-`gpuprobe.engines.native.NativeSession`."""
+`gpuprobe.native.session.NativeSession`."""
 _BLOCKS: Final = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24}
 """Resident blocks of a multiprocessor where it is not 32. Source: CUDA C++ Programming Guide,
 technical specifications per compute capability.
 """
+
+
+_ENDLESS: Final = "endless=1"
 
 
 def settings_text(
@@ -52,7 +55,7 @@ def settings_text(
     reads them. ``endless``: GPUs never run out of memory, whatever size they report. ``graph``:
     bytes of the driver's own for each executable CUDA graph, and for each of its nodes.
     """
-    parts = [f"cuda={build.cuda_number}", *(["endless=1"] if endless else [])]
+    parts = [f"cuda={build.cuda_number}", *([_ENDLESS] if endless else [])]
     if any(graph):
         parts += [f"graph_bytes={graph[0]}", f"graph_node_bytes={graph[1]}"]
     for name, places in (("cudnn", (10000, 100, 1)), ("nccl", (10000, 100, 1))):
@@ -103,7 +106,7 @@ def add_to_environment(
     # Triton links its launchers to libcuda, which it would search for on the machine.
     environment["TRITON_LIBCUDA_PATH"] = str(libraries.folder)
     environment.update(compile_caches(cache_folder().parent / "compiled"))
-    if build.folder.parent.is_relative_to(cache_folder()):  # of `gpuprobe native install`
+    if build.folder.parent.is_relative_to(cache_folder()):  # of `gpuprobe cuda-torch install`
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)
         if str(build.folder.parent) not in paths:
             environment["PYTHONPATH"] = os.pathsep.join(
@@ -222,15 +225,28 @@ class Runtime:
         core.gpn_log_entry_size.restype = ctypes.c_size_t
         core.gpn_log_dropped.restype = ctypes.c_ulonglong
         core.gpn_ncclWriteUpTo.argtypes = (ctypes.c_size_t,)
+        core.gpn_set_endless.argtypes = (ctypes.c_bool,)
         core.gpn_driver_memory.argtypes = (ctypes.c_int, ctypes.c_longlong)
         core.gpn_graphs_made.restype = ctypes.c_ulonglong
         core.gpn_graph_nodes_made.restype = ctypes.c_ulonglong
         if core.gpn_log_entry_size() != ctypes.sizeof(_Entry):
-            raise EnvironmentUnavailable("the native engine's library is of another gpuprobe")
+            raise EnvironmentUnavailable("the simulated GPU's library is of another gpuprobe")
 
     def settings_read(self) -> bool:
         """Whether the runtime has read its settings: torch has queried its devices."""
         return bool(self._core.gpn_settings_read())
+
+    def change(self, settings: str) -> bool:
+        """Take other settings. False if the runtime has read its settings, unless all that changes
+        is whether GPUs run out of memory.
+        """
+        parts = settings.split(";")
+        if self.settings_read():
+            if set(parts) ^ set(self.settings.split(";")) != {_ENDLESS}:
+                return False
+            self._core.gpn_set_endless(_ENDLESS in parts)
+        self.settings = settings
+        return True
 
     def used(self, index: int) -> int:
         """Bytes that this process holds on a device of the machine, its context included."""
@@ -433,7 +449,7 @@ def when_used(callback: Callable[[], None]) -> None:
 
 def build_to_run() -> TorchBuild | None:
     """The torch that programs of this process run on the native engine: its own, or the one that
-    ``gpuprobe native install`` installed if its own has no CUDA; None without torch.
+    ``gpuprobe cuda-torch install`` installed if its own has no CUDA; None without torch.
     """
     build = torch_build()
     if build is not None and not build.cuda and "torch" not in sys.modules:
@@ -447,7 +463,7 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
     """Load the native engine into this process, before torch, and into the programs it starts.
     ``endless``: its GPUs never run out of memory.
 
-    Raises UsageError if torch is imported already, or if this process has other GPUs;
+    Raises TooLate if torch is imported already, or if this process has other GPUs;
     EnvironmentUnavailable where torch or the machine does not allow it.
     """
     global _loaded
@@ -456,16 +472,20 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
     check_supported(build)
     settings = settings_text(gpus, build, endless=endless)
-    runtime = loaded() or _preloaded
-    if runtime is None:
-        runtime = _open(_before_torch(build), settings)
-    elif runtime.settings_read() and runtime.settings != settings:
-        raise UsageError(
-            "this process has other GPUs already: with the native engine a process keeps those "
-            "that it started with",
-            hint="use one process for each GPU",
-        )
-    runtime.settings = settings
+    runtime = loaded()
+    if runtime is not None:
+        if runtime.settings == settings:
+            return runtime
+        if not runtime.change(settings):
+            raise TooLate(
+                "this process has another simulated GPU already, which it keeps to its end: use "
+                "one process for each",
+            )
+        os.environ[SETTINGS] = settings
+        return runtime
+    runtime = _preloaded or _open(_before_torch(build), settings)
+    if runtime.settings != settings and not runtime.change(settings):
+        raise TooLate("torch has queried CUDA before the simulated GPU was loaded")
     if not visible(os.environ.get(NAME), gpus):
         del os.environ[NAME]  # it is about the machine's own GPUs
     add_to_environment(os.environ, runtime.libraries, settings, build)
@@ -474,9 +494,9 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
 
 
 def preload() -> None:
-    """Load the native engine's libraries into this process, before torch, without a GPU: until
-    `load` adds some, torch's CUDA code finds none. A fork of this process in which CUDA was not
-    used can call `load` although torch is imported.
+    """Load the runtime's libraries into this process, before torch, without a GPU: until `load`
+    adds some, torch's CUDA code finds none. A fork of this process in which CUDA was not used can
+    call `load` although torch is imported.
 
     Raises what `load` raises.
     """
@@ -489,24 +509,35 @@ def preload() -> None:
         _preloaded = _open(_before_torch(build), "")
 
 
-def can_load() -> bool:
-    """Whether `load` is not too late in this process: its torch, if imported, has the engine, and
-    has not counted the GPUs.
-    """
-    if "torch" not in sys.modules or loaded() is not None:
-        return True
-    return _preloaded is not None and not _preloaded.settings_read()
-
-
 def _before_torch(build: TorchBuild) -> Libraries:
-    """The libraries for this build. Raises UsageError if torch is imported already."""
+    """The libraries for this build. Raises TooLate if torch is imported already."""
     libraries = libraries_for(build)
     if "torch" in sys.modules:
-        raise UsageError(
-            "torch is imported already; the native engine must be loaded before it",
-            hint="call gpuprobe.virtual_gpu() before `import torch`, or use engine='virtual'",
+        raise TooLate(
+            "torch was imported before the simulated GPU: call gpuprobe.virtual_gpu() or "
+            "gpuprobe.estimate() before the first `import torch`, and before packages that import "
+            "it",
+            hint="or start the program with gpuprobe run --gpu GPU, which loads it first",
         )
     return libraries
+
+
+def environment_with(gpus: Sequence[GpuModel], *, endless: bool = False) -> dict[str, str]:
+    """The environment of this process with ``gpus`` added, for a program that has them from its
+    start. Raises EnvironmentUnavailable where torch or the machine does not allow it.
+    """
+    build = torch_build()
+    if build is not None and not build.cuda:
+        from gpuprobe.native.install import installed, release_here
+
+        build = installed(release_here()) or build
+    if build is None:
+        raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
+    libraries = libraries_for(build)
+    environment = dict(os.environ)
+    settings = settings_text(gpus, build, endless=endless)
+    add_to_environment(environment, libraries, settings, build)
+    return environment
 
 
 def _open(libraries: Libraries, settings: str) -> Runtime:

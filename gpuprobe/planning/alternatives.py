@@ -65,13 +65,9 @@ def with_expandable(conf: str | None) -> str:
     return f"{conf},{expandable}" if conf else expandable
 
 
-def no_eight_bit(engine: str) -> str:
+def no_eight_bit() -> str:
     """Why an 8-bit optimizer cannot be estimated; "" if it can."""
-    if find_spec("bitsandbytes") is None:
-        return "bitsandbytes is not installed"
-    if engine != "native":
-        return "its kernels run on a GPU and on the native engine only (--engine native)"
-    return ""
+    return "" if find_spec("bitsandbytes") else "bitsandbytes is not installed"
 
 
 def script_changes(request: Request) -> Changes:
@@ -83,7 +79,7 @@ def script_changes(request: Request) -> Changes:
         yield Alternative(EXPANDABLE.name, {**request, "conf": conf}, EXPANDABLE.how)
     for change in (FUSED, BF16, CHECKPOINT):
         yield Alternative(change.name, {**request, "change": change.key}, change.how)
-    reason = no_eight_bit(request["engine"])
+    reason = no_eight_bit()
     if reason:
         yield Skipped(EIGHT_BIT.name, reason)
     else:

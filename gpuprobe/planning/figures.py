@@ -12,7 +12,6 @@ from gpuprobe.allocator.replay import replay_trace
 from gpuprobe.allocator.whatif import WhatIfOutcome, peaks_by_address_order, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.summary import device_categories
-from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade
 from gpuprobe.model.plans.estimate import (
     FITS,
     MARGIN,
@@ -31,16 +30,13 @@ from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable, available
+from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
 
 if TYPE_CHECKING:
     from gpuprobe.torch_support.traffic import Traffic
 
-_OTHER_PROGRAMS = "other programs on the same GPU"
-_NOT_MODELLED = {
-    "virtual": ("memory that CUDA extensions allocate, unless it is declared", _OTHER_PROGRAMS),
-    "native": ("memory that libraries allocate without torch", _OTHER_PROGRAMS),
-}
+_NOT_MODELLED = ("memory that libraries allocate without torch", "other programs on the same GPU")
 
 _RANK_UNCERTAINTY = 0.02
 """Of the reserved memory of one of several ranks, in both directions. The error for published peaks
@@ -76,22 +72,17 @@ def device_fit(
     run: EngineRun, device: DeviceRun, others: OtherProcesses = NO_PROCESSES
 ) -> DeviceFit:
     """Whether the run fits on a device, next to the processes that it starts (``others``)."""
-    model, trace, peak = device.model, device.trace, device.peak_allocated
+    model, trace = device.model, device.trace
     recorded = replay_trace(trace, torch=getattr(sys.modules.get("torch"), "__version__", ""))
     low = high = device.peak_reserved
-    if run.evidence is EvidenceGrade.VIRTUAL:
-        free = what_if(trace, recorded, run.settings)
-        low = min(free.peak_reserved.least, low)
-        high = max(free.peak_reserved.most, high)
     orders = peaks_by_address_order(trace, recorded)
     # The run itself had one order. The other one's effect is the difference of the two simulations.
     more_allocated = orders.ascending_allocated - orders.descending_allocated
     more_reserved = orders.ascending_reserved - orders.descending_reserved
     low, high = min(low, low + more_reserved), max(high, high + more_reserved)
-    margin = device.margin
-    lowest = max(0, device.peak_allocated + min(0, more_allocated) - margin.below)
-    peak = max(peak, device.peak_allocated + max(0, more_allocated) + margin.above)
-    low, high = max(lowest, low - margin.below), high + margin.above
+    lowest = device.peak_allocated + min(0, more_allocated)
+    peak = device.peak_allocated + max(0, more_allocated)
+    low = max(lowest, low)
     simulated = high
     if run.ranks > 1:
         low, high = int(low * (1 - _RANK_UNCERTAINTY)), int(high * (1 + _RANK_UNCERTAINTY))
@@ -180,12 +171,6 @@ def estimate_of(
             "that the driver's addresses descend, as on ordinary Linux, or ascend, as in some "
             "cloud sandboxes: the peaks depend on it, and the ranges cover both"
         )
-    if device.margin.why:
-        run.assume(
-            f"that the virtual GPU is off for {device.margin.why} by no more than in calls which "
-            "were compared with torch's CUDA code, so the estimate is a range; with a CUDA build "
-            "of torch it is exact"
-        )
     outside_high = model.context_high + nccl_high + others.high
     growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
@@ -226,13 +211,13 @@ def estimate_of(
         by_module=_shares(report.top_modules),
         by_line=_shares(report.top_lines),
         assumed=tuple(run.assumed),
-        not_modelled=_NOT_MODELLED[run.engine],
+        not_modelled=_NOT_MODELLED,
         settings=run.settings.conf,
         ranks=run.ranks,
         rank=run.rank,
         compute=run.compute,
         compute_why=why,
-        compiled=run.compiled,
+        compiled=report.compiled,
         communication=transfers(sent.values()),
         nccl_low=nccl_low,
         nccl_high=nccl_high,
@@ -243,8 +228,6 @@ def estimate_of(
         per_node=per_node if links is not None else 0,
         communication_time=_times(run.traffic, sent, links, per_node),
         torch=str(torch.__version__),
-        simulated_torch="" if run.simulated is None else "{}.{}".format(*run.simulated),
-        engine=run.engine,
     )
 
 

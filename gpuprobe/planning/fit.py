@@ -46,8 +46,6 @@ class _Case(NamedTuple):
     parameter: ParameterSource
     rank: int | Sequence[int] | str = 0
     change: str = ""
-    torch: str = ""
-    engine: str = "auto"
 
     @property
     def label(self) -> str:
@@ -69,11 +67,9 @@ def fit_script(
     rank: int | Sequence[int] | str,
     assume: Sequence[str],
     suggest: bool,
-    torch: str,
-    engine: str,
     notify: Callable[[str], None],
 ) -> Fit:
-    """See `gpuprobe.api.virtual.fit_program`."""
+    """See `gpuprobe.api.estimates.fit_program`."""
     check_bounds(least, most)
     of_all = gpu.strip() == "all"
     models = sorted(all_models(), key=lambda model: (model.total_memory, model.name))
@@ -94,13 +90,11 @@ def fit_script(
             tuple(assume),
             parameter,
             rank,
-            torch=torch,
-            engine=engine,
         )
         for name in gpus
         for count in ranks
     ]
-    with EstimateServer(engine) as estimate:
+    with EstimateServer() as estimate:
         searches: list[_CaseSearch] = []
         start = parameter.value
         for case in cases:
@@ -169,7 +163,6 @@ class _CaseSearch:
             self.failed = f"with {runner.argument} {start}: {first['error']}"
             runner.notify(self.failed)
             return
-        self.case = self.case._replace(engine=str(first["engine"]))
         self._gpu = {"gpu": str(first["gpu"]), "capacity": Bytes(first["capacity"])}
         self._tried[start] = _trial(start, first)
         runner.report(self._tried[start])
@@ -354,7 +347,7 @@ def _not_tried(change: Change, case: _Case, argument: str, value: int) -> str:
         return f"{argument} does not look like a batch size"
     if change is ACCUMULATE and value < 2:
         return f"a batch of {value} cannot be halved"
-    return no_eight_bit(case.engine) if change is EIGHT_BIT else ""
+    return no_eight_bit() if change is EIGHT_BIT else ""
 
 
 _MOST_ESTIMATES: Final = 24  # of one search; halving 2^24 values takes as many

@@ -78,7 +78,7 @@ _OWNER: Final = "owner"
 _MOST_TEXT: Final = 4096  # bytes of such a file
 _PAUSE: Final = 0.02  # seconds between two checks for a file
 
-TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
+TRIAL: Final = "from gpuprobe.api.estimates import trial; trial()"
 """The program of one estimate's process; its argument is the request: `gpuprobe.planning.trials`.
 """
 

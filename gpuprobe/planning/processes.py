@@ -1,7 +1,7 @@
 """Processes that an estimated program starts: their memory, and their end.
 
 Each process has its own CUDA context and allocator on the GPUs that it uses, and leaves a file with
-the peaks of its virtual GPUs. The module does not import torch: `ProcessRecorder` is unpickled in
+the peaks of its simulated GPUs. The module does not import torch: `ProcessRecorder` is unpickled in
 processes that have not imported it yet.
 """
 
@@ -25,7 +25,7 @@ from gpuprobe.sampler.hooks.optimizer_steps import Enough
 
 if TYPE_CHECKING:
     from gpuprobe.catalogue.gpu_model import GpuModel
-    from gpuprobe.engines.base import EngineSession
+    from gpuprobe.native.session import NativeSession
 
 ENDED: Final = ".ended"
 """The suffix of the file that a process leaves when it is ended after its steps."""
@@ -45,7 +45,7 @@ class ProcessRecorder(NamedTuple):
     steps: int
 
     def __call__(self, since: float) -> _ProcessPeaks | None:
-        from gpuprobe.engines.choice import current
+        from gpuprobe.native.session import current
         from gpuprobe.sampler.hooks.optimizer_steps import exit_after
 
         session = current()
@@ -60,9 +60,9 @@ class ProcessRecorder(NamedTuple):
 
 
 class _ProcessPeaks:
-    """Writes the peaks of this process's virtual GPUs to its file."""
+    """Writes the peaks of this process's simulated GPUs to its file."""
 
-    def __init__(self, session: EngineSession, folder: Path, since: float) -> None:
+    def __init__(self, session: NativeSession, folder: Path, since: float) -> None:
         self._session = session
         self._file = folder / f"{os.getpid()}.json"
         self._since = since

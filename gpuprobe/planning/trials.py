@@ -2,7 +2,7 @@
 
 A request is plain data; the response, the last line of stdout, is the estimate's document, or
 ``{"error": text}``. A process runs one estimate (`run_request`), or forks a process for each of
-many (`serve`): importing torch and gpuprobe's engines takes a few seconds, most of an estimate of a
+many (`serve`): importing torch takes a few seconds, most of an estimate of a
 small script, and a search makes a dozen. The process that forks has made one tiny estimate, without
 a backward pass: autograd's threads do not survive a fork, and the first backward pass starts them.
 """
@@ -43,7 +43,7 @@ from gpuprobe.sampler.program import Program, load_module, load_script, own_trac
 
 Request = Mapping[str, Any]
 """A request for an estimate: the program (``script``, ``module``, ``arguments``) and the arguments
-of `gpuprobe.api.virtual.estimate_program`; ``parameter``, ``value`` and ``change`` of a fit;
+of `gpuprobe.api.estimates.estimate_program`; ``parameter``, ``value`` and ``change`` of a fit;
 ``why`` of a second run."""
 
 Document = dict[str, Any]
@@ -214,14 +214,12 @@ _OPTIONAL: Final = (
     "per_node",
     "output",
     "recorded",
-    "torch",
-    "engine",
 )
 
 
 def run_request(request: Request, estimate: Callable[..., Estimate]) -> None:
     """Make the requested estimate and print its document, in the process that a request is for.
-    ``estimate``: `gpuprobe.api.virtual.estimate_program`.
+    ``estimate``: `gpuprobe.api.estimates.estimate_program`.
     """
     out = KeptDescriptor(os.dup(1))
     os.dup2(2, 1)  # the program's output, from C too, is not part of the response
@@ -290,20 +288,18 @@ def program_of(request: Request) -> Program:
     return program
 
 
-SERVE: Final = "from gpuprobe.api.virtual import serve_trials; serve_trials()"
+SERVE: Final = "from gpuprobe.api.estimates import serve_trials; serve_trials()"
 _LIMIT: Final = 1800  # seconds for one estimate
 _MOST_OUTPUT: Final = 1 << 16  # bytes of a run's stderr that are read
 
 
 class EstimateServer:
-    """A process that makes requested estimates one after the other (`serve`), on ``engine`` (as in
-    ``--engine``). It starts as the program of ``start`` did, which may have changed this process,
-    by default as this process. A context manager: leaving it ends the process and its current
-    estimate.
+    """A process that makes requested estimates one after the other (`serve`). It starts as the
+    program of ``start`` did, which may have changed this process, by default as this process. A
+    context manager: leaving it ends the process and its current estimate.
     """
 
-    def __init__(self, engine: str = "auto", start: ProgramStart | None = None) -> None:
-        self._engine = engine
+    def __init__(self, start: ProgramStart | None = None) -> None:
         self._start_of = start
         self._server: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed on exit
@@ -341,7 +337,7 @@ class EstimateServer:
         # cores are taken, small tensors took four times as long.
         passive = {"OMP_WAIT_POLICY": "passive", **environment}
         return subprocess.Popen(
-            [sys.executable, "-c", SERVE, self._engine],
+            [sys.executable, "-c", SERVE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -7,11 +7,15 @@
         ...
 
 Loaded by an entry point. Without marked tests only this module is imported and none of its hooks
-is called per test: those of `gpuprobe.pytest_plugin.hooks` are registered after the collection.
+is called per test: those of `gpuprobe.pytest_plugin.hooks` are registered after the collection. On
+a machine without a GPU the tests are measured on a simulated one, which has to be loaded before
+torch, and thus before any conftest: if a file of the tests contains the name of the mark
+(`gpuprobe.pytest_plugin.loading`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +27,7 @@ _NAME = "gpu_memory"
 _MARKER = (
     f"{_NAME}(max_peak=None, max_reserved=None, regression=None, max_syncs=None, "
     "no_hazards=False, leaks=True, group=''): limits on the GPU memory of this test, measured on "
-    "a virtual GPU if there is no CUDA (gpuprobe)"
+    "a simulated GPU if there is no CUDA (gpuprobe)"
 )
 
 
@@ -48,18 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="update the memory baselines of marked tests",
     )
     group.addoption(
-        "--gpuprobe-virtual",
+        "--gpuprobe-gpu",
         metavar="GPU",
         default="",
-        help="measure on this virtual GPU (default without CUDA: gpu in [tool.gpuprobe], else "
+        help="measure on this simulated GPU (default without CUDA: gpu in [tool.gpuprobe], else "
         "h100-80gb)",
-    )
-    group.addoption(
-        "--gpuprobe-engine",
-        choices=("native", "virtual"),
-        default=None,
-        help="native: run all tests on torch's own CUDA code without a GPU, which needs a build of "
-        "torch with CUDA; virtual: marked tests on a model of that code (default)",
     )
     group.addoption(
         "--gpuprobe-baselines",
@@ -103,13 +100,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before conftest files that import torch
+@pytest.hookimpl(tryfirst=True)  # before conftest files, and plugins that import torch
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    if importlib.util.find_spec("torch") is not None:
+        from gpuprobe.pytest_plugin import loading
+
+        loading.load(early_config, _NAME)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
-    if config.getoption("--gpuprobe-engine") == "native":
-        from gpuprobe.pytest_plugin.hooks import load_engine
-
-        load_engine(config)
 
 
 def _measured(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack
 
 import pytest
 
 from gpuprobe.api.trials import OVER_LIMITS
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.pytest_plugin.limits import limits_of
-from gpuprobe.pytest_plugin.meter import Devices, Meter, VirtualGpu
+from gpuprobe.pytest_plugin.loading import requested_gpu
+from gpuprobe.pytest_plugin.meter import Devices, Meter
 
-__all__ = ["METER", "load_engine", "prepare"]
+__all__ = ["METER", "prepare"]
 
 METER: pytest.StashKey[Meter] = pytest.StashKey()
 """The meter of a measured test."""
@@ -25,8 +25,7 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     A worker of pytest-xdist cannot end that way: there, all of the tests fail with the error.
     """
     try:
-        native = config.getoption("--gpuprobe-engine") == "native"
-        devices = Devices(_gpu(config), native=native)
+        devices = Devices(requested_gpu(config))
         for item in items:
             item.stash[METER] = Meter(item, limits_of(item), devices)
     except GpuprobeError as error:
@@ -35,30 +34,6 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         config.pluginmanager.register(_Refusal(items, _message(error)), "gpuprobe-tests")
         return
     config.pluginmanager.register(_Hooks(devices), "gpuprobe-tests")
-
-
-def load_engine(config: pytest.Config) -> None:
-    """Load the native engine, which computes all values, for all tests. Raises pytest.UsageError
-    if it cannot be loaded.
-    """
-    from gpuprobe.api.virtual import virtual_gpu
-
-    session = ExitStack()
-    try:
-        session.enter_context(virtual_gpu(_gpu(config).default, engine="native"))
-    except GpuprobeError as error:
-        raise pytest.UsageError(_message(error)) from None
-    config.add_cleanup(session.close)
-
-
-def _gpu(config: pytest.Config) -> VirtualGpu:
-    from gpuprobe.api.check import read_project
-    from gpuprobe.api.virtual import check_gpu
-
-    requested: str = config.getoption("--gpuprobe-virtual")
-    default = requested or read_project(config.rootpath).gpu or "h100-80gb"
-    check_gpu(default)  # before anything runs
-    return VirtualGpu(requested, default)
 
 
 def _message(error: GpuprobeError) -> str:
@@ -152,6 +127,3 @@ class _Hooks:
             meter = item.stash.get(METER, None)
             if meter is not None:
                 meter.leave()
-
-    def pytest_sessionfinish(self) -> None:
-        self._devices.close()

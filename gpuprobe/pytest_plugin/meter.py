@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.pytest_plugin.limits import Limits
+from gpuprobe.pytest_plugin.loading import RequestedGpu
 
 if TYPE_CHECKING:
     import pytest
@@ -23,51 +24,25 @@ if TYPE_CHECKING:
     from gpuprobe.api.check import Baseline, CheckPlan
     from gpuprobe.api.hazards import Hazards
 
-__all__ = ["Devices", "Meter", "VirtualGpu"]
+__all__ = ["Devices", "Meter"]
 
 _MOST_LINES = 5  # of a failed test's largest allocations
 
 _LONGEST = 120  # characters of a file name: file systems allow 255 bytes
 
 
-class VirtualSession(Protocol):
-    """The session of `gpuprobe.virtual_gpu` that tests run in."""
-
-    def start(self) -> None:
-        """Give the process its GPUs again."""
-
-    def pause(self) -> None:
-        """Take them away, with the tensors on them."""
-
-    def keep_stacks(self) -> None:
-        """Record the stack of every allocation from now on."""
-
-
-class VirtualGpu(NamedTuple):
-    """The virtual GPU to measure on. ``requested``: by an option, "" for none; ``default``: that,
-    or the one for machines without CUDA.
-    """
-
-    requested: str
-    default: str
-
-
 class Devices:
-    """The GPUs that tests are measured on: the machine's own, those of the native engine, which all
-    tests have, or virtual ones.
+    """The GPUs that tests are measured on: the machine's own, or simulated ones.
 
-    The virtual machine is removed after each test, so that unmarked tests find no GPU. Each test
-    gets a new one, unless memory is still allocated on it, such as a model of a fixture with a
-    wider scope.
+    Simulated GPUs are hidden between the tests, so that unmarked tests find none. Each test gets
+    empty ones, unless memory is still allocated there, such as a model of a fixture with a wider
+    scope.
     """
 
-    def __init__(self, gpu: VirtualGpu, *, native: bool = False) -> None:
+    def __init__(self, gpu: RequestedGpu) -> None:
         self._gpu = gpu
-        self._native = native
         self._stack = ExitStack()
-        self._session: VirtualSession | None = None
-        self._active = False
-        self.label = f"native {gpu.default}" if native else ""
+        self.label = ""
         """The device in baselines: "" for the machine's own GPUs."""
 
         self._spent = 0.0  # seconds of the time for causes
@@ -87,39 +62,19 @@ class Devices:
             self._spent += time.monotonic() - began
 
     def enter(self) -> None:
-        """Give the process its GPUs. Raises MissingExtra without torch, ConfigError for invalid
-        allocator settings.
+        """Give the process its GPUs. Raises MissingExtra without torch, and what
+        `gpuprobe.virtual_gpu` raises.
         """
-        from gpuprobe.api.virtual import virtual_gpu
+        from gpuprobe.api.check import SIMULATED
+        from gpuprobe.api.simulated_gpu import has_gpu, virtual_gpu
 
-        if self._session is None:
-            with ExitStack() as stack:
-                if self._native or (not self._gpu.requested and _has_cuda()):
-                    return
-                self._session = stack.enter_context(
-                    virtual_gpu(self._gpu.default, engine="virtual")
-                )
-                self._stack = stack.pop_all()
-            self._session.keep_stacks()
-            self.label = f"virtual {self._gpu.default}"
-        else:
-            self._session.start()
-        self._active = True
+        if not self._gpu.option and has_gpu():
+            return
+        self._stack.enter_context(virtual_gpu(self._gpu.name))
+        self.label = SIMULATED + self._gpu.name
 
     def leave(self) -> None:
-        """Remove the virtual machine, or pause it while memory is allocated on it."""
-        if not self._active or self._session is None:
-            return
-        self._active = False
-        if any(_settled()):
-            self._session.pause()
-        else:
-            self.close()
-
-    def close(self) -> None:
-        """Remove the virtual machine with everything that is allocated on it."""
-        self._active = False
-        self._session = None
+        """Hide simulated GPUs. Memory that is still allocated stays."""
         self._stack.close()
 
 
@@ -403,7 +358,7 @@ class Meter:
         arguments += ["-o", "addopts=", "--import-mode", config.getoption("importmode")]
         if config.inipath is not None:
             arguments += ["-c", str(config.inipath)]
-        for name in ("--gpuprobe-virtual", "--gpuprobe-engine", "--gpuprobe-baselines"):
+        for name in ("--gpuprobe-gpu", "--gpuprobe-baselines"):
             value = config.getoption(name)
             arguments += [name, str(value)] if value else []
         root = str(config.rootpath)
@@ -419,7 +374,6 @@ class Meter:
             root=root,
             folder=root,
             command=("pytest", self._item.nodeid),
-            engine="native" if self._devices.label.startswith("native ") else "auto",
             test=self._item.nodeid,
         )
 
@@ -436,14 +390,6 @@ class Meter:
     def _shown(self, path: Path) -> str:
         root = self._item.config.rootpath
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
-
-
-def _has_cuda() -> bool:
-    try:
-        import torch
-    except ImportError:
-        return False  # reported by the engine, which needs it
-    return bool(torch.cuda.is_available())
 
 
 def _allocated() -> list[int]:

@@ -192,7 +192,7 @@ class RecordingWriter:
             self._written_gap = gap
 
     def _put(self, data: bytes) -> None:
-        """Write whole lines, on a line of their own."""
+        """Write whole lines; the first one starts a line."""
         if self._torn:
             data = b"\n" + data
         rest = memoryview(data)
@@ -331,6 +331,17 @@ def _is_ours(entry: Path) -> bool:
         return True
     with open_regular(entry, inside=True) as file:
         return may_be_stream(file.read(64))
+
+
+def remove_recording(path: Path) -> None:
+    """Delete a recording, and its directory unless the program has put other files there. Raises
+    OSError.
+    """
+    for entry in sorted(path.iterdir()):
+        if _is_ours(entry):
+            _delete(entry)
+    with contextlib.suppress(OSError):  # not empty
+        path.rmdir()
 
 
 def _delete(entry: Path) -> None:

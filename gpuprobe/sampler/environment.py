@@ -103,7 +103,7 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def session(
-    argv: tuple[str, ...], level: str, devices: tuple[str, ...], *, virtual: bool = False
+    argv: tuple[str, ...], level: str, devices: tuple[str, ...], *, simulated: bool = False
 ) -> Session:
     """The session of this process, which is recorded from now on."""
     rank, local_rank, world_size = ranks()
@@ -121,5 +121,5 @@ def session(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
-        virtual=virtual,
+        virtual=simulated,
     )

@@ -12,6 +12,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import linecache
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from typing import Any, Final, NoReturn
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
+from gpuprobe.recursion import READS, call_count
 
 _FROM_USER: Final = {
     getattr(signal, name)
@@ -79,14 +81,24 @@ class Program:
         # sys.path[0] is the folder of the gpuprobe command; with -P there is no such entry.
         if sys.path and not getattr(sys.flags, "safe_path", False):
             sys.path[0] = self.path0
-        process = os.getpid()
+        process, getpid = os.getpid(), os.getpid  # a program may replace it
+        calls = call_count()
+        below = 0
+        if calls is not None:  # so that the program may recurse as deep as in Python
+            names = calls.names()
+            exec(READS, names)
+            below = names["active"] - 1
+            calls.forget(below)
         try:
             exec(self.code, main.__dict__)
         except BaseException as error:
-            if os.getpid() != process:
+            if getpid() != process:
                 _end_child(error)
             raise
-        if os.getpid() != process:
+        finally:
+            if calls is not None:
+                calls.forget(-below)
+        if getpid() != process:
             _end_child(None)
 
 
@@ -115,42 +127,121 @@ def signals_restored(*, until_exit: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # the program could not set any either
         return
-    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    get, put = signal.getsignal, signal.signal  # a program may replace them
+    before = {number: get(number) for number in signal.valid_signals()}
     found = {}
     try:
         yield
     finally:
         for number, handler in before.items():
-            own = signal.getsignal(number)
+            own = get(number)
             if own != handler and own is not None and handler is not None:
                 found[number] = own
                 ends = handler == signal.SIG_DFL and number not in _FROM_USER
-                signal.signal(number, signal.SIG_IGN if ends else handler)
+                put(number, signal.SIG_IGN if ends else handler)
         if until_exit and found:
-            threading._register_atexit(_set_signals, found)  # type: ignore[attr-defined]
+            threading._register_atexit(_set_signals, found, put)  # type: ignore[attr-defined]
 
 
-def _set_signals(handlers: Mapping[int, Callable[..., object] | int]) -> None:
+def _set_signals(
+    handlers: Mapping[int, Callable[..., object] | int], put: Callable[..., object]
+) -> None:
     for number, handler in handlers.items():
-        signal.signal(number, handler)
+        put(number, handler)
+
+
+@contextlib.contextmanager
+def modules_restored() -> Iterator[None]:
+    """For a caller of `Program.run` that continues: the modules that the program has removed from
+    ``sys.modules`` are there again.
+    """
+    before = dict(sys.modules)
+    modules = sys.modules
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            modules.setdefault(name, module)
 
 
 def _end_child(error: BaseException | None) -> NoReturn:
     """End a forked process as ``Py_FinalizeEx`` does: first threads, then ``atexit``."""
     code = 0
     if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if code and not isinstance(error.code, int):
-            sys.stderr.write(f"{error.code}\n")
+        code = exit_code(error)
     elif error is not None:
-        code = 1
-        sys.excepthook(type(error), error, own_frames(error))
+        code = show(error)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except BaseException as failure:  # noqa: BLE001 - as Python does
+            if name == "stdout":
+                _print(f"Exception ignored in: {stream!r}\n{type(failure).__name__}: {failure}\n")
+            code = 120
     os._exit(code & 0xFF)
+
+
+def exit_code(error: SystemExit) -> int:
+    """Python's exit code for SystemExit: a number, 0 for None, 1 for others, which are printed on
+    stderr.
+    """
+    code = error.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return (int(code) if -(2**63) <= code < 2**63 else -1) & 0xFF
+    with contextlib.suppress(Exception):  # a text or stream that fails: only the end of the line
+        text = str(code)
+        if getattr(sys, "stderr", None) is None:
+            _print(text)
+        else:
+            sys.stderr.write(text)
+    _print("\n")
+    return 1
+
+
+def _print(text: str) -> None:
+    """Print on stderr as the interpreter does: on the descriptor if there is no stream."""
+    stream = getattr(sys, "stderr", None)
+    with contextlib.suppress(Exception):
+        if stream is not None:
+            stream.write(text)
+            return
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+
+
+def show(error: BaseException) -> int:
+    """Show an error that ends the program as Python does, by the program's ``sys.excepthook``,
+    without gpuprobe's frames. Returns the exit code: 1, or that of a SystemExit in the hook.
+    """
+    cut_traceback(error)
+    kind, trace = type(error), error.__traceback__
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    hook = getattr(sys, "excepthook", None)
+    if not hasattr(sys, "excepthook"):
+        _print("sys.excepthook is missing\n")
+        hook = _display
+    try:
+        hook(kind, error, trace)  # type: ignore[misc]
+    except SystemExit as end:
+        return exit_code(end)
+    except BaseException as second:  # noqa: BLE001 - as Python does
+        _print("Error in sys.excepthook:\n")
+        cut_traceback(second)
+        _display(type(second), second, second.__traceback__)
+        _print("\nOriginal exception was:\n")
+        _display(kind, error, trace)
+    return 1
+
+
+_display: Final = sys.__excepthook__
 
 
 def load_script(script: str, arguments: Sequence[str]) -> Program:
@@ -220,53 +311,64 @@ def _not_python(error: Exception, name: str) -> ProgramFailed:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback that the program would have alone: without the frames of gpuprobe that ran it,
-    or that are in between (a virtual device's), also if one of them raises the error that CUDA
-    would (out of memory). An unexpected error of gpuprobe's code keeps them: a report needs them.
+    """The traceback that the program would have alone; see `cut_traceback`."""
+    cut_traceback(error)
+    return "".join(traceback.format_exception(error))
+
+
+def cut_traceback(error: BaseException) -> None:
+    """Take out of the error's traceback, and of those of its causes, the frames of gpuprobe that
+    ran the program, or that are in between (of a simulated GPU), also if one of them raises the
+    error that CUDA would (out of memory). An unexpected error of gpuprobe's code keeps them: a
+    report needs them.
     """
-    shown = traceback.TracebackException(
-        type(error), error, _without_ours(error.__traceback__), compact=True
-    )
-    part: traceback.TracebackException | None = shown
-    while part is not None:
-        frames = list(part.stack)
-        if isinstance(error, GpuprobeError) or not frames or not _is_fault(frames[-1]):
-            part.stack = traceback.StackSummary.from_list(_others(frames))
-        part = part.__cause__ or part.__context__
-    return "".join(shown.format())
+    on_purpose = isinstance(error, GpuprobeError)
+    waiting: list[BaseException | None] = [error]
+    known: set[int] = set()
+    while waiting:
+        part = waiting.pop()
+        if part is None or id(part) in known:
+            continue
+        known.add(id(part))
+        entries = []
+        entry = part.__traceback__
+        while entry is not None:
+            entries.append(entry)
+            entry = entry.tb_next
+        while entries and _ours(entries[0].tb_frame.f_code.co_filename) and part is error:
+            del entries[0]
+        interrupted = isinstance(part, KeyboardInterrupt)
+        if on_purpose or interrupted or not entries or not _is_fault(entries[-1]):
+            entries = _others(entries)
+        kept = None
+        for entry in reversed(entries):
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        part.__traceback__ = kept
+        waiting += [part.__cause__, part.__context__, *getattr(part, "exceptions", ())]
 
 
-def _others(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The frames of the program and its libraries, without gpuprobe's and without torch's own calls
-    of operators from one of those.
+def _others(entries: Sequence[TracebackType]) -> list[TracebackType]:
+    """The entries of the program and its libraries, without gpuprobe's and without torch's own
+    calls of operators from one of those.
     """
     found = []
     inside = False
-    for frame in frames:
-        inside = _ours(frame.filename) or (inside and frame.filename.endswith(_OPERATORS))
+    for entry in entries:
+        file = entry.tb_frame.f_code.co_filename
+        inside = _ours(file) or (inside and file.endswith(_OPERATORS))
         if not inside:
-            found.append(frame)
+            found.append(entry)
     return found
 
 
 _OPERATORS: Final = os.path.join("torch", "_ops.py")  # noqa: PTH118 - the end of a path
 
 
-def _is_fault(last: traceback.FrameSummary) -> bool:
+def _is_fault(last: TracebackType) -> bool:
     """Whether gpuprobe's code failed in its last frame, rather than raised an error on purpose."""
-    return _ours(last.filename) and not (last.line or "").startswith("raise ")
-
-
-def own_frames(error: BaseException) -> TracebackType | None:
-    """The traceback of an error from where the program begins."""
-    return _without_ours(error.__traceback__)
+    file = last.tb_frame.f_code.co_filename
+    return _ours(file) and not linecache.getline(file, last.tb_lineno).lstrip().startswith("raise ")
 
 
 def _ours(filename: str) -> bool:
     return filename.startswith(PACKAGE)
-
-
-def _without_ours(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and _ours(tb.tb_frame.f_code.co_filename):
-        tb = tb.tb_next
-    return tb

@@ -22,6 +22,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import MOST_INCOMPLETE, BlindSpot, Holder, SessionEnd
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recursion import with_room
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Mark, Sink
 from gpuprobe.sampler.failures import Failures, described, from_program, program_error
@@ -68,11 +69,11 @@ def _guarded(method: _F) -> _F:
             return None
         try:
             with self._no_torch_function():
-                return method(self, *args, **kwargs)
+                return with_room(method, self, *args, **kwargs)
         except Exception as error:
             if from_program(error):
                 raise
-            self.fault(error)
+            with_room(self.fault, error)
             return None
 
     return guarded  # type: ignore[return-value]
@@ -177,15 +178,15 @@ class Recorder:
         cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
         self._host = HostMemory()
         reader = MarkReader([], self._host)
-        virtual = False
+        simulated = False
         devices: tuple[str, ...] = ("cpu",)
         if cuda:
-            virtual = not self._step_writer.read_cuda(reader)
+            simulated = not self._step_writer.read_cuda(reader)
             devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
         self._timeline, self._again = PhaseTimeline(reader), reader.again
         if self.progress is not None:
             self._timeline.progress = self._report_progress
-        session = environment.session(self._argv, self._level, devices, virtual=virtual)
+        session = environment.session(self._argv, self._level, devices, simulated=simulated)
         about = environment.describe()
         write(lambda: self._sink.session(session, about))
         self._active = True
@@ -194,17 +195,17 @@ class Recorder:
 
             self._end_sharing = history.install()
         if self._level == "trace" and cuda:
-            self._traces.start_cuda(self._timeline, self.fault, simulated=virtual)
+            self._traces.start_cuda(self._timeline, self.fault, simulated=simulated)
         _in_forked_processes(self._forget)
         try:
             with self._no_torch_function():
-                self._install_hooks(reader, cuda=cuda, virtual=virtual)
+                self._install_hooks(reader, cuda=cuda, simulated=simulated)
         except Exception as error:
             if from_program(error):
                 raise
             self.fault(error)
 
-    def _install_hooks(self, reader: MarkReader, *, cuda: bool, virtual: bool) -> None:
+    def _install_hooks(self, reader: MarkReader, *, cuda: bool, simulated: bool) -> None:
         from gpuprobe.sampler.hooks.inference import InferenceSteps
         from gpuprobe.sampler.hooks.per_step import PerStep
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
@@ -216,7 +217,7 @@ class Recorder:
             reader.sources.append(self._traces.start_cpu(self._timeline, self.fault))
             self._timeline.restart()
         self._per_step = PerStep(self._blind, self._timeline, self._traces, self.fault)
-        self._per_step.records.virtual = virtual
+        self._per_step.records.simulated = simulated
         self._per_step.collectives.install()
         self._hooks = Hooks(self, self._given)
         self._hooks.install(every_module=self._traces.on)

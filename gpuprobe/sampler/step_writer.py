@@ -244,8 +244,8 @@ class StepWriter:
         self._on_fault = on_fault
 
     def read_cuda(self, reader: MarkReader) -> bool:
-        """Read CUDA's counters, and time the GPU, at every mark of ``reader``. False for a virtual
-        GPU, whose work takes no time.
+        """Read CUDA's counters, and time the GPU, at every mark of ``reader``. False for a
+        simulated GPU, whose work takes no time.
         """
         from gpuprobe.sampler.gpu_clock import GpuClock
         from gpuprobe.sampler.sources import CudaCounters, DeviceUse

@@ -12,9 +12,7 @@ def _begin() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes ms
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != folder]  # noqa: PTH100
     _run_other()
-    if "torch._inductor.compile_worker" in sys.orig_argv or "compile_worker" in " ".join(
-        sys.orig_argv[:3]
-    ):
+    if "compile_worker" in " ".join(sys.orig_argv[1:3]):
         return  # torch's compiler, which runs no kernel
     above = os.path.dirname(os.path.dirname(folder))  # noqa: PTH120
     try:
@@ -39,7 +37,7 @@ def _run_other() -> None:
 
 
 def _torch_imported() -> None:
-    from gpuprobe.engines.inherited import follow_torch
+    from gpuprobe.api.inherited import follow_torch
 
     follow_torch()
 

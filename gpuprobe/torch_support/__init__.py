@@ -1,1 +1,1 @@
-"""Knowledge of torch's inside that the sampler, the engines and the hazard watch share."""
+"""Knowledge of torch's inside that the sampler, simulated GPUs and the hazard watch share."""

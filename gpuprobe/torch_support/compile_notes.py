@@ -31,17 +31,13 @@ def counts() -> Mapping[str, int]:
         return dict(_counts)
 
 
-def counts_since(before: Mapping[str, int]) -> dict[str, int]:
-    """The number of notes with each text since ``before``, an earlier result of `counts`."""
-    return {text: more for text, count in counts().items() if (more := count - before.get(text, 0))}
-
-
 def since(before: Mapping[str, int]) -> tuple[str, ...]:
-    """`counts_since` as sentences."""
-    return worded(counts_since(before))
+    """The notes since ``before``, an earlier result of `counts`, as sentences."""
+    counted = {text: more for text, n in counts().items() if (more := n - before.get(text, 0))}
+    return _worded(counted)
 
 
-def worded(counted: Mapping[str, int]) -> tuple[str, ...]:
+def _worded(counted: Mapping[str, int]) -> tuple[str, ...]:
     """The texts with their counts, if larger than one; a function that was compiled again for
     several reasons is one text, with the first of them.
     """

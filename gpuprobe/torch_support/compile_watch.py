@@ -1,7 +1,7 @@
 """Follows torch's compiler in this process: graphs, graph breaks and recompilations become notes,
 and generated code is matched with lines and modules of the program.
 
-A recording and a virtual GPU each start it. It imports nothing: it waits until the program's first
+A recording starts it. It imports nothing: it waits until the program's first
 compilation has imported Dynamo and Inductor. If a torch lacks one of the functions that it wraps,
 that becomes a note, and the rest is followed.
 """

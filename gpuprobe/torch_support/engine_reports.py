@@ -54,9 +54,14 @@ _sources: list[Callable[[], Iterable[str]]] = []
 
 
 def add_assumptions(source: Callable[[], Iterable[str]]) -> Callable[[], None]:
-    """Add a source of assumptions. Returns a function that removes it."""
+    """Add a source of assumptions. Returns a function that removes it, once."""
     _sources.append(source)
-    return lambda: _sources.remove(source)
+
+    def end() -> None:
+        if source in _sources:
+            _sources.remove(source)
+
+    return end
 
 
 def assumptions() -> tuple[str, ...]:

@@ -155,7 +155,7 @@ class SharedHistory:
         self._patches = patches
         self._reset()
         self.taken = self._is_enabled()
-        functions = {
+        functions: dict[str, Callable[..., Any]] = {
             "_cuda_record_memory_history": partial(self._recording, _OPTIONS),
             "_cuda_record_memory_history_legacy": partial(self._recording, _LEGACY),
             "_cuda_memorySnapshot": self._snapshot,
@@ -227,11 +227,10 @@ class SharedHistory:
             for entry in entries
             if entry["action"] == "alloc"
         }
-        left = {}
+        left: dict[_Place, _Frames] = {}
         for place, block in _stacks(snapshot):
-            stack = self._hidden.get(place)
-            if stack == block["frames"] and place not in again:
-                left[place] = stack
+            if block["frames"] == self._hidden.get(place) and place not in again:
+                left[place] = block["frames"]
                 block["frames"] = []
         self._hidden = left
 

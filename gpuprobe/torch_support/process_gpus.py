@@ -1,11 +1,13 @@
-"""The GPUs of this process, real or virtual: which are visible, whether they take time, first use.
+"""The GPUs of this process, real or simulated: which are visible, their first use, their time.
 
-Imports torch only in `follow_cuda`: processes that never use a GPU import this module too.
+Imports torch only in `has_gpu` and `follow_cuda`: processes that never use a GPU import this
+module too.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -31,9 +33,24 @@ def used() -> None:
         callback()
 
 
+_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
+"""What NVIDIA's drivers make on a machine with a GPU, on Linux and in WSL."""
+
+
+def has_gpu() -> bool:
+    """Whether torch finds a GPU in this process. Imports torch only on a machine that has one: a
+    simulated GPU has to be loaded before torch.
+    """
+    if "torch" not in sys.modules and not any(map(os.path.exists, _DEVICES)):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 def follow_cuda() -> Callable[[], None]:
-    """Make torch's initialisation of CUDA call `used`; virtual GPUs call it themselves. Imports
-    torch. Returns a function that undoes this.
+    """Make torch's initialisation of CUDA call `used`, and import torch. Returns a function that
+    undoes this.
     """
     import torch
 
@@ -55,7 +72,7 @@ def follow_cuda() -> Callable[[], None]:
 
 
 NATIVE_SETTINGS: Final = "GPUPROBE_NATIVE"
-"""The environment variable with the settings of the native engine, which children inherit."""
+"""The environment variable with the settings of the simulated GPUs, which children inherit."""
 
 
 STARTUP: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "startup")  # noqa: PTH118, PTH120 - every child imports this
@@ -72,7 +89,7 @@ def add_startup(environment: MutableMapping[str, str]) -> None:
 
 
 def takes_time() -> bool:
-    """Whether the work of this process's GPUs takes time. False on the native engine: kernels do
+    """Whether the work of this process's GPUs takes time. False for simulated ones: kernels do
     nothing, or the host computes their results. Events are recorded in order, but the time between
     two of them is the host's.
     """

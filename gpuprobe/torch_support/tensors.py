@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -15,48 +15,11 @@ _WITHOUT_MEMORY: Final = (
 )
 
 
-_Set: Final = torch._C.DispatchKeySet
-_Key: Final = torch._C.DispatchKey
-# The bits of sparse layouts: of coordinates, and of compressed rows or columns.
-_SPARSE: Final = (_Set(_Key.SparseCPU) | _Set(_Key.SparseCsrCPU)).raw_repr() & ~_Set(
-    _Key.CPU
-).raw_repr()
-
-
-def _plain(device: str) -> frozenset[int]:
-    kinds = [torch.empty(0, device=device)]
-    with torch.inference_mode():
-        kinds.append(torch.empty(0, device=device))
-    return frozenset(_keys(tensor).raw_repr() for tensor in kinds)
-
-
-PLAIN_ON_HOST: Final = _plain("cpu")
-PLAIN_WITHOUT_MEMORY: Final = _plain("meta")
-"""The dispatch keys, as returned by `keys_of`, of tensors that are strided memory, or have none,
-and nothing more: not sparse, quantised or nested, no lazy conjugate, no wrapper around another."""
-
-
-def keys_of(tensor: torch.Tensor) -> int:
-    """A tensor's dispatch keys, as a number for comparison."""
-    return int(_keys(tensor).raw_repr())
-
-
 def is_meta(tensor: torch.Tensor) -> bool:
-    """Whether a tensor really has no memory. A virtual GPU replaces ``Tensor.is_meta``, which torch
-    reads if a mode (``with torch.device(...)``) or a subclass handles torch's functions.
+    """Whether a tensor has no memory. A mode (``with torch.device(...)``) or a subclass may handle
+    ``Tensor.is_meta`` as one of torch's functions.
     """
     return bool(_keys(tensor).raw_repr() & _WITHOUT_MEMORY)
-
-
-def is_sparse(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a sparse layout, whatever a subclass returns for ``layout``."""
-    return bool(_keys(tensor).raw_repr() & _SPARSE)
-
-
-def is_meta_and_sparse(tensor: torch.Tensor) -> tuple[int, int]:
-    """`is_meta` and `is_sparse` at once, for every operator: 0 means no."""
-    keys = _keys(tensor).raw_repr()
-    return keys & _WITHOUT_MEMORY, keys & _SPARSE
 
 
 _functorch: Any = torch._C._functorch
@@ -83,29 +46,6 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if layout in _COMPRESSED:
             return tensor.values(), *(part(tensor) for part in _COMPRESSED[layout])
     return ()
-
-
-def of_parts(
-    tensor: torch.Tensor, made: Sequence[torch.Tensor], device: torch.device
-) -> torch.Tensor:
-    """A sparse tensor like ``tensor``, but with other `parts`, which are on ``device``."""
-    values, *indices = made
-    aten = torch.ops.aten
-    if tensor.layout is torch.sparse_coo:
-        return aten._sparse_coo_tensor_with_dims_and_tensors.default(
-            tensor.sparse_dim(),
-            tensor.dense_dim(),
-            tensor.size(),
-            indices[0],
-            values,
-            dtype=values.dtype,
-            layout=tensor.layout,
-            device=device,
-            is_coalesced=tensor.is_coalesced(),
-        )
-    return aten._sparse_compressed_tensor_unsafe.default(
-        *indices, values, tensor.size(), dtype=values.dtype, layout=tensor.layout, device=device
-    )
 
 
 def tensors_in(value: object, depth: int = -1) -> Iterator[torch.Tensor]:

@@ -166,13 +166,11 @@ async def test_an_estimate_is_that_of_the_command(folder: Path) -> None:
     async with server(folder) as client:
         found = await client.call_tool(
             "estimate",
-            {"script": "loud.py", "arguments": ["64"], "gpu": "a100-40gb", "engine": "virtual"},
+            {"script": "loud.py", "arguments": ["64"], "gpu": "a100-40gb"},
             progress_callback=progress,
         )
     assert not found.is_error
-    same = printed(
-        "estimate", "--gpu=a100-40gb", "--engine=virtual", folder / "loud.py", "--", "64"
-    )
+    same = printed("estimate", "--gpu=a100-40gb", folder / "loud.py", "--", "64")
     assert found.structured_content == same
     assert found.structured_content["fits"] is True
     assert reported[0] == (0.0, "running estimate (0 s)")
@@ -187,7 +185,6 @@ async def test_fit(folder: Path) -> None:
         "arg": "WIDTH",
         "gpu": "t4",
         "max": 64,
-        "engine": "virtual",
         "suggestions": False,
     }
     reported: list[str] = []
@@ -203,7 +200,7 @@ async def test_fit(folder: Path) -> None:
 
 async def test_a_script_that_fails(folder: Path) -> None:
     (folder / "fails.py").write_text(FAILS)
-    given = {"script": "fails.py", "gpu": "t4", "engine": "virtual"}
+    given = {"script": "fails.py", "gpu": "t4"}
     async with server(folder) as client:
         estimate = await client.call_tool("estimate", given)
         hazards = await client.call_tool("hazards", given)

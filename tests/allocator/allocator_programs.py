@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+from trace_recorder import TraceRecorder
+
 from gpuprobe.allocator.blocks import PoolBlock, TieRule
 from gpuprobe.allocator.driver import SimulatedDriver
-from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import Segment
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace

@@ -13,12 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shared_files import shared_snapshots
 from test_allocator_invariants import CONFS, programs
+from trace_recorder import TraceRecorder
 
 import gpuprobe
 from gpuprobe.allocator.blocks import TieRule
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
-from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.replay import (
     POOLS_NOT_RECORDED,
     SPLITTING_NOT_RECORDED,

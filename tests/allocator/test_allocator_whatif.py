@@ -13,11 +13,11 @@ import jsonschema
 import pytest
 from allocator_programs import MIB, POOLS, Program, cut
 from shared_files import shared_snapshots
+from trace_recorder import TraceRecorder
 
 import gpuprobe
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import DRIVER_ORDERS, SimulatedDriver
-from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.replay import SPLITTING_NOT_RECORDED, replay_trace
 from gpuprobe.allocator.settings import parse_conf, to_conf
 from gpuprobe.allocator.simulator import Simulator

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from trace_recorder import TraceRecorder
+
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
-from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, Frame, MemoryTrace

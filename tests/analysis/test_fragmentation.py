@@ -7,9 +7,9 @@ import pytest
 from analysis_programs import MIB, SETTINGS, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_recorder import TraceRecorder
 
 from gpuprobe.allocator.driver import SimulatedDriver
-from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.analysis.fragmentation import fragmentation
 from gpuprobe.model.memory import Block, BlockState, Segment

@@ -162,3 +162,5 @@ def test_which_frames_are_the_users() -> None:
     assert not user("??", 0)
     assert not user("", 0)
     assert not user("Functions.cpp", 0)
+    assert not user("./misc/../sysdeps/unix/sysv/linux/x86_64/clone3.S", 81)  # of a thread's start
+    assert not user("./nptl/pthread_create.c", 442)

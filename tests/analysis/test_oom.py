@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from analysis_programs import MIB, Script
+from trace_recorder import TraceRecorder
 
 from gpuprobe.allocator.driver import SimulatedDriver
-from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.analysis.peak.oom import OomReport, oom_reports
 from gpuprobe.model.memory import TraceAction

@@ -238,4 +238,4 @@ def test_no_rank_is_slow_on_virtual_gpus() -> None:
     assert "is the one the others wait for" in rendered(joined(*ranks))
     for rank in ranks:
         rank.session = replace(rank.session, virtual=True)
-    assert "time: step times on a virtual GPU are not comparable" in rendered(joined(*ranks))
+    assert "time: step times on a simulated GPU are not comparable" in rendered(joined(*ranks))

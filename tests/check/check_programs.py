@@ -48,4 +48,4 @@ def measured(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(text, encoding="utf-8")
     patch.chdir(folder)
-    return measure("train.py", virtual="a100-40gb", hazards=hazards)
+    return measure("train.py", gpu="a100-40gb", hazards=hazards)

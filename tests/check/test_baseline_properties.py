@@ -102,7 +102,7 @@ def baselines(draw: st.DrawFn) -> Baseline:
     if draw(st.booleans()):
         metrics["races"] = draw(st.integers(0, 5))
     return Baseline(
-        environment={"device": "virtual t4", "torch": "2.13", "allocator": ""},
+        environment={"device": "simulated t4", "torch": "2.13", "allocator": ""},
         steps=draw(st.integers(1, 9)),
         metrics=metrics,
         phases={"phase forward": found["phase forward"].total},

@@ -30,7 +30,7 @@ def account(*lines: LineShare) -> Account:
 def baseline(peak: Account, evaluation: Account, syncs: int) -> Baseline:
     places = (LineShare(f"{HOSTILE}:9 in main", syncs, syncs),) if syncs else ()
     return Baseline(
-        environment={"device": "virtual t4"},
+        environment={"device": "simulated t4"},
         steps=4,
         metrics={"peak_allocated": peak.total, "implicit_syncs_per_step": syncs // 4},
         phases={"later steps": peak.total, "phase evaluation": evaluation.total},
@@ -101,11 +101,11 @@ def test_what_is_blamed_is_shown_where_the_peak_is_the_same() -> None:
 
 
 def test_what_is_not_compared_is_said_in_both() -> None:
-    after = replace(BEFORE, environment={"device": "virtual t4", "precision": "float32"}, steps=9)
+    after = replace(BEFORE, environment={"device": "simulated t4", "precision": "float32"}, steps=9)
     for drawn in texts(check_baseline(BEFORE, after)):
         assert "float32 now" in drawn
         assert "4 steps in the baseline, 9 now" in drawn
-    refused = check_baseline(BEFORE, replace(BEFORE, environment={"device": "virtual h100"}))
+    refused = check_baseline(BEFORE, replace(BEFORE, environment={"device": "simulated h100"}))
     for drawn in texts(refused):
         assert "the baseline is from another environment" in drawn
-        assert "virtual h100" in drawn
+        assert "simulated h100" in drawn

@@ -19,7 +19,7 @@ from gpuprobe.reporters.json import check as check_json
 
 ENVIRONMENT = {
     "allocator": "",
-    "device": "virtual a100-40gb",
+    "device": "simulated a100-40gb",
     "level": "trace",
     "precision": "float32 parameters, no autocast",
     "torch": "2.13",
@@ -45,7 +45,7 @@ def against(**environment: str) -> CheckResult:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("device", "virtual h100-80gb"),
+        ("device", "simulated h100-80gb"),
         ("device", "NVIDIA A100-SXM4-40GB"),
         ("device", "cpu"),
         ("torch", "2.12"),
@@ -72,7 +72,7 @@ def test_a_recording_that_does_not_say_its_gpu_is_compared_with_a_caution() -> N
     assert result.ok
     (text,) = result.cautions
     assert text.startswith("device: the recording has no GPU name")
-    assert "virtual a100-40gb" in text
+    assert "simulated a100-40gb" in text
     (text,) = check_baseline(baseline(device="cuda"), baseline()).cautions
     assert text.startswith("device: the baseline has no GPU name")
 
@@ -121,7 +121,7 @@ def test_what_is_noted_of_a_run(
     )
     found = measured(tmp_path / "half", monkeypatch, *half)
     assert found.environment["precision"] == "float32 parameters, autocast to float16"
-    assert found.environment["device"] == "virtual a100-40gb"
+    assert found.environment["device"] == "simulated a100-40gb"
     assert found.steps == 6
     assert found.stopped_after is None
 
@@ -131,7 +131,7 @@ def test_what_is_noted_of_a_run(
     assert caution.startswith("precision: ")
     assert re.match(r"memory fell \(.*\): gpuprobe baseline update locks this in", fell)
 
-    stopped = measure("train.py", virtual="a100-40gb", steps=3)
+    stopped = measure("train.py", gpu="a100-40gb", steps=3)
     assert (stopped.steps, stopped.stopped_after) == (3, 3)
     # The evaluation comes after the loop, and growth takes more steps to show.
     told = compare(plain, stopped).cautions
@@ -144,7 +144,7 @@ def test_what_is_noted_of_a_run(
         watch.program("train.py", ()),
         Path("run.gpuprobe"),
         level="trace",
-        virtual="a100-40gb",
+        gpu="a100-40gb",
         trace_steps="all",
     )
     recorded = measure("run.gpuprobe")
@@ -157,4 +157,4 @@ def test_what_is_noted_of_a_run(
 
     Path("train.py").write_text(PROGRAM + "raise SystemExit(7)\n", encoding="utf-8")
     with pytest.raises(ProgramFailed, match="exit code 7"):
-        measure("train.py", virtual="a100-40gb")
+        measure("train.py", gpu="a100-40gb")

@@ -24,7 +24,7 @@ def baseline(text: str | None, size: int = 8 * MIB) -> Baseline:
     line = LineShare("train.py:3 in <module>", size, 1, (("optimizer_state", size),))
     peak = Account(size, (line,), (Share("optimizer_state", size, 1),), (Share("Net", size, 1),))
     return Baseline(
-        environment={"device": "virtual t4", "torch": "2.13", "allocator": ""},
+        environment={"device": "simulated t4", "torch": "2.13", "allocator": ""},
         steps=4,
         metrics={"peak_allocated": size},
         phases={},

@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-UPDATE = ["baseline", "update", "train.py", "--virtual", "t4"]
+UPDATE = ["baseline", "update", "train.py", "--gpu", "t4"]
 TO_FILE = ["--baseline", "memory.json"]
 
 
@@ -50,7 +50,7 @@ TO_FILE = ["--baseline", "memory.json"]
         (["baseline", "updte"], "invalid choice: 'updte'", "gpuprobe baseline --help"),
         (["baseline", "update", *TO_FILE], "nothing to check", "give a recording or script"),
         ([*UPDATE, "--baseline", "no/x.json"], "cannot write no/x.json", "does not exist"),
-        ([*UPDATE[:3], *TO_FILE, "--virtual", "h1000"], "unknown GPU 'h1000'", "did you mean"),
+        ([*UPDATE[:3], *TO_FILE, "--gpu", "h1000"], "unknown GPU 'h1000'", "did you mean"),
         ([*UPDATE, *TO_FILE, "--tolerance", "peak_alocated=1%"], "unknown metric", "'peak_alloc"),
         ([*UPDATE, *TO_FILE, "--tolerance", "races=few"], "expected an amount", ""),
         (["baseline", "update", "nothing.py", *TO_FILE], "nothing.py", ""),
@@ -100,7 +100,7 @@ def test_the_way_that_the_messages_lead(here: Path, capfd: pytest.CaptureFixture
     )
     assert main(["baseline", "update", "--tolerance", "peak_allocated=3%"]) == 0
     err = capfd.readouterr().err
-    assert "gpuprobe: gpu: virtual t4 (pyproject.toml)" in err
+    assert "gpuprobe: gpu: simulated t4 (pyproject.toml)" in err
     assert "gpuprobe: baseline written: memory.json" in err
     content = (here / "memory.json").read_bytes()
     assert main(["check"]) == 0
@@ -152,7 +152,7 @@ def test_arguments_for_what_the_project_runs(
     # Where the project runs nothing, it is the script that follows, as with other commands.
     (here / "pyproject.toml").unlink()
     for command in (["baseline", "update"], ["check"]):
-        line = [*command, *TO_FILE, *options, "--virtual", "t4", "--", "train.py", "--x"]
+        line = [*command, *TO_FILE, *options, "--gpu", "t4", "--", "train.py", "--x"]
         assert main(line) == 0
         assert "['--x']" in capfd.readouterr().err
 

@@ -55,9 +55,7 @@ def gpuprobe(
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "train.py").write_text(TRAINING, encoding="utf-8")
-    done = gpuprobe(
-        folder, "baseline", "update", "train.py", "--virtual", "t4", "--baseline", "b.json"
-    )
+    done = gpuprobe(folder, "baseline", "update", "train.py", "--gpu", "t4", "--baseline", "b.json")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -85,8 +83,8 @@ def test_a_program_that_ends_the_process_is_an_error(
     (changed / "train.py").write_text(end, encoding="utf-8")
     before = (changed / "b.json").read_bytes()
     arguments = {
-        "check": ["check", "train.py", "--baseline", "b.json", "--virtual", "t4"],
-        "baseline": ["baseline", "update", "train.py", "--baseline", "b.json", "--virtual", "t4"],
+        "check": ["check", "train.py", "--baseline", "b.json", "--gpu", "t4"],
+        "baseline": ["baseline", "update", "train.py", "--baseline", "b.json", "--gpu", "t4"],
         "estimate": ["estimate", "train.py", "--gpu", "t4"],
     }
     done = gpuprobe(changed, *arguments[command])
@@ -100,9 +98,7 @@ def test_forked_children_that_exit_are_not_the_program(changed: Path) -> None:
     ends = ("sys.exit(3)", "raise ValueError('child')", "pass; raise SystemExit")
     forks = "".join(FORKS.format(end=end) for end in ends)
     (changed / "train.py").write_text(TRAINING + forks, encoding="utf-8")
-    done = gpuprobe(
-        changed, "check", "train.py", "--baseline", "b.json", "--virtual", "t4", "--json"
-    )
+    done = gpuprobe(changed, "check", "train.py", "--baseline", "b.json", "--gpu", "t4", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ok"] is True  # one document, of the parent
     codes = [line for line in done.stderr.splitlines() if line.startswith("ended with")]
@@ -214,7 +210,7 @@ def test_training_in_spawned_processes_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("spawns.py").write_text(SPAWNS, encoding="utf-8")
     with pytest.raises(ProgramFailed, match="uses the GPU in 2 child processes"):
-        measure("spawns.py", virtual="t4")
+        measure("spawns.py", gpu="t4")
 
 
 STARTS = """\
@@ -259,6 +255,6 @@ def test_training_in_other_processes_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("starts.py").write_text(STARTS, encoding="utf-8")
     with pytest.raises(ProgramFailed, match="uses the GPU in 1 child process"):
-        measure("starts.py", [how, "train"], virtual="t4")
+        measure("starts.py", [how, "train"], gpu="t4")
     if how == "fork":  # the others in the same way
-        assert measure("starts.py", [how, "prepare"], virtual="t4").metrics
+        assert measure("starts.py", [how, "prepare"], gpu="t4").metrics

@@ -67,7 +67,7 @@ def test_the_nearest_file_counts_and_other_projects_say_nothing(tmp_path: Path) 
     ("text", "error", "hint"),
     [
         ("[tool.gpuprobe]\ngpus = 't4'", "unknown key 'gpus'", "did you mean 'gpu'?"),
-        ("[tool.gpuprobe]\nzebra = 1", "unknown key 'zebra'", "known: baseline, compute, engine"),
+        ("[tool.gpuprobe]\nzebra = 1", "unknown key 'zebra'", "known: baseline, compute, gpu"),
         (
             "[tool.gpuprobe.tolerance]\npeak_alocated = 1",
             "tolerance]: unknown key 'peak_alocated'",
@@ -129,7 +129,7 @@ def test_a_misspelt_metric_on_the_command_line() -> None:
 
 def known(**more: object) -> Baseline:
     values: dict[str, object] = {
-        "environment": {"device": "virtual h100-80gb"},
+        "environment": {"device": "simulated h100-80gb"},
         "steps": 4,
         "metrics": {"peak_allocated": 1000, "peak_reserved": 2 << 20, "races": 0},
         "phases": {},
@@ -155,27 +155,27 @@ def test_the_nearest_to_the_user_goes_first(tmp_path: Path) -> None:
     by_file = plan([], project=file)
     assert said(by_file) == {
         "run": ("-m shop.train --fast two words", "pyproject.toml"),
-        "gpu": ("virtual a100-40gb", "pyproject.toml"),
+        "gpu": ("simulated a100-40gb", "pyproject.toml"),
         "steps": ("6", "pyproject.toml"),
         "hazards": ("counted", "pyproject.toml"),
     }
     assert (by_file.target, by_file.module) == ("shop.train", True)
     assert by_file.arguments == ("--fast", "two words")
     by_baseline = plan([], project=file, before=known())
-    assert said(by_baseline)["gpu"] == ("virtual h100-80gb", "baseline")
+    assert said(by_baseline)["gpu"] == ("simulated h100-80gb", "baseline")
     assert said(by_baseline)["steps"] == ("4", "baseline")
     assert said(by_baseline)["hazards"] == ("counted", "baseline")
     by_call = plan(["x.py"], gpu="t4", steps=2, hazards=False, project=file, before=known())
     assert said(by_call) == {
         "run": ("x.py", "command line"),
-        "gpu": ("virtual t4", "command line"),
+        "gpu": ("simulated t4", "command line"),
         "steps": ("2", "command line"),
         "hazards": ("not counted", "command line"),
     }
     anew = plan([], project=file, before=known(), writing=True)
-    assert said(anew)["gpu"] == ("virtual a100-40gb", "pyproject.toml")
+    assert said(anew)["gpu"] == ("simulated a100-40gb", "pyproject.toml")
     old = plan(["x.py"], before=known(), writing=True)
-    assert said(old)["gpu"] == ("virtual h100-80gb", "baseline")
+    assert said(old)["gpu"] == ("simulated h100-80gb", "baseline")
 
 
 def test_tolerances_have_the_same_order(tmp_path: Path) -> None:

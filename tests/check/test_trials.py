@@ -389,7 +389,7 @@ def test_a_read_only_temporary_folder(project: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(project)
     with (
         pytest.raises(EnvironmentUnavailable, match="no temporary folder"),
-        Trials(plan(["train.py"]), str(project), native=False),
+        Trials(plan(["train.py"]), str(project), ""),
     ):
         raise AssertionError
 

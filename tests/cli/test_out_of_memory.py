@@ -31,7 +31,7 @@ else:
 @pytest.mark.parametrize("level", ["trace", "counters"])
 def test_the_verdict_comes_before_the_figures(tmp_path: Path, level: str) -> None:
     script(tmp_path, FILLS)
-    options = ["--gpu", "t4", "--compute", "shapes", "--engine", "virtual", "--level", level]
+    options = ["--gpu", "t4", "--compute", "shapes", "--level", level]
     done = gpuprobe("run", *options, "script.py", cwd=tmp_path)
     assert done.returncode == 5
     before, error, summary = done.stderr.partition("torch.OutOfMemoryError: CUDA out of memory. ")
@@ -55,7 +55,7 @@ def test_the_verdict_comes_before_the_figures(tmp_path: Path, level: str) -> Non
 
 def test_a_program_that_catches_the_error_sees_it_unchanged(tmp_path: Path) -> None:
     script(tmp_path, FILLS)
-    options = ["--gpu", "t4", "--compute", "shapes", "--engine", "virtual", "--level", "trace"]
+    options = ["--gpu", "t4", "--compute", "shapes", "--level", "trace"]
     done = gpuprobe("run", *options, "script.py", "--catch", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "14 True\n")
     assert "Out of memory" not in done.stderr  # the run did not fail
@@ -81,7 +81,7 @@ for step in range(60):
 
 def test_memory_that_grew_is_the_verdict(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
-    simulated = ["--gpu", "t4", "--compute", "shapes", "--engine", "virtual"]
+    simulated = ["--gpu", "t4", "--compute", "shapes"]
     done = gpuprobe("run", *simulated, "--level", "trace", "script.py", cwd=tmp_path)
     assert done.returncode == 5
     lines = [line.removeprefix("gpuprobe:").strip() for line in done.stderr.splitlines()]
@@ -103,11 +103,11 @@ def test_memory_that_grew_is_the_verdict(tmp_path: Path) -> None:
 def test_an_estimate_of_memory_that_grows_names_the_line_first(tmp_path: Path) -> None:
     script(tmp_path, LEAKS)
     for steps, where in (("5", "script.py:10 in <module>"), ("3", "With --steps 4,")):
-        options = ["--gpu", "t4", "--engine", "virtual", "--steps", steps]
+        options = ["--gpu", "t4", "--steps", steps]
         shown = gpuprobe("estimate", *options, "script.py", cwd=tmp_path).stdout
         advice = shown.partition("Memory grows from step to step\n")[2]
         assert where in " ".join(advice.partition("\n\n")[0].split())
-    options = ["--gpu", "t4", "--engine", "virtual", "--steps", "60", "--no-suggestions"]
+    options = ["--gpu", "t4", "--steps", "60", "--no-suggestions"]
     done = gpuprobe("estimate", *options, "script.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "Memory grows from step to step: change this first" in done.stdout
@@ -130,7 +130,7 @@ for batch in range(400):
 
 def test_an_evaluation_with_gradients_is_the_verdict(tmp_path: Path) -> None:
     script(tmp_path, EVALUATES)
-    simulated = ["--gpu", "t4", "--compute", "shapes", "--engine", "virtual"]
+    simulated = ["--gpu", "t4", "--compute", "shapes"]
     done = gpuprobe("run", *simulated, "--level", "trace", "script.py", cwd=tmp_path)
     assert done.returncode == 5
     lines = [line.removeprefix("gpuprobe:").strip() for line in done.stderr.splitlines()]
@@ -150,5 +150,5 @@ def test_an_evaluation_with_gradients_is_the_verdict(tmp_path: Path) -> None:
     assert len(written) < 6
     fixed = EVALUATES.replace("results = []", "results = []\ntorch.set_grad_enabled(False)")
     script(tmp_path, fixed)
-    options = ["--gpu", "t4", "--engine", "virtual", "--steps", "7", "--no-suggestions"]
+    options = ["--gpu", "t4", "--steps", "7", "--no-suggestions"]
     assert gpuprobe("estimate", *options, "script.py", cwd=tmp_path).returncode == 0

@@ -57,7 +57,7 @@ torch.ones(8, device="cuda")
 """
 
 
-@pytest.mark.parametrize("command", ["estimate --gpu t4 --engine virtual --json", "check"])
+@pytest.mark.parametrize("command", ["estimate --gpu t4 --json", "check"])
 def test_output_of_a_program_is_not_part_of_the_document(command: str, tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(LOUD)
     common = ["--baseline", "memory.json", "--gpu", "t4", "loud.py"]
@@ -73,7 +73,7 @@ def test_output_of_a_program_is_not_part_of_the_document(command: str, tmp_path:
 
 def test_output_of_a_program_without_a_stderr(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(LOUD)
-    shell = f'exec "{sys.executable}" -m gpuprobe estimate --gpu t4 --engine virtual loud.py 2>&-'
+    shell = f'exec "{sys.executable}" -m gpuprobe estimate --gpu t4 loud.py 2>&-'
     done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0
     assert "t4: fits" in done.stdout

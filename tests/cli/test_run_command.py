@@ -285,7 +285,6 @@ BAD = [
     (["run", "-o", "good.py", "good.py"], 2, "good.py"),
     (["run", "--force", "-o", "keep", "good.py"], 2, "keep"),
     (["run", "--compute", "shapes", "good.py"], 2, "--compute shapes needs --gpu GPU"),
-    (["run", "--engine", "native", "good.py"], 2, "--engine native needs --gpu GPU"),
     (["run", "--trace-steps", "0,3-1", "good.py"], 2, "no step is in 3-1"),
     *(
         (["run", f"--hazards-{name}", "no/found", "good.py"], 2, "cannot write no/found")

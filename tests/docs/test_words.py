@@ -2,8 +2,7 @@
 
 Help texts and the tables made from the code are checked where the generated pages quote them
 (`test_generated.py` keeps those current); messages are checked here as string literals, with a
-pair of braces for each value that is filled in. `gpuprobe/virtual` is frozen: its docstrings,
-comments and names are not checked.
+pair of braces for each value that is filled in.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ def test_messages_keep_to_the_word_list() -> None:
     assert not hits, "see the word list in CONTRIBUTING.md:\n" + "\n".join(hits)
 
 
-@pytest.mark.parametrize("package", [name for name in PACKAGES if name != "virtual"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_comments_and_names_keep_to_the_word_list(package: str) -> None:
     path = blocks.ROOT / "gpuprobe" / package
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))

@@ -97,7 +97,7 @@ def raises_an_error_without_text(run: Run) -> None:
     raise _Unreadable
 
 
-@ending()
+@ending(started=True)
 def raises_from_the_depth(run: Run) -> None:
     raises_from_the_depth(run)
 

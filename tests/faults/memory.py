@@ -162,18 +162,18 @@ def _depth(run: Run, level: int = 0) -> int:
         return level
 
 
-@part()
+@part(started=True)
 def counts_how_deep_it_may_recurse(run: Run) -> None:
     run.note("depth", _depth(run), sys.getrecursionlimit())
 
 
-@part()
+@part(started=True)
 def may_recurse_deeper(run: Run) -> None:
     sys.setrecursionlimit(5000)
     run.note("deeper", _depth(run), sys.getrecursionlimit())
 
 
-@part("model", "step", "end")
+@part("model", "step", "end", started=True)
 def may_recurse_little(run: Run) -> None:
     frame, depth = sys._getframe(), 0
     while frame.f_back is not None and not frame.f_code.co_filename.endswith("program.py"):
@@ -184,7 +184,7 @@ def may_recurse_little(run: Run) -> None:
     sys.setrecursionlimit(before)
 
 
-@part()
+@part(started=True)
 def recurses_by_calls_of_its_own(run: Run) -> None:
     class Nested:
         def __repr__(self) -> str:

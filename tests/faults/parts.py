@@ -67,7 +67,8 @@ Action = Callable[[Run], None]
 
 class Part(NamedTuple):
     """``places``: where it may run. ``ends``: the process ends there. ``teardown``: what it does
-    happens while the interpreter ends, or needs an interpreter's own start.
+    happens while the interpreter ends. ``started``: it needs an interpreter's own start: the depth
+    of the stack of a forked process is another.
     """
 
     name: str
@@ -75,24 +76,27 @@ class Part(NamedTuple):
     places: tuple[str, ...]
     ends: bool
     teardown: bool
+    started: bool
 
 
 PARTS: dict[str, Part] = {}
 
 
-def _register(places: Sequence[str], *, ends: bool, teardown: bool) -> Callable[[Action], Action]:
+def _register(places: Sequence[str], **properties: bool) -> Callable[[Action], Action]:
     def register(act: Action) -> Action:
         name = act.__name__
         assert name not in PARTS, name
-        PARTS[name] = Part(name, act, tuple(places), ends, teardown)
+        PARTS[name] = Part(name, act, tuple(places or PLACES), **properties)
         return act
 
     return register
 
 
-def part(*places: str, teardown: bool = False) -> Callable[[Action], Action]:
-    return _register(places or PLACES, ends=False, teardown=teardown)
+def part(*places: str, teardown: bool = False, started: bool = False) -> Callable[[Action], Action]:
+    return _register(places, ends=False, teardown=teardown, started=started)
 
 
-def ending(*places: str, teardown: bool = False) -> Callable[[Action], Action]:
-    return _register(places or PLACES, ends=True, teardown=teardown)
+def ending(
+    *places: str, teardown: bool = False, started: bool = False
+) -> Callable[[Action], Action]:
+    return _register(places, ends=True, teardown=teardown, started=started)

@@ -67,12 +67,12 @@ def main() -> None:
     run = Run(int(sys.argv[1]))
     try:
         train(run, plan)
+        print("trained", flush=True)
     except SystemExit:
         raise
     except BaseException:
         run.note("raises" if getpid() == run.process else "a child raises")
         raise
-    print("trained", flush=True)
 
 
 if __name__ == "__main__":

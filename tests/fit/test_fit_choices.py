@@ -99,7 +99,7 @@ def test_other_processes_run_the_program_with_the_value(tmp_path: Path) -> None:
 
 
 def test_no_choice_has_an_estimate(tmp_path: Path) -> None:
-    from gpuprobe.api.virtual import fit_program
+    from gpuprobe.api.estimates import fit_program
 
     script = tmp_path / "train.py"
     script.write_text("ROWS = 1\nraise SystemExit(3)\n")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ REQUEST = {
     "conf": None,
     "ranks": 1,
     "rank": 0,
-    "engine": "virtual",
     "change": "",
 }
 
@@ -271,7 +271,8 @@ def test_the_changes_of_a_script(tmp_path: Path) -> None:
         "4 ranks",
     ]
     (eight_bit,) = (one for one in found if one.name == "8-bit optimizer")
-    assert isinstance(eight_bit, Skipped)  # the virtual engine has no kernels of bitsandbytes
+    kind = Skipped if find_spec("bitsandbytes") is None else Alternative
+    assert isinstance(eight_bit, kind)
     last = found[-2]
     assert isinstance(last, Alternative)
     assert (last.request["value"], last.request["steps"]) == (1, 4)
@@ -294,7 +295,7 @@ def test_an_optimizer_on_the_cpu_needs_no_memory_of_the_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def peak(step: bool) -> int:
-        return gpuprobe.estimate(adamw(step), "t4", steps=1, engine="virtual").peak_allocated
+        return gpuprobe.estimate(adamw(step), "t4", steps=1).peak_allocated
 
     with_state, without_step = peak(True), peak(False)
     monkeypatch.setattr(torch.optim.Optimizer, "__init__", torch.optim.Optimizer.__init__)
@@ -337,7 +338,7 @@ for _ in range(10):
 
 
 def command(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    words = ["estimate", "--gpu", "t4", "--engine", "virtual", "--steps", "1", *options, str(path)]
+    words = ["estimate", "--gpu", "t4", "--steps", "1", *options, str(path)]
     return warm_python.gpuprobe(*words, cwd=path.parent)
 
 
@@ -395,12 +396,10 @@ def test_fit_on_all_gpus_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(planning_fit, "all_models", lambda: [find(name) for name in names])
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("CALL", "block(x)"), encoding="utf-8")
-    from gpuprobe.api.virtual import fit_program
+    from gpuprobe.api.estimates import fit_program
 
     notes: list[str] = []
-    found = fit_program(
-        str(path), "batch-size", gpu="all", steps=1, engine="virtual", notify=notes.append
-    )
+    found = fit_program(str(path), "batch-size", gpu="all", steps=1, notify=notes.append)
     assert [one.gpu for one in found.choices] == list(names)
     largest = [one.largest for one in found.choices]
     assert None not in largest

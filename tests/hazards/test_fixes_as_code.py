@@ -375,7 +375,7 @@ def test_all_changes_are_one_patch_that_git_applies(tmp_path: Path, outside: boo
     elsewhere.mkdir()
     path = project / "race.py"
     path.write_text(TWO_RACES, encoding="utf-8")
-    command = ("run", "--gpu", "t4", "--engine", "virtual", "--force", "-o", "run")
+    command = ("run", "--gpu", "t4", "--force", "-o", "run")
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         folder = elsewhere if outside else project

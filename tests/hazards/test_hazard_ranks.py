@@ -35,7 +35,7 @@ if os.environ["RANK"] == "1":
 
 
 def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
-    command = [warm_python.shared().python, "-m", "gpuprobe", "run", "--virtual", "h100-80gb", "-q"]
+    command = [warm_python.shared().python, "-m", "gpuprobe", "run", "--gpu", "h100-80gb", "-q"]
     files = ["--hazards-json", "h.json", "--hazards-sarif", "h.sarif", "--hazards-junit", "h.xml"]
     names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(

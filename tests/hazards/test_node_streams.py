@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import torch
 
-from gpuprobe.torch_support.cuda_streams import NodeStreams
+from gpuprobe.hazard_watch.node_streams import NodeStreams
 
 
 def node_of(result: torch.Tensor) -> object:

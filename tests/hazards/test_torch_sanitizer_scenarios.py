@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import gpuprobe
+from gpuprobe.api import hazards
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import (
     Allocation,
@@ -24,7 +25,6 @@ from gpuprobe.hazards.events import (
     Launch,
 )
 from gpuprobe.hazards.footprint import Footprint
-from gpuprobe.virtual.session import current
 
 SIZE = 8
 
@@ -205,9 +205,8 @@ def touched(call: Any) -> tuple[set[int], set[int]]:
     """Addresses that the operators of ``call`` read, and those that they wrote: storages of the
     tensors it returns and is given, by number."""
     with gpuprobe.detect_hazards():
-        session = current()
-        assert session is not None
-        feed = session.machine.observer
+        feed = hazards._source
+        assert feed is not None
         accesses: list[BlockAccess] = []
         apply = feed.engine.apply
 

@@ -16,7 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import gpuprobe
-from gpuprobe.hazard_watch.cuda import CudaSource
+from gpuprobe.hazard_watch import hooks
+from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.patching import Patches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
@@ -99,8 +100,8 @@ def test_the_handle_of_a_collective_lives_as_long_as_the_program_keeps_it() -> N
 
 
 def test_a_failure_of_ours_ends_the_watch_only() -> None:
-    source, patches = CudaSource(), Patches()
-    source.install(patches)
+    source, patches = EventSource(), Patches()
+    hooks.install(source, patches)
 
     def broken(*args: Any) -> None:
         raise RuntimeError("planted")

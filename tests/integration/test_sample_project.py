@@ -316,7 +316,7 @@ def test_the_command_passes_and_fails(tmp_path: Path) -> None:
     passed = gpuprobe(copied(tmp_path / "as it was", HARMLESS["a renamed module"]), "check")
     assert passed.returncode == 0, passed.stderr
     assert passed.stdout.startswith("memory is within the baseline")
-    assert "gpu virtual a100-40gb (baseline)" in " ".join(passed.stdout.split())
+    assert "gpu simulated a100-40gb (baseline)" in " ".join(passed.stdout.split())
     project = copied(tmp_path / "edited", PLANTED["a removed activation checkpoint"].edits)
     failed = gpuprobe(project, "check")
     assert failed.returncode == 1, failed.stderr

@@ -73,7 +73,7 @@ def test_a_race_is_shown_with_the_source_of_its_cell_and_a_fix(
     assert "\\x0a" not in page
 
 
-def test_names_stay_defined_unless_the_gpu_is_virtual(
+def test_names_stay_defined_unless_the_gpu_is_simulated(
     executed: list[nbformat.NotebookNode],
 ) -> None:
     (output,) = executed[5].outputs

@@ -45,7 +45,7 @@ def workspaces(dtype, last, x, w, stride, padding, search=False):
         )
     return found
 
-with gpuprobe.virtual_gpu("h200", engine="native", compute="shapes"):
+with gpuprobe.virtual_gpu("h200", compute="shapes"):
     import torch
     print(json.dumps([workspaces(*case) for case in json.loads(sys.argv[1])]))
 """

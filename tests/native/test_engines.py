@@ -65,7 +65,6 @@ def test_an_estimate_is_the_peak_of_the_run(script: Path, tmp_path: Path) -> Non
     ran = gpuprobe("run", "--gpu", "h100-80gb", "-o", "r.gpuprobe", script, cwd=tmp_path)
     _, allocated, reserved = ran.stdout.split("\n", 1)[0].split()
     found = estimate(script, tmp_path, "--steps", "4")
-    assert found["engine"] == "native"
     assert found["peak_allocated"] == int(allocated)
     assert found["reserved"] == {"at_least": int(reserved), "at_most": int(reserved)}
 
@@ -117,7 +116,7 @@ def test_an_operator_that_the_program_defines_is_traced_with_fake_tensors(tmp_pa
 def test_a_program_runs_out_of_memory_where_the_gpu_does(tmp_path: Path) -> None:
     text = """\
 import gpuprobe
-with gpuprobe.virtual_gpu("t4", engine="native"):
+with gpuprobe.virtual_gpu("t4"):
     import torch
     kept = []
     try:
@@ -137,14 +136,14 @@ def test_torch_that_is_imported_already_gets_a_sentence_with_the_remedy(tmp_path
 import torch
 import gpuprobe
 try:
-    with gpuprobe.virtual_gpu("t4", engine="native"):
+    with gpuprobe.virtual_gpu("t4"):
         pass
 except gpuprobe.errors.UsageError as error:
     print(error, "|", error.hint)
 """
     done = python(text, tmp_path, cold=True)
-    assert "torch is imported already" in done.stdout, done.stderr
-    assert "before `import torch`" in done.stdout
+    assert "torch was imported before the simulated GPU" in done.stdout, done.stderr
+    assert "before the first `import torch`" in done.stdout
 
 
 def test_children_have_the_gpus_too(tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ def child():
     print(torch.cuda.get_device_name(), torch.zeros(8, device="cuda").shape, flush=True)
 
 if __name__ == "__main__":
-    with gpuprobe.virtual_gpu("l4", engine="native"):
+    with gpuprobe.virtual_gpu("l4"):
         import torch
         import torch.multiprocessing as mp
         code = "import torch; print(torch.cuda.get_device_name(), torch.zeros(8).cuda().device)"
@@ -187,7 +186,7 @@ def child(queue, done):
     done.set()
 
 if __name__ == "__main__":
-    with gpuprobe.virtual_gpu("l4", engine="native"):
+    with gpuprobe.virtual_gpu("l4"):
         import torch
         import torch.multiprocessing as mp
         spawn = mp.get_context("spawn")
@@ -221,7 +220,7 @@ def test_without_a_compiler_one_line_names_it(
         pytest.skip("installed from a wheel, which carries the runtime compiled")
     cache = tmp_path / "cache"
     done = gpuprobe(
-        *("run", "--gpu", "l4", "--engine", "native", script),
+        *("run", "--gpu", "l4", script),
         cwd=tmp_path,
         cold=True,
         XDG_CACHE_HOME=str(cache),
@@ -256,9 +255,7 @@ def test_a_torch_of_an_unknown_cuda_gets_one_line(
         f"__version__ = '9.9.9'\ncuda: Optional[str] = {cuda or None!r}\n", encoding="utf-8"
     )
     path = os.pathsep.join([str(torch.parent), str(EXAMPLES.parent)])
-    done = gpuprobe(
-        "run", "--gpu", "l4", "--engine", "native", script, cwd=tmp_path, PYTHONPATH=path
-    )
+    done = gpuprobe("run", "--gpu", "l4", script, cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 3
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 2  # the error and its hint
@@ -292,7 +289,7 @@ def test_a_library_that_needs_an_unknown_function_loads_and_the_call_is_named(
     text = f"""\
 import ctypes
 import gpuprobe
-with gpuprobe.virtual_gpu("l4", engine="native"):
+with gpuprobe.virtual_gpu("l4"):
     print(ctypes.CDLL({str(site / "newer/_C.so")!r}).frobnicate(None))
 """
     path = os.pathsep.join([str(site), str(EXAMPLES.parent)])
@@ -305,7 +302,7 @@ def test_a_preloaded_library_stays_preloaded(tmp_path: Path) -> None:
     text = """\
 import os
 import gpuprobe
-with gpuprobe.virtual_gpu("l4", engine="native"):
+with gpuprobe.virtual_gpu("l4"):
     print(os.environ["LD_PRELOAD"].split()[-1])
 """
     done = python(text, tmp_path, LD_PRELOAD="libm.so.6")
@@ -315,7 +312,7 @@ with gpuprobe.virtual_gpu("l4", engine="native"):
 def test_code_that_is_compiled_stays_out_of_the_caches_of_real_programs(tmp_path: Path) -> None:
     text = """\
 import gpuprobe
-with gpuprobe.virtual_gpu("l4", engine="native"):
+with gpuprobe.virtual_gpu("l4"):
     import torch
     step = torch.compile(lambda x: (x.sin() + 1).sum())
     step(torch.ones(1 << 12, device="cuda"))
@@ -364,7 +361,7 @@ class TestTraining:
 """
     (tmp_path / "test_values.py").write_text(text, encoding="utf-8")
     done = native_programs.python(
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpuprobe-engine", "native"),
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpuprobe-gpu", "h100-80gb"),
         "test_values.py",
         cwd=tmp_path,
     )

@@ -145,17 +145,16 @@ print("all collectives")
 """
 
 
-def estimate(text: str, cwd: Path, engine: str, *options: object) -> dict[str, Any]:
+def estimate(text: str, cwd: Path, *options: object) -> dict[str, Any]:
     (cwd / "train.py").write_text(text, encoding="utf-8")
     done = gpuprobe(
-        *("estimate", "--gpu", "h100-80gb", "--engine", engine, "--compute", "shapes", "--json"),
+        *("estimate", "--gpu", "h100-80gb", "--compute", "shapes", "--json"),
         *options,
         "train.py",
         cwd=cwd,
     )
     assert done.returncode in (0, 1), done.stderr
     found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{\n") :])
-    assert found["engine"] == engine
     return found
 
 
@@ -163,19 +162,17 @@ def estimate(text: str, cwd: Path, engine: str, *options: object) -> dict[str, A
     ("text", "allocated", "reserved"),
     [
         pytest.param(DDP, 218_288_128, 247_463_936, id="DDP"),
-        # Reserved memory of the virtual GPU is 241,172,480: there work takes time, and what the
-        # limiter of all-gathers waits for is free later.
         pytest.param(FSDP1, 113_680_384, 157_286_400, id="FSDP1"),
         pytest.param(FSDP2, 123_799_552, 178_257_920, id="FSDP2"),
         pytest.param(TENSOR_PARALLEL, 82_883_584, 127_926_272, id="tensor parallel"),
     ],
 )
-def test_one_rank_needs_what_the_virtual_gpu_has_it_need(
+def test_one_rank_needs_what_torchs_code_allocates(
     text: str, allocated: int, reserved: int, tmp_path: Path
 ) -> None:
-    """The figures are those of ``--engine virtual`` on the build without CUDA of torch 2.13."""
+    """The figures are those of torch 2.13."""
     options = ("--ranks", 8, "--rank", 1, "--link", "nvlink:h100", "--per-node", 8)
-    found = estimate(text, tmp_path, "native", *options)
+    found = estimate(text, tmp_path, *options)
     assert found["communication"]
     assert found["communication_time"]
     if found["torch"].startswith("2.13."):
@@ -184,7 +181,7 @@ def test_one_rank_needs_what_the_virtual_gpu_has_it_need(
 
 
 def test_stages_of_a_pipeline_are_told_apart(tmp_path: Path) -> None:
-    found = estimate(PIPELINE, tmp_path, "native", "--ranks", 3, "--rank", "distinct")
+    found = estimate(PIPELINE, tmp_path, "--ranks", 3, "--rank", "distinct")
     peaks = {row["alike"]: row["peak_allocated"] for row in found["by_rank"]}
     assert list(peaks) == ["0", "1", "2"]
     assert peaks["0"] < peaks["1"] < peaks["2"]
@@ -193,9 +190,7 @@ def test_stages_of_a_pipeline_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 3])
 def test_other_ranks_hold_the_same(rank: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(COLLECTIVES, encoding="utf-8")
-    done = gpuprobe(
-        *("estimate", "--engine", "native", "--ranks", 4, "--rank", rank, "train.py"), cwd=tmp_path
-    )
+    done = gpuprobe(*("estimate", "--ranks", 4, "--rank", rank, "train.py"), cwd=tmp_path)
     assert "all collectives" in done.stderr  # what a program prints while it is estimated
 
 
@@ -214,23 +209,23 @@ def build():
     return step
 
 for rank in (0, 5):
-    found = gpuprobe.estimate(build, ranks=8, rank=rank, engine="native")
-    print(found.ranks, found.rank, found.engine, found.peak_allocated > 0)
+    found = gpuprobe.estimate(build, ranks=8, rank=rank)
+    print(found.ranks, found.rank, found.peak_allocated > 0)
 """
     (tmp_path / "program.py").write_text(text, encoding="utf-8")
     done = python("program.py", cwd=tmp_path)
-    assert done.stdout == "8 0 native True\n8 5 native True\n", done.stderr
+    assert done.stdout == "8 0 True\n8 5 True\n", done.stderr
 
 
 def test_torchrun_is_recorded_as_the_ranks_of_one_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DDP, encoding="utf-8")
     done = gpuprobe(
-        *("run", "--gpu", "2xh100-80gb", "--engine", "native", "-o", "r.gpuprobe"),
+        *("run", "--gpu", "2xh100-80gb", "-o", "r.gpuprobe"),
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "train.py"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads(gpuprobe("report", "--json", "r.spawned.gpuprobe", cwd=tmp_path).stdout)
+    report = json.loads(gpuprobe("report", "--json", "r.gpuprobe", cwd=tmp_path).stdout)
     assert report["session"]["world_size"] == 2
     assert report["session"]["argv"] == ["train.py"]
     assert {row["rank"] for row in report["ranks"]} == {0, 1}
@@ -278,6 +273,6 @@ if __name__ == "__main__":
     for child in children:
         child.join()
 """
-    found = estimate(text, tmp_path, "native")
+    found = estimate(text, tmp_path)
     assert found["processes"]["count"] == 2
     assert found["processes"]["at_least"] > 2 * 2**22

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 START = """\
 import gpuprobe, sys
-with gpuprobe.virtual_gpu("h100-80gb", engine="native", compute=sys.argv[1]):
+with gpuprobe.virtual_gpu("h100-80gb", compute=sys.argv[1]):
     import torch
 """
 ADDS = """

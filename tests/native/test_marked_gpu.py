@@ -1,4 +1,4 @@
-"""The tests marked ``gpu``, on two simulated GPUs.
+"""The tests marked ``gpu``, on two simulated GPUs, and those marked ``simulated``, which choose.
 
 The engine's libraries are loaded before torch, and stay: these tests cannot share a process with
 those in which torch sees no device. So each of their files is run by a pytest of its own.
@@ -9,33 +9,43 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 TESTS = Path(__file__).resolve().parents[1]
-MARK = re.compile(r"^.*\bpytest\.mark\.gpu\b", re.MULTILINE)
+SETTINGS = {
+    "gpu": {"GPUPROBE_TEST_NATIVE": "2xh100-80gb"},
+    "simulated": {"GPUPROBE_TEST_SIMULATED": "1"},
+}
 
 
-def files() -> list[str]:
+def files(mark: str) -> list[str]:
+    """The files with tests that have this mark."""
+    used = re.compile(rf"\bpytest\.mark\.{mark}\b")
     return sorted(
         str(path.relative_to(TESTS))
         for path in TESTS.rglob("test_*.py")
-        if path != Path(__file__) and MARK.search(path.read_text(encoding="utf-8"))
+        if used.search(path.read_text(encoding="utf-8"))
     )
 
 
-@pytest.mark.parametrize("file", files())
-def test_file(file: str) -> None:
-    settings = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+@pytest.mark.parametrize(
+    ("mark", "file"), [(mark, file) for mark in SETTINGS for file in files(mark)]
+)
+def test_file(mark: str, file: str) -> None:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    # Without gpuprobe's plugin: it would look for a GPU before a test has chosen one.
+    options = ("-m", mark, "-p", "no:cacheprovider", *(("-p", "no:gpuprobe") * (mark != "gpu")))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", file],
+        [warm_python.shared().python, "-m", "pytest", "-q", "-rs", *options, file],
         cwd=TESTS,
-        env={**settings, "GPUPROBE_TEST_NATIVE": "2xh100-80gb"},
-        capture_output=True,
+        env={**kept, **SETTINGS[mark]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout, done.stdout
+    assert " skipped" not in done.stdout, done.stdout

@@ -38,7 +38,7 @@ def run_gpuprobe(*words: str, folder: Path) -> str:
 
 def test_known_models_have_as_many_parameters_as_published(tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text(COUNT, encoding="utf-8")
-    options = ["--gpu", "h100-80gb", "--engine", "native", "-o", "run.gpuprobe"]
+    options = ["--gpu", "h100-80gb", "-o", "run.gpuprobe"]
     output = run_gpuprobe("run", *options, "count.py", folder=tmp_path)
     found = json.loads(output.strip().rpartition("\n")[2])
     assert len(found) >= 60
@@ -46,7 +46,7 @@ def test_known_models_have_as_many_parameters_as_published(tmp_path: Path) -> No
 
 
 def peaks(*words: str, folder: Path) -> dict[str, Any]:
-    options = ["--gpu", "h100-80gb", "--engine", "native", "--json"]
+    options = ["--gpu", "h100-80gb", "--json"]
     document = json.loads(run_gpuprobe("estimate", *words, *options, folder=folder))
     keys = ("peak_allocated", "reserved", "total", "steps", "by_category")
     return {key: document[key] for key in keys}

@@ -116,6 +116,11 @@ WRONG = {
         "torch.cuda.synchronize()",
         r"rank \d receives \d float32 at .*job\.py:10, and rank \d has sent \d float32",
     ),
+    "each_waits_for_the_other": (
+        "dist.recv(values, 1 - rank)\ntorch.cuda.synchronize()",
+        r"all ranks of a group wait for each other: rank 0 waits for recv \(8 float32\) at "
+        r".*job\.py:8, rank 1 waits for recv|rank \d waits for 8 float32 from rank \d",
+    ),
     "nothing_sent": (
         "if rank == 0: dist.recv(values, 1)\ntorch.cuda.synchronize()",
         r"rank 0 waits for 8 float32 from rank 1 at .*job\.py:8, which has (left the group|ended)",

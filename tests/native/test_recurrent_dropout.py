@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import gpuprobe
 
-with gpuprobe.virtual_gpu("h100-80gb", engine="native"):
+with gpuprobe.virtual_gpu("h100-80gb"):
     import copy
     import torch
     from gpuprobe.native.values import twins

@@ -1,5 +1,6 @@
-"""Nothing that gpuprobe does changes a program on torch's own CUDA code: a sample of
-``benchmarks/unchanged_programs.py``, with values and without.
+"""Nothing that gpuprobe does changes a program on torch's own CUDA code: samples of
+``benchmarks/unchanged_programs.py``, with values and without, and of
+``benchmarks/whole_programs.py``.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from native_programs import environment, python
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "unchanged_programs.py"
+SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
+def run(*options: str, script: str = "unchanged_programs.py") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *options],
+        [sys.executable, str(SCRIPTS / script), *options],
         # pytest-asyncio warns on stderr where a project does not configure it, as this script's.
         env={**environment(), "KINETO_LOG_LEVEL": "5", "PYTEST_ADDOPTS": "-p no:asyncio"},
         capture_output=True,
@@ -45,6 +46,24 @@ def test_programs_are_the_same_however_the_watch_began(watcher: str) -> None:
 def test_programs_of_the_hazard_corpora_are_the_same() -> None:
     done = run("--engine", "cuda", "--corpus", "--every", "40", "--watchers", "check")
     assert done.returncode == 0, done.stdout
+
+
+def test_processes_are_the_same_with_each_watcher() -> None:
+    done = run("--programs", "12", "--first", "101", "--each", script="whole_programs.py")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("part", ["has_a_history@model", "has_statistics@end"])
+def test_processes_have_their_own_memory_history(part: str) -> None:
+    done = run(part, script="whole_programs.py")
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_watcher_that_changes_the_memory_history_is_reported() -> None:
+    part = "reads_a_history_that_it_has_not_started@step"
+    done = run(part, "--planted", "keeps_a_history", script="whole_programs.py")
+    assert done.returncode == 1
+    assert "history" in done.stdout
 
 
 BEGINNING = """\

@@ -20,7 +20,7 @@ PROGRAM = """\
 import shutil
 import gpuprobe
 assert not any(map(shutil.which, ("cc", "gcc", "clang")))
-with gpuprobe.virtual_gpu("l4", engine="native"):
+with gpuprobe.virtual_gpu("l4"):
     import torch
     print(gpuprobe.__file__, torch.ones(4, device="cuda").sum().item())
 """

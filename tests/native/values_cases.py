@@ -14,7 +14,7 @@ load(parse_spec("h100-80gb"))
 
 import torch  # noqa: E402 - the engine comes first
 
-from gpuprobe.errors import NotModelled, ValueNeeded  # noqa: E402
+from gpuprobe.errors import Measured, NotModelled, TooLarge, UnknownValue  # noqa: E402
 from gpuprobe.native.values import Values  # noqa: E402
 
 
@@ -77,8 +77,81 @@ def unknown_scalar() -> None:
     with Values("shapes"):
         try:
             print(float(large().sum()))
-        except ValueNeeded as error:
-            print("ValueNeeded", error, error.hint)
+        except UnknownValue as unknown:
+            print(type(unknown.error).__name__, unknown.error, unknown.error.hint)
+
+
+def swallowed() -> None:
+    values = Values("shapes")
+    with values:
+        try:
+            try:
+                bool(large().sum() > 0)
+            except Exception:  # noqa: BLE001 - a program's own: it must not continue
+                print("swallowed")
+        except UnknownValue as unknown:
+            print(values.reads.refused is unknown.error)
+
+
+def budget() -> None:
+    from gpuprobe.native.process import loaded
+    from gpuprobe.native.values.budget import Budget
+
+    runtime = loaded()
+    assert runtime is not None
+    left = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+    try:
+        with Values("real", budget=Budget(runtime, operations=5e9)):
+            (left @ left).sum().backward()  # of 6e9, the last of them in the backward pass
+    except TooLarge as error:
+        print(error)
+    try:
+        with Values("real", budget=Budget(runtime, memory=1 << 30)):
+            torch.ones(1 << 29, device="cuda")
+    except TooLarge as error:
+        print(error)
+
+
+def measured() -> None:
+    from gpuprobe.native.process import loaded
+    from gpuprobe.native.values import budget
+
+    runtime = loaded()
+    assert runtime is not None
+    allowed = budget.Requested(runtime, measure=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        with Values("real", budget=allowed):
+            model = torch.nn.Linear(16384, 16384, device="cuda")  # 1 GiB
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(2):
+                model(torch.ones(8, 16384, device="cuda")).sum().backward()
+                optimizer.step()
+    except Measured as cost:
+        print(cost)
+    print("small" if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 2e5 else "large")
+    allowed.measuring, allowed._measure = 0.0, False
+    allowed._memory = 1 << 30
+    try:
+        with Values("real", budget=allowed):
+            model(torch.ones(8, 16384, device="cuda"))
+    except TooLarge as error:
+        print(error)
+
+
+def at_once() -> None:
+    from gpuprobe.native.values import shapes
+
+    shapes.AT_ONCE_MEMORY = 24 << 20
+    with Values("auto", reported=True) as values:
+        small = torch.ones(2048, 2048, device="cuda")  # 16 MiB
+        assert small.sum().item() == 2048 * 2048
+        assert values.everything
+        more = small * 2  # 32 MiB
+        assert not values.everything
+        assert str(more.sum().item()) == str(small.sum().item()) == "nan"
+        assert torch.arange(4, device="cuda").sum().item() == 6
+    print(values.notes[0].partition(": ")[0].partition(" up to")[0])
 
 
 def assumed() -> None:
@@ -88,27 +161,75 @@ def assumed() -> None:
 
 
 def nan() -> None:
-    with Values("shapes", unknown_as_nan=True) as values:
-        print(large().mean().item(), "noted" if values.notes else "")
+    with Values("shapes", reported=True) as values:
+        value = large().mean().item()
+        text = str(value)
+        print(text, "noted" if "as nan" in values.notes[0] else "", value > 0.0, *values.notes)
 
 
 def conditions() -> None:
-    with Values("shapes", unknown_as_nan=True) as values:
+    with Values("shapes", reported=True) as values:
         x = large()
         found = "NaN" if x.isnan().any() else "none"
         if (x > 9).all():
             raise ValueError("out of range")
         assert (x.abs() < 9).all()
-    print(found, *(note.partition(": ")[2].partition(" (")[0] for note in values.notes), sep="; ")
+    texts = (note.partition(": ")[2].partition(" (")[0] or note for note in values.notes)
+    print(found, *texts, sep="; ")
+
+
+def healthy() -> None:
+    """Tests of finiteness that no source shows."""
+    with Values("shapes", reported=True) as values, torch.no_grad():
+        x = large()
+        truths = [
+            bool(x.isnan().any()), bool(torch.isinf(x).any()), bool(torch.isfinite(x).all()),
+            bool((x != x).any()), bool((x == x).all()), bool((x.abs() == float("inf")).any()),
+            bool((x < float("inf")).all()), int((~torch.isfinite(x)).sum()),
+        ]  # fmt: skip
+        torch.nn.utils.clip_grad_norm_([p := x.clone().requires_grad_()], 1.0)
+        p.grad = x
+        torch.nn.utils.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)
+    print(truths, list(values.notes))
 
 
 def conditions_that_both_work() -> None:
-    with Values("shapes", unknown_as_nan=True):
-        x, chosen = large(), ""
+    with Values("shapes", reported=True) as values:
+        chosen = "positive" if large().sum() > 0 else "negative"
+    print(chosen, *values.notes)
+    with Values("shapes"):
         try:
-            chosen = "positive" if x.sum() > 0 else "negative"
-        except ValueNeeded as error:
-            print("ValueNeeded", error, chosen)
+            chosen = "positive" if large().sum() > 0 else "negative"
+        except UnknownValue as unknown:
+            print("without a report:", unknown)
+
+
+def loops() -> None:
+    with Values("shapes", reported=True) as values:
+        count = 0
+        while large().sum() > 0:
+            count += 1
+        while True:
+            count += 1
+            if large().sum() > 0:
+                break
+        for _ in range(30):
+            if large().sum() > 0:
+                break
+            count += 1
+    print(count, len(values.notes))
+
+
+def made_of_unknown() -> None:
+    """Tensors and scalars that are made of an unknown number."""
+    with Values("shapes", reported=True):
+        value = large().mean().item()
+        one = torch.ones(3, device="cuda")
+        made = [
+            torch.tensor(value), torch.tensor([1.0, value]).cuda(), torch.full((2,), value),
+            one * value, torch.ones(2) * value, torch.tensor(value, device="cuda") + 1,
+        ]  # fmt: skip
+        print([str(item.sum().item()) for item in made], one.sum().item())
 
 
 def whole_numbers_counted() -> None:
@@ -131,7 +252,7 @@ def count() -> None:
         for needs in (lambda: (x > 0).nonzero(), lambda: x[x > 0], lambda: x.round().unique()):
             try:
                 needs()
-            except ValueNeeded:
+            except UnknownValue:
                 continue
             raise AssertionError
     print("ValueNeeded")
@@ -146,21 +267,20 @@ def known() -> None:
         z = large()
         z[0] = 1.0
         y[0] = z[0, 0]  # what is unknown stays so
-        try:
-            y.sum().item()
-        except ValueNeeded:
-            print(x[x > 3].tolist())
+        assert str(y.sum().item()) == "nan"
+        print(x[x > 3].tolist())
 
 
 def host() -> None:
     with Values("shapes"):
         there = large().cpu()
-        for read in (there.numpy, there.tolist, (there + 1).sum().item):
+        for read in (there.numpy, there.argmax().item, (there + 1).sum().__float__):
             try:
                 read()
-            except ValueNeeded:
+            except UnknownValue:
                 continue
             raise AssertionError
+        assert str(there.tolist()[0][0]) == "nan"
         there.zero_()
         assert there.sum().item() == 0
         print("ValueNeeded")
@@ -170,10 +290,12 @@ def scaler() -> None:
     with Values("shapes"):
         model = torch.nn.Linear(600, 600).cuda()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        scale = torch.amp.GradScaler("cuda")
-        scale.scale(model(torch.randn(8, 600, device="cuda")).sum()).backward()
-        scale.step(optimizer)
-        print(65536.0)
+        scale = torch.amp.GradScaler("cuda", growth_interval=2)
+        for _ in range(2):
+            scale.scale(model(torch.randn(8, 600, device="cuda")).sum()).backward()
+            scale.step(optimizer)
+            scale.update()
+        print(scale.get_scale())
 
 
 def random() -> None:

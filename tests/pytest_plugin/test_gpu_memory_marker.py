@@ -271,7 +271,7 @@ def written(first: Done, project: Path) -> Done:
     assert not (project / "gpuprobe-baselines").exists()
     (project / "gpuprobe-baselines").mkdir()
     (project / "gpuprobe-baselines" / FOREIGN_FILE).write_bytes(FOREIGN)
-    options = ["--gpuprobe-update-baseline", "--gpuprobe-virtual=2xt4", "-n2", "test_baselines.py"]
+    options = ["--gpuprobe-update-baseline", "--gpuprobe-gpu=2xt4", "-n2", "test_baselines.py"]
     return run_pytest(project, *options)
 
 
@@ -279,7 +279,7 @@ def written(first: Done, project: Path) -> Done:
 def changed(written: Done, project: Path) -> Done:
     source = project / "test_baselines.py"
     source.write_text(BASELINES.replace("SIZE = 4096", "SIZE = 4097 + 41"), encoding="utf-8")
-    return run_pytest(project, "--gpuprobe-virtual=2xt4", "test_baselines.py")
+    return run_pytest(project, "--gpuprobe-gpu=2xt4", "test_baselines.py")
 
 
 def test_what_holds_passes(first: Done) -> None:
@@ -404,7 +404,7 @@ def test_on_cuda(tmp_path: Path) -> None:
     ("text", "options", "told"),
     [
         ("max_peek=1", (), "test_one.py::test_it: gpu_memory: unknown limit max_peek"),
-        ("leaks=True", ("--gpuprobe-virtual=h100-80bg",), "h100-80bg"),
+        ("leaks=True", ("--gpuprobe-gpu=h100-80bg",), "h100-80bg"),
     ],
 )
 def test_what_cannot_mean_anything_is_said_before_a_test_runs(

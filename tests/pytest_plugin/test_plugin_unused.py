@@ -41,7 +41,12 @@ def test_until_a_test_is_marked_nothing_is_imported_or_called(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     assert "GPU memory" not in done.stdout
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["modules"] == ["gpuprobe", "gpuprobe._version", "gpuprobe.pytest_plugin"]
+    assert found["modules"] == [
+        "gpuprobe",
+        "gpuprobe._version",
+        "gpuprobe.pytest_plugin",
+        "gpuprobe.pytest_plugin.loading",
+    ]
     assert "gpuprobe" in found["plugins"]
     assert "gpuprobe-tests" not in found["plugins"]
     # None of them is called once for every test.
@@ -49,5 +54,6 @@ def test_until_a_test_is_marked_nothing_is_imported_or_called(tmp_path: Path) ->
         "pytest_addoption",
         "pytest_collection_finish",
         "pytest_configure",
+        "pytest_load_initial_conftests",
         "pytest_terminal_summary",
     }

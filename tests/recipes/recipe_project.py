@@ -61,7 +61,7 @@ def made(factory: pytest.TempPathFactory) -> Path:
             ("one", "other.py", "one"),
             ("two", "other.py", "two"),
         ):
-            run = ["run", "-q", "--level", "trace", "--virtual", "t4", "-o", f"{name}.gpuprobe"]
+            run = ["run", "-q", "--level", "trace", "--gpu", "t4", "-o", f"{name}.gpuprobe"]
             assert main([*run, script, word]) == 0
             update = ["baseline", "update", f"{name}.gpuprobe", "--baseline", f"{name}.json"]
             assert main(update) == 0

@@ -16,7 +16,7 @@ from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.reader import read_recording
-from gpuprobe.recording.writer import RecordingWriter
+from gpuprobe.recording.writer import RecordingWriter, remove_recording
 
 ENVIRONMENT = Environment("0", "3.11", "linux", "host")
 
@@ -235,7 +235,7 @@ def test_a_recording_is_never_the_programs_output(tmp_path: Path) -> None:
     program = """
 import os, sys
 from pathlib import Path
-from gpuprobe.recording.writer import RecordingWriter
+from gpuprobe.recording.writer import RecordingWriter, remove_recording
 os.close(1)
 os.close(2)
 writer = RecordingWriter.create(Path(sys.argv[1]))
@@ -250,3 +250,17 @@ os._exit(0 if writer._descriptor.number > 2 else 2)
     path = tmp_path / "run.gpuprobe"
     subprocess.run([sys.executable, "-c", program, str(path)], check=True)
     assert b"library" not in (path / "rank-00000.jsonl").read_bytes()
+
+
+def test_a_recording_is_removed_without_the_files_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "run.gpuprobe"
+    RecordingWriter.create(path).close()
+    child = path / "child-00000-12.gpuprobe"
+    RecordingWriter.create(child).close()
+    (path / "weights.pt").write_bytes(b"of the program")
+    remove_recording(path)
+    assert [entry.name for entry in path.iterdir()] == ["weights.pt"]
+    (path / "weights.pt").unlink()
+    RecordingWriter.create(path).close()
+    remove_recording(path)
+    assert not path.exists()

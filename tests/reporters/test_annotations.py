@@ -265,7 +265,7 @@ def test_hazards_of_a_run_are_annotated(
     monkeypatch.chdir(project)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "repo"))
-    run = ["run", "--virtual", "t4", "-q", "-o", str(tmp_path / "r.gpuprobe"), "--force"]
+    run = ["run", "--gpu", "t4", "-q", "-o", str(tmp_path / "r.gpuprobe"), "--force"]
     try:
         assert main([*run, "--hazards-annotations", "auto", "race.py"]) == 1
         errors = capfd.readouterr().err.splitlines()

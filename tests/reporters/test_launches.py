@@ -308,7 +308,7 @@ def test_a_step_that_launches_nothing() -> None:
 
 def test_without_counts_one_sentence_gives_the_reason() -> None:
     shown = text(recorded(steps(Unavailable("not counted"))))
-    assert "Launches\n  Launches are counted on the native engine only.\n" in shown
+    assert "Launches\n  Launches are counted on simulated GPUs only.\n" in shown
     missing = [
         {"level": "counters"},  # a level without traces
         {"device": "cpu"},

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_builders import ALLOC, MIB, environment, recording, session, step, trace
 from test_report_data import checked, words
+from trace_recorder import TraceRecorder
 
 from gpuprobe.allocator.driver import SimulatedDriver
-from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording

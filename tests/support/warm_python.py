@@ -261,6 +261,7 @@ def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
     # Else pytest warns that the package of a plugin is imported already.
     gpuprobe.__doc__ = "PYTEST_DONT_REWRITE"
 
+    import pytest  # noqa: F401 - of tests marked simulated
     import torch
     import torch._dynamo
     import torch.utils.data
@@ -439,6 +440,22 @@ def _reported(error: BaseException) -> object:
     return KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else 1
 
 
+def _flushed(name: str) -> bool:
+    """Whether a stream was flushed, if there is one; see ``flush_std_files`` of CPython."""
+    stream = getattr(sys, name, None)
+    if stream is None or getattr(stream, "closed", False):
+        return True
+    try:
+        stream.flush()
+    except Exception as error:  # noqa: BLE001 - of the program's stream
+        if name == "stdout":
+            text = f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n"
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(text)
+        return False
+    return True
+
+
 def _end(code: object, *, teardown: bool) -> NoReturn:
     """End the process as the interpreter does. KeyboardInterrupt: by SIGINT."""
     interrupted = code is KeyboardInterrupt
@@ -455,9 +472,8 @@ def _end(code: object, *, teardown: bool) -> NoReturn:
     atexit._run_exitfuncs()
     vars(sys.modules["__main__"]).clear()
     gc.collect()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
-            stream.flush()
+    if not all([*map(_flushed, ("stdout", "stderr"))]):
+        code = 120
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

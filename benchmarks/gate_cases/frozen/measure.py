@@ -64,7 +64,7 @@ def peak(files: dict[str, str]) -> Peak:
         gc.collect()
         try:
             with (
-                gpuprobe.virtual_gpu(GPU, engine="virtual"),
+                gpuprobe.virtual_gpu(GPU),
                 contextlib.redirect_stdout(io.StringIO()),
             ):
                 runpy.run_path(SCRIPT, run_name="__main__")

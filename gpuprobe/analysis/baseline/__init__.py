@@ -11,12 +11,15 @@ from gpuprobe.analysis.baseline.check import check_baseline, with_repeats
 from gpuprobe.analysis.baseline.measure import baseline_of, own_recording
 from gpuprobe.analysis.baseline.model import (
     METRICS,
+    MODELLED,
+    SIMULATED,
     Baseline,
     CheckResult,
     KeptFile,
     MetricResult,
     Setting,
     Tolerance,
+    simulated_gpu,
 )
 from gpuprobe.analysis.baseline.text import (
     NAME,
@@ -32,8 +35,10 @@ from gpuprobe.analysis.baseline.text import (
 
 __all__ = [
     "METRICS",
+    "MODELLED",
     "NAME",
     "SCHEMA",
+    "SIMULATED",
     "UNNAMED",
     "VERSION",
     "Baseline",
@@ -50,5 +55,6 @@ __all__ = [
     "loads_runs",
     "merged_tolerances",
     "own_recording",
+    "simulated_gpu",
     "with_repeats",
 ]

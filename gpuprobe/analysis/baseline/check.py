@@ -15,6 +15,7 @@ from gpuprobe.analysis.baseline.model import (
     BELOW_PEAK,
     IGNORED,
     METRICS,
+    MODELLED,
     MORE_BELOW_PEAK,
     ONCE,
     PEAK,
@@ -235,7 +236,12 @@ def _order(name: str) -> tuple[bool, str]:
 def _mismatches(before: Baseline, after: Baseline) -> Iterable[str]:
     for key in _REFUSED:
         one, two = before.environment.get(key, ""), after.environment.get(key, "")
-        if one != two and not (key == "device" and _is_unnamed_gpu(one, two)):
+        if key == "device" and one.startswith(MODELLED):
+            yield (
+                f"device: {one!r} in the baseline is a model of that GPU, which gpuprobe no longer "
+                f"has; its figures differ from those of {two!r}: write the baseline again"
+            )
+        elif one != two and not (key == "device" and _is_unnamed_gpu(one, two)):
             yield f"{key}: {one!r} in the baseline, {two!r} now"
 
 

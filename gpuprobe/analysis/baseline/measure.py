@@ -76,7 +76,7 @@ def baseline_of(
     if not sites:
         raise DataError(
             "no GPU memory was allocated: nothing to check",
-            hint="is the model on the GPU? torch.cuda.is_available() is true on a virtual GPU",
+            hint="is the model on the GPU? torch.cuda.is_available() is true on a simulated GPU",
         )
     site = max(sites, key=lambda found: found.amount.at_least)  # type: ignore[union-attr]
     steps = full_steps(site.rank.steps)

@@ -136,8 +136,8 @@ IGNORED: Final = {
     name: Tolerance(relative=0.001, absolute=1 << 20, most=0.01)
     for name in ("peak_allocated", "steady_allocated")
 }
-"""Replaces the tolerances of `METRICS` if all runs give the same figures: on the native engine and
-on a virtual GPU. There is no noise; a change below this is too small to act on."""
+"""Replaces the tolerances of `METRICS` if all runs give the same figures: on simulated GPUs. There
+is no noise; a change below this is too small to act on."""
 
 BELOW_PEAK: Final = 0.9
 MORE_BELOW_PEAK: Final = 0.05
@@ -149,12 +149,24 @@ ONCE: Final = frozenset({"phase setup", "first step", "after the last step"})
 it may in a phase that each step repeats. An evaluation with its peak after the last step belongs to
 that."""
 
-_EXACT: Final = ("virtual ", "native ")
+SIMULATED: Final = "simulated "
+"""A baseline's device begins with this if its GPU was simulated; the GPU's name follows."""
+
+MODELLED: Final = "virtual "
+"""The same in baselines of earlier versions, for a model of torch's CUDA code."""
 
 
 def is_exact(device: str) -> bool:
     """Whether a baseline's device is simulated, so that all runs give the same figures."""
-    return device.startswith(_EXACT)
+    return device.startswith(SIMULATED)
+
+
+def simulated_gpu(device: str) -> str | None:
+    """The name of a baseline's simulated GPU; None if it was measured on this machine's own."""
+    for kind in (SIMULATED, MODELLED):
+        if device.startswith(kind):
+            return device.removeprefix(kind)
+    return None
 
 
 PEAK: Final = "peak"

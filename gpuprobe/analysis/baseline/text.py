@@ -15,7 +15,9 @@ from typing import Annotated, Any, Final
 
 from gpuprobe.analysis.baseline.model import (
     METRICS,
+    MODELLED,
     PEAK,
+    SIMULATED,
     Baseline,
     KeptFile,
     Label,
@@ -435,6 +437,19 @@ class _BaselineDocument:
     files: dict[str, _File] = field(default_factory=dict)
 
 
+def _environment(stored: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a baseline, with the device as it is called now: earlier versions had two
+    engines, and called torch's own CUDA code the native one.
+    """
+    environment = dict(stored)
+    native = environment.pop("engine", "") == "native"
+    device = environment.get("device", "")
+    for kind in ("native ", *([MODELLED] if native else [])):
+        if device.startswith(kind):
+            environment["device"] = SIMULATED + device.removeprefix(kind)
+    return environment
+
+
 def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseline:
     for name in document.tolerance:
         if name not in METRICS and not newer:
@@ -442,7 +457,7 @@ def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseli
             raise DataError(f"{where}: tolerance: {problem}", hint=problem.hint)
     reader = _Reader(document)
     return Baseline(
-        environment=document.environment,
+        environment=_environment(document.environment),
         steps=document.steps,
         metrics={name: row.value for name, row in document.metrics.items() if name in METRICS},
         phases={name: row.value for name, row in document.phases.items()},

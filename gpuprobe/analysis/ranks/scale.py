@@ -34,8 +34,8 @@ class _Cost(NamedTuple):
 def scale(recordings: Sequence[Recording], work: str) -> Scaling:
     """Compare recordings with the first; ``work`` is `STEP` or `RUN` (see `Scaling`).
 
-    Raises DataError for a recording without comparable times: of a virtual GPU, without full steps,
-    or in which ranks of the job are missing.
+    Raises DataError for a recording without comparable times: of a simulated GPU, without full
+    steps, or in which ranks of the job are missing.
     """
     costs = [_cost(recording, first=work == RUN) for recording in recordings]
     units = [1 if work == RUN else cost.ranks * cost.steps for cost in costs]
@@ -87,7 +87,7 @@ def _cost(recording: Recording, *, first: bool) -> _Cost:
     name = PurePath(recording.path).name
     if any(rank.session.virtual for rank in ranks.values()):
         raise DataError(
-            f"{name}: step times on a virtual GPU are not comparable",
+            f"{name}: step times on a simulated GPU are not comparable",
             hint="record on real devices; gpuprobe estimate --link models communication",
         )
     world = max((rank.session.world_size for rank in ranks.values()), default=0)

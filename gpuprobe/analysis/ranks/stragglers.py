@@ -120,7 +120,7 @@ def compare_times(
     """Own time per step of each rank, and the rank that the others wait for."""
     if any(rank.session.virtual for rank in ranks):
         return {}, Unavailable(
-            "step times on a virtual GPU are not comparable", ReadStatus.NOT_COLLECTED
+            "step times on a simulated GPU are not comparable", ReadStatus.NOT_COLLECTED
         )
     by_number = {rank.session.rank: rank for rank in ranks}
     found = {number: full_rows(rank.columns) for number, rank in sorted(by_number.items())}

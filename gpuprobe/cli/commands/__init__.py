@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "plan without a GPU": {
         "estimate": "estimate whether a script fits on a GPU",
         "fit": "find the largest batch size that fits on a GPU",
-        "native": "install what --engine native runs, where torch has no CUDA",
+        "cuda-torch": "install the torch that simulated GPUs run, next to a CPU build",
     },
     "set up": {
         "mcp": "serve gpuprobe's tools to agents (Model Context Protocol)",

@@ -94,15 +94,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add_gpu(parser, "simulate this GPU (list: print the supported ones)")
     parser.add_argument(
         "--compute",
-        choices=("real", "shapes"),
-        help="on the virtual GPU: compute values (real), or only shapes, which is fast for large "
-        "models",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "native", "virtual"),
-        help="with --gpu: torch's own CUDA code without a GPU (native) or a model (virtual); "
-        "auto: native if possible",
+        choices=("auto", "real", "shapes"),
+        help="with --gpu: compute all values while they cost seconds, then only those of small "
+        "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
     )
     parser.add_argument(
         "--stop-after",
@@ -161,7 +155,6 @@ def planned(
         steps=args.stop_after,
         hazards=args.hazards,
         compute=args.compute,
-        engine=args.engine,
         before=before,
         project=project,
         **more,
@@ -201,7 +194,7 @@ def measured(plan: CheckPlan, *, alone: bool = True) -> Baseline:
     if not alone:
         return measure_apart(plan, shown=True)
     with output_to_stderr():
-        return measure_as_planned(plan)
+        return measure_as_planned(plan, stderr.note)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -214,6 +207,7 @@ def run(args: argparse.Namespace) -> int:
         measure_apart,
         read_baseline,
         read_project,
+        refuse_modelled,
         tolerances,
     )
 
@@ -236,6 +230,7 @@ def run(args: argparse.Namespace) -> int:
                 repeat=args.repeat,
             ),
         )
+        refuse_modelled(*plans[name], path)
     ensure_writable(args.sarif, args.junit, args.html)
     alone = len(names) == 1
     results = []

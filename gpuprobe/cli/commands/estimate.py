@@ -1,7 +1,7 @@
 """Estimate the memory of a training script, or of a vLLM server, on a GPU, without that GPU.
 
-The script runs on a virtual GPU, without computing values of large tensors, and is stopped after a
-few optimizer steps. Options of gpuprobe go before or after the script; arguments after -- are
+The script runs on a simulated GPU, without computing values of large tensors, and is stopped after
+a few optimizer steps. Options of gpuprobe go before or after the script; arguments after -- are
 passed to the script. A command of vLLM goes after --, and is run until its engine is up:
 gpuprobe estimate --gpu h100-80gb -- vllm serve MODEL
 So does a command of Python, torchrun, accelerate or deepspeed, whose ranks are simulated:
@@ -20,10 +20,10 @@ from gpuprobe.cli import exit_codes, status_line, stderr
 from gpuprobe.cli.model_options import add_model, check_model_options, model_script_of
 from gpuprobe.cli.options import (
     Target,
+    add_estimated_run,
     add_formats,
     add_program,
     add_top,
-    add_virtual_run,
     format_of,
     output_to_stderr,
     positive,
@@ -48,12 +48,11 @@ EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe estimate (SCRIPT | -m MODULE | --model NAME) [--gpu GPU] [--steps N] "
-        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
-        "[--engine auto|native|virtual] "
+        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
         "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [-o NAME.gpuprobe] "
         "[--no-suggestions] [--json] [--] [ARGS ...]"
     )
-    add_virtual_run(parser)
+    add_estimated_run(parser)
     parser.add_argument(
         "--link",
         default="",
@@ -97,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             return _estimate(args, Target(model.path, (), False), model)
     from gpuprobe.api.commands import is_command, launched_by
     from gpuprobe.api.serving import estimate_serving
-    from gpuprobe.api.virtual import prepare_engine
+    from gpuprobe.api.simulated_gpu import load_gpu
 
     target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT, or --model NAME")
     words = [target.target, *target.arguments]
@@ -111,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         if args.ranks == 1:
             args.ranks = launched.ranks
     if target.module:
-        prepare_engine(args.engine, args.gpu, estimated=True, torch=args.torch)
+        load_gpu(args.gpu, endless=True)
     return _estimate(args, target)
 
 
@@ -120,8 +119,8 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
     from dataclasses import replace
 
     from gpuprobe.api import watch
+    from gpuprobe.api.estimates import estimate_program
     from gpuprobe.api.render import render
-    from gpuprobe.api.virtual import estimate_program
 
     program = watch.program(*target)
     progress = status_line.PROGRESS  # without one, the command was called from Python
@@ -132,8 +131,6 @@ def _estimate(args: argparse.Namespace, target: Target, model: ModelScript | Non
             steps=args.steps,
             compute=args.compute,
             conf=args.conf,
-            torch=args.torch,
-            engine=args.engine,
             ranks=args.ranks,
             rank=rank_of(args),
             assume=args.assume,

@@ -1,7 +1,7 @@
 """Find the largest batch size (or another number) with which a script fits on a GPU, or how long
 a context and how many sequences a vLLM server takes.
 
-Every figure is an estimate from running the script on a virtual GPU; see gpuprobe estimate.
+Every figure is an estimate from running the script on a simulated GPU; see gpuprobe estimate.
 Options of gpuprobe go before or after the script; arguments after -- are passed to the script.
 A command of vLLM goes after --, and is started for each figure:
 gpuprobe fit --gpu l4,h100-80gb --input-len 2000 --output-len 500 -- vllm serve MODEL
@@ -18,9 +18,9 @@ from pathlib import Path
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.model_options import add_model, check_model_options, model_script_of
 from gpuprobe.cli.options import (
+    add_estimated_run,
     add_formats,
     add_program,
-    add_virtual_run,
     format_of,
     positive,
     program_of,
@@ -42,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe fit (SCRIPT --arg NAME | --model NAME | -- vllm serve MODEL) [--gpu GPU,...|all] "
         "[--min N] [--max N] [--steps N] [--input-len N] [--output-len N] "
-        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
-        "[--engine auto|native|virtual] "
+        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
         "[--ranks N,... [--rank R,...|distinct]] [--no-suggestions] [--json] [--] [ARGS ...]"
     )
     parser.add_argument(
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"for vLLM: the {name} tokens of a sequence (default: the longest context in all)",
         )
-    add_virtual_run(parser, several=True)
+    add_estimated_run(parser, several=True)
     parser.add_argument(
         "--no-suggestions",
         action="store_true",
@@ -98,8 +97,8 @@ def _notify(args: argparse.Namespace) -> Callable[[str], None]:
 
 def _fit(args: argparse.Namespace, script: str, arguments: Sequence[str], name: str) -> int:
     """Search for the largest value and print the result; returns the exit code."""
+    from gpuprobe.api.estimates import fit_program
     from gpuprobe.api.render import render
-    from gpuprobe.api.virtual import fit_program
 
     found = fit_program(
         script,
@@ -111,8 +110,6 @@ def _fit(args: argparse.Namespace, script: str, arguments: Sequence[str], name: 
         steps=args.steps,
         compute=args.compute,
         conf=args.conf,
-        torch=args.torch,
-        engine=args.engine,
         ranks=args.ranks,
         rank=rank_of(args),
         assume=args.assume,

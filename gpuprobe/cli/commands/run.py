@@ -7,6 +7,7 @@ the script, any command: what it starts is recorded, the ranks of a job as one r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpuprobe.cli import annotate, exit_codes, stderr
 from gpuprobe.cli.after_script import misplaced_options
-from gpuprobe.cli.options import Target, add_engine, add_gpu, add_program, program_of
+from gpuprobe.cli.options import Target, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, Measured, UsageError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpuprobe.api.commands import CommandResult
     from gpuprobe.api.hazards import Hazards, KnownFinding, Patch
-    from gpuprobe.api.watch import RunResult
+    from gpuprobe.api.watch import Program, RunResult
 
 _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch", "hazards_baseline")
 
@@ -44,7 +45,7 @@ EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
-        "[--gpu GPU [--compute auto|real|shapes] [--engine auto|native|virtual]] [--hazards] "
+        "[--gpu GPU [--compute auto|real|shapes]] [--hazards] "
         "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
         "(SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
     )
@@ -71,12 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --gpu: compute all values while they cost seconds, then only those of small "
         "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
     )
-    add_engine(parser)
     parser.add_argument(
         "--hazards",
         action="store_true",
         help="detect races between CUDA streams and implicit synchronisations (without CUDA, on "
-        "a virtual GPU)",
+        "a simulated H100)",
     )
     for name, what in (("sarif", "SARIF 2.1.0"), ("junit", "JUnit XML"), ("json", "JSON")):
         parser.add_argument(
@@ -135,9 +135,9 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
         _fix_files(args)
     known = _known(args)
     if args.gpu is not None and target.module:
-        from gpuprobe.api.virtual import prepare_engine
+        from gpuprobe.api.simulated_gpu import load_gpu
 
-        prepare_engine(args.engine, args.gpu)
+        load_gpu(args.gpu)
     program = watch.program(*target)
     output = args.output or watch.default_output(
         target.target, module=target.module, replace=args.force
@@ -153,9 +153,8 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
             level=args.level,
             force=args.force,
             warn=stderr.warning,
-            virtual=args.gpu,
+            gpu=args.gpu,
             compute=args.compute,
-            engine=args.engine,
             hazards=hazards,
             trace_steps=args.trace_steps,
             on_step=None if silent else StatusLine().step,
@@ -165,6 +164,28 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
         _start_again(str(cost), folder)
 
     code = _exit_code(result)
+    try:
+        return _after(args, result, program, output, where, known, code)
+    except GpuprobeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the exit code is the program's
+        stderr.warning(f"gpuprobe failed after the program: {type(error).__name__}: {error}")
+        return code
+
+
+def _after(
+    args: argparse.Namespace,
+    result: RunResult,
+    program: Program,
+    output: Path,
+    where: Path,
+    known: Sequence[KnownFinding] | None,
+    code: int,
+) -> int:
+    """What follows the program; returns the exit code."""
+    from gpuprobe.api import watch
+
+    target = program_of(args, "")
     source = partial(watch.source_of, program)
     words = target.arguments
     misplaced = misplaced_options(_parser(), words, source, code) if words else []
@@ -174,10 +195,8 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
         if len(misplaced) > 1:
             what = "belong", "they are the program's own arguments"
         stderr.note(f"{', '.join(misplaced)} {what[0]} before {before}: after it, {what[1]}")
-    if args.output is None and not hazards and watch.discard_empty(result, output):
+    if args.output is None and result.hazards is None and watch.discard_empty(result, output):
         return code
-    if result.error is not None:
-        _show_error(result.error)
     if not args.quiet:
         if args.gpu is None and _needs_gpu(result.error):
             words = [*(["-m"] if target.module else []), target.target, *target.arguments]
@@ -217,8 +236,6 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
             f"--hazards needs a script or a module, and {words[0]} is a command",
             hint=f"{words[0]} … $(which gpuprobe) run --hazards SCRIPT records each rank",
         )
-    if args.engine == "virtual":
-        raise UsageError("a command runs on the native engine", hint="leave out --engine")
     name, module = name_of(words)
     output = args.output or watch.default_output(name, module=module, replace=args.force)
     result = run_command(
@@ -272,19 +289,18 @@ def _require_gpu(args: argparse.Namespace) -> None:
         return
     if args.compute != "auto":
         raise UsageError(f"--compute {args.compute} needs --gpu GPU", hint="--gpu h100-80gb")
-    if args.engine != "auto":
-        raise UsageError(f"--engine {args.engine} needs --gpu GPU", hint="--gpu h100-80gb")
 
 
 def _exit_code(result: RunResult) -> int:
-    """The exit code of the program, before its hazards are compared."""
+    """The exit code of the program, before its hazards are compared. Shows its error."""
     code = result.exit_code
-    if isinstance(result.error, KeyboardInterrupt):
-        code = exit_codes.INTERRUPTED
-    elif result.error is not None:
-        code = exit_codes.PROGRAM_FAILED
-    if not flush_stdout() and code == exit_codes.OK:
-        return 120  # Python's own exit code when it cannot flush stdout
+    flush_stdout()
+    if result.error is not None:
+        code = _show_error(result.error)
+        if isinstance(result.error, KeyboardInterrupt):
+            return exit_codes.INTERRUPTED
+        if code == 1:
+            return exit_codes.PROGRAM_FAILED
     return code
 
 
@@ -300,14 +316,14 @@ def _needs_gpu(error: BaseException | None) -> bool:
     return isinstance(error, (AssertionError, RuntimeError)) and str(error).startswith(_NO_GPU)
 
 
-def _show_error(error: BaseException) -> None:
-    """Show the program's error as Python does."""
+def _show_error(error: BaseException) -> int:
+    """Show the program's error as Python does; returns the exit code of Python."""
     from gpuprobe.api import watch
 
-    if not watch.show_error(error):
-        stderr.write(watch.own_traceback(error))
+    code = watch.show_error(error)
     if isinstance(error, GpuprobeError) and error.hint:
         stderr.print_line(f"  hint: {visible(error.hint)}")
+    return code
 
 
 def _report_and_compare(
@@ -386,12 +402,15 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
 def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
     from gpuprobe.api.render import render
 
+    cwd = ""
     if args.hazards_annotations is not None:
         new = found.findings if found.comparison is None else found.comparison.new
         # Every hazard has a place; one outside of the checkout is shown at the program.
         program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
         args.hazards_annotations.write(new, program, failed=found.failed)
-    render(found, "text", sys.stderr, cwd=str(Path.cwd()))
+    with contextlib.suppress(FileNotFoundError):  # the program has deleted it
+        cwd = str(Path.cwd())
+    render(found, "text", stderr.stream(), cwd=cwd)
 
 
 def _show_patch(file: Path, changes: Patch) -> None:

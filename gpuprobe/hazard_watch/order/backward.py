@@ -24,7 +24,8 @@ from typing import Any, Final
 
 from torch.autograd.graph import Node
 
-from gpuprobe.hazard_watch.base import NodeStreamModel, OrderSource
+from gpuprobe.hazard_watch.node_streams import NodeStreams
+from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.accesses import TrackedBlock
 from gpuprobe.hazards.events import (
     Operator,
@@ -86,7 +87,7 @@ class BackwardPass:
     def __init__(
         self,
         source: OrderSource,
-        nodes: NodeStreamModel | None,
+        nodes: NodeStreams,
         callers: dict[int, int],
         given: tuple[Any, ...],
         options: dict[str, Any],
@@ -95,9 +96,9 @@ class BackwardPass:
         self._nodes = nodes
         self.callers = callers
         inputs = given[4] if len(given) > 4 else options.get("inputs", ())
-        known = nodes is not None  # a leaf is resolved here, outside of the dispatcher
-        self._roots = list(dict.fromkeys(_nodes_of(given[0]))) if known else []
-        self._inputs = set(_nodes_of(inputs or ())) if known else set()
+        # A leaf is resolved here, outside of the dispatcher.
+        self._roots = list(dict.fromkeys(_nodes_of(given[0])))
+        self._inputs = set(_nodes_of(inputs or ()))
         self._accumulate = bool(options.get("accumulate_grad"))
         self._runs: dict[Node, _Run] | None = None
         self._ready: defaultdict[int, list[tuple[int, int, _Run]]] = defaultdict(list)  # by device
@@ -134,7 +135,7 @@ class BackwardPass:
         return runs
 
     def _run(self, node: Node) -> _Run:
-        found = None if self._nodes is None else self._nodes.of(node)
+        found = self._nodes.of(node)
         return _Run(node, self.callers if found is None else found)
 
     def _restrict(self, runs: dict[Node, _Run]) -> None:
@@ -159,7 +160,7 @@ class BackwardPass:
 
     def begins(self, node: Node) -> None:
         """A node begins: those that the engine ran before it are done. None: all are."""
-        if self._nodes is None or self._over:
+        if self._over:
             return
         runs = self._graph()
         if node is None:

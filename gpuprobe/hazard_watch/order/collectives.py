@@ -23,7 +23,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from gpuprobe.code_origin import PACKAGE, folder_of
-from gpuprobe.hazard_watch.base import OrderSource
+from gpuprobe.hazard_watch.device import HOST
+from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.events import (
     Allocation,
     EventDestroy,
@@ -37,12 +38,12 @@ from gpuprobe.hazards.events import (
     StreamSynchronize,
 )
 from gpuprobe.hazards.footprint import Footprint, of_tensor
-from gpuprobe.hazards.observer import HOST
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
+
 
 _TORCH: Final = folder_of(torch)
 _DISTRIBUTED: Final = f"{_TORCH}distributed/distributed_c10d.py"

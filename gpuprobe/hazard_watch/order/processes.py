@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.hazard_watch.base import OrderSource
+from gpuprobe.hazard_watch.order.source import OrderSource
 from gpuprobe.hazards.events import (
     BlockAccess,
     Launch,

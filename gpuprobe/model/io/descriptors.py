@@ -131,25 +131,40 @@ def _moved(descriptor: int) -> int:
 
 @contextlib.contextmanager
 def without_size_signal() -> Iterator[None]:
-    """Inside, writes beyond the program's limit of file sizes (``RLIMIT_FSIZE``) raise OSError
-    (EFBIG). The signal that the kernel sends as well, SIGXFSZ, would end the program, or call its
-    handler.
+    """`without_signals_of_writes` if the program has a limit of file sizes: for files, which are
+    no pipes.
+    """
+    if sys.platform == "linux":
+        import resource
+
+        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+            with without_signals_of_writes():
+                yield
+            return
+    yield
+
+
+@contextlib.contextmanager
+def without_signals_of_writes() -> Iterator[None]:
+    """Inside, writes beyond the program's limit of file sizes (``RLIMIT_FSIZE``), or to a pipe
+    without a reader, raise OSError. The signals that the kernel sends as well, SIGXFSZ and SIGPIPE,
+    would end the program, or call its handler.
     """
     if sys.platform != "linux":
         yield
         return
-    import resource
-
-    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY:
-        yield
-        return
-    size_signal = {signal.SIGXFSZ}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    pending = signal.SIGXFSZ in signal.sigpending()  # the program's own
+    mask = _sigmask(signal.SIG_BLOCK, ())
+    pending = signal.sigpending()  # the program's own
+    signals = _OF_WRITES - pending
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, size_signal)
+        _sigmask(signal.SIG_BLOCK, _OF_WRITES)
         yield
     finally:
-        if not pending:
-            signal.sigtimedwait(size_signal, 0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        while signals and signal.sigtimedwait(signals, 0):
+            pass
+        _sigmask(signal.SIG_SETMASK, mask)
+
+
+if sys.platform == "linux":
+    _OF_WRITES: Final = {signal.SIGXFSZ, signal.SIGPIPE}
+    _sigmask = signal.pthread_sigmask  # a program may replace it

@@ -69,18 +69,6 @@ class RankEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Margin:
-    """By how many bytes a peak may be lower (``below``) or higher (``above``) than in a simulation.
-    ``why``: a phrase that names what the simulation differs in; "" if nothing in the run does, and
-    both are 0.
-    """
-
-    below: int = 0
-    above: int = 0
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class EstimatedChange:
     """An estimate of the run with a change. ``name`` is the change in a few words, ``how`` what to
     write; ``needed`` is the upper end of the run's memory with its context, in bytes. ``failed`` is
@@ -120,16 +108,15 @@ def steps_until_full(free: int, growth: int) -> int:
 class Estimate(Displayed):
     """The memory of a training run on a GPU that this machine does not have. Unit: bytes.
 
-    ``peak_allocated`` and ``peak_reserved`` are the caching allocator's, over the whole run;
-    ``allocated_low`` to ``allocated_high`` is the range of the former if a virtual GPU's model is
-    not exact. The reserved memory of a real run depends on the addresses that the driver returns:
-    ``reserved_low`` to ``reserved_high`` is the range over several address orders; for one of
-    several ranks it is 2% wider on both sides. ``context_low`` to ``context_high`` is the
-    additional memory of the CUDA context and its libraries, from the catalogue. ``nccl_low`` to
-    ``nccl_high`` is what NCCL needs for its communicators, from the default sizes of its buffers:
-    nothing if they are in host memory. ``processes_low`` to ``processes_high`` is the memory, with
-    contexts, of the ``processes`` that the program started and that use the GPU at one time, when
-    they need the most.
+    ``peak_allocated`` and ``peak_reserved`` are the caching allocator's, over the whole run. Those
+    of a real run depend on the addresses that the driver returns: ``allocated_low`` to
+    ``allocated_high`` and ``reserved_low`` to ``reserved_high`` are the ranges over descending and
+    ascending addresses; for one of several ranks the latter is 2% wider on both sides.
+    ``context_low`` to ``context_high`` is the additional memory of the CUDA context and its
+    libraries, from the catalogue. ``nccl_low`` to ``nccl_high`` is what NCCL needs for its
+    communicators, from the default sizes of its buffers: nothing if they are in host memory.
+    ``processes_low`` to ``processes_high`` is the memory, with contexts, of the ``processes`` that
+    the program started and that use the GPU at one time, when they need the most.
     ``capacity`` is the GPU's total memory.
 
     ``verdict`` is `FITS` if the whole range is within the capacity, `NOT`, `WITHIN_MARGIN` if the
@@ -140,17 +127,15 @@ class Estimate(Displayed):
     bytes at the highest traced moment: the peak, if they equal ``peak_allocated``.
     ``compute`` is ``"shapes"`` if only values that affect control flow were computed, ``"real"``
     if all were; ``compute_why`` is the reason. ``assumed`` lists the assumptions, ``not_modelled``
-    what a virtual GPU does not model, ``compiled`` what torch.compile did: its graphs,
+    memory that is not in the figures, ``compiled`` what torch.compile did: its graphs,
     graph breaks and recompilations, with their lines and reasons. ``communication`` is what this
     rank sends in the last step. ``by_rank`` has a row for each requested rank, if there are
     several; the other fields are then about the rank that needs the most memory. ``by_device`` has
     a row for each GPU of the process that is used, if there are several; the other fields are then
     about the one that has the least room.
     ``communication_time`` is how long the operations of the last step take over ``link`` with
-    ``per_node`` ranks on each node: a model, nothing is measured. ``torch`` is the installed
-    version, which the estimate is for, unless ``simulated_torch`` names another one: each may
-    allocate differently. ``engine`` is ``"native"`` if torch's own CUDA code ran, ``"virtual"`` if
-    a model of it did.
+    ``per_node`` ranks on each node: a model, nothing is measured. ``torch`` is the version
+    that ran, which the estimate is for: each may allocate differently.
     If it does not fit and suggestions were requested, ``suggestions`` has the changes that were
     tried, those that fit first, and otherwise the easiest to adopt first; ``not_tried`` are others,
     with the reason; ``smallest_gpus`` are the smallest GPUs of the catalogue that hold it.
@@ -194,25 +179,12 @@ class Estimate(Displayed):
         tuple[DeviceEstimate, ...],
         "each GPU of the process that is used, if there are several",
     ] = ()
-    torch: Annotated[
-        str,
-        "the installed version of torch, which the estimate is for unless simulated_torch names "
-        "another",
-    ] = ""
+    torch: Annotated[str, "the version of torch that ran, which the estimate is for"] = ""
     allocated_low: Bytes = _NOTHING
     allocated_high: Bytes = _NOTHING
-    simulated_torch: Annotated[
-        str,
-        "the version whose CUDA kernels were simulated, such as 2.6; empty for the installed one",
-    ] = ""
     processes: Count = 0
     processes_low: Bytes = _NOTHING
     processes_high: Bytes = _NOTHING
-    engine: Annotated[
-        str,
-        OneOf(("native", "virtual")),
-        "native: torch's own CUDA code ran without a GPU; virtual: a model of it",
-    ] = "virtual"
     suggestions: Annotated[
         tuple[EstimatedChange, ...],
         "estimates of the run with a change, if it does not fit: those that fit first",

@@ -233,7 +233,7 @@ class Step:
     ended_by: str = "optimizer"
     gpu_ns: Nanoseconds | Unavailable = _NOT_COLLECTED  # as of a phase
     exchanges: tuple[Exchange, ...] = ()  # each operation with other ranks, of the first steps
-    # Of traced steps, on the native engine.
+    # Of traced steps, on simulated GPUs.
     launches: StepLaunches | Unavailable = NOT_COUNTED
 
 

@@ -11,10 +11,10 @@ import torch
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.native.jobs import host, traffic
 from gpuprobe.native.jobs.objects import OF_OBJECTS, OF_TENSORS, Objects, PeerRanks
+from gpuprobe.native.jobs.pretended_job import Checkpoints, Reductions
 from gpuprobe.native.jobs.store import LoneStore
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.callers import place_of, program_line
-from gpuprobe.torch_support.pretended_job import Checkpoints, Reductions
 from gpuprobe.torch_support.traffic import Traffic
 
 _RANKS_AT: Final = 2

@@ -419,4 +419,5 @@ int FN(version)(void) { return 1; }
 int FN(devices)(void) { return machine_count(); }
 unsigned long long FN(used)(int index) { return used_memory(index); }
 void FN(driver_memory)(int ordinal, long long bytes) { driver_memory(ordinal, bytes); }
+void FN(set_endless)(bool on) { endless = on; }
 bool FN(settings_read)(void) { return settings != NULL; }   // until then they can be changed

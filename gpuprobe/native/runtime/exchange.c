@@ -34,9 +34,9 @@ typedef struct {
   atomic_int pid, left, global;
   uint64_t started;
   atomic_ullong posted, taken;
-  char rest[88];
+  atomic_ullong waits;   // the number of the wait that the rank is in, 0 outside one
+  char waits_for[272];
 } member;
-_Static_assert(sizeof(member) == 128, "member");
 typedef struct { atomic_ullong sent, taken; slot slots[SLOTS]; } channel;   // from one rank to another
 typedef struct { uint64_t magic; int size; atomic_int joined; atomic_uint bell; } header;
 #define FILE_MAGIC 0x67706a6f62u
@@ -157,15 +157,53 @@ static void wait_ring(exchange *x, unsigned before) {
   struct timespec most = {0, POLL_NS};
   syscall(SYS_futex, &x->h->bell, FUTEX_WAIT, before, &most, NULL, 0);
 }
+// All ranks of a group that wait for each other wait forever. Seconds, in which none of them stirs:
+#define STUCK_S 15
+typedef struct { unsigned long long sum; time_t since; } stillness;
+static bool is_stuck(const exchange *x, stillness *s) {
+  unsigned long long sum = 0;
+  for (int r = 0; r < x->size; r++) {
+    unsigned long long waits = atomic_load(&x->members[r].waits);
+    if (!waits) { s->since = 0; return false; }
+    sum += waits;
+  }
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (sum != s->sum || !s->since) { s->sum = sum; s->since = now.tv_sec; }
+  return now.tv_sec - s->since >= STUCK_S;
+}
+static void report_stuck(const exchange *x) {
+  char text[900] = "";
+  for (int r = 0; r < x->size && r < 4; r++) {
+    size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used, "%s rank %d waits for %s", r ? "," : "", global_rank(x, r), x->members[r].waits_for);
+  }
+  report("all ranks of a group wait for each other:%s%s", text, x->size > 4 ? ", and so on" : "");
+}
 typedef bool (*condition)(exchange *x, const pending *p, int *missing);   // missing: the rank that is waited for
 // Whether the condition holds, after any time; false where the rank that is waited for is gone.
 static bool wait_until(exchange *x, const pending *p, condition holds, int *missing) {
+  static atomic_ullong waits;
+  member *m = &x->members[x->rank];
+  stillness still = {0, 0};
+  bool result, waiting = false;
   for (;;) {
     unsigned before = atomic_load(&x->h->bell);
-    if (holds(x, p, missing)) return true;
-    if (is_gone(x, *missing)) { bool late = holds(x, p, missing); return late || !is_gone(x, *missing) ? late : false; }
+    if ((result = holds(x, p, missing))) break;
+    if (is_gone(x, *missing)) { result = holds(x, p, missing); break; }
+    if (!waiting && p) {
+      char what[96], at[192];
+      describe(what, sizeof what, &p->call);
+      where(at, sizeof at, p->place);
+      snprintf(m->waits_for, sizeof m->waits_for, "%s%s", what, at);
+      atomic_store(&m->waits, atomic_fetch_add(&waits, 1) + 1);
+      waiting = true;
+    }
+    if (waiting && is_stuck(x, &still) && !holds(x, p, missing)) { report_stuck(x); break; }
     wait_ring(x, before);
   }
+  if (waiting) atomic_store(&m->waits, 0);
+  return result;
 }
 
 // --- making one
@@ -179,7 +217,11 @@ bool exchange_identity(void *id) {
 bool exchange_is_identity(const void *id) { return *(const uint64_t *)id == ID_MAGIC; }
 void exchange_forget(const void *id) { identity i; memcpy(&i, id, sizeof i); if (i.pid == getpid() && i.magic == ID_MAGIC) close(i.fd); }
 
-static bool all_joined(exchange *x, const pending *p, int *missing) { *missing = x->rank; return atomic_load(&x->h->joined) >= x->size; }
+static bool all_joined(exchange *x, const pending *p, int *missing) {
+  *missing = x->rank;
+  for (int r = 0; r < x->size; r++) if (atomic_load(&x->members[r].pid) && is_gone(x, r)) *missing = r;
+  return atomic_load(&x->h->joined) >= x->size;
+}
 exchange *exchange_join(const void *id, int size, int rank) {
   identity i;
   memcpy(&i, id, sizeof i);
@@ -221,7 +263,7 @@ exchange *exchange_join(const void *id, int size, int rank) {
   atomic_fetch_add(&x->h->joined, 1);
   ring(x);
   int missing;
-  wait_until(x, NULL, all_joined, &missing);
+  if (!wait_until(x, NULL, all_joined, &missing)) report("rank %d has ended before all ranks have joined its group", global_rank(x, missing));
   if (i.pid == getpid()) close(i.fd);
   return x;
 }
@@ -415,7 +457,11 @@ static int take(pending *p, bool wait) {
   condition holds = condition_of(p);
   if (!holds(x, p, &missing)) {
     if (!wait) return NOT_READY;
-    if (!wait_until(x, p, holds, &missing)) { x->failed = true; fail_missing(x, p, missing); return COLLECTIVE_FAILED; }
+    if (!wait_until(x, p, holds, &missing)) {
+      x->failed = true;
+      if (!collective_failure()) fail_missing(x, p, missing);
+      return COLLECTIVE_FAILED;
+    }
   }
   bool ok = true;
   if (p->call.kind == RECV) {
@@ -455,6 +501,11 @@ typedef struct { const stream *on; const exchange *x; unsigned long long from, t
 static bool is_chosen(const pending *p, const choice *c) { return (!c->on || p->on == c->on) && (!c->x || p->x == c->x) && p->id > c->from && p->id <= c->to; }
 static int take_chosen(choice c, bool wait) {
   if (!atomic_load(&FN(collectives_pending))) return atomic_load(&failed_now) ? COLLECTIVE_FAILED : SUCCESS;
+  pthread_mutex_lock(&list_lock);   // other threads may wait for what this one has to do
+  const pending *any = first_pending;
+  while (any && !is_chosen(any, &c)) any = any->next;
+  pthread_mutex_unlock(&list_lock);
+  if (!any) return atomic_load(&failed_now) ? COLLECTIVE_FAILED : SUCCESS;
   if (wait) pthread_mutex_lock(&taking); else if (pthread_mutex_trylock(&taking)) return NOT_READY;
   int result = atomic_load(&failed_now) ? COLLECTIVE_FAILED : SUCCESS;
   while (!result) {

@@ -1,5 +1,6 @@
 // What was called, in order: for tests, for the report's launches, and to prove that nothing waits.
 #include "native.h"
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -45,6 +46,20 @@ size_t FN(log_count)(void) { pthread_mutex_lock(&lock); size_t n = count; pthrea
 unsigned long long FN(log_dropped)(void) { return dropped; }
 
 // --- functions that are exported and not answered: see gpuprobe/native/answers.py
+// Messages go to the stderr of the beginning: the program may open a file of its own as 2.
+static uint64_t stderr_device, stderr_inode;
+static bool stderr_is(uint64_t *device, uint64_t *inode) {
+  struct stat file;
+  if (fstat(2, &file)) return false;
+  bool same = file.st_dev == *device && file.st_ino == *inode;
+  *device = file.st_dev; *inode = file.st_ino;
+  return same;
+}
+__attribute__((constructor)) static void note_stderr(void) { stderr_is(&stderr_device, &stderr_inode); }
+static bool stderr_is_ours(void) {
+  uint64_t device = stderr_device, inode = stderr_inode;
+  return stderr_is(&device, &inode);
+}
 int refused(const char *name, int status) {
   LOG(.kind = LOG_UNANSWERED, .name = name, .device = -1);
   pthread_mutex_lock(&lock);
@@ -55,7 +70,7 @@ int refused(const char *name, int status) {
     if (moved) { unanswered = moved; unanswered[n_unanswered++] = strdup(name); }
   }
   pthread_mutex_unlock(&lock);
-  if (!known) { fprintf(stderr, "gpuprobe: %s is not answered by the native engine\n", name); fflush(stderr); }
+  if (!known && stderr_is_ours()) { fprintf(stderr, "gpuprobe: %s is not answered by the native engine\n", name); fflush(stderr); }
   return status;
 }
 size_t FN(unanswered_count)(void) { return n_unanswered; }

@@ -164,6 +164,15 @@ static int allocate(void **out, size_t bytes, int ordinal, memory_kind kind, poo
   return SUCCESS;
 }
 
+// Pinned memory is memory of the host, which has no more than it has.
+static _Atomic size_t pinned;
+static bool take_pinned(size_t bytes) {
+  size_t total = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+  bool fits = bytes <= total && atomic_fetch_add(&pinned, bytes) + bytes <= total;
+  if (!fits && bytes <= total) atomic_fetch_sub(&pinned, bytes);
+  return fits;
+}
+
 static int release(void *address, bool device_memory) {
   if (!address) return SUCCESS;
   pthread_rwlock_wrlock(&table_lock);
@@ -180,6 +189,7 @@ static int release(void *address, bool device_memory) {
   mmap(dead.r.base, mapped ? mapped : PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   pthread_rwlock_unlock(&table_lock);
   drop_kept(&dead.file);
+  if (dead.r.kind == PINNED_MEMORY) atomic_fetch_sub(&pinned, dead.r.size);
   if (dead.pool) pool_give(dead.pool, dead.r.size);
   else if (dead.r.kind == DEVICE_MEMORY && !dead.imported) give_memory(dead.r.device, dead.r.size);
   return SUCCESS;
@@ -189,6 +199,7 @@ int FN(cudaMalloc)(void **out, size_t bytes) {
   int device_now = current_device(), result = ensure_context(device_now);
   if (result) { *out = NULL; return fail(result); }
   if (!bytes) { *out = NULL; return SUCCESS; }
+  if ((result = may_allocate())) { *out = NULL; return fail(result); }
   result = allocate(out, bytes, device_now, DEVICE_MEMORY, NULL);
   LOG(.kind = LOG_MALLOC, .device = device_now, .a = (uint64_t)*out, .bytes = bytes);
   return fail(result);
@@ -196,6 +207,7 @@ int FN(cudaMalloc)(void **out, size_t bytes) {
 int FN(cudaFree)(void *address) {
   int result = ensure_context(current_device());   // cudaFree(0) is how programs create the context
   if (result) return fail(result);
+  if (address && (result = may_allocate())) return fail(result);
   if (address && atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed)) settle_all();   // cudaFree waits for the GPU
   LOG(.kind = LOG_FREE, .device = current_device(), .a = (uint64_t)address);
   return fail(release(address, true));
@@ -204,7 +216,10 @@ int FN(cudaMallocManaged)(void **out, size_t bytes, unsigned flags) { return FN(
 int FN(cudaMallocPitch)(void **out, size_t *pitch, size_t width, size_t height) { *pitch = (width + 511) & ~(size_t)511; return FN(cudaMalloc)(out, *pitch * height); }
 int FN(cudaHostAlloc)(void **out, size_t bytes, unsigned flags) {
   int result = ensure_context(current_device());
-  if (!result) result = allocate(out, bytes, current_device(), PINNED_MEMORY, NULL);
+  if (!result) result = may_allocate();
+  if (!result && !take_pinned(bytes)) result = OUT_OF_MEMORY;
+  *out = NULL;
+  if (!result && (result = allocate(out, bytes, current_device(), PINNED_MEMORY, NULL))) atomic_fetch_sub(&pinned, bytes);
   LOG(.kind = LOG_HOST_ALLOC, .device = -1, .a = (uint64_t)*out, .bytes = bytes);
   return fail(result);
 }

@@ -100,6 +100,7 @@ typedef struct capture {
   bool invalid;
   pthread_t thread;
   graph *graph;
+  const void *origin;   // the stream that it began on
 } capture;
 typedef struct stream {
   uint32_t magic;
@@ -107,10 +108,12 @@ typedef struct stream {
   unsigned flags;
   uint64_t number;
   capture *capturing;
+  unsigned long long captured, joined;   // nodes of this stream in its capture, and those that another stream has waited for
 } stream;
 stream *stream_of(void *handle, int device);   // also of the legacy and per-thread handles
 capture *capture_of(void *handle);
 int may_synchronize(void *handle);             // SUCCESS, or what a capture in progress forbids
+int may_allocate(void);                        // the same for calls that a capture forbids whatever the stream
 extern atomic_ullong work_given;               // kernels, library calls and events of this process so far
 void host_waited(void);                        // for all that the GPU was given
 void collective_sent(void);                    // of NCCL

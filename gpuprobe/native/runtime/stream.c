@@ -16,6 +16,7 @@ typedef struct event {
   uint64_t number, stream, given;   // given: its place among the `work_given`
   bool recorded;
   const void *on;
+  unsigned long long captured;     // nodes of its stream before it, in its capture
   unsigned long long awaits;       // the last collective before it on its stream that was not taken, or 0
   struct timespec when;
   unsigned long long capture_id;   // of the capture in which it was recorded last, 0 outside one
@@ -24,7 +25,9 @@ typedef struct event {
 static stream defaults[MAX_DEVICES][2];   // legacy and per-thread
 static _Atomic uint64_t stream_numbers = 2, event_numbers = 0;
 static _Atomic unsigned long long capture_ids = 0;
-static _Atomic int global_captures = 0;   // in progress in global mode
+static _Atomic int any_captures = 0;      // in progress
+#define MAX_CAPTURES 64
+static capture *captures[MAX_CAPTURES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int capture_mode = 0;     // cudaThreadExchangeStreamCaptureMode
 
@@ -84,10 +87,25 @@ static bool refused_in_capture(void *handle) {   // a call that no capture has, 
   if (c) c->invalid = true;
   return c != NULL;
 }
+// "Potentially unsafe API calls" (cudaThreadExchangeStreamCaptureMode): refused while any thread captures in
+// global mode, or this one in thread-local mode, unless this thread is in relaxed mode.
+static bool forbids(const capture *c) {
+  if (capture_mode == 2 || c->mode == 2) return false;
+  return (c->mode == 0 && capture_mode == 0) || pthread_equal(c->thread, pthread_self());
+}
+static int refused_everywhere(void) {
+  int result = SUCCESS;
+  if (!atomic_load(&any_captures)) return result;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < MAX_CAPTURES; i++) if (captures[i] && forbids(captures[i])) { captures[i]->invalid = true; result = CAPTURE_UNSUPPORTED; }
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+int may_allocate(void) { return refused_everywhere(); }
 int may_synchronize(void *handle) {
   if ((uintptr_t)handle > 2 || handle == (void *)2) return refused_in_capture(handle) ? CAPTURE_UNSUPPORTED : SUCCESS;
   // The legacy stream waits for all blocking streams, also those that capture in global mode.
-  return atomic_load(&global_captures) && capture_mode == 0 ? CAPTURE_UNSUPPORTED : SUCCESS;
+  return refused_everywhere();
 }
 
 static int make_stream(void **out, unsigned flags, int priority) {
@@ -230,6 +248,7 @@ int FN(cudaEventRecordWithFlags)(void *handle, void *on, unsigned flags) {
   e->stream = s->number;
   e->capture_id = c ? c->id : 0;
   e->on = s;
+  e->captured = c ? s->captured : 0;
   e->awaits = last_issued(s);
   LOG(.kind = LOG_EVENT_RECORD, .device = s->device, .stream = s->number, .a = e->number);
   return SUCCESS;
@@ -268,9 +287,18 @@ int FN(cudaStreamWaitEvent)(void *on, void *handle, unsigned flags) {
   if (e->capture_id && !capture_of(on)) {   // the stream joins the capture that the event belongs to
     pthread_mutex_lock(&lock);
     capture *c = capture_by_id(e->capture_id);
-    if (c) { s->capturing = c; c->streams++; }
+    if (c) { s->capturing = c; c->streams++; s->captured = s->joined = 0; }
     pthread_mutex_unlock(&lock);
     if (!c) return fail(INVALID_VALUE);
+  }
+  stream *from = (stream *)e->on;
+  if (e->capture_id && from != s && from->capturing == s->capturing) {
+    pthread_mutex_lock(&lock);
+    if (e->captured > from->joined) {
+      from->joined = e->captured;
+      if (from->capturing->origin != from) s->captured++;   // to be joined in its turn
+    }
+    pthread_mutex_unlock(&lock);
   }
   return e->awaits && e->on != s ? fail(settle_through(e->on, e->awaits, true)) : SUCCESS;
 }
@@ -306,8 +334,6 @@ int FN(cudaStreamAddCallback)(void *on, void (*call)(void *, int, void *), void 
 }
 
 // --- capture
-#define MAX_CAPTURES 64
-static capture *captures[MAX_CAPTURES];
 static capture *capture_by_id(unsigned long long id) {
   for (int i = 0; i < MAX_CAPTURES; i++) if (captures[i] && captures[i]->id == id) return captures[i];
   return NULL;
@@ -323,6 +349,7 @@ bool capture_node(void *on, graph_node node) {
   if (!c) return false;
   pthread_mutex_lock(&lock);
   add_node(c->graph, node);
+  stream_of(on, current_device())->captured++;
   pthread_mutex_unlock(&lock);
   return true;
 }
@@ -336,11 +363,12 @@ static int begin(void *on, int mode, graph *into) {
   while (slot < MAX_CAPTURES && captures[slot]) slot++;
   if (slot == MAX_CAPTURES) { pthread_mutex_unlock(&lock); return fail(OUT_OF_MEMORY); }
   capture *c = calloc(1, sizeof *c);
-  *c = (capture){atomic_fetch_add(&capture_ids, 1) + 1, mode, 1, false, pthread_self(), into ? into : new_graph()};
+  *c = (capture){atomic_fetch_add(&capture_ids, 1) + 1, mode, 1, false, pthread_self(), into ? into : new_graph(), s};
   if (into) atomic_fetch_add(&into->references, 1);
   captures[slot] = c;
   s->capturing = c;
-  if (mode == 0) atomic_fetch_add(&global_captures, 1);
+  atomic_fetch_add(&any_captures, 1);
+  s->captured = s->joined = 0;
   pthread_mutex_unlock(&lock);
   LOG(.kind = LOG_CAPTURE_BEGIN, .device = s->device, .stream = s->number, .a = c->id);
   return SUCCESS;
@@ -355,14 +383,19 @@ int FN(cudaStreamEndCapture)(void *on, graph **out) {
   if (!c) return fail(ILLEGAL_STATE);
   pthread_mutex_lock(&lock);
   for (int i = 0; i < MAX_CAPTURES; i++) if (captures[i] == c) captures[i] = NULL;
-  if (c->mode == 0) atomic_fetch_sub(&global_captures, 1);
+  atomic_fetch_sub(&any_captures, 1);
   s->capturing = NULL;
+  bool unjoined = false;
+  for (size_t i = 0; i < streams_made; i++) {
+    const stream *t = blocks[i / BLOCK_STREAMS] + i % BLOCK_STREAMS;
+    unjoined = unjoined || (t->magic == STREAM_MAGIC && t->capturing == c && t->joined < t->captured);
+  }
   pthread_mutex_unlock(&lock);
   LOG(.kind = LOG_CAPTURE_END, .device = s->device, .stream = s->number, .a = c->id, .b = c->graph->count);
   bool invalid = c->invalid;
-  if (invalid) drop_graph(c->graph); else if (out) *out = c->graph;
+  if (invalid || unjoined) drop_graph(c->graph); else if (out) *out = c->graph;
   c->graph = NULL;   // streams that joined it see that it has ended: see capture_of
-  return invalid ? fail(CAPTURE_INVALIDATED) : SUCCESS;
+  return invalid ? fail(CAPTURE_INVALIDATED) : unjoined ? fail(CAPTURE_UNJOINED) : SUCCESS;
 }
 int FN(cudaStreamIsCapturing)(void *on, int *status) { capture *c = capture_of(on); *status = c ? (c->invalid ? 2 : 1) : 0; return SUCCESS; }
 static int capture_info(void *on, int *status, unsigned long long *id, graph **g, const void **dependencies, const void **edges, size_t *count) {

@@ -7,12 +7,25 @@ from typing import Any, Final
 
 import psutil
 import torch
+from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpuprobe.errors import Measured, TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
-from gpuprobe.torch_support.budget import MEMORY, OPERATIONS, operations_of
+from gpuprobe.torch_support.tensors import tensors_in
+
+MEMORY: Final = 16 << 30
+"""Bytes that tensors may take on the device at a time; at most half of this machine's available
+memory, which holds them."""
+
+OPERATIONS: Final = 2e13
+"""Floating-point operations of a whole run: about five minutes on two cores, at the 30 to 80
+billion a second that fp32 matrix products reach there."""
+
+_OF_ONE_ELEMENT: Final = 10
+"""Operations counted for an element of a result without a known formula: element-wise kernels are
+bound by memory, and take about as long."""
 
 AT_ONCE_MEMORY: Final = 256 << 20
 """Bytes on a device up to which ``--compute auto`` computes all values as the program runs."""
@@ -29,8 +42,8 @@ HOUR: Final = 3600.0
 LARGE: Final = 1 << 30
 """Bytes of a program's tensors from which its first step is measured before `real` computes it."""
 
-MEASURING: Final = 5.0
-"""Seconds that this may take."""
+MEASURING: Final = 30.0
+"""Seconds of processor time after which a program without an optimizer's step is measured."""
 
 
 def affordable_memory() -> int:
@@ -38,6 +51,16 @@ def affordable_memory() -> int:
     this machine has available.
     """
     return min(MEMORY, psutil.virtual_memory().available // 2)
+
+
+def operations_of(func: OpOverload, args: Any, kwargs: Any, result: object) -> float:
+    """Floating-point operations of an operator, from the shapes of its arguments and its result."""
+    from torch.utils import flop_counter  # 200 ms: it imports Triton
+
+    formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
+    if formula is None:
+        return float(_OF_ONE_ELEMENT * sum(tensor.numel() for tensor in tensors_in(result)))
+    return float(formula(*args, **kwargs, out_val=result))
 
 
 class Cost:
@@ -122,15 +145,15 @@ class Requested(Budget):
     def allows(self, call: Any, result: object) -> bool:
         memory = self.cost.memory()
         if self._measure and not self.measuring and memory > LARGE:
-            self.measuring = time.monotonic()
+            self.measuring = time.process_time()
             register_optimizer_step_post_hook(lambda *_: self._conclude("first step"))
         self.cost.add(call.plan.func, call.args, call.kwargs, result)
         if not self.measuring:
             if memory > self._memory or self.cost.operations > self._operations:
-                raise self._refusal("computation up to here")
+                raise self._refusal("beginning")
             return True
-        if time.monotonic() - self.measuring > MEASURING:
-            self._conclude(f"first {MEASURING:.0f} seconds without values")
+        if time.process_time() - self.measuring > MEASURING:
+            self._conclude("beginning")
         return False
 
     def _conclude(self, what: str) -> None:
@@ -140,13 +163,14 @@ class Requested(Budget):
         if peak > self._memory or self.cost.seconds > HOUR:
             raise self._refusal(what, peak)
         raise Measured(
-            f"{human_bytes(peak)} and about {_minutes(self.cost.seconds)} for the {what}"
+            f"{human_bytes(peak)}, and about {_minutes(self.cost.seconds)} of computing for its "
+            f"{what}"
         )
 
     def _refusal(self, what: str, peak: int = 0) -> TooLarge:
         return TooLarge(
-            f"its tensors take {human_bytes(max(peak, self.cost.memory()))} of the "
-            f"{human_bytes(self._memory)} that this machine has available, and its {what} about "
+            f"its tensors take {human_bytes(max(peak, self.cost.memory()))}, and this machine has "
+            f"{human_bytes(self._memory)} available; its {what} takes about "
             f"{_minutes(self.cost.seconds)} of computing"
         )
 

@@ -19,8 +19,8 @@ from gpuprobe.native.values.computing import Call
 from gpuprobe.native.values.draws import Key, generator_of, key_of
 from gpuprobe.native.values.plans import plan_of
 from gpuprobe.native.values.skipping import SKIP_DEVICE, SKIP_TO_DEVICE
+from gpuprobe.native.values.triton_interpreter import JIT, interpret, patch_helpers
 from gpuprobe.patching import Patches, when_imported
-from gpuprobe.torch_support.triton_interpreter import JIT, interpret, patch_helpers
 
 _Tensor: Final = torch.Tensor
 

@@ -6,7 +6,7 @@ The policy, in this order, wherever such a value is needed (docs/explanation/unk
 2. Numbers are finite: tests for NaN and infinity take the healthy side. What torch's own code reads
    is answered where it decides nothing that is allocated.
 3. A condition of which one side can only fail or warn takes the other side
-   (`gpuprobe.torch_support.conditions.branches`).
+   (`gpuprobe.native.values.conditions.branches`).
 4. Any other condition takes the side that does more (`undecided`), a size is the largest possible
    if that is known, and a number that leaves gpuprobe's view has the value `STAND_IN`. Each is
    noted with its line. Where no report would show the notes, this is the error `ValueNeeded`.
@@ -24,10 +24,10 @@ import torch
 from gpuprobe.code_origin import PACKAGE, is_standard_library
 from gpuprobe.errors import UnknownValue, ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions
+from gpuprobe.native.values.conditions import branches
+from gpuprobe.native.values.conditions.undecided import MOST, side_of
 from gpuprobe.native.values.unknown import STAND_IN, UnknownFloat, UnknownInt
 from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_line
-from gpuprobe.torch_support.conditions import branches
-from gpuprobe.torch_support.conditions.undecided import MOST, side_of
 
 COUNT: Final = "how many elements"
 FINITE: Final = "numbers that were not computed are finite"

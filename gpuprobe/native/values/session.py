@@ -46,7 +46,7 @@ class Values:
             raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
         runtime = loaded()
         if runtime is None:
-            raise UsageError("values are computed on the native engine, which is not loaded")
+            raise UsageError("values are computed on a simulated GPU, and none is loaded")
         skipping = Skipping(runtime.libraries.core)
         self.reads = Reads(assume, reported=reported)
         self.cost = Cost(runtime) if budget is None else budget.cost
@@ -81,6 +81,11 @@ class Values:
     def everything(self) -> bool:
         """Whether all values have been computed so far."""
         return bool(getattr(self.computing, "everything", True))
+
+    def restart(self) -> None:
+        """Count the cost of ``auto`` from zero: a test or a cell of a notebook begins."""
+        if isinstance(self.computing, ComputingShapes):
+            self.computing.restart()
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -41,8 +41,8 @@ _ON_HOST: Final = frozenset({"multinomial", "_grouped_mm"})
 _FRESH: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
 )
-_MOST_NUMBERS: Final = 1 << 16
-"""Elements of a host tensor up to which it is searched for unknown numbers that it was made of."""
+_MOST_NUMBERS: Final = 4096
+"""Elements of a tensor up to which it is searched for unknown numbers that it was made of."""
 _MOST_MASK: Final = 64 << 20
 """Bytes of a mask that is written because all numbers are finite."""
 _UNSCALE: Final = "_amp_foreach_non_finite_check_and_unscale_"
@@ -244,7 +244,7 @@ class ComputingShapes(Computing):
         self.knowledge = Knowledge(exchanged, math.inf if auto else LIMIT)
         self.reads = reads
         self.cost = cost
-        self.everything = auto
+        self._auto = self.everything = auto
         """Whether all values have been computed so far."""
         self.ended = ""
         """Where and why they no longer are."""
@@ -277,6 +277,13 @@ class ComputingShapes(Computing):
     def counted(self, call: Call, result: Any) -> None:
         self._spend(call.plan, call.args, call.kwargs, result)
 
+    def restart(self) -> None:
+        """Compute all values again, as far as they are not too many: of the next test."""
+        if self._auto:
+            self.cost.operations = 0.0
+            self.everything, self.ended = True, ""
+            self.knowledge.limit = math.inf
+
     def computes(self, tensors: Any) -> bool:
         """Whether what does not pass the dispatcher is computed, of these arguments."""
         return self.everything and all(self.knowledge.known(item) for item in tensors_in(tensors))
@@ -284,11 +291,10 @@ class ComputingShapes(Computing):
     def _only(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if plan.name in _FRESH:
-            if out.is_cuda:
-                if self.knowledge.allows(out):
-                    self.knowledge.learn(out)  # what the memory holds is what a program gets
-            elif plan.name == "lift_fresh" and _made_of_unknown(out):
+            if plan.name == "lift_fresh" and self._unknown(out):
                 self.knowledge.forget(out)
+            elif out.is_cuda and self.knowledge.allows(out):
+                self.knowledge.learn(out)  # what the memory holds is what a program gets
         return out
 
     def _written(self, plan: OperatorPlan, args: Any, kwargs: Any) -> list[Any]:
@@ -339,7 +345,7 @@ class ComputingShapes(Computing):
             many = len(plan.func._schema.returns) > 1
             fresh = tuple(tensors_in([out[i] for i in plan.fresh] if many else (out,)))
         written = self._written(plan, args, kwargs) if plan.writes else []
-        self._spend(plan, args, kwargs, fresh or out)
+        self._spend(plan, args, kwargs, out)
         if self.capture is not None:
             self._captured(plan, ready, key, out, args, kwargs, fresh, written)
             return out
@@ -482,6 +488,8 @@ class ComputingShapes(Computing):
         return self._settle(plan, ready, key, out, args, kwargs)
 
     def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.capture is not None:
+            return func(*args, **kwargs)
         if not self._ready(plan, args, kwargs):
             if not self.reads.reported:
                 raise self.reads.refuse(f"{COUNT} {plan.name} finds")
@@ -516,12 +524,12 @@ class ComputingShapes(Computing):
             self.knowledge.bound(out, self.knowledge.most(source))
         return out
 
-    def _unknown(self, source: Any) -> bool:
-        """Whether a number that is copied to the device is unknown: made of one, without an
-        operator.
-        """
+    def _unknown(self, tensor: Any) -> bool:
+        """Whether a small tensor that no operator has written was made of unknown numbers."""
+        if tensor.numel() > _MOST_NUMBERS or not tensor.dtype.is_floating_point:
+            return False
         with self.below():
-            return source.numel() <= 64 and _made_of_unknown(source)
+            return _made_of_unknown(self.aliases.of(tensor) if tensor.is_cuda else tensor)
 
     def _exchanging(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """What is received is known if it was where it was sent."""
@@ -561,7 +569,7 @@ class ComputingShapes(Computing):
 
     def _scalar(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if self.knowledge.known(tensor):
+        if self.capture is not None or self.knowledge.known(tensor):  # a capture refuses it
             return func(*args, **kwargs)
         return self.reads.scalar(tensor, self.knowledge.most(tensor))
 

@@ -41,6 +41,9 @@ class Decisions(Protocol):
     def whole(self, need: str, stand_in: int) -> int:
         """A whole number, such as a size."""
 
+    def printed(self) -> None:
+        """Note that a number becomes text."""
+
 
 def _compared(
     name: str, flips: Callable[[Any, Any], bool], same: bool, mark: str
@@ -100,14 +103,16 @@ class _Unknown:
         return self.decisions.decide("whether a number is not zero")
 
     def __str__(self) -> str:
+        self.decisions.printed()
         return _SHOWN
 
     __repr__ = __str__
 
     def __format__(self, spec: str) -> str:
+        self.decisions.printed()
         try:
             return format(math.nan, spec)
-        except ValueError:  # of whole numbers
+        except ValueError:  # a format of whole numbers
             return _SHOWN
 
     def __copy__(self) -> Any:
@@ -191,11 +196,11 @@ class UnknownInt(_Unknown, int):
     def __hash__(self) -> int:
         return int.__hash__(self)
 
+    def __round__(self, digits: Any = None) -> Any:
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return int, (int.__int__(self),)
-
-    def __format__(self, spec: str) -> str:
-        return int.__format__(self, spec) if spec else _SHOWN
 
 
 def _plain(value: Any) -> Any:

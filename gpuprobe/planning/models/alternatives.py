@@ -55,7 +55,7 @@ class ModelChanges:
             run = run.changed(**change.fields)
         reason = ""
         if run.optimizer == "adamw-8bit" and self._run.optimizer != "adamw-8bit":
-            reason = no_eight_bit(request["engine"])
+            reason = no_eight_bit()
         try:
             run.check()
         except GpuprobeError as error:

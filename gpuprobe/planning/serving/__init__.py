@@ -1,1 +1,1 @@
-"""Estimates of inference servers: vLLM starts on the native engine until its engine is up."""
+"""Estimates of inference servers: vLLM starts on simulated GPUs until its engine is up."""

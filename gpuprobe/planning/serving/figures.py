@@ -330,7 +330,7 @@ _REFERENCE: Final = "NVIDIA H100 80GB HBM3"
 
 GRAPH: Final = (123_972, 11_115)
 """Bytes that the driver takes for a CUDA graph, and for each of its nodes. Least squares over the
-logs of one half whose starts were repeated on the native engine, which counts graphs and nodes; of
+logs of one half whose starts were repeated on simulated GPUs, which counts graphs and nodes; of
 a model with several logs their mean (`benchmarks/serving_results.json`;
 `tests/serving/test_serving_constants.py` repeats this).
 """

@@ -1,4 +1,4 @@
-"""The run of a vLLM on the native engine, until its engine is up."""
+"""The run of a vLLM on simulated GPUs, until its engine is up."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FOLDER: Final = "GPUPROBE_SERVING"
 """The environment variable that names the folder of an estimate, with `PLAN` and the events."""
 PLAN: Final = "plan.json"
-"""The file with the bytes that the native engine cannot know (`Overheads`)."""
+"""The file with the bytes that a simulated GPU cannot know (`Overheads`)."""
 EVENTS: Final = "*.events"
 UP: Final = "up"
 """The last stage of an engine: weights, KV cache and CUDA graphs are allocated."""
@@ -392,7 +392,7 @@ def _runtime() -> Runtime:
 
     runtime = loaded()
     if runtime is None:
-        raise RuntimeError("the native engine is not loaded")
+        raise RuntimeError("no simulated GPU is loaded")
     return runtime
 
 

@@ -19,18 +19,16 @@ def _range(name: str, about: str = "") -> InnerObject:
 
 DOCUMENT: Final = Document(
     "gpuprobe.estimate",
-    (2, 10),
+    (3, 0),
     Estimate,
     "What a training script would need on a GPU. Sizes are bytes. A minor version adds keys.",
     shapes={
         Estimate: {
             **keys("gpu devices ranks rank steps settings compute compute_why"),
-            **keys("engine torch simulated_torch"),
+            **keys("torch"),
             **keys("verdict verdict_why fits capacity peak_allocated peak_reserved"),
-            "allocated": _range(
-                "allocated", "the peak, without and with the most that cuDNN's workspaces can be"
-            ),
-            "reserved": _range("reserved", "over several orders of addresses"),
+            "allocated": _range("allocated", "the peak, over both orders of addresses"),
+            "reserved": _range("reserved", "over both orders of addresses"),
             "context": _range("context", "of the CUDA context and its libraries"),
             "nccl": _range("nccl", "of NCCL's buffers, included in total"),
             "processes": InnerObject(
@@ -40,7 +38,7 @@ DOCUMENT: Final = Document(
                     "at_most": "processes_high",
                 },
                 "Processes that the program starts and that use the GPU: how many at one time, and "
-                "what they need then, with their contexts. Since 2.6.",
+                "what they need then, with their contexts.",
             ),
             "total": _range("total"),
             **keys("attributed by_category by_module by_line assumed not_modelled compiled"),
@@ -49,18 +47,6 @@ DOCUMENT: Final = Document(
         },
         EstimatedChange: keys("name how verdict needed"),
         Transfer: keys("op axis ranks dtype count payload wire module", place=_place),
-    },
-    added={
-        "2.1": "compute compute_why",
-        "2.2": "compiled",
-        "2.3": "communication rank by_rank",
-        "2.4": "verdict_why by_device RankEstimate.alike",
-        "2.5": "torch allocated",
-        "2.6": "simulated_torch",
-        "2.7": "engine",
-        "2.8": "suggestions not_tried smallest_gpus",
-        "2.9": "growth",
-        "2.10": "growth_advice model",
     },
 )
 """History:
@@ -78,6 +64,8 @@ DOCUMENT: Final = Document(
 * 2.8: ``suggestions``, ``not_tried`` and ``smallest_gpus``.
 * 2.9: ``growth``.
 * 2.10: ``growth_advice``; ``model``.
+* 3.0: ``engine`` and ``simulated_torch`` are gone: torch's own CUDA code runs, as installed.
+  ``schemas/estimate-3.json``.
 """
 
 document = DOCUMENT.plain

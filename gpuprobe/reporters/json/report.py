@@ -245,7 +245,7 @@ DOCUMENT: Final = Document(
 * 1.2: ``beside_tensors.devices`` are those of all ranks, with their ``rank``; before, of the
   first. ``out_of_memory`` covers all ranks and devices, with the ``rank``; before, the peak's only.
 * 1.3: ``session.virtual``; ``rank_comparison.memory.lowest`` and ``.alike``; no ``time`` in it on
-  virtual GPUs.
+  simulated GPUs.
 * 2.0: ``beside_tensors`` is ``non_tensor_memory``; every row of a line of code has ``file``,
   ``line`` and ``function`` (``out_of_memory.line`` is now its ``key``).
 * 2.1: ``time.collectives[].wire``.

@@ -32,8 +32,8 @@ from gpuprobe.reporters.metrics.metrics import (
 )
 
 STATES = ("running", "complete", "failed", "incomplete", "unknown")
-"""``incomplete``: the process has ended and the recording has no end; ``unknown``: the process is not
-on this machine.
+"""``incomplete``: the process has ended and the recording has no end; ``unknown``: the process is
+not on this machine.
 """
 
 HAZARDS = (

@@ -28,10 +28,7 @@ from gpuprobe.reporters.sections.parts import (
 )
 from gpuprobe.reporters.sections.report.steps import communication_section
 
-_ENGINES: Final = {
-    "native": "engine: native (torch's own CUDA code ran, without a GPU)",
-    "virtual": "engine: virtual (a model of torch's CUDA code)",
-}
+_EVIDENCE: Final = "evidence: torch's own CUDA code, on a simulated GPU"
 
 
 def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
@@ -216,15 +213,10 @@ def _estimate_notes(estimate: Estimate) -> list[Line]:
         worst = ", which needs most" if estimate.by_rank else ""
         notes.append(f"rank {estimate.rank} of {estimate.ranks}{worst}")
     if estimate.torch:
-        other = estimate.simulated_torch
-        notes.append(
-            f"torch {other} (simulated with {estimate.torch})"
-            if other
-            else f"torch {estimate.torch}"
-        )
+        notes.append(f"torch {estimate.torch}")
     if estimate.settings:
         notes.append(estimate.settings)
-    lines = [Line(", ".join(notes)), Line(_ENGINES[estimate.engine])]
+    lines = [Line(", ".join(notes)), Line(_EVIDENCE)]
     if estimate.model:
         lines.insert(0, Line(f"{estimate.model} (--write-script FILE keeps the script)", "item"))
     if estimate.verdict_why:
@@ -232,8 +224,8 @@ def _estimate_notes(estimate: Estimate) -> list[Line]:
     if estimate.compute_why:
         computed = "computed" if estimate.compute == "real" else "not computed"
         lines.append(Line(f"values of large tensors: {computed} ({estimate.compute_why})"))
-        if any("values are NaN" in text for text in estimate.assumed):
-            lines.append(Line("nan in the script's output: a value that was not computed"))
+        if estimate.compute != "real":
+            lines.append(Line("nan in the script's output: a number that was not computed"))
     return lines
 
 
@@ -488,10 +480,7 @@ def serving_sections(found: ServingEstimate) -> list[Section]:
         settings.append(f"KV cache in {found.kv_cache_dtype}")
     if found.compile_cache:
         settings.append(f"compile cache {found.compile_cache}")
-    lines = [
-        Line(", ".join(settings)),
-        Line("engine: native (torch's own CUDA code, without a GPU)"),
-    ]
+    lines = [Line(", ".join(settings)), Line(_EVIDENCE)]
     if found.unquantized:
         lines.insert(0, Line(found.unquantized, "alert"))
     if not found.started:

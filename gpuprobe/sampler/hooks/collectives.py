@@ -47,7 +47,7 @@ _MESH: Final = "mesh_"
 
 class Records:
     """The records since the last `take`, made in all threads. ``on``: whether any are requested.
-    ``virtual``: GPUs are simulated, and a call returns when its operation has completed.
+    ``simulated``: GPUs are simulated, and a call returns when its operation has completed.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Records:
         internal errors: they must not reach the program.
         """
         self.on = True
-        self.virtual = False
+        self.simulated = False
         self.left_out = False  # whether a step had too many operations
         self._on_fault = on_fault
         self._started_ns = started_ns
@@ -85,7 +85,7 @@ class Records:
                 return
             first = next(tensors_in(tensor), None)
             on_gpu = first is not None and first.device.type != "cpu"
-            completed = blocks and (self.virtual or not on_gpu)
+            completed = blocks and (self.simulated or not on_gpu)
             dtype = "" if first is None else _name(first.dtype)
             self._add(op, payload, found, dtype, _place(), running_module(), peer, span, completed)
         except Exception as error:  # noqa: BLE001 - it must not reach the program

@@ -228,7 +228,7 @@ class PerStep:
         return NOT_COUNTED if found is None else found
 
     def end(self) -> None:
-        """Remove the hooks, and record what a virtual GPU has assumed."""
+        """Remove the hooks, and record what a simulated GPU has assumed."""
         self.collectives.remove()
         self._blind(tuple(BlindSpot(f"assumed: {text}", _IF) for text in assumptions()))
 

@@ -120,7 +120,12 @@ def arrive() -> None:
     given = os.environ.get(ORDERS)
     if given is None or _start is not None:
         return
-    start: StartInProcess = pickle.loads(base64.b64decode(given))
+    try:
+        start = pickle.loads(base64.b64decode(given))
+    except Exception:  # noqa: BLE001 - of another version: the program runs unrecorded
+        return
+    if not callable(start):
+        return
     _follow(start)
     _await_use(start, time.monotonic())
     # Not what `multiprocessing` starts: `python -c CODE`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -92,11 +93,14 @@ class LateSink:
                 if self._job is not None:
                     rank, ranks = self._job
                     session = replace(session, rank=rank, local_rank=rank, world_size=ranks)
-                sink.session(session, environment)
-                for spot in self._spots:
-                    sink.blind_spot(spot)
                 self._sink = sink
                 self._opened("")
+                # What cannot be written, the writer notes, or writes before the next record.
+                with contextlib.suppress(OSError):
+                    sink.session(session, environment)
+                for spot in self._spots:
+                    with contextlib.suppress(OSError):
+                        sink.blind_spot(spot)
             return self._sink
 
     def _follow_groups(self) -> None:

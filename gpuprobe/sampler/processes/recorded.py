@@ -58,9 +58,9 @@ class Children(NamedTuple):
     ``writer`` creates a recording for a rank, given the number of ranks; ``recorder`` a recorder
     that writes to a sink and passes its warnings to ``warn``. ``job`` is the number of the first
     job of this program. In the folder ``notes`` each process that used a GPU leaves a file named by
-    its process id, with the reason if it has no recording, or not all of it. ``main``: the program
-    that is recorded into ``output`` is the process that starts the others; without one, the first
-    process or job that comes is.
+    its process id, with the reason if it has no recording, or an incomplete one. ``main``: the
+    program that is recorded into ``output`` is the process that starts the others; without one, the
+    first process or job that comes is.
     """
 
     output: Path
@@ -154,8 +154,8 @@ class _Child:
 
 
 def read_notes(folder: Path) -> dict[int, str]:
-    """The process ids in the notes, and why each has no recording, or not all of it; "" if it
-    has one.
+    """The process ids in the notes, and why each has no recording, or an incomplete one; "" if it
+    has a whole one.
     """
     found = {}
     with contextlib.suppress(OSError):  # the program has removed it

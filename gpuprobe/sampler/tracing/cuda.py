@@ -334,8 +334,7 @@ class Workspaces:
             trace.events.category[row] = _WORKSPACE
             frames = trace.stacks.stacks[stack]
             name = trace.stacks.frame(_WORKSPACE_FRAME)
-            if name not in frames:  # the virtual GPU's history already has it
-                trace.events.stack[row] = trace.stacks.stack((name, *frames))
+            trace.events.stack[row] = trace.stacks.stack((name, *frames))
 
 
 def _kept_rows(events: EventColumns, size: int) -> Iterator[int]:

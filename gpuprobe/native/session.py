@@ -1,0 +1,508 @@
+"""The simulated GPUs of this process: torch's own CUDA code over `gpuprobe/native/runtime`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from gpuprobe.allocator.settings import in_environment, parse_conf
+from gpuprobe.catalogue.gpu_model import GpuModel
+from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.errors import TooLate, ValueNeeded
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
+from gpuprobe.native import hidden, process
+from gpuprobe.native.launches import NativeLaunches
+from gpuprobe.native.names import readable
+from gpuprobe.native.results import DeviceRun, EngineRun
+from gpuprobe.patching import Patches, when_imported
+from gpuprobe.torch_support.engine_reports import add_assumptions, set_launch_counter
+from gpuprobe.torch_support.nccl import buffers
+from gpuprobe.torch_support.process_gpus import NAME, visible
+
+if TYPE_CHECKING:
+    from gpuprobe.model.run.recording import Recording
+    from gpuprobe.native.values import Values
+    from gpuprobe.native.values.reads import Reads
+    from gpuprobe.torch_support.traffic import Traffic
+
+_CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+WORKSPACES: Final = (
+    "that cuBLASLt and cuDNN need no workspaces beyond those that torch allocates in advance: "
+    "NVIDIA does not document which kernel they pick"
+)
+
+_MOST_KERNELS: Final = 3
+"""Kernels that are named in the assumptions."""
+
+_SMALL: Final = 2**20
+_ALL: Final = 2**63
+"""Bytes of the buffers up to which collectives compute values."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The simulated GPUs that a program finds, and the options of the simulation.
+
+    ``gpu`` names entries of the catalogue: ``"2xa100-40gb"``. ``compute``: ``"real"`` computes all
+    values on the CPU, ``"shapes"`` those of integers, masks and tensors of up to 1 MiB, ``"auto"``
+    all while they cost seconds, then as shapes. ``conf``: allocator settings in place of
+    ``PYTORCH_CUDA_ALLOC_CONF``. ``assume``: values for lines that read a value that was not
+    computed, as ``FILE:LINE=VALUE``. ``endless``: devices never run out of memory. ``measure``:
+    with ``real``, a large program makes its first step without values, to know their cost.
+    """
+
+    gpu: str = "h100-80gb"
+    compute: str = "auto"
+    conf: str | None = None
+    assume: tuple[str, ...] = ()
+    endless: bool = False
+    measure: bool = False
+
+
+class SimulatedRank(Protocol):
+    """The distributed job of an estimated run: `gpuprobe.planning.peers.Job`."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of the run, from 0."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def peers(self) -> Any:
+        """The connection to the other ranks; None if they are not simulated."""
+
+
+_session: NativeSession | None = None
+
+
+def active() -> NativeSession | None:
+    """The session that this process has started; None outside of one."""
+    return _session
+
+
+def current() -> NativeSession | None:
+    """The session of this process; None outside a session. A child of a process on the native
+    engine has a session with that one's options from its first use of a GPU.
+    """
+    global _session
+    if _session is None and process.loaded() is not None and not hidden.is_hidden():
+        inherited = os.environ.get(process.VALUES)
+        given = {} if inherited is None else json.loads(inherited)
+        options = EngineOptions(
+            compute=given.get("compute", "real"), assume=tuple(given.get("assume", ()))
+        )
+        _session = NativeSession(options, (), inherits=inherited is not None)
+        if given.get("reported"):
+            _session.read_unknown_as_nan()
+        _session.start()
+    return _session
+
+
+def environment_of(options: EngineOptions) -> dict[str, str]:
+    """The variables that have programs run on simulated GPUs. Raises EnvironmentUnavailable
+    where it does not run, ConfigError for an unknown GPU.
+    """
+    found = process.environment_with(parse_spec(options.gpu), endless=options.endless)
+    found[process.VALUES] = _passed_on(options, reported=True)
+    return found
+
+
+def _passed_on(options: EngineOptions, *, reported: bool) -> str:
+    """What other processes compute: the value of `process.VALUES`."""
+    return json.dumps({"compute": options.compute, "assume": options.assume, "reported": reported})
+
+
+class NativeSession:
+    """Simulated GPUs of this process, which keeps them to its end: `stop` ends only the computation
+    of values.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        gpus: Sequence[GpuModel],
+        job: SimulatedRank | None = None,
+        *,
+        bounded: bool = False,
+        inherits: bool = False,
+    ) -> None:
+        """``job``: the distributed job of an estimated run. ``bounded``: raise TooLarge above the
+        limits of ``--compute auto``. ``inherits``: the GPUs are those of the process that started
+        this one, and so are the options.
+        """
+        self._computes = bool(gpus) or inherits
+        self._options = options
+        self._job = job if job is not None and job.ranks > 1 else None
+        self.traffic: Traffic | None = None  # once the recorder's clock is known
+        self._patches: Patches | None = None
+        self.gpus = tuple(gpus)
+        self._assumed: list[str] = []
+        self._values: Values | None = None  # while values are computed
+        self._ended = False
+        self._reported = False
+        self._bounded = bounded
+        self._reads: Reads | None = None  # once values are computed
+        self._computed: Values | None = None  # as `_values`, also after `stop`
+        self.runtime: process.Runtime | None = None
+        self._launches: NativeLaunches | None = None
+        self._end_counting: Callable[[], None] = lambda: None
+        self._end_listing: Callable[[], None] = lambda: None
+
+    @property
+    def assumed(self) -> Sequence[str]:
+        refused = self.runtime.refused() if self.runtime is not None else ()
+        kernels = self.runtime.uncomputed() if self.runtime is not None else ()
+        return (
+            *self._assumed,
+            *(() if self._computed is None else self._computed.notes),
+            *(f"{name} was called, which simulated GPUs do not answer" for name in refused),
+            *(
+                f"a library launched the kernel {readable(name)}, whose values are not computed: "
+                "what it writes keeps the bytes from before"
+                for name in kernels[:_MOST_KERNELS]
+            ),
+            *(
+                (f"the same for {len(kernels) - _MOST_KERNELS} other kernels",)
+                if len(kernels) > _MOST_KERNELS
+                else ()
+            ),
+        )
+
+    def assume(self, text: str) -> None:
+        """Note an assumption behind the figures, once."""
+        if text not in self._assumed:
+            self._assumed.append(text)
+
+    def start(self) -> None:
+        """Load the engine, before torch. Raises what `gpuprobe.native.process.load` raises."""
+        global _session
+        if self.gpus:
+            _set_conf(self._options.conf)
+            self.runtime = process.load(self.gpus, endless=self._options.endless)
+            hidden.show()
+            left = _empty_allocator()
+            if left:
+                self.assume(
+                    f"tensors of {human_bytes(left)} from before were on the GPUs at the start"
+                )
+        else:
+            self.runtime = process.loaded()
+        if self._computes:
+            self._pass_on()
+        _session = self
+        self._ended = False
+        self._end_listing = add_assumptions(lambda: self.assumed)
+        if self.runtime is not None:
+            self._launches = NativeLaunches(self.runtime)
+            self._end_counting = set_launch_counter(self._launches)
+        if self._job is not None:
+            # Its thread would read the store, which is Python, after the interpreter has ended.
+            os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        when_imported("torch", self._join)
+        when_imported("torch", self._compute)
+
+    def _pass_on(self) -> None:
+        """Have the processes that this one starts compute values as it does."""
+        os.environ[process.VALUES] = _passed_on(self._options, reported=self._reported)
+
+    def _join(self) -> None:
+        """Become a rank of the job. Called when torch has been imported."""
+        if self._ended or self._patches is not None:
+            return
+        from gpuprobe.native.jobs import groups
+
+        self._patches = Patches()
+        if self.runtime is not None:
+            self.runtime.collectives.name_places(groups.place_in_job)
+            self.runtime.collectives.alone(self._job is not None)
+        if self._job is not None:
+            groups.without_splits(self._patches)
+            assert self.traffic is not None  # `NativeMeasurement.recorded` comes before `start`
+            groups.install(self._job, len(self.gpus), self._patches, self.traffic, self.assume)
+
+    def _compute(self) -> None:
+        """Compute values from now on. Called when torch has been imported."""
+        if self._ended or self._values is not None or not self._computes:
+            return
+        from gpuprobe.native.values import Values
+        from gpuprobe.native.values.budget import Budget, Requested
+
+        compute = self._options.compute
+        budget: Budget | None = None
+        if compute != "shapes" and self.runtime is not None:
+            self.runtime.write_collectives(_ALL)
+            self.runtime.note_uncomputed(True)
+            if compute == "real":
+                budget = (
+                    Budget(self.runtime)
+                    if self._bounded
+                    else Requested(self.runtime, measure=self._options.measure)
+                )
+        self._values = Values(compute, self._options.assume, reported=self._reported, budget=budget)
+        self._reads = self._values.reads
+        self._computed = self._values
+        self._values.__enter__()
+        if self.runtime is not None:
+            self.runtime.values_begun()
+        if self._launches is not None:
+            self._launches.follow(self._values.computing)
+
+    def stop(self) -> None:
+        """End the session. The GPUs stay to the end of the process."""
+        global _session
+        self._ended = True
+        self._end_counting()
+        self._end_listing()
+        if self._launches is not None:
+            self._launches.follow(None)
+        if self._computes:
+            os.environ.pop(process.VALUES, None)
+        values, self._values = self._values, None
+        if values is not None:
+            values.__exit__(None, None, None)
+            if self.runtime is not None:
+                self.runtime.write_collectives(_SMALL)
+                self.runtime.note_uncomputed(False)
+        patches, self._patches = self._patches, None
+        if patches is not None:
+            patches.undo()
+        if _session is self:
+            _session = None
+        hidden.hide()
+
+    def read_unknown_as_nan(self) -> None:
+        """Assume values that were not computed, and note it, instead of raising ValueNeeded. Call
+        it before `start`, or before torch is imported.
+        """
+        self._reported = True
+        if process.VALUES in os.environ:
+            self._pass_on()
+        if self._reads is not None:
+            self._reads.reported = True
+
+    def unknown_read(self) -> tuple[str, str]:
+        """The first line that decided by a value that was not computed, and the first whose size
+        is the largest possible one; ``""`` for none.
+        """
+        return ("", "") if self._reads is None else (self._reads.decided, self._reads.bounded)
+
+    def refused(self) -> ValueNeeded | None:
+        """The error of a value that could not be assumed, which the program may have caught."""
+        return None if self._reads is None else self._reads.refused
+
+    @property
+    def everything(self) -> bool:
+        """Whether all values have been computed."""
+        return self._options.compute != "shapes" and (
+            self._computed is None or self._computed.everything
+        )
+
+    def too_large(self) -> str:
+        """Why all values of the run are too much to be computed without a request, from what they
+        cost; "" if they are not.
+        """
+        from gpuprobe.native.values.budget import too_large
+
+        peak = max((allocated for allocated, _ in self.peaks().values()), default=0)
+        return "" if self._computed is None else too_large(self._computed.cost, peak)
+
+    @property
+    def computed(self) -> Values | None:
+        """The values of this session, and what they cost; None before torch is imported."""
+        return self._computed
+
+    def unused_assumptions(self) -> tuple[str, ...]:
+        """The assumptions about lines that have read no unknown value."""
+        if self._reads is None:
+            return self._options.assume
+        return tuple(self._reads.assumptions.unused)
+
+    def peaks(self) -> Mapping[int, tuple[int, int]]:
+        import torch
+
+        return {
+            index: (
+                torch.cuda.max_memory_allocated(index),
+                torch.cuda.max_memory_reserved(index),
+            )
+            for index in range(0 if self.runtime is None else len(self.runtime.visible()))
+            if torch.cuda.max_memory_allocated(index)
+        }
+
+
+_before: Final = {name: os.environ.get(name) for name in _CONF}
+"""The user's settings of the allocator."""
+
+
+def _set_conf(conf: str | None) -> None:
+    """Make torch's allocator start with these settings, or with the user's for None. Raises
+    TooLate if it has started with others.
+    """
+    settings = dict(_before) if conf is None else dict.fromkeys(_CONF, conf)
+    now = {name: os.environ.get(name) for name in _CONF}
+    torch = sys.modules.get("torch")
+    if settings != now and torch is not None and torch.cuda.is_initialized():
+        raise TooLate(
+            "this process has other settings of the allocator already, which it keeps to its end",
+            hint="use one process for each conf",
+        )
+    for name, text in settings.items():
+        if text is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = text
+
+
+def _empty_allocator() -> int:
+    """Free the cache that earlier sessions of this process have left in torch's allocator, and
+    reset its peaks, so that equal programs have equal figures. Returns the bytes of remaining
+    tensors.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    left = 0
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.reset_peak_memory_stats(index)
+        torch.cuda.reset_accumulated_memory_stats(index)
+        left += torch.cuda.memory_allocated(index)
+    return left
+
+
+@contextmanager
+def session(options: EngineOptions) -> Iterator[NativeSession]:
+    """Simulated GPUs in this process. Raises ConfigError for an unknown GPU, and what
+    `gpuprobe.native.process.load` raises.
+    """
+    made = NativeSession(options, parse_spec(options.gpu))
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+class NativeMeasurement:
+    """An estimated run on GPUs of the native engine that never run out of memory."""
+
+    def __init__(
+        self, options: EngineOptions, job: SimulatedRank, *, bounded: bool = False
+    ) -> None:
+        self._options = options
+        self._job = job
+        self._gpus = parse_spec(options.gpu)
+        self._session = NativeSession(options, self._gpus, job, bounded=bounded)
+        text = in_environment() if options.conf is None else options.conf
+        self._settings = parse_conf(text) if text else AllocatorSettings()
+
+    @property
+    def session(self) -> NativeSession:
+        return self._session
+
+    @property
+    def count(self) -> int:
+        """The number of GPUs of one process."""
+        return len(self.models())
+
+    def models(self) -> Mapping[int, GpuModel]:
+        # Not from the runtime: once queried, it would ignore the devices that the program selects.
+        return dict(visible(os.environ.get(NAME), tuple(enumerate(self._gpus))))
+
+    def assume(self, text: str) -> None:
+        self._session.assume(text)
+
+    def recorded(self, now_ns: Callable[[], int]) -> None:
+        if self._job.ranks > 1:
+            from gpuprobe.torch_support.traffic import Traffic
+
+            self._session.traffic = Traffic(now_ns)
+
+    def unknown_read(self) -> tuple[str, str]:
+        return self._session.unknown_read()
+
+    def too_large(self) -> str:
+        return self._session.too_large()
+
+    def refused(self) -> ValueNeeded | None:
+        return self._session.refused()
+
+    def run(self, recording: Recording) -> EngineRun:
+        peaks = self._session.peaks()
+        runtime = self._session.runtime
+        assert runtime is not None
+        numbers = runtime.visible()
+        traces: dict[str, MemoryTrace] = {}
+        for rank in recording.ranks:
+            for trace in rank.load_traces():
+                earlier = traces.get(trace.device)
+                traces[trace.device] = trace if earlier is None else joined(earlier, trace)
+        faults = [text for rank in recording.ranks if rank.end for text in rank.end.gpuprobe_faults]
+        if faults:  # the traces end there
+            raise RuntimeError(f"the recording stopped: {faults[0]}")
+        self.assume(WORKSPACES)
+        traffic = self._session.traffic
+        if self._job.peers is not None and traffic is not None:
+            self._job.peers.post_differences(traffic.differences.document())
+        low, high = buffers(traffic.communicators.values() if traffic is not None else ())
+        return EngineRun(
+            count=len(numbers),
+            devices=[
+                # A GPU that is used has been traced: recordings begin with its first use.
+                DeviceRun(
+                    ordinal,
+                    numbers[ordinal],
+                    self._gpus[numbers[ordinal]],
+                    *peaks[ordinal],
+                    traces[f"cuda:{ordinal}"],
+                )
+                for ordinal in sorted(peaks)
+            ],
+            settings=self._settings,
+            compute="real" if self._session.everything else "shapes",
+            ranks=self._job.ranks,
+            rank=self._job.rank,
+            assumed=list(self._session.assumed),
+            unused_assumptions=self._session.unused_assumptions(),
+            traffic=traffic,
+            nccl_low=low,
+            nccl_high=high,
+        )
+
+
+def joined(first: MemoryTrace, second: MemoryTrace) -> MemoryTrace:
+    """Join two traces of one device, of which the second begins where the first ends: all events,
+    and the final layout. What only attribution needs is left out.
+    """
+    pools = [*first.pools, *(pool for pool in second.pools if pool not in first.pools)]
+    number = {index: pools.index(pool) for index, pool in enumerate(second.pools)}
+    events = EventColumns()
+    for name in ("action", "address", "size", "stream", "device_free"):
+        column = getattr(events, name)
+        column.extend(first.events.column(name))
+        column.extend(second.events.column(name))
+    events.pool.extend(first.events.column("pool"))
+    events.pool.extend(number[index] for index in second.events.column("pool"))
+    return MemoryTrace(
+        device=first.device,
+        events=events,
+        baseline=first.baseline,
+        stacks=first.stacks,
+        pools=pools,
+        segments=second.segments,
+        settings=second.settings,
+        complete=first.complete and second.complete,
+    )

@@ -1,1 +1,0 @@
-"""``torch.compile`` on a virtual device: Inductor's own wrapper runs, its kernels do nothing."""

@@ -1,1 +1,0 @@
-"""One virtual CUDA device: its allocator, statistics and memory history."""

@@ -1,1 +1,0 @@
-"""``torch.distributed`` on a virtual machine: real ranks over gloo, or one that is pretended."""

@@ -1,1 +1,0 @@
-"""Operators and functions of other packages' CUDA extensions."""

@@ -1,1 +1,0 @@
-"""Values that a program reads: which are known, and what it does with those that are not."""

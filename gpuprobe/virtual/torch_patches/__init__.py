@@ -1,1 +1,0 @@
-"""What torch answers differently while a virtual GPU exists."""

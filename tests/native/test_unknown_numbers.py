@@ -1,0 +1,184 @@
+"""Unknown numbers stay unknown in arithmetic, pass as finite, and report each decision."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprobe.native.values.unknown import STAND_IN, UnknownFloat, UnknownInt, follow_math
+from gpuprobe.patching import Patches
+
+
+class Noted:
+    """Decisions that are all false, and what was needed for them."""
+
+    def __init__(self) -> None:
+        self.needs: list[str] = []
+
+    def decide(self, need: str, healthy: bool | None = None) -> bool:
+        self.needs.append(need)
+        return bool(healthy)
+
+    def escape(self, need: str) -> None:
+        self.needs.append(need)
+
+    def printed(self) -> None:
+        self.needs.append("text")
+
+    def whole(self, need: str, stand_in: int) -> int:
+        self.needs.append(need)
+        return stand_in
+
+
+@pytest.fixture
+def noted() -> Noted:
+    return Noted()
+
+
+@pytest.fixture
+def functions() -> Iterator[None]:
+    patches = Patches()
+    follow_math(patches)
+    yield
+    patches.undo()
+
+
+OPERATIONS = st.sampled_from(
+    [
+        lambda x, n: x + n,
+        lambda x, n: n + x,
+        lambda x, n: x - n,
+        lambda x, n: n - x,
+        lambda x, n: x * n,
+        lambda x, n: n * x,
+        lambda x, n: x / n,
+        lambda x, n: n / x,
+        lambda x, n: x // n,
+        lambda x, n: n // x,
+        lambda x, n: x % n,
+        lambda x, n: x**2,
+        lambda x, n: n**x,
+        lambda x, n: -x,
+        lambda x, n: +x,
+        lambda x, n: abs(x),
+        lambda x, n: round(x, 2),
+        lambda x, n: sum([x, n]),
+        lambda x, n: divmod(x, n)[0],
+        lambda x, n: copy.deepcopy([x])[0],
+    ]
+)
+NUMBERS = st.one_of(st.integers(1, 9), st.floats(0.5, 9.0))
+
+
+@given(st.lists(st.tuples(OPERATIONS, NUMBERS), max_size=12))
+def test_what_is_computed_of_an_unknown_number_is_unknown(steps: list[tuple[Any, Any]]) -> None:
+    noted = Noted()
+    value: Any = UnknownFloat(noted)
+    for operation, number in steps:
+        value = operation(value, number)
+    assert isinstance(value, UnknownFloat)
+    assert isinstance(value, float)
+    assert not noted.needs
+    value < 1.0  # noqa: B015 - it is noted
+    assert noted.needs == ["whether a number is less than another"]
+
+
+@given(st.lists(st.tuples(OPERATIONS, st.integers(1, 9)), max_size=6))
+def test_what_is_computed_of_an_unknown_whole_number_is_unknown(
+    steps: list[tuple[Any, int]],
+) -> None:
+    noted = Noted()
+    value: Any = UnknownInt(noted, 3)
+    for operation, number in steps:
+        value = operation(value, number)
+    assert isinstance(value, (UnknownInt, UnknownFloat))
+    assert not noted.needs
+
+
+@pytest.mark.usefixtures("functions")
+def test_tests_of_finiteness_pass(noted: Noted) -> None:
+    value = UnknownFloat(noted)
+    assert math.isfinite(value)
+    assert not math.isnan(value)
+    assert not math.isinf(value * 2)
+    assert value == value
+    assert not value != value  # noqa: SIM202
+    assert value < math.inf
+    assert value > -math.inf
+    assert not value == math.nan  # noqa: SIM201
+    assert not noted.needs
+
+
+@pytest.mark.usefixtures("functions")
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: math.exp(x),
+        lambda x: math.sqrt(x),
+        lambda x: math.log(x, 2),
+        lambda x: math.pow(2, x),
+        lambda x: math.fsum(iter([1, x])),
+    ],
+)
+def test_functions_of_math_keep_it(compute: Any, noted: Noted) -> None:
+    assert isinstance(compute(UnknownFloat(noted)), UnknownFloat)
+    assert type(compute(1.0)) is float
+    assert not noted.needs
+
+
+@pytest.mark.usefixtures("functions")
+def test_functions_that_were_imported_before_are_replaced(noted: Noted) -> None:
+    assert isinstance(statistics.fmean([1.0, UnknownFloat(noted)]), UnknownFloat)
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda x: x < 1.0,
+        lambda x: x >= UnknownFloat(x.decisions),
+        lambda x: bool(x),
+        lambda x: int(x),
+        lambda x: float(x),
+        lambda x: math.floor(x),
+        lambda x: round(x),
+        lambda x: 1.0 == x,  # noqa: SIM300
+        lambda x: max(x, 0.5),
+        lambda x: sorted([x, 0.5]),
+        lambda x: x.is_integer(),
+        lambda x: statistics.mean([x, 1.0]),
+    ],
+)
+def test_each_decision_is_noted(decide: Any, noted: Noted) -> None:
+    decide(UnknownFloat(noted))
+    assert noted.needs
+
+
+def test_numpy_meets_its_rules(noted: Noted) -> None:
+    numpy = pytest.importorskip("numpy")
+    value = UnknownFloat(noted)
+    assert numpy.isfinite(value)
+    assert not numpy.isnan(value)
+    assert isinstance(numpy.sqrt(value), UnknownFloat)
+    assert not noted.needs
+    numpy.less(value, 1.0)
+    assert noted.needs == ["numpy.less"]
+    numpy.mean([value, 1.0])
+    assert len(noted.needs) > 1
+
+
+def test_it_is_printed_as_not_a_number_and_stored_as_a_number(noted: Noted) -> None:
+    value = UnknownFloat(noted)
+    assert f"{value:8.3f} {value}" == "     nan nan"
+    assert repr([value]) == "[nan]"
+    assert set(noted.needs) == {"text"}
+    assert json.loads(json.dumps(value)) == STAND_IN  # C code reads the value
+    assert type(pickle.loads(pickle.dumps(value))) is float

@@ -1,0 +1,107 @@
+"""Programs whose path depends on values: as on the CPU, or with the decision named. The benchmark
+``native_values.py --programs`` runs all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuprobe.native.libraries import torch_build
+
+BUILD = torch_build()
+pytestmark = pytest.mark.skipif(
+    BUILD is None or not BUILD.cuda,
+    reason="torch is a CPU build: the native engine needs a CUDA build",
+)
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "native_values.py"
+PROGRAMS = Path(__file__).parent / "value_programs"
+SAME = ("guard_isnan_continue", "guard_clip_error", "grad_scaler", "early_stopping", "cuda_graph")
+"""In auto: these cost little."""
+NAMED = ("curriculum_length", "converge_while", "sample_until_end", "mean_of_losses", "nms_boxes")
+"""In shapes: these decide by values that are not computed."""
+
+
+def test_there_are_enough() -> None:
+    assert len(list(PROGRAMS.glob("*.py"))) >= 40
+
+
+@pytest.mark.parametrize(
+    ("compute", "names", "expected"),
+    [("auto", SAME, "same"), ("shapes", NAMED, "named"), ("shapes", SAME[:3], "same")],
+)
+def test_a_sample(compute: str, names: tuple[str, ...], expected: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--programs", "--compute", compute, *names],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{compute}: {len(names)} {expected}", done.stdout
+
+
+def gpuprobe(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuprobe", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+STOPS = """\
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
+    if loss.item() < 0.9:
+        continue
+    loss.backward()
+    optimizer.step()
+"""
+
+
+SKIPS = """\
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+skipped = 0
+for _ in range(2):
+    loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
+    if loss.item() > 5.0:
+        skipped += 1
+    else:
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_run_without_a_training_step_is_no_estimate(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SKIPS)
+    skipped = gpuprobe("estimate", "--compute", "shapes", script)
+    assert skipped.returncode == 5
+    assert f"no training step was made, after {script}:7 decided by a value" in skipped.stderr
+    trained = gpuprobe("estimate", "--json", script)
+    assert json.loads(trained.stdout)["steps"] == 2
+
+
+def test_decisions_are_in_the_summary_the_report_and_its_json(tmp_path: Path) -> None:
+    script, output = tmp_path / "train.py", tmp_path / "run.gpuprobe"
+    script.write_text(STOPS)
+    done = gpuprobe("run", "--gpu", "t4", "--compute", "shapes", "-o", output, script)
+    assert done.returncode == 0, done.stderr
+    assert "train.py:6: `loss.item() < 0.9` was not computed: assumed to be False" in done.stderr
+    report = " ".join(gpuprobe("report", output, "-v").stdout.split())
+    assert "`loss.item() < 0.9` was not computed: assumed to be False" in report
+    document = json.loads(gpuprobe("report", "--json", output).stdout)
+    spots = document["blind_spots"]
+    assert any("train.py:6" in json.dumps(spot) for spot in spots), spots
