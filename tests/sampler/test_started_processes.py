@@ -155,8 +155,8 @@ def test_all_that_use_a_gpu_are_recorded_whatever_their_end(
         ("complete", 1, 0),  # whole
         ("failed", 1, 0),
         ("incomplete", 1, 0),  # left with os._exit
-        ("killed", 2, 0),  # the server: written before it sent its answer
-        ("killed", 4, 0),  # of the pool, likewise
+        ("incomplete", 2, 0),  # the server: written before it sent its answer
+        ("incomplete", 4, 0),  # of the pool, likewise
         ("complete", 1, 0),  # forked with os.fork
     ]
     errors = [row.error.type for row in report.children if row.error is not None]
