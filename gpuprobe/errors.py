@@ -26,12 +26,12 @@ from __future__ import annotations
 
 __all__ = [
     "ConfigError",
+    "CostMeasured",
     "DataError",
     "DriverUnavailable",
     "EnvironmentUnavailable",
     "GpuprobeError",
     "InternalError",
-    "Measured",
     "MissingExtra",
     "NotARecording",
     "NotModelled",
@@ -141,7 +141,7 @@ class TooLarge(BaseException):
     """
 
 
-class Measured(BaseException):
+class CostMeasured(BaseException):
     """A run in which all values were requested has made its first step without them, to know that
     they are affordable: it must start again. The text is the cost.
     """

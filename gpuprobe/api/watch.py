@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gpuprobe.errors import (
+    CostMeasured,
     DataError,
     EnvironmentUnavailable,
-    Measured,
     MissingExtra,
     TooLarge,
     UnknownValue,
@@ -302,7 +302,7 @@ def run(
     for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA, or
     on a simulated H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
     raise; an exception of the program is in the result. With ``measure`` and ``compute="real"``, a
-    large program makes its first step without values, so that their cost is known: Measured if they
+    large program makes its first step without values, so that their cost is known: CostMeasured if they
     are affordable, and the program must run again from its start, without a recording.
     """
     if gpu is not None:
@@ -317,11 +317,11 @@ def run(
             result = _recorded(
                 loaded, output, level, force, warn, hazards, trace_steps, on_step, session
             )
-        if isinstance(result.error, (TooLarge, Measured)):
+        if isinstance(result.error, (TooLarge, CostMeasured)):
             from gpuprobe.recording.writer import remove_recording
 
             remove_recording(output)
-            if isinstance(result.error, Measured):
+            if isinstance(result.error, CostMeasured):
                 raise result.error.with_traceback(None)
             text = f"--compute {compute}: {result.error}"
             raise EnvironmentUnavailable(text, hint="--compute auto")

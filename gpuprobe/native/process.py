@@ -208,7 +208,7 @@ class Runtime:
         self.libraries = libraries
         self.settings = settings
         self._core = core
-        self.collectives = Collectives(core)
+        self.collectives = ExchangedCollectives(core)
         core.gpn_settings_read.restype = ctypes.c_bool
         core.gpn_used.restype = ctypes.c_ulonglong
         core.gpn_unanswered_count.restype = ctypes.c_size_t
@@ -337,7 +337,7 @@ class Runtime:
 _PLACE: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
 
 
-class Collectives:
+class ExchangedCollectives:
     """The collectives of this process with the other processes of its job."""
 
     def __init__(self, core: ctypes.CDLL) -> None:

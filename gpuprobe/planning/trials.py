@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, NoReturn
 
 from gpuprobe.errors import (
+    CostMeasured,
     EnvironmentUnavailable,
     GpuprobeError,
-    Measured,
     ProgramFailed,
     TooLarge,
     UsageError,
@@ -116,7 +116,7 @@ def _requested(
         return attempt(compute, _REQUESTED).estimate
     except TooLarge as large:
         reason = str(large)
-    except Measured:
+    except CostMeasured:
         try:
             return again(_REQUESTED)
         except TooLarge as large:

@@ -21,7 +21,7 @@ from gpuprobe.cli.after_script import misplaced_options
 from gpuprobe.cli.options import Target, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
-from gpuprobe.errors import GpuprobeError, Measured, UsageError
+from gpuprobe.errors import CostMeasured, GpuprobeError, UsageError
 from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
             on_step=None if silent else StatusLine().step,
             measure=os.environ.pop(_MEASURED, None) is None,
         )
-    except Measured as cost:
+    except CostMeasured as cost:
         _start_again(str(cost), folder)
 
     code = _exit_code(result)

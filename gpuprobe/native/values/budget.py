@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gpuprobe.errors import Measured, TooLarge
+from gpuprobe.errors import CostMeasured, TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
 from gpuprobe.torch_support.tensors import tensors_in
@@ -139,7 +139,7 @@ class Requested(Budget):
 
     ``measure``: a program whose tensors take more than `LARGE` runs its first step without values
     (or what it does in `MEASURING` seconds), so that its cost is known. Beyond the bounds that
-    raises `TooLarge`, else `Measured`: it must then start again.
+    raises `TooLarge`, else `CostMeasured`: it must then start again.
     """
 
     def __init__(self, runtime: Runtime, *, measure: bool = False) -> None:
@@ -166,7 +166,7 @@ class Requested(Budget):
         )
         if peak > self._memory or self.cost.seconds > HOUR:
             raise self._refusal(what, peak)
-        raise Measured(
+        raise CostMeasured(
             f"{human_bytes(peak)}, and about {_minutes(self.cost.seconds)} of computing for its "
             f"{what}"
         )

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes as _disabled
 
 from gpuprobe.errors import NotModelled
-from gpuprobe.native.process import Collectives
+from gpuprobe.native.process import ExchangedCollectives
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.budget import Budget
@@ -95,7 +95,7 @@ class Computing:
     One instance serves all threads; entering is done by `Values`.
     """
 
-    def __init__(self, skipping: Skipping, exchanged: Collectives) -> None:
+    def __init__(self, skipping: Skipping, exchanged: ExchangedCollectives) -> None:
         self.aliases = Aliases()
         self.exchanged = exchanged
         self._region = _Region()

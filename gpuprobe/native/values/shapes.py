@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.model.text import human_bytes
-from gpuprobe.native.process import Collectives
+from gpuprobe.native.process import ExchangedCollectives
 from gpuprobe.native.values.aliases import parts_of
 from gpuprobe.native.values.budget import AT_ONCE_MEMORY, AT_ONCE_OPERATIONS, Cost
 from gpuprobe.native.values.computing import Call, Computing
@@ -73,7 +73,7 @@ def tensors_in(values: Any) -> Iterator[Any]:
 class Knowledge:
     """Which storages hold values that were computed. It keeps none alive."""
 
-    def __init__(self, exchanged: Collectives, limit: float = LIMIT) -> None:
+    def __init__(self, exchanged: ExchangedCollectives, limit: float = LIMIT) -> None:
         self.limit = limit
         self._exchanged = exchanged
         self._awaited: dict[int, tuple[StorageWeakRef, int, int]] = {}
@@ -231,7 +231,7 @@ class ComputingShapes(Computing):
     def __init__(
         self,
         skipping: Skipping,
-        exchanged: Collectives,
+        exchanged: ExchangedCollectives,
         reads: Reads,
         cost: Cost,
         *,
