@@ -302,8 +302,8 @@ def run(
     for `virtual_gpu`. ``hazards`` also detects races between streams: on that GPU, or on CUDA, or
     on a simulated H100. ``on_step``: as for `record`. Raises what `record` and `virtual_gpu`
     raise; an exception of the program is in the result. With ``measure`` and ``compute="real"``, a
-    large program makes its first step without values, so that their cost is known: CostMeasured if they
-    are affordable, and the program must run again from its start, without a recording.
+    large program makes its first step without values, so that their cost is known: CostMeasured if
+    they are affordable, and the program must run again from its start, without a recording.
     """
     if gpu is not None:
         from gpuprobe.api.simulated_gpu import require_torch
