@@ -332,10 +332,7 @@ def hazards(
         str | None,
         Parameter("simulate this GPU, such as h100-80gb; null: CUDA, or an H100 without CUDA"),
     ] = None,
-    compute: Annotated[
-        Literal["real", "shapes"],
-        Parameter("with gpu: compute values on the CPU, or only shapes and memory"),
-    ] = "real",
+    compute: Compute = "auto",
 ) -> object:
     """Detect races between CUDA streams and implicit synchronisations in a script. Executes the
     whole script.
@@ -344,7 +341,7 @@ def hazards(
     from gpuprobe.api.watch import program, run
     from gpuprobe.errors import UsageError
 
-    if gpu is None and compute != "real":
+    if gpu is None and compute != "auto":
         raise UsageError("compute needs gpu", hint='"gpu": "h100-80gb"')
     loaded = program(script, arguments)
     with scratch_recording() as path:
