@@ -46,6 +46,7 @@ def test_lines_of_instructions() -> None:
     assert line_of(code, 1 << 20) == code.co_firstlineno
 
 
+@pytest.mark.simulated
 def test_a_value_is_needed_in_torchvision_not_in_its_caller() -> None:
     with (
         gpuprobe.virtual_gpu("t4", "shapes"),
@@ -54,6 +55,7 @@ def test_a_value_is_needed_in_torchvision_not_in_its_caller() -> None:
         ops().needs_a_value(torch.zeros(1024, 1024, device="cuda"))  # more than is computed
 
 
+@pytest.mark.simulated
 def test_a_race_is_torchvisions() -> None:
     with gpuprobe.detect_hazards(gpu="t4") as found:
         ops().race(torch)

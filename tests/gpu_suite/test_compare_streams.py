@@ -19,6 +19,8 @@ from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.model.values import Unavailable
 
+pytestmark = pytest.mark.simulated
+
 SNAPSHOTS = {path.stem: path for path in shared_snapshots()}
 events = st.lists(st.builds(Event, st.sampled_from("+-"), st.integers(1, 3), st.just("x")))
 

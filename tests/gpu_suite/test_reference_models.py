@@ -11,6 +11,8 @@ from reference_models.other import mlp
 
 import gpuprobe
 
+pytestmark = pytest.mark.simulated
+
 ALL = cases()
 
 

@@ -17,7 +17,7 @@ import pytest
 import warm_python
 from hazard_case import Case
 from hazard_corpus import CASES
-from test_hazard_corpus import gpus, judge
+from judging import judge
 from upstream_corpus import BUGS
 
 from gpuprobe.hazards.accesses import Access, Race, RaceContext, Scope
@@ -31,9 +31,7 @@ from gpuprobe.hazards.rules import GRAPH_FREED
 from gpuprobe.model.findings import Finding, Fix, Insertion, Level
 from gpuprobe.model.place import Place
 
-__all__ = ["gpus"]
-
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 # Ways to mend a race: each of these programs is mended in another one.
 _WAYS = {

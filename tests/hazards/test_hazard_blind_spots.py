@@ -17,7 +17,7 @@ from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.text import draw
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore")]
 
 
 def text_of(found: Hazards) -> str:

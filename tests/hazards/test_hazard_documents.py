@@ -29,6 +29,8 @@ from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.text import draw
 
+pytestmark = pytest.mark.simulated
+
 PROGRAM = """\
 side = torch.cuda.Stream()
 x = torch.ones(64, device="cuda")

@@ -15,7 +15,7 @@ from torch import nn
 import gpuprobe
 from gpuprobe.hazards.rules import ALSO_WRITTEN, RULES, SELF_WAIT
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore")]
 
 BY_NAME = {case.name: case for case in CASES}
 

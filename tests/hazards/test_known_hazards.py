@@ -28,6 +28,8 @@ from gpuprobe.hazards.findings.known import (
 from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.findings import Finding, Level
 
+pytestmark = pytest.mark.simulated
+
 PROGRAM = """\
 import torch
 side = torch.cuda.Stream()

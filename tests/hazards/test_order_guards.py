@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gpuprobe
-from gpuprobe.hazard_watch import cuda as front_end
+from gpuprobe.hazard_watch import device as cuda_device
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.events import Allocation, EventRecord, EventWait, Free, Launch
 from gpuprobe.hazards.footprint import Footprint
@@ -183,6 +183,7 @@ def _addresses() -> list[bool]:
     return found
 
 
+@pytest.mark.simulated
 def test_recorded_blocks_are_reused_when_their_users_are_done() -> None:
     with gpuprobe.virtual_gpu("h100-80gb"):
         assert _addresses() == [False, True]
@@ -204,6 +205,7 @@ def _idle(synchronize: bool) -> bool:
     return torch.empty(4, device="cuda").data_ptr() == address and other is not None
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("synchronize", [False, True])
 def test_a_stream_without_work_holds_no_block(synchronize: bool) -> None:
     with gpuprobe.virtual_gpu("h100-80gb"):
@@ -222,6 +224,7 @@ class _Twice(torch.autograd.Function):  # type: ignore[misc]
         return grads[0] * 2
 
 
+@pytest.mark.simulated
 def test_a_leafs_gradient_is_accumulated_where_a_function_took_it_first() -> None:
     """As torch 2.13 does on CUDA: the hook of a leaf sees the stream of its accumulating node."""
     with gpuprobe.virtual_gpu("h100-80gb"):
@@ -267,11 +270,11 @@ def test_the_driver_knows_which_streams_are_blocking(
     pools (9).
     """
     monkeypatch.setattr(ctypes, "CDLL", lambda name: _Driver())
-    machine = object.__new__(front_end._Cuda)
+    machine = object.__new__(cuda_device.Cuda)
     machine.labels = {(0, 9): 3}
     assert machine.blocking(0, handle) is blocking
 
 
 def test_without_a_driver_no_stream_is_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_end, "_DRIVER", "libno-such-driver.so")
-    assert front_end._waits_for_the_default_stream(6) is False
+    monkeypatch.setattr(cuda_device, "_DRIVER", "libno-such-driver.so")
+    assert cuda_device._waits_for_the_default_stream(6) is False

@@ -11,7 +11,7 @@ from torch import nn
 import gpuprobe
 from gpuprobe.errors import UsageError
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -15,6 +15,8 @@ import torch.multiprocessing  # its reductions
 import gpuprobe
 from gpuprobe.errors import NotModelled
 
+pytestmark = pytest.mark.simulated
+
 
 def watched(act: Any) -> Any:
     """Findings of ``act(tensor, one end, other end)`` of a pipe; both ends are held here, which

@@ -10,6 +10,8 @@ import torch
 
 import gpuprobe
 
+pytestmark = pytest.mark.simulated
+
 _OPERATORS = """
 import torch
 

@@ -26,6 +26,8 @@ from gpuprobe.hazards.events import (
 )
 from gpuprobe.hazards.footprint import Footprint
 
+pytestmark = pytest.mark.simulated
+
 SIZE = 8
 
 

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from hazard_case import Case
-from test_hazard_corpus import gpus, judge
+from judging import judge
 from upstream_case import Bug
 from upstream_corpus import BUGS, CORRECT
 
-__all__ = ["gpus"]
-
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 
 def _named() -> Iterator[str]:

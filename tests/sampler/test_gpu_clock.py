@@ -219,6 +219,7 @@ def test_a_gpu_that_answers_nothing_more_costs_no_step() -> None:
     assert refused.read(["cuda:0"]).used == {}
 
 
+@pytest.mark.simulated
 def test_two_optimizers_keep_what_the_first_record_was_told() -> None:
     import torch
 
@@ -234,6 +235,7 @@ def test_two_optimizers_keep_what_the_first_record_was_told() -> None:
     assert not isinstance(sink.steps[0].windows[0].device_used, Unavailable)
 
 
+@pytest.mark.simulated
 def test_what_two_optimizers_have_in_use_is_of_the_moment_of_what_they_reserve() -> None:
     import torch
 
@@ -279,6 +281,7 @@ def test_the_driver_is_asked_once_a_second() -> None:
     assert len(asked) == 4
 
 
+@pytest.mark.simulated
 def test_on_a_virtual_gpu_the_account_of_the_device_closes() -> None:
     import torch
 

@@ -269,7 +269,7 @@ def test_a_draft_model_makes_calls_no_tokens() -> None:
     assert mixed
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.simulated)])
 @pytest.mark.parametrize("objects", [False, True])
 def test_caches_are_a_category(tmp_path: Path, objects: bool, device: str) -> None:
     here = gpuprobe.virtual_gpu("h100-80gb", compute="real") if device == "cuda" else nullcontext()

@@ -338,6 +338,7 @@ def test_optimizers_without_end_do_not_have_all_objects_looked_through_each_time
         assert hooks._searches == SEARCHES + 1
 
 
+@pytest.mark.simulated
 def test_a_peak_after_the_last_step_is_kept() -> None:
     """Memory that no phase is reported for: a table of results, say."""
     sink = KeepingSink()

@@ -126,6 +126,7 @@ def test_gradients_are_what_the_backward_pass_leaves() -> None:
     assert sum(made(trace, Category.GRADIENT, "backward")) == 4 * WEIGHTS
 
 
+@pytest.mark.simulated
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("again", [False, True])
 def test_on_a_gpu_stacks_and_lifetimes_tell(again: bool) -> None:

@@ -20,7 +20,7 @@ from gpuprobe.api.watch import _convert
 from gpuprobe.model.findings import Finding
 from gpuprobe.sampler.recorder import Recorder
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore")]
 
 
 def trained(net: nn.Module, to: str | None = "cuda", **loading: Any) -> None:

@@ -17,7 +17,7 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.recorder import Recorder
 
 # torch warns that replicas on one device are slow, and the like.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore")]
 
 
 class Split(nn.Module):
