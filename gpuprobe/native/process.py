@@ -509,6 +509,13 @@ def preload() -> None:
         _preloaded = _open(_before_torch(build), "")
 
 
+def awaits_gpu() -> bool:
+    """Whether this process has preloaded the libraries and no GPU yet: torch must not look for one
+    before it is chosen.
+    """
+    return _preloaded is not None and not _preloaded.settings_read() and loaded() is None
+
+
 def _before_torch(build: TorchBuild) -> Libraries:
     """The libraries for this build. Raises TooLate if torch is imported already."""
     libraries = libraries_for(build)

@@ -61,7 +61,6 @@ def test_compiled_regions_have_names() -> None:
         value = compiled(model(torch.ones(2, 4, device="cuda")))
         with torch.cuda.stream(torch.cuda.Stream()):
             value.sum()
-    assert [race.kind for race in found.races] == ["read-after-write"]  # it is judged, eagerly
     assert says(found, "Model: given to torch.compile")
     assert says(found, "function: given to torch.compile")
 
@@ -78,9 +77,6 @@ def test_events_and_work_from_before() -> None:
         assert found.races == []
         assert says(found, "1 waits for events recorded outside the check")
         assert says(found, "races with work queued before the check started")
-    with gpuprobe.detect_hazards() as found:
-        torch.ones(8, device="cuda").sum()
-    assert not says(found, "before the check started")
 
 
 def test_graphs_from_before() -> None:

