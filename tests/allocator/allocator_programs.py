@@ -33,6 +33,16 @@ def random_size(rng: random.Random) -> int:
     return rng.choice((512, 513, MIB - 1, MIB + 1, 3 * MIB, 5 * MIB, 9 * MIB))
 
 
+def pool_of(sim: Simulator, stream: int) -> int:
+    """The pool that serves an allocation on ``stream`` now, as torch's ``get_pool`` finds it: the
+    last capture's.
+    """
+    for pool, streams in reversed(sim.captures):
+        if streams is None or stream in streams:
+            return pool
+    return 0
+
+
 class Program:
     """Drives a simulator through random requests and records what it does."""
 
@@ -71,7 +81,7 @@ class Program:
         roll = rng.random()
         if roll < 0.5 or not self.held:
             stream = rng.choice(STREAMS[:2]) if rng.random() < 0.3 else 0
-            block = sim.malloc(random_size(rng), stream, sim.pool_of(stream))
+            block = sim.malloc(random_size(rng), stream, pool_of(sim, stream))
             if block is not None:
                 self.held.append(block)
         elif roll < 0.90:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from allocator_programs import MIB
+from allocator_programs import MIB, pool_of
 
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
 from gpuprobe.allocator.layout import segments
@@ -391,7 +391,7 @@ def test_expandable_blocks_are_skipped_when_switched_off() -> None:
 def test_private_pools_keep_their_memory_to_themselves() -> None:
     sim = simulator()
     sim.begin_capture(1)
-    private = take(sim, 24 * MIB, pool=sim.pool_of(0))
+    private = take(sim, 24 * MIB, pool=pool_of(sim, 0))
     sim.free(private)
     sim.end_capture(1)
     assert take(sim, 24 * MIB).address != private.address
@@ -415,9 +415,9 @@ def test_the_last_capture_of_a_stream_wins() -> None:
     sim = simulator()
     sim.begin_capture(1)
     sim.begin_capture(2, frozenset({5}))
-    assert (sim.pool_of(5), sim.pool_of(6)) == (2, 1)
+    assert (pool_of(sim, 5), pool_of(sim, 6)) == (2, 1)
     sim.end_capture(2)
-    assert sim.pool_of(5) == 1
+    assert pool_of(sim, 5) == 1
     with pytest.raises(InternalError, match="no capture"):
         sim.end_capture(2)
 

@@ -15,7 +15,7 @@ from gpuprobe.analysis.baseline import METRICS, Baseline, Tolerance, dumps, load
 from gpuprobe.analysis.baseline.model import BELOW_PEAK
 from gpuprobe.api.check import compare
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore")]
 
 # metric -> (edits, what is regressed beside it, a part of the blamed line)
 ALONE: dict[str, tuple[tuple[tuple[str, str], ...], set[str], str]] = {

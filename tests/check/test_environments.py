@@ -17,6 +17,8 @@ from gpuprobe.api.check import compare, measure
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.reporters.json import check as check_json
 
+pytestmark = pytest.mark.simulated
+
 ENVIRONMENT = {
     "allocator": "",
     "device": "simulated a100-40gb",

@@ -27,7 +27,7 @@ for _ in range(4):
     optimizer.zero_grad()
 """
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture

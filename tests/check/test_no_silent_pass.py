@@ -17,6 +17,8 @@ import warm_python
 from gpuprobe.api.check import measure
 from gpuprobe.errors import ProgramFailed
 
+pytestmark = pytest.mark.simulated
+
 TRAINING = """\
 import os, sys, torch
 model = torch.nn.Linear(64, 64).cuda()

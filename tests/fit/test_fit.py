@@ -23,6 +23,8 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import ParameterSource, parameter_source, with_constant, with_option
 from gpuprobe.planning.fit import search
 
+pytestmark = pytest.mark.simulated
+
 SCRIPT = """
 import argparse
 import torch

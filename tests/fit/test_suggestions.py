@@ -29,6 +29,8 @@ from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 
+pytestmark = pytest.mark.simulated
+
 GIB = 1 << 30
 NOTHING = Bytes(0)
 REQUEST = {

@@ -13,7 +13,6 @@ import torch
 import torch.multiprocessing  # its reductions
 
 import gpuprobe
-from gpuprobe.errors import NotModelled
 
 pytestmark = pytest.mark.simulated
 
