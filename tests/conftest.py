@@ -182,6 +182,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests of ``tests/quarantine.txt``: they describe what is to be, and do not pass yet."""
+    """Mark the tests of ``tests/quarantine.txt``, which do not pass yet."""
     if item.nodeid.removeprefix("tests/") in _QUARANTINED:
         item.add_marker(pytest.mark.xfail(reason="see tests/quarantine.txt", run=False))

@@ -427,7 +427,7 @@ def test_a_program_without_its_gpu_gets_the_command_that_simulates_one(tmp_path:
     script(tmp_path, "import torch\ntorch.ones(3, device='cuda')")
     done = gpuprobe("run", "script.py", "a b", cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 5
-    assert "gpuprobe run --gpu h100-80gb --compute shapes script.py 'a b'" in done.stderr
+    assert "gpuprobe run --gpu h100-80gb script.py 'a b'" in done.stderr
 
 
 def test_an_option_of_an_imported_module_is_the_programs(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_patch", "ha
 
 
 EXAMPLES = {
-    "gpuprobe run train.py --epochs 1": "record the peaks of every step into train.gpuprobe",
     "gpuprobe run --level trace train.py": "record every allocation with its line",
     "gpuprobe run --gpu 4xh100-80gb -- torchrun --nproc-per-node 4 train.py": "any command: a job",
     "gpuprobe run --gpu h100-80gb --hazards train.py": "without a GPU, and find races",

@@ -335,7 +335,6 @@ class HostInfo:
 
     hostname: str = ""
     platform: str = ""
-    sandbox: str = ""
     python: str = ""
     pid: int = 0
     cpu_count: int = 0
@@ -347,6 +346,7 @@ class HostInfo:
     torch_archs: Reading[tuple[str, ...]] = NOT_READ  # only with the torch source
     pycuda: Reading[str] = NOT_READ
     nvidia_ml_py: Reading[str] = NOT_READ
+    sandbox: str = ""
 
 
 @record(frozen=True, slots=True)
