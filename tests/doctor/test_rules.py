@@ -26,7 +26,12 @@ def test_all_rules_are_registered_and_each_id_is_one_rule() -> None:
     assert len(set(ids)) == len(ids)
     assert set(rooms) <= set(registered())
     rest = {rule.id for rule in registered()} - set(ids)
-    assert rest == {"GPM-environment", "GPM-incomplete", "GPM-*", *(f"GPM-{name}" for name in METRICS)}
+    assert rest == {
+        "GPM-environment",
+        "GPM-incomplete",
+        "GPM-*",
+        *(f"GPM-{name}" for name in METRICS),
+    }
     for rule in registered():
         assert rule.levels
         assert rule.title.strip() == rule.title != ""

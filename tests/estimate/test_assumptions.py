@@ -34,6 +34,7 @@ def test_what_is_assumed_decides() -> None:
     assert large.peak_allocated - small.peak_allocated == 100 * MIB
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     "text", ["train.py", "train.py:3", "train.py=1", "train.py:3=", "train.py:x=1", "a:3=perhaps"]
 )

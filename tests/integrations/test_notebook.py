@@ -54,6 +54,7 @@ def test_a_cell_is_recorded_and_its_lines_are_named_by_its_number(
     assert re.fullmatch(r"<recording .*, 3 steps>", shown(executed[1], "text/plain"))
 
 
+@pytest.mark.simulated
 def test_an_estimate_names_lines_of_other_cells_too(
     executed: list[nbformat.NotebookNode],
 ) -> None:
@@ -63,6 +64,7 @@ def test_an_estimate_names_lines_of_other_cells_too(
     assert shown(executed[3], "text/plain").startswith("<estimate for a100-40gb: fits, ")
 
 
+@pytest.mark.simulated
 def test_a_race_is_shown_with_the_source_of_its_cell_and_a_fix(
     executed: list[nbformat.NotebookNode],
 ) -> None:
@@ -115,6 +117,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.simulated
 def test_every_result_has_a_short_repr_and_a_page(recording: Path) -> None:
     def step() -> None:
         torch.nn.Linear(8, 8).cuda()(torch.randn(2, 8, device="cuda")).sum().backward()
@@ -142,12 +145,14 @@ def test_every_result_has_a_short_repr_and_a_page(recording: Path) -> None:
         assert len(repr(result)) < 1_000, name
 
 
+@pytest.mark.simulated
 def test_a_report_is_still_a_plain_document(recording: Path) -> None:
     report = gpuprobe.report(recording)
     assert dict(report) == gpuprobe.report(gpuprobe.load(recording))
     assert report["schema"] == "gpuprobe.report"
 
 
+@pytest.mark.simulated
 def test_what_cannot_be_read_is_shown_as_its_error(recording: Path) -> None:
     found = gpuprobe.load(recording)
     found.ranks = ()
