@@ -156,6 +156,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     assert status == 0, f"{item.nodeid}: the process ended with {status}"
     for line in lines:
         report = hook.pytest_report_from_serializable(config=item.config, data=json.loads(line))
+        if isinstance(report.longrepr, list):  # JSON has no tuples
+            report.longrepr = tuple(report.longrepr)
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
