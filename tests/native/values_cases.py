@@ -14,7 +14,7 @@ load(parse_spec("h100-80gb"))
 
 import torch  # noqa: E402 - the engine comes first
 
-from gpuprobe.errors import Measured, NotModelled, TooLarge, UnknownValue  # noqa: E402
+from gpuprobe.errors import CostMeasured, NotModelled, TooLarge, UnknownValue  # noqa: E402
 from gpuprobe.native.values import Values  # noqa: E402
 
 
@@ -127,7 +127,7 @@ def measured() -> None:
             for _ in range(2):
                 model(torch.ones(8, 16384, device="cuda")).sum().backward()
                 optimizer.step()
-    except Measured as cost:
+    except CostMeasured as cost:
         print(cost)
     print("small" if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 2e5 else "large")
     allowed.measuring, allowed._measure = 0.0, False
