@@ -143,10 +143,6 @@ class Patches:
         self._torchscript: dict[int, str] = (
             {} if builtins is None else builtins._get_builtin_table()
         )
-        # So does a default device, of the functions that make tensors.
-        device = sys.modules.get("torch.utils._device")
-        if device is not None:
-            device._device_constructors()
 
     def set(self, owner: object, name: str, value: object) -> None:
         """Replace ``owner.name``, or add it. An inherited attribute is not changed in the base
