@@ -151,17 +151,35 @@ def _set_signals(
 
 
 @contextlib.contextmanager
-def modules_restored() -> Iterator[None]:
+def imports_restored() -> Iterator[None]:
     """For a caller of `Program.run` that continues: the modules that the program has removed from
-    ``sys.modules`` are there again.
+    ``sys.modules`` are there again, and what it has done to the import does not refuse gpuprobe's.
+    When the interpreter ends, and waits for the program's threads, the import is the program's.
     """
-    before = dict(sys.modules)
-    modules = sys.modules
+    modules, before = sys.modules, dict(sys.modules)
+    importing, finders, paths = builtins.__import__, list(sys.meta_path), list(sys.path)
+    missing = object()
+    register, get, put = threading._register_atexit, getattr, setattr  # type: ignore[attr-defined]
     try:
         yield
     finally:
         for name, module in before.items():
             modules.setdefault(name, module)
+        own = (
+            (builtins, "__import__", importing),
+            (sys, "modules", modules),
+            (sys, "meta_path", finders),
+            (sys, "path", paths),
+        )
+        for owner, name, value in own:
+            theirs = get(owner, name, missing)
+            if theirs is value or theirs == value:
+                continue
+            if isinstance(value, list) and isinstance(theirs, list):
+                value = [*value, *(one for one in theirs if one not in value)]
+            put(owner, name, value)
+            if theirs is not missing:
+                register(put, owner, name, theirs)
 
 
 def _end_child(error: BaseException | None) -> NoReturn:
