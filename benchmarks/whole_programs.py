@@ -205,8 +205,8 @@ _OF_TORCH = re.compile(
 """Frames of torch: it calls modules that have hooks, also those of all modules, in another way."""
 _BY_CHANCE = re.compile(r"(?<=^pymp-)\w+$")
 """In names of `multiprocessing`'s temporary folders, the part that chance makes."""
-_DOCUMENTED_CODES = ((1, 5), (-2, 130))
-"""Of programs that raise: bare, and under gpuprobe."""
+_DOCUMENTED_CODES = ((1, 5), (-2, 130), (-2, 120))
+"""Of programs that raise: bare, and under gpuprobe. 120: an interrupt that cannot be printed."""
 
 
 class Runs:

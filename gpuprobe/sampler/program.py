@@ -151,26 +151,26 @@ def _set_signals(
 
 
 @contextlib.contextmanager
-def imports_restored() -> Iterator[None]:
-    """For a caller of `Program.run` that continues: the modules that the program has removed from
-    ``sys.modules`` are there again, and what it has done to the import does not refuse gpuprobe's.
-    When the interpreter ends, and waits for the program's threads, the import is the program's.
+def python_restored() -> Iterator[None]:
+    """For a caller of `Program.run` that continues: the import, the modules and the functions of
+    `os` are there again that the program has removed or replaced. When the interpreter ends, and
+    waits for the program's threads, they are the program's.
     """
     modules, before = sys.modules, dict(sys.modules)
-    importing, finders, paths = builtins.__import__, list(sys.meta_path), list(sys.path)
     missing = object()
+    own: list[tuple[object, str, object]] = [
+        (builtins, "__import__", builtins.__import__),
+        (sys, "modules", modules),
+        (sys, "meta_path", list(sys.meta_path)),
+        (sys, "path", list(sys.path)),
+        *((os, name, value) for name, value in vars(os).items() if callable(value)),
+    ]
     register, get, put = threading._register_atexit, getattr, setattr  # type: ignore[attr-defined]
     try:
         yield
     finally:
         for name, module in before.items():
             modules.setdefault(name, module)
-        own = (
-            (builtins, "__import__", importing),
-            (sys, "modules", modules),
-            (sys, "meta_path", finders),
-            (sys, "path", paths),
-        )
         for owner, name, value in own:
             theirs = get(owner, name, missing)
             if theirs is value or theirs == value:
