@@ -100,8 +100,7 @@ def test_what_arrives_has_the_values_and_the_device() -> None:
 
 
 PROGRAM = """
-import torch, gpuprobe
-import torch.multiprocessing as mp
+import gpuprobe
 
 def work(inbox, outbox):
     outbox.put(inbox.get().sum().item())
