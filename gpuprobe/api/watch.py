@@ -364,7 +364,7 @@ def _recorded(
         children.follow(recorder, stack)
         when_imported("torch", lambda: children.start(recorder, stack))
         try:
-            with modules_restored(), signals_restored(until_exit=True):
+            with modules_restored(until_exit=True), signals_restored(until_exit=True):
                 loaded.run()
         except SystemExit as exit_:
             code = exit_code(exit_)

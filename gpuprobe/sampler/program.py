@@ -151,17 +151,21 @@ def _set_signals(
 
 
 @contextlib.contextmanager
-def modules_restored() -> Iterator[None]:
+def modules_restored(*, until_exit: bool = False) -> Iterator[None]:
     """For a caller of `Program.run` that continues: the modules that the program has removed from
-    ``sys.modules`` are there again.
+    ``sys.modules`` are there again, and a function that it has set as ``__import__`` is not called.
+    ``until_exit``: that function applies again when the interpreter ends.
     """
-    before = dict(sys.modules)
+    before, importing = dict(sys.modules), builtins.__import__
     modules = sys.modules
     try:
         yield
     finally:
         for name, module in before.items():
             modules.setdefault(name, module)
+        own, builtins.__import__ = builtins.__import__, importing
+        if until_exit and own is not importing:
+            threading._register_atexit(setattr, builtins, "__import__", own)  # type: ignore[attr-defined]
 
 
 def _end_child(error: BaseException | None) -> NoReturn:
