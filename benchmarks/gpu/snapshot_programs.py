@@ -226,7 +226,10 @@ class LinearB(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if torch.__version__.startswith("2.6."):
             return torch.einsum("oi,...i->...o", self.weight, x)
-        weight, columns = self.weight, x.permute(-1, *range(x.dim() - 1)).reshape(1, x.shape[-1], -1)
+        weight, columns = (
+            self.weight,
+            x.permute(-1, *range(x.dim() - 1)).reshape(1, x.shape[-1], -1),
+        )
         if torch.is_autocast_enabled("cuda"):
             weight = weight.to(torch.get_autocast_dtype("cuda"))
         product = torch.bmm(weight.unsqueeze(0), columns).squeeze(0)

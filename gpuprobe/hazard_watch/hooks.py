@@ -78,7 +78,7 @@ class _CudaHooks:
 
     def _compiled(self, patches: Patches) -> None:
         """Report the calls of compiled graphs. Called when torch's compiler has been imported."""
-        kind: Any = sys.modules[_COMPILED].CompiledFxGraph  # type: ignore[attr-defined]
+        kind: Any = sys.modules[_COMPILED].CompiledFxGraph
         original, source = kind.__call__, self._source
 
         @functools.wraps(original)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch import nn
 
 import gpuprobe
 from gpuprobe.hazards.findings.results import Hazards

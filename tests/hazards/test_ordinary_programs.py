@@ -26,7 +26,8 @@ def test_no_race(name: str) -> None:
 SYNCS = {
     "captured_training_step": {"item": 1},
     "compiled_model": {"item": 1},
-    "data_parallel_over_gloo": {"item": 1, "copy from pageable memory": 2},  # gloo copies through the host
+    # gloo copies through the host
+    "data_parallel_over_gloo": {"item": 1, "copy from pageable memory": 2},
 }
 
 
