@@ -11,7 +11,7 @@ import torch
 
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
-from gpuprobe.native.values import collectives, compiled, graphs
+from gpuprobe.native.values import collectives, compiled, graphs, shared
 from gpuprobe.native.values.budget import Budget, Cost
 from gpuprobe.native.values.computing import Computing
 from gpuprobe.native.values.reads import Reads
@@ -73,6 +73,8 @@ class Values:
         if isinstance(self.computing, ComputingShapes):
             follow_math(self._patches)
             _follow_reads(self.computing, self.reads, self._patches)
+            knowledge = self.computing.knowledge
+            shared.follow(knowledge.shared, knowledge.share, self._patches)
         self._patches.add(watch(self.computing.handle))
         self._patches.add(history.install())
         return self

@@ -29,6 +29,7 @@ from gpuprobe.native.values.draws import Key
 from gpuprobe.native.values.exchanges import read_and_written
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
 from gpuprobe.native.values.reads import COUNT, Reads
+from gpuprobe.native.values.shared import Shared
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.unknown import PLACEHOLDER
 from gpuprobe.torch_support.callers import place_of, program_line
@@ -76,8 +77,11 @@ def tensors_in(values: Any) -> Iterator[Any]:
 class Knowledge:
     """Which storages hold values that were computed. It keeps none alive."""
 
-    def __init__(self, exchanged: ExchangedCollectives, limit: float = LIMIT) -> None:
+    def __init__(
+        self, exchanged: ExchangedCollectives, shared: Shared, limit: float = LIMIT
+    ) -> None:
         self.limit = limit
+        self.shared = shared
         self._exchanged = exchanged
         self._awaited: dict[int, tuple[StorageWeakRef, int, int]] = {}
         """Storages that hold the results of collectives once those are taken."""
@@ -103,27 +107,43 @@ class Knowledge:
         if not self.allows(tensor):
             return False
         if self._awaited:
-            self._resolve(tensor)
+            for part in parts_of(tensor):
+                self._resolve(part.untyped_storage())
+        if self.shared.storages:
+            return all(
+                not part.numel() or self._known_storage(part.untyped_storage())
+                for part in parts_of(tensor)
+            )
         device = self._device
         return all(
             not part.numel() or part.untyped_storage()._cdata in device for part in parts_of(tensor)
         )
+
+    def _known_storage(self, storage: Any) -> bool:
+        found = self.shared.known(storage._cdata)
+        return storage._cdata in self._device if found is None else found
+
+    def share(self, storage: Any) -> None:
+        """The program sends a storage to another process."""
+        if self.shared.known(storage._cdata) is None:
+            self._resolve(storage)
+            self.shared.add(storage)
+            self.shared.note(storage._cdata, storage._cdata in self._device)
 
     def wait_for(self, tensor: Any, first: int, last: int) -> None:
         """The collectives with these numbers write ``tensor``: it is known if their results are."""
         storage = tensor.untyped_storage()
         self._awaited[storage._cdata] = StorageWeakRef(storage), first, last
 
-    def _resolve(self, tensor: Any) -> None:
-        for part in parts_of(tensor):
-            storage = part.untyped_storage()
-            reference, first, last = self._awaited.pop(storage._cdata, (None, 0, 0))
-            if reference is None or reference.expired():
-                continue
-            if self._exchanged.known(first, last):
-                self._device[storage._cdata] = StorageWeakRef(storage)
-            else:
-                self._device.pop(storage._cdata, None)
+    def _resolve(self, storage: Any) -> None:
+        reference, first, last = self._awaited.pop(storage._cdata, (None, 0, 0))
+        if reference is None or reference.expired():
+            return
+        if self._exchanged.known(first, last):
+            self._device[storage._cdata] = StorageWeakRef(storage)
+        else:
+            self._device.pop(storage._cdata, None)
+        self.shared.note(storage._cdata, storage._cdata in self._device)
 
     def learn(self, tensor: Any) -> None:
         """Values were computed and written."""
@@ -134,6 +154,8 @@ class Knowledge:
             if tensor.is_cuda:
                 if storage._cdata not in self._device:
                     self._device[storage._cdata] = StorageWeakRef(storage)
+                if self.shared.storages:
+                    self.shared.note(storage._cdata, True)
             else:
                 self._host.pop(storage._cdata, None)
         if len(self._device) > self._purge_at:
@@ -146,7 +168,7 @@ class Knowledge:
             if self._awaited:
                 self._awaited.pop(storage._cdata, None)
             if tensor.is_cuda:
-                self._device.pop(storage._cdata, None)
+                self.forget_storage(storage._cdata)
             elif tensor.device.type == "cpu" and storage._cdata not in self._host:
                 self._host[storage._cdata] = StorageWeakRef(storage)
         if len(self._host) > self._purge_at:
@@ -167,6 +189,8 @@ class Knowledge:
     def forget_storage(self, key: int) -> None:
         """A storage on the device holds unknown values, by its number."""
         self._device.pop(key, None)
+        if self.shared.storages:
+            self.shared.note(key, False)
 
     def _purge(self) -> None:
         for table in (self._device, self._host):
@@ -244,7 +268,8 @@ class ComputingShapes(Computing):
         `AT_ONCE_OPERATIONS`.
         """
         super().__init__(skipping, exchanged)
-        self.knowledge = Knowledge(exchanged, math.inf if auto else LIMIT)
+        shared = Shared(skipping.shared_known)
+        self.knowledge = Knowledge(exchanged, shared, math.inf if auto else LIMIT)
         self.reads = reads
         self.cost = cost
         self.everything = auto
