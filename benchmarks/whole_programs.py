@@ -200,11 +200,11 @@ _DOCUMENTED = re.compile(
 """gpuprobe's own lines: messages with its name, with their hints, and the report about hazards
 without a race."""
 _CHANCE = re.compile(
-    rb"(?m)^Exception ignored in: <_io\.[^\n]*\n(?:[^\n]*\n){0,12}?ResourceWarning: unclosed [^\n]*\n"
+    rb"(?m)^Exception ignored in: <_io\.[^\n]*\n(?:[^\n]*\n){0,12}?ResourceWarning: [^\n]*\n"
     rb"|0x[0-9a-f]{6,}|^\[?[IWE]\d{4} [\d:.]+ (?:\d+ )?|^object refcount : \d+"
 )
-"""In what is printed: addresses, times, reference counts of errors that cannot be printed, and where
-the collector closes files."""
+"""In what is printed: addresses, times, reference counts of errors that cannot be printed, and
+where the collector closes files."""
 _OF_TORCH = re.compile(
     rb'(?m)^((?:  \| )*)  File "[^"\n]*/site-packages/torch/[^\n]*\n(?:\1    [^\n]*\n)*'
 )
