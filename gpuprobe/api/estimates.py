@@ -298,9 +298,16 @@ class _ProgramRun:
             except GpuprobeError:
                 raise
             except Exception as error:
-                if self._bounded and of_host_memory(error):
-                    reason = "this machine does not have enough memory for its tensors"
-                    raise TooLarge(reason) from None
+                if of_host_memory(error):
+                    if self._bounded:
+                        reason = "this machine does not have enough memory for its tensors"
+                        raise TooLarge(reason) from None
+                    text = (
+                        f"this machine does not have enough memory for a tensor that the program "
+                        f"creates on the CPU at {place_in(error)}: create it on the GPU (with "
+                        "torch.device('cuda'))"
+                    )
+                    raise ProgramFailed(text) from None
                 reason = str(error).strip().partition("\n")[0]
                 text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
                 raise _failed(measured, text) from error

@@ -66,7 +66,7 @@ class Data(torch.utils.data.Dataset):
         return at if {kill} or values.sum() > 0 else -at
 
 if __name__ == "__main__":
-    for batch in torch.utils.data.DataLoader(Data(), num_workers=1, pin_memory=not {kill}):
+    for batch in torch.utils.data.DataLoader(Data(), num_workers=1):
         print(batch.cuda().device)
 """
 
