@@ -265,7 +265,7 @@ class _ProgramRun:
             Stalled,
             assumption_text,
             interrupt_stalls,
-            other_processes,
+            started_processes,
         )
         from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
         from gpuprobe.sampler.processes.children import following
@@ -313,9 +313,11 @@ class _ProgramRun:
                 raise _failed(measured, text) from error
             if not count():
                 _refuse_untrained(measured)
-            processes, self.others = other_processes(folder, measured.models())
-            if processes:
-                measured.assume(assumption_text(processes))
+            processes = started_processes(folder, measured.models())
+            self.others = processes.needs
+            if processes.used:
+                measured.assume(assumption_text(processes.used))
+            measured.include(processes.assumed, processes.unknown_reads)
         return count()
 
 

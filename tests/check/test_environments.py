@@ -132,7 +132,7 @@ def test_what_is_noted_of_a_run(tmp_path: Path) -> None:
     assert (stopped.steps, stopped.stopped_after) == (3, 3)
     # The evaluation comes after the loop, and growth takes more steps to show.
     told = compare(plain, stopped).cautions
-    gone = "phase evaluation, after the last step"
+    gone = "after the last step, phase evaluation"
     assert f"skipped, because they did not occur in this run: {gone}" in told
     assert "growth_per_step is in the baseline but was not measured in this run" in told
     assert "6 steps in the baseline, 3 now" in told

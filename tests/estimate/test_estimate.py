@@ -217,8 +217,9 @@ def test_one_rank_of_several() -> None:
 
         return step
 
-    found = gpuprobe.estimate(make, ranks=8)
+    # First the one without a process group, which keeps the buckets to the process's end.
     alone = gpuprobe.estimate(lambda: _linear_step(), gpu="h100-80gb")
+    found = gpuprobe.estimate(make, ranks=8)
     assert found.ranks == 8
     assert any("8 ranks" in text for text in found.assumed)
     # The gradient bucket is as large as the gradients.
