@@ -104,7 +104,7 @@ def _forget_captured_events() -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if os.environ.get(SIMULATED) and len(session.items) > 1:
-        # What torch's first optimizer imports takes 2.5 s of processor time: once, not in each fork.
+        # What the first optimizer imports takes 2.5 s of processor time: once, not in each fork.
         import torch
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)
@@ -174,6 +174,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("simulated"):
                 item.add_marker(elsewhere)
+    else:
+        return  # a test chooses a GPU before torch may look for one
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     try:

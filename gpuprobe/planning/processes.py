@@ -1,8 +1,8 @@
 """Processes that an estimated program starts: their memory, and their end.
 
 Each process has its own CUDA context and allocator on the GPUs that it uses, and leaves a file with
-the peaks of its simulated GPUs and what was assumed about its values. The module does not import torch: `ProcessRecorder` is unpickled in
-processes that have not imported it yet.
+the peaks of its simulated GPUs and what was assumed about its values. The module does not import
+torch: `ProcessRecorder` is unpickled in processes that have not imported it yet.
 """
 
 from __future__ import annotations

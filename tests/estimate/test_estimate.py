@@ -275,7 +275,8 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     assert "bad.py" in done.stderr
     assert "TypeError" in done.stderr
     script.write_text(
-        "import torch\nx = torch.zeros(2**20, device='cuda')\ntorch.zeros(int(x.sum()), device='cuda')\n"
+        "import torch\nx = torch.zeros(2**20, device='cuda')\n"
+        "torch.zeros(int(x.sum()), device='cuda')\n"
     )
     done = run("--compute", "shapes", "--json", script)
     assert done.returncode == 0, done.stderr
