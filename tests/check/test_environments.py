@@ -138,7 +138,7 @@ def test_what_is_noted_of_a_run(tmp_path: Path) -> None:
     assert "6 steps in the baseline, 3 now" in told
 
     traced = ("--level", "trace", "--trace-steps", "all")
-    run = ("run", "train.py", "--gpu", "a100-40gb", "-o", "run.gpuprobe", *traced)
+    run = ("run", "--gpu", "a100-40gb", "-o", "run.gpuprobe", *traced, "train.py")
     done = warm_python.gpuprobe(*run, cwd=tmp_path / "plain")
     assert done.returncode == 0, done.stderr
     recorded = recorded_baseline(tmp_path / "plain" / "run.gpuprobe")
