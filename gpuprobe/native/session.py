@@ -406,6 +406,7 @@ class NativeMeasurement:
         self._job = job
         self._gpus = parse_spec(options.gpu)
         self._session = NativeSession(options, self._gpus, job, bounded=bounded)
+        self._elsewhere: tuple[tuple[str, str], ...] = ()
         text = in_environment() if options.conf is None else options.conf
         self._settings = parse_conf(text) if text else AllocatorSettings()
 
@@ -425,6 +426,16 @@ class NativeMeasurement:
     def assume(self, text: str) -> None:
         self._session.assume(text)
 
+    def include(self, assumed: Sequence[str], unknown_reads: Sequence[tuple[str, str]]) -> None:
+        """Add what was ``assumed`` in processes that the program started, and the results of their
+        `NativeSession.unknown_read`.
+        """
+        known = {*self._session.assumed}
+        for text in assumed:
+            if text not in known:
+                self._session.assume(text)
+        self._elsewhere = tuple(unknown_reads)
+
     def recorded(self, now_ns: Callable[[], int]) -> None:
         if self._job.ranks > 1:
             from gpuprobe.torch_support.traffic import Traffic
@@ -432,7 +443,10 @@ class NativeMeasurement:
             self._session.traffic = Traffic(now_ns)
 
     def unknown_read(self) -> tuple[str, str]:
-        return self._session.unknown_read()
+        """As `NativeSession.unknown_read`, of the program and the processes that it started."""
+        reads = (self._session.unknown_read(), *self._elsewhere)
+        decided, largest = (next(filter(None, places), "") for places in zip(*reads, strict=True))
+        return decided, largest
 
     def too_large(self) -> str:
         return self._session.too_large()
