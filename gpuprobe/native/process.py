@@ -552,4 +552,5 @@ def _open(libraries: Libraries, settings: str) -> Runtime:
     for path in libraries.others:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     atexit.register(autograd_threads.wait_until_idle)
+    atexit.register(core.gpn_collectives_end)
     return Runtime(core, libraries, settings)

@@ -128,16 +128,7 @@ WRONG = {
 }
 
 
-_EXITS_WITH_0 = pytest.mark.xfail(reason="named, but the rank exits with 0: nothing waits for it")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=_EXITS_WITH_0 if name == "one_more_and_no_wait" else ())
-        for name in WRONG
-    ],
-)
+@pytest.mark.parametrize("name", WRONG)
 def test_wrong_collectives_are_named_and_end_the_job(name: str, tmp_path: Path) -> None:
     text, expected = WRONG[name]
     done = run(text, tmp_path, "--quiet")

@@ -78,7 +78,7 @@ static __thread unsigned long long first_here, last_here;   // of the calls that
 static unsigned char known_results[KEPT];
 static __thread bool next_unknown;
 static char failure[1024];
-static atomic_bool failed_now;
+static atomic_bool failed_now, ended, failed_at_end;   // failed_at_end: and no call of the program raises it
 static int (*place_of_call)(char *, size_t);
 
 // --- what gpuprobe sets and reads
@@ -88,6 +88,9 @@ void FN(collectives_place)(int (*function)(char *, size_t)) { place_of_call = fu
 bool FN(collectives_unknown)(bool unknown) { bool before = next_unknown; next_unknown = unknown; return before; }
 // The first and the last call of this thread since the call of this function before; 0 if there was none.
 void FN(collectives_issued)(unsigned long long out[2]) { out[0] = first_here; out[1] = last_here; first_here = last_here = 0; }
+
+// The program has ended: torch frees what it holds, and nobody sees the errors of that.
+void FN(collectives_end)(void) { atomic_store(&ended, true); }
 
 const char *collective_failure(void) { return atomic_load(&failed_now) ? failure : NULL; }
 
@@ -100,6 +103,7 @@ static void report(const char *format, ...) {
     vsnprintf(failure, sizeof failure, format, more);
     va_end(more);
     atomic_store(&failed_now, true);
+    if (atomic_load(&ended)) atomic_store(&failed_at_end, true);
     fprintf(stderr, "gpuprobe: error: %s\n", failure);
     fflush(stderr);
   }
@@ -575,7 +579,6 @@ bool exchange_split(exchange *x, int color, int key, void *id, int *size, int *r
 }
 
 // --- the end
-static atomic_bool failed_at_end;   // where no call of the program raises it any more
 // Leave a group. What others still wait for is taken first: 0, or an error.
 int exchange_leave(exchange *x) {
   bool failed_before = atomic_load(&failed_now);
@@ -603,11 +606,12 @@ int exchange_leave(exchange *x) {
     report("rank %d has left the group without receiving the %llu %s that rank %d sent%s", global_rank(x, x->rank), (unsigned long long)s->call.count, TYPES[s->call.type < 12 ? s->call.type : 1], global_rank(x, r), at);
     result = COLLECTIVE_FAILED;
   }
-  if (!failed_before && atomic_load(&failed_now)) atomic_store(&failed_at_end, true);
+  if (!failed_before && atomic_load(&failed_now)) atomic_store(&failed_at_end, true);   // torch raises no error for it
   return result;
 }
 // A process that ends is no rank any more. What it has called and not waited for, it waits for now.
 __attribute__((destructor)) static void leave_all(void) {
+  FN(collectives_end)();
   for (exchange *x = exchanges; x; x = x->other) if (x->owner == getpid()) exchange_leave(x);
   if (atomic_load(&failed_at_end)) _exit(1);
 }

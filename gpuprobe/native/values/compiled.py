@@ -18,6 +18,7 @@ from gpuprobe.native.values.aliases import CPU
 from gpuprobe.native.values.computing import Call
 from gpuprobe.native.values.draws import Key, generator_of, key_of
 from gpuprobe.native.values.plans import plan_of
+from gpuprobe.native.values.region_cost import RegionCost
 from gpuprobe.native.values.skipping import SKIP_DEVICE, SKIP_TO_DEVICE
 from gpuprobe.native.values.triton_interpreter import JIT, interpret, patch_helpers
 from gpuprobe.patching import Patches, when_imported
@@ -232,12 +233,13 @@ def _written_inputs(graph: Any) -> list[int]:
 
 def _with_values(run: Any, graph: Any, computing: Any, unknown: Unknown | None) -> Any:
     written = _written_inputs(graph)
+    cost = RegionCost(graph)
 
     @functools.wraps(run)
     def compute(inputs: Any) -> Any:
         values: Any = None
         changed = [] if unknown is None else [inputs[i] for i in written]
-        computed = computing.computes(inputs)
+        computed = computing.computes(inputs) and computing.allows_region(*cost(inputs))
         if computed:
             with computing.below():
                 given = [

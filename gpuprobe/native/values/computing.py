@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -175,6 +175,21 @@ class Computing:
     def computes(self, tensors: Any) -> bool:
         """Whether what does not pass the dispatcher is computed, of these arguments."""
         return self.budget is None or not self.budget.measuring
+
+    def allows_region(self, operations: float, nbytes: int) -> bool:
+        """Whether a compiled region may be computed that costs so much. Raises TooLarge beyond a
+        bound that was requested.
+        """
+        return self.budget is None or self.budget.allows_region(operations, nbytes)
+
+    def replay(self, calls: Iterable[Any]) -> None:
+        """Compute the calls of a CUDA graph."""
+        for call in calls:
+            call.run(self)
+
+    def play(self, collective: CapturedCollective) -> None:
+        """Run a collective of a graph."""
+        self.exchanged.play(collective.number)
 
     def written(self, tensor: Any) -> None:
         """Values were written to a tensor without an operator."""
