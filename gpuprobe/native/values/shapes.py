@@ -49,13 +49,16 @@ LIMIT: Final = 1 << 20
 """Bytes of a storage of floating point up to which it is computed."""
 WHOLE_LIMIT: Final = AT_ONCE_MEMORY
 """The same of whole numbers and masks."""
-_REFUSALS: Final = 256
+_REFUSALS: Final = 16
 """Tensors that found no room, after which it is counted again what is kept."""
 _Tensor: Final = torch.Tensor
 _ON_HOST: Final = frozenset({"multinomial", "_grouped_mm"})
 """They read their arguments on the host, in C++: not if those are unknown."""
 _FRESH: Final = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
+    """
+    empty empty_like empty_strided new_empty new_empty_strided lift_fresh
+    _cudnn_init_dropout_state
+    """.split()  # noqa: SIM905
 )
 _MOST_NUMBERS: Final = 4096
 """Elements of a tensor up to which it is searched for unknown numbers that it was made of."""
