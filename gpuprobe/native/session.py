@@ -252,6 +252,10 @@ class NativeSession:
         self._values = Values(compute, self._options.assume, reported=self._reported, budget=budget)
         self._reads = self._values.reads
         self._computed = self._values
+        if self._job is not None:
+            from gpuprobe.native.jobs.host import over_gloo
+
+            self._values.computing.carrier = over_gloo
         self._values.__enter__()
         if self.runtime is not None:
             self.runtime.values_started()

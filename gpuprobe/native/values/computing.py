@@ -104,6 +104,8 @@ class Computing:
         """Where calls are kept while a CUDA graph is captured."""
         self.budget: Budget | None = None
         """What may be computed, where that is bounded."""
+        self.carrier: Callable[[Any, Any, Any], Callable[..., Any]] | None = None
+        """Finds what to call for a collective, in a rank that is alone."""
         self.launches: tuple[Callable[[], int], Callable[[int], int]] | None = None
         """Number the place that calls an operator, and set it, while launches are counted."""
         self._plans: dict[Any, OperatorPlan] = {}
@@ -500,12 +502,14 @@ class Computing:
 
     def _exchanging(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """The runtime carries the values from process to process."""
+        if self.carrier is not None:
+            func = self.carrier(func, args, kwargs)
         if self.capture is None:
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         captured = self.exchanged.captured()
         if captured:
-            check_captured(func)
+            check_captured(plan.func)
             self.capture.calls += map(CapturedCollective, captured)
         return out
 

@@ -605,6 +605,8 @@ class ComputingShapes(Computing):
         read, written = read_and_written(func, args, kwargs)
         if not any(item.is_cuda for item in (*read, *written)):
             return func(*args, **kwargs)
+        if self.carrier is not None:
+            func = self.carrier(func, args, kwargs)
         knowledge = self.knowledge
         ready = all(knowledge.known(item) for item in read)
         self.exchanged.issued()
