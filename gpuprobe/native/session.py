@@ -104,7 +104,7 @@ def current() -> NativeSession | None:
         )
         _session = NativeSession(options, (), inherits=inherited is not None)
         if given.get("reported"):
-            _session.read_unknown_as_nan()
+            _session.assume_unknown()
         _session.start()
     return _session
 
@@ -285,7 +285,7 @@ class NativeSession:
             _session = None
         hidden.hide()
 
-    def read_unknown_as_nan(self) -> None:
+    def assume_unknown(self) -> None:
         """Assume values that were not computed, and note it, instead of raising ValueNeeded. Call
         it before `start`, or before torch is imported.
         """

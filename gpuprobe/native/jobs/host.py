@@ -82,7 +82,7 @@ def over_gloo(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
     """What to call for a collective of tensors on the device: the answer of this module if it is
     one over gloo, whose group of one would return what it is given.
     """
-    from torch._C._distributed_c10d import ProcessGroup  # type: ignore[attr-defined]
+    from torch._C._distributed_c10d import ProcessGroup
 
     space, _, name = func._schema.name.partition("::")
     if space != "c10d" or name not in _COLLECTIVES:

@@ -21,9 +21,12 @@ class RegionCost:
 
     def __init__(self, graph: Any) -> None:
         self._nodes = list(graph.graph.nodes)
-        self._inputs = [
-            node.meta.get("val") for node in self._nodes if node.op == "placeholder"
-        ]
+        self._inputs = [node.meta.get("val") for node in self._nodes if node.op == "placeholder"]
+        self._last: dict[int, Any] = {}
+        """The node that uses a storage last."""
+        for node in self._nodes:
+            for argument in node.all_input_nodes:
+                self._last.update(dict.fromkeys(_storages(argument), node))
         self._known: dict[tuple[tuple[str, int], ...], tuple[float, int]] = {}
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[float, int]:
@@ -47,37 +50,36 @@ class RegionCost:
 
     def _count(self, shapes: _Shapes) -> tuple[float, int]:
         operations, most, alive = 0.0, 0, 0
-        last: dict[Any, Any] = {}
-        for node in self._nodes:
-            for argument in node.all_input_nodes:
-                for storage in _storages(argument):
-                    last[storage] = node
         given = {
-            storage for node in self._nodes if node.op == "placeholder" for storage in _storages(node)
+            storage
+            for node in self._nodes
+            if node.op == "placeholder"
+            for storage in _storages(node)
         }
-        held: dict[Any, int] = {}
+        held: dict[int, int] = {}
         for node in self._nodes:
             if node.op == "call_function":
-                value = node.meta.get("val")
                 for storage, tensor in _storages(node).items():
                     if storage not in held and storage not in given:
                         held[storage] = shapes.nbytes(tensor)
                         alive += held[storage]
-                if isinstance(node.target, torch._ops.OpOverload):
-                    args, kwargs, result = (
-                        tree_map(shapes.concrete, part)
-                        for part in (
-                            torch.fx.map_arg(node.args, _value),
-                            torch.fx.map_arg(node.kwargs, _value),
-                            value,
-                        )
-                    )
-                    results = result if isinstance(result, (tuple, list)) else (result,)
-                    operations += operations_of(node.target, args, kwargs, results)
+                operations += _operations(node, shapes)
             most = max(most, alive)
-            for storage in [item for item in held if last.get(item) is node]:
+            for storage in [item for item in held if self._last.get(item) is node]:
                 alive -= held.pop(storage)
         return operations, most
+
+
+def _operations(node: Any, shapes: _Shapes) -> float:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return 0.0
+    args, kwargs = (
+        tree_map(shapes.concrete, torch.fx.map_arg(part, lambda item: item.meta.get("val")))
+        for part in (node.args, node.kwargs)
+    )
+    result = tree_map(shapes.concrete, node.meta.get("val"))
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    return operations_of(node.target, args, kwargs, results)
 
 
 class _Shapes:
@@ -105,10 +107,6 @@ class _Shapes:
             shape = [self.number(size) for size in value.shape]
             return torch.empty(shape, dtype=value.dtype, device="meta")
         return self.number(value) if isinstance(value, torch.SymInt) else value
-
-
-def _value(node: Any) -> Any:
-    return node.meta.get("val")
 
 
 def _storages(node: Any) -> dict[int, Any]:
