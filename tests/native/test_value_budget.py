@@ -86,8 +86,24 @@ def test_a_region_beyond_the_bounds_ends_the_computing_of_everything() -> None:
         torch.zeros(1, device="cuda")
         values = session.active()._values  # type: ignore[union-attr]
         assert values is not None
-        assert values.computing.allows_region(1e9, 100 * MIB)
+        assert values.computing.allows(1e9, 100 * MIB)
         assert values.everything
-        assert not values.computing.allows_region(1e9, 300 * MIB)
+        assert not values.computing.allows(1e9, 300 * MIB)
         assert not values.everything
         assert "from there on" in values.notes[0]
+
+
+def test_programs_of_a_triton_kernel_are_counted_before_they_are_interpreted() -> None:
+    with gpuprobe.virtual_gpu("t4", compute="auto"):
+        from triton_kernels import add
+
+        x = torch.ones(1 << 24, device="cuda")
+        out = torch.empty_like(x)
+        few = x[:2048]
+        add[(2,)](few, few, out, 2048, BLOCK=1024)
+        assert out[:2048].sum().item() == 4096
+        add[lambda given: (x.numel() // given["BLOCK"],)](x, x, out, x.numel(), BLOCK=1024)
+        values = session.active()._values  # type: ignore[union-attr]
+        assert values is not None
+        assert not values.everything
+        assert not values.computing.knowledge.known(out)

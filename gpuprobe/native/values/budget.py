@@ -172,19 +172,27 @@ class Budget:
         they are.
         """
         if self._needed(call) > self._memory:
-            raise TooLarge(f"its tensors need more than {human_bytes(self._memory)}")
+            raise self._beyond_memory()
         self.cost.add(call.plan.func, call.args, call.kwargs, result)
         if self.cost.operations > self._operations:
-            raise TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
+            raise self._beyond_operations()
         return True
 
-    def allows_region(self, operations: float, nbytes: int) -> bool:
-        """Whether a compiled region is computed, of which all that it costs is known before."""
+    def affords(self, operations: float, nbytes: int, *, counted: bool) -> bool:
+        """Whether something is computed of which all that it costs is known before."""
         if self.cost.memory() + nbytes > self._memory:
-            raise TooLarge(f"its tensors need more than {human_bytes(self._memory)}")
+            raise self._beyond_memory()
         if self.cost.operations + operations > self._operations:
-            raise TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
+            raise self._beyond_operations()
+        if not counted:
+            self.cost.operations += operations
         return not self.measuring
+
+    def _beyond_memory(self) -> TooLarge:
+        return TooLarge(f"its tensors need more than {human_bytes(self._memory)}")
+
+    def _beyond_operations(self) -> TooLarge:
+        return TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
 
     def _needed(self, call: Any) -> int:
         return self.cost.memory() + beside(call.plan, call.args, call.kwargs)
@@ -226,6 +234,11 @@ class Requested(Budget):
             f"{human_bytes(peak)}, and about {_minutes(self.cost.seconds)} of computing for its "
             f"{what}"
         )
+
+    def _beyond_memory(self) -> TooLarge:
+        return self._refusal("beginning")
+
+    _beyond_operations = _beyond_memory
 
     def _refusal(self, what: str, peak: int = 0) -> TooLarge:
         return TooLarge(

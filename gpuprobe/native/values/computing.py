@@ -178,11 +178,12 @@ class Computing:
         """Whether what does not pass the dispatcher is computed, of these arguments."""
         return self.budget is None or not self.budget.measuring
 
-    def allows_region(self, operations: float, nbytes: int) -> bool:
-        """Whether a compiled region may be computed that costs so much. Raises TooLarge beyond a
-        bound that was requested.
+    def allows(self, operations: float, nbytes: int = 0, *, counted: bool = False) -> bool:
+        """Whether something may be computed that costs so much, and takes so many bytes on the
+        host. ``counted``: its operators are counted one by one. Raises TooLarge beyond a bound that
+        was requested.
         """
-        return self.budget is None or self.budget.allows_region(operations, nbytes)
+        return self.budget is None or self.budget.affords(operations, nbytes, counted=counted)
 
     def replay(self, calls: Iterable[Any]) -> None:
         """Compute the calls of a CUDA graph."""

@@ -331,12 +331,14 @@ class ComputingShapes(Computing):
                 self._stop(f"{cost.operations:.0e} floating-point operations")
         return more <= BESIDE and (self.everything or operations <= OF_ONE_CALL)
 
-    def allows_region(self, operations: float, nbytes: int) -> bool:
-        memory = self.cost.memory() + nbytes
-        if memory > AT_ONCE_MEMORY:
+    def allows(self, operations: float, nbytes: int = 0, *, counted: bool = False) -> bool:
+        memory, whole = self.cost.memory() + nbytes, self.cost.operations + operations
+        if self.everything and memory > AT_ONCE_MEMORY:
             self._stop(f"tensors of {human_bytes(memory)}")
-        elif self.cost.operations + operations > AT_ONCE_OPERATIONS:
-            self._stop(f"{self.cost.operations + operations:.0e} floating-point operations")
+        elif self.everything and whole > AT_ONCE_OPERATIONS:
+            self._stop(f"{whole:.0e} floating-point operations")
+        if not counted:
+            self.cost.operations = whole
         return self.everything
 
     def _stop(self, why: str) -> None:
