@@ -184,12 +184,36 @@ static void report_stuck(const exchange *x) {
   }
   report("all ranks of a group wait for each other:%s%s", text, x->size > 4 ? ", and so on" : "");
 }
+// Whether a rank has ended that this process knows from another group and that has not joined this one: the global
+// number of it, or -1. Where others may still join, only after a while: the group may be theirs.
+#define JOIN_S 30
+static int missed(exchange *x, time_t since) {
+  int gone = -1;
+  bool others = false;
+  pthread_mutex_lock(&list_lock);
+  for (const exchange *o = exchanges; o; o = o->other) {
+    for (int r = 0; r < o->size; r++) {
+      int pid = atomic_load(&o->members[r].pid);
+      bool joined = !pid || pid == getpid();
+      for (int i = 0; i < x->size && !joined; i++) joined = atomic_load(&x->members[i].pid) == pid;
+      if (joined) continue;
+      if (has_ended(&o->members[r])) gone = global_rank(o, r);
+      else others = true;
+    }
+  }
+  pthread_mutex_unlock(&list_lock);
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return others && now.tv_sec - since < JOIN_S ? -1 : gone;
+}
 typedef bool (*condition)(exchange *x, const pending *p, int *missing);   // missing: the rank that is waited for
 // Whether the condition holds, after any time; false where the rank that is waited for is gone.
 static bool wait_until(exchange *x, const pending *p, condition holds, int *missing) {
   static atomic_ullong waits;
   member *m = &x->members[x->rank];
   stillness still = {0, 0};
+  struct timespec began;
+  clock_gettime(CLOCK_MONOTONIC, &began);
   bool result, waiting = false;
   for (;;) {
     unsigned before = atomic_load(&x->h->bell);
@@ -203,6 +227,7 @@ static bool wait_until(exchange *x, const pending *p, condition holds, int *miss
       atomic_store(&m->waits, atomic_fetch_add(&waits, 1) + 1);
       waiting = true;
     }
+    if (!p && missed(x, began.tv_sec) >= 0 && !holds(x, p, missing)) break;
     if (waiting && is_stuck(x, &still) && !holds(x, p, missing)) { report_stuck(x); break; }
     wait_ring(x, before);
   }
@@ -259,7 +284,7 @@ exchange *exchange_join(const void *id, int size, int rank) {
   x->other = exchanges;
   exchanges = x;
   pthread_mutex_unlock(&list_lock);
-  char state, place[176];
+  char state, place[176] = "";
   member *m = &x->members[rank];
   m->started = started_at(getpid(), &state);
   atomic_store(&m->global, place_of_call ? place_of_call(place, sizeof place) : -1);
@@ -267,7 +292,12 @@ exchange *exchange_join(const void *id, int size, int rank) {
   atomic_fetch_add(&x->h->joined, 1);
   ring(x);
   int missing;
-  if (!wait_until(x, NULL, all_joined, &missing)) report("rank %d has ended before all ranks have joined its group", global_rank(x, missing));
+  if (!wait_until(x, NULL, all_joined, &missing)) {
+    char at[192];
+    where(at, sizeof at, place);
+    if (missing == rank) report("rank %d has ended without joining the group of %d ranks that rank %d waits for%s", missed(x, 0), size, global_rank(x, rank), at);
+    else report("rank %d has ended before all ranks have joined its group", global_rank(x, missing));
+  }
   if (i.pid == getpid()) close(i.fd);
   return x;
 }
