@@ -317,6 +317,11 @@ def run(
             result = _recorded(
                 loaded, output, level, force, warn, hazards, trace_steps, on_step, session
             )
+            if result.error is None:
+                try:
+                    session.check_measured()
+                except (TooLarge, CostMeasured) as measured:
+                    result = result._replace(error=measured)
         if isinstance(result.error, (TooLarge, CostMeasured)):
             from gpuprobe.recording.writer import remove_recording
 

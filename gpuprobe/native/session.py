@@ -305,6 +305,12 @@ class NativeSession:
         """The error of a value that could not be assumed, which the program may have caught."""
         return None if self._reads is None else self._reads.refused
 
+    def check_measured(self) -> None:
+        """Raise CostMeasured, or TooLarge, if the program ended before its cost was known."""
+        budget = None if self._computed is None else self._computed.computing.budget
+        if budget is not None:
+            budget.end()
+
     @property
     def everything(self) -> bool:
         """Whether all values have been computed."""

@@ -178,6 +178,9 @@ class Budget:
             raise self._beyond_operations()
         return True
 
+    def end(self) -> None:
+        """The program has ended."""
+
     def affords(self, operations: float, nbytes: int, *, counted: bool) -> bool:
         """Whether something is computed of which all that it costs is known before."""
         if self.cost.memory() + nbytes > self._memory:
@@ -223,6 +226,11 @@ class Requested(Budget):
         if time.process_time() - self.measuring > MEASURING:
             self._conclude("beginning")
         return False
+
+    def end(self) -> None:
+        """The program has ended: raises what the end of its first step would, if it made none."""
+        if self.measuring:
+            self._conclude("run")
 
     def _conclude(self, what: str) -> None:
         peak = max(

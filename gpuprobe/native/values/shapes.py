@@ -103,6 +103,10 @@ class Knowledge:
         self._kept = 0
         """Bytes of the storages in `_device`, and of those that are freed since it was counted."""
         self._refused = 0
+        self._shared: dict[int, StorageWeakRef] = {}
+        """Storages that other processes have, too."""
+        self.on_shared: Callable[[], None] = lambda: None
+        """Called when unknown values were written to one of them."""
         self._exchanged = exchanged
         self._awaited: dict[int, tuple[StorageWeakRef, int, int]] = {}
         """Storages that hold the results of collectives once those are taken."""
@@ -195,6 +199,14 @@ class Knowledge:
 
     def forget(self, tensor: Any) -> None:
         """Unknown values were written."""
+        if self._shared and tensor.is_cuda:
+            for part in parts_of(tensor):
+                if part.untyped_storage()._cdata in self._shared:
+                    self.on_shared()
+        self.forget_silently(tensor)
+
+    def forget_silently(self, tensor: Any) -> None:
+        """A tensor is unknown that was not written."""
         for part in parts_of(tensor):
             storage = part.untyped_storage()
             if self._awaited:
@@ -205,6 +217,11 @@ class Knowledge:
                 self._host[storage._cdata] = StorageWeakRef(storage)
         if len(self._host) > self._purge_at:
             self._purge()
+
+    def share(self, tensor: Any) -> None:
+        """Another process has the same memory."""
+        storage = tensor.untyped_storage()
+        self._shared[storage._cdata] = StorageWeakRef(storage)
 
     def bound(self, tensor: Any, most: int) -> None:
         """The elements of a tensor of counts are at most ``most``."""
@@ -302,6 +319,7 @@ class ComputingShapes(Computing):
         """
         super().__init__(skipping, exchanged)
         self.knowledge = Knowledge(exchanged, math.inf if auto else LIMIT, known_memory())
+        self.knowledge.on_shared = reads.shared
         self.reads = reads
         self.cost = cost
         self.everything = auto
