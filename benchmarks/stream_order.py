@@ -257,9 +257,9 @@ class Watching:
         patches.set(Engine, "apply", _as_gpuprobes(apply))
         for owner, name in ((EventSource, "device_op"), (EventSource, "host_op")):
             patches.set(owner, name, self._in_operator(getattr(owner, name)))
-        handle = EventSource._operator
+        handle = EventSource.operator
 
-        def _operator(source: Any, *args: Any, **kwargs: Any) -> Any:
+        def operator(source: Any, *args: Any, **kwargs: Any) -> Any:
             before = getattr(local, "began", None)
             local.began = watching.logged()
             try:
@@ -269,7 +269,7 @@ class Watching:
                 watching.spans.append(span)
                 local.began = before
 
-        patches.set(EventSource, "_operator", _as_gpuprobes(_operator))
+        patches.set(EventSource, "operator", _as_gpuprobes(operator))
 
     def _in_operator(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def operator(source: Any, func: Any, *args: Any) -> Any:

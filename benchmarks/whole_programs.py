@@ -183,9 +183,10 @@ class Outcome(NamedTuple):
     temporary: tuple[str, ...]
 
     def raised(self) -> bool:
-        """Whether an error of the program's ended it."""
+        """Whether an error of the program's ended it. Without a descriptor it cannot note that."""
         notes = self.files.get("notes")
-        return notes is not None and b"raises" in notes[2].splitlines()
+        noted = notes is not None and b"raises" in notes[2].splitlines()
+        return noted or b"Traceback (most recent call last):" in self.stderr
 
 
 _TITLES = rb"The host waits for the GPU at|Blind spots|Redundant waits|Freed too early"
@@ -202,8 +203,10 @@ _OF_TORCH = re.compile(
     rb'(?m)^((?:  \| )*)  File "[^"\n]*/site-packages/torch/[^\n]*\n(?:\1    [^\n]*\n)*'
 )
 """Frames of torch: it calls modules that have hooks, also those of all modules, in another way."""
-_DOCUMENTED_CODES = ((1, 5), (-2, 130))
-"""Of programs that raise: bare, and under gpuprobe."""
+_BY_CHANCE = re.compile(r"(?<=^pymp-)\w+$")
+"""In names of `multiprocessing`'s temporary folders, the part that chance makes."""
+_DOCUMENTED_CODES = ((1, 5), (-2, 130), (-2, 120))
+"""Of programs that raise: bare, and under gpuprobe. 120: an interrupt that cannot be printed."""
 
 
 class Runs:
@@ -226,7 +229,9 @@ class Runs:
             "FAULTS_RECORDING": str(base / RECORDING),
         }
         self._warm = {}
-        for name, modules in (("bare", ["program"]), ("gpuprobe", ["program", *_modules()])):
+        # Both have the simulated GPU's: a program may refuse to import others.
+        bare = ["program", *(_modules("native") if engine == "cuda" else [])]
+        for name, modules in (("bare", bare), ("gpuprobe", [*bare, *_OF_A_RUN, *_modules(*_ROOMS)])):
             (base / name).mkdir()
             environment = {
                 **self._environment,
@@ -277,15 +282,24 @@ class Runs:
             _others(texts[0]) if "other" in (launch.stdout, launch.stderr) else texts[0],
             _others(texts[1]),
             dict(_files(work)),
-            tuple(name for name in left if not name.startswith("gpuprobe-")),
+            tuple(_BY_CHANCE.sub("", name) for name in left if not name.startswith("gpuprobe-")),
         )
 
 
-def _modules() -> list[str]:
-    """gpuprobe's modules that a run imports sooner or later."""
-    rooms = ("sampler", "recording", "hazard_watch", "hazards", "analysis", "model", "reporters")
-    names = ["gpuprobe.cli.commands.run", "gpuprobe.api.watch", "gpuprobe.api.recordings"]
-    names += ["gpuprobe.api.render", "gpuprobe.api.hazards", "gpuprobe.cli.parser"]
+_ROOMS = ("sampler", "recording", "hazard_watch", "hazards", "analysis", "model", "reporters")
+_OF_A_RUN = (
+    "gpuprobe.cli.commands.run",
+    "gpuprobe.api.watch",
+    "gpuprobe.api.recordings",
+    "gpuprobe.api.render",
+    "gpuprobe.api.hazards",
+    "gpuprobe.cli.parser",
+)
+
+
+def _modules(*rooms: str) -> list[str]:
+    """gpuprobe's modules that a run imports sooner or later, of these packages."""
+    names = []
     for room in rooms:
         paths = [str(Path(path) / room) for path in gpuprobe.__path__]
         names += [one.name for one in pkgutil.walk_packages(paths, f"gpuprobe.{room}.")]

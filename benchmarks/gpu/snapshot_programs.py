@@ -215,7 +215,8 @@ class NormB(nn.Module):
 class LinearB(nn.Module):
     """An einsum with the weight as its first operand. The einsum of torch 2.6, which made the
     snapshots, keeps the operands in that order; that of 2.13 turns them round: hence the product
-    that it was. Under autocast, einsum converts its operands in their order, before the product.
+    that it was. Under autocast, einsum converts its operands in their order, a product the other
+    way round.
     """
 
     def __init__(self, inside: int, out: int) -> None:
@@ -225,8 +226,13 @@ class LinearB(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if torch.__version__.startswith("2.6."):
             return torch.einsum("oi,...i->...o", self.weight, x)
-        columns = x.permute(-1, *range(x.dim() - 1)).reshape(1, x.shape[-1], -1)
-        product = torch.bmm(self.weight.unsqueeze(0), columns).squeeze(0)
+        weight, columns = (
+            self.weight,
+            x.permute(-1, *range(x.dim() - 1)).reshape(1, x.shape[-1], -1),
+        )
+        if torch.is_autocast_enabled("cuda"):
+            weight = weight.to(torch.get_autocast_dtype("cuda"))
+        product = torch.bmm(weight.unsqueeze(0), columns).squeeze(0)
         return product.t().unflatten(0, x.shape[:-1])
 
 

@@ -72,9 +72,10 @@ def start_again_with(gpu: str, variable: str) -> NoReturn:
 
 def has_gpu() -> bool:
     """Whether torch finds a GPU in this process. Imports torch only on a machine that has one."""
+    from gpuprobe.native.process import awaits_gpu
     from gpuprobe.torch_support import process_gpus
 
-    return process_gpus.has_gpu()
+    return not awaits_gpu() and process_gpus.has_gpu()
 
 
 @open_at_exit

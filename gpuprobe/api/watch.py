@@ -348,7 +348,7 @@ def _recorded(
 ) -> RunResult:
     """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
-    from gpuprobe.sampler.program import exit_code, modules_restored, signals_restored
+    from gpuprobe.sampler.program import exit_code, python_restored, signals_restored
 
     children = _StartedProcesses(output.absolute(), level, trace_steps, tuple(loaded.argv))
     error: BaseException | None = None
@@ -369,7 +369,7 @@ def _recorded(
         children.follow(recorder, stack)
         when_imported("torch", lambda: children.start(recorder, stack))
         try:
-            with modules_restored(), signals_restored(until_exit=True):
+            with python_restored(), signals_restored(until_exit=True):
                 loaded.run()
         except SystemExit as exit_:
             code = exit_code(exit_)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 
 from gpuprobe.hazard_watch.device import PINNED, Cuda
 from gpuprobe.patching import Patches
@@ -57,6 +58,9 @@ def is_constructed() -> bool:
 
 def install(source: HostSource, patches: Patches) -> None:
     """Report such uses to ``source`` until ``patches`` are undone."""
+    # torch collects, at their first use, the functions whose tensors are on the default device:
+    # the original ones are those that it passes to the mode of that device.
+    _device_constructors()
     # ``__array__``: NumPy returns a plain array, which cannot be traced further.
     for name, op, write in (
         ("__array__", "conversion to NumPy", False),

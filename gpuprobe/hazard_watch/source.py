@@ -6,7 +6,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter  # a program may replace `time.perf_counter`
 from typing import Any, Final, TypeAlias
@@ -108,6 +108,8 @@ class EventSource(StreamSource):
         self._plans = _Plans()
         self.collectives = Collectives(self)
         self.processes = Processes(self)
+        self.compiled_calls = 0
+        self._compiled_inputs: set[int] = set()  # addresses, of the graph that runs
         self._left_out = left_out.calls
         self._lock = threading.RLock()  # autograd's threads report too
 
@@ -138,6 +140,8 @@ class EventSource(StreamSource):
             "memory reused by cudaMallocAsync: checked as with torch's own caching allocator"
             "": malloc_async(),
             compiled: compiled,
+            f"memory within compiled graphs, in {self.compiled_calls} calls: their inputs and "
+            "results are checked": self.compiled_calls,
             f"everything after gpuprobe's own failure: {self.broken}": self.broken,
         }
         return [*_NEVER_CHECKED, *(line for line, happened in gaps.items() if happened)]
@@ -212,6 +216,33 @@ class EventSource(StreamSource):
                     self._record_integers(name, args, result)
         else:
             self.host_op(func, args, kwargs, result)
+
+    def graph_called(self, inputs: Sequence[object], written: Collection[int]) -> None:
+        """A compiled graph is called. ``written``: the positions of the inputs that it changes."""
+        accesses: _Accesses = []
+        for at, value in enumerate(inputs):
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                self.add_accesses(accesses, value, at in written)
+        self._compiled_inputs = {address for address, _, _ in accesses}
+        self._compiled_launch(inputs, accesses)
+
+    def graph_returned(self, results: Sequence[object]) -> None:
+        """A compiled graph returned. Of its results, those that are inputs were read only, such as
+        the parameters that its backward pass needs.
+        """
+        self._tag_new(results, made=True)
+        accesses: _Accesses = []
+        self.add_accesses(accesses, results, True)
+        written = [access for access in accesses if access[0] not in self._compiled_inputs]
+        self.compiled_calls += self._compiled_launch(results, written)
+
+    def _compiled_launch(self, tensors: Sequence[object], accesses: _Accesses) -> bool:
+        """Launch a part of a compiled graph on the device of its tensors. False without one."""
+        index = self.device_of(tuple(tensors), {}, None)
+        if index >= 0:
+            self.machine.use(index)
+            self._launch(index, "compiled graph", accesses, site_at_hand())
+        return index >= 0
 
     def device_op(
         self,
@@ -642,6 +673,8 @@ class EventSource(StreamSource):
     def _device_read(self, tensor: Tensor, index: int, op: str) -> None:
         accesses: _Accesses = []
         self.add_accesses(accesses, tensor, False)
+        if not accesses:
+            return
         site = site_at_hand()
         self._launch(index, (op, tensor.shape), accesses, site)
         self._sync(op, site, index)

@@ -159,6 +159,8 @@ class StreamSource:
             storage = tensor.untyped_storage()
             tag = self.machine.tags.get(storage._cdata)
             if tag is None:
+                if not storage.is_cuda:  # of a fake tensor, which torch's compiler traces
+                    return None
                 self._tag(storage, made=False)
                 tag = self.machine.tags[storage._cdata]
             block = tag.block

@@ -43,8 +43,11 @@ def wait_until_idle(seconds: float = MOST) -> None:
 
 
 def _threads() -> list[str]:
-    """The folders of the threads."""
-    folders = [f"{_THREADS}/{number}" for number in _list(_THREADS)]
+    """The folders of the threads; none where the program has left no descriptor to list them."""
+    try:
+        folders = [f"{_THREADS}/{number}" for number in _list(_THREADS)]
+    except OSError:
+        return []
     return [folder for folder in folders if _text(f"{folder}/comm").startswith(NAME)]
 
 

@@ -210,6 +210,8 @@ class Runtime:
         self._core = core
         self.collectives = ExchangedCollectives(core)
         core.gpn_settings_read.restype = ctypes.c_bool
+        core.gpn_set_settings.restype = ctypes.c_bool
+        core.gpn_set_settings.argtypes = (ctypes.c_char_p,)
         core.gpn_used.restype = ctypes.c_ulonglong
         core.gpn_unanswered_count.restype = ctypes.c_size_t
         core.gpn_unanswered_name.restype = ctypes.c_char_p
@@ -234,15 +236,15 @@ class Runtime:
             raise EnvironmentUnavailable("the simulated GPU's library is of another gpuprobe")
 
     def settings_read(self) -> bool:
-        """Whether the runtime has read its settings: torch has queried its devices."""
+        """Whether torch has queried the devices."""
         return bool(self._core.gpn_settings_read())
 
     def change(self, settings: str) -> bool:
-        """Take other settings. False if the runtime has read its settings, unless all that changes
-        is whether GPUs run out of memory.
+        """Take other settings. False if torch has used the GPUs, or counted them and there would be
+        another number, unless all that changes is whether GPUs run out of memory.
         """
-        parts = settings.split(";")
-        if self.settings_read():
+        if not self._core.gpn_set_settings(settings.encode()):
+            parts = settings.split(";")
             if set(parts) ^ set(self.settings.split(";")) != {_ENDLESS}:
                 return False
             self._core.gpn_set_endless(_ENDLESS in parts)
@@ -491,7 +493,7 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
         os.environ[SETTINGS] = settings
         return runtime
     runtime = _preloaded or _open(_before_torch(build), settings)
-    if runtime.settings != settings and not runtime.change(settings):
+    if not runtime.change(settings):
         raise TooLate("torch has queried CUDA before the simulated GPU was loaded")
     if not visible(os.environ.get(NAME), gpus):
         del os.environ[NAME]  # it is about the machine's own GPUs

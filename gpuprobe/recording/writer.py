@@ -14,7 +14,7 @@ from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor, without_size_signal
-from gpuprobe.model.io.files import atomic_write, open_regular
+from gpuprobe.model.io.files import atomic_write, open_regular, os_open
 from gpuprobe.model.run.session import BlindSpot, Environment, Gap, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import encode_chunk
@@ -89,7 +89,7 @@ class RecordingWriter:
                 _delete(old)
             path.mkdir(exist_ok=True)
             descriptor = KeptDescriptor(
-                os.open(path / stream_name(rank), _STREAM | os.O_CREAT | os.O_EXCL, 0o666)
+                os_open(path / stream_name(rank), _STREAM | os.O_CREAT | os.O_EXCL, 0o666)
             )
         except FileExistsError as error:  # another process was faster
             raise _exists(path) from error
@@ -222,7 +222,7 @@ class RecordingWriter:
         try:
             status = self._descriptor.status()
         except LostDescriptor:
-            again = os.open(self.path / stream_name(self.rank), _STREAM | os.O_NOFOLLOW)
+            again = os_open(self.path / stream_name(self.rank), _STREAM | os.O_NOFOLLOW)
             status = os.fstat(again)
             # A file that replaced a deleted one may have its inode.
             if status.st_size != self._size:

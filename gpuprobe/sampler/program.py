@@ -151,17 +151,35 @@ def _set_signals(
 
 
 @contextlib.contextmanager
-def modules_restored() -> Iterator[None]:
-    """For a caller of `Program.run` that continues: the modules that the program has removed from
-    ``sys.modules`` are there again.
+def python_restored() -> Iterator[None]:
+    """For a caller of `Program.run` that continues: the import, the modules and the functions of
+    `os` are there again that the program has removed or replaced. When the interpreter ends, and
+    waits for the program's threads, they are the program's.
     """
-    before = dict(sys.modules)
-    modules = sys.modules
+    modules, before = sys.modules, dict(sys.modules)
+    missing = object()
+    own: list[tuple[object, str, object]] = [
+        (builtins, "__import__", builtins.__import__),
+        (sys, "modules", modules),
+        (sys, "meta_path", list(sys.meta_path)),
+        (sys, "path", list(sys.path)),
+        *((os, name, value) for name, value in vars(os).items() if callable(value)),
+    ]
+    register, get, put = threading._register_atexit, getattr, setattr  # type: ignore[attr-defined]
     try:
         yield
     finally:
         for name, module in before.items():
             modules.setdefault(name, module)
+        for owner, name, value in own:
+            theirs = get(owner, name, missing)
+            if theirs is value or theirs == value:
+                continue
+            if isinstance(value, list) and isinstance(theirs, list):
+                value = [*value, *(one for one in theirs if one not in value)]
+            put(owner, name, value)
+            if theirs is not missing:
+                register(put, owner, name, theirs)
 
 
 def _end_child(error: BaseException | None) -> NoReturn:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
+from gpuprobe.model.io.files import os_open
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
@@ -78,7 +79,7 @@ class HostMemory:
 
 
 def _open_statm() -> KeptDescriptor:
-    return KeptDescriptor(os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC))
+    return KeptDescriptor(os_open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC))
 
 
 class CudaCounters:

@@ -4,6 +4,10 @@ and generated code is matched with lines and modules of the program.
 A recording starts it. It imports nothing: it waits until the program's first
 compilation has imported Dynamo and Inductor. If a torch lacks one of the functions that it wraps,
 that becomes a note, and the rest is followed.
+
+Code from torch's cache has neither lines nor modules. On a GPU that becomes a note: compiling again
+may take minutes there. On a simulated GPU each recording must be the same as the first, so graphs
+do not come from the cache; kernels still do, which take most of the time.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from gpuprobe.model.place import program_name
 from gpuprobe.patching import patch, when_imported
 from gpuprobe.torch_support import compile_notes, compiled_code
 from gpuprobe.torch_support.callers import place_of
+from gpuprobe.torch_support.engine_reports import launch_counter
+from gpuprobe.torch_support.memory_history import history
 
 _ALLOCATED: Final = re.compile(r" = empty_strided_\w+\(")
 _COMPILATION: Final = re.compile(r"^\d+/\d+: ")
@@ -177,6 +183,27 @@ def _graphs(module: Any) -> None:
     _undo.append(lambda: kept.remove(compiled_code.FORWARD_STACK))
 
 
+def _calls(module: Any) -> None:
+    kind = module.CompiledFxGraph
+    original = kind.__call__
+
+    def call(graph: Any, inputs: Any) -> Any:
+        if history.on:
+            backward = bool(graph.fx_kwargs.get("is_backward"))
+            _safely(lambda: compiled_code.note_call(backward=backward), "a call")
+        return original(graph, inputs)
+
+    _undo.append(patch(kind, "__call__", call))
+
+
+def _settings(module: Any) -> None:
+    if launch_counter() is None:
+        return
+    before = module.fx_graph_cache
+    module.fx_graph_cache = False
+    _undo.append(lambda: setattr(module, "fx_graph_cache", before))
+
+
 def _note_graph(graph: Any, file: str) -> None:
     source = Path(file).read_text(encoding="utf-8")
     allocated, reused = len(_ALLOCATED.findall(source)), source.count("# reuse")
@@ -210,5 +237,7 @@ _FOLLOWED: Final[dict[str, Callable[[Any], None]]] = {
     "torch._dynamo.trace_rules": lambda module: _undo.append(skip_own_frames(module)),
     "torch._dynamo.symbolic_convert": _breaks,
     "torch._dynamo.convert_frame": _recompilations,
+    "torch._inductor.config": _settings,
     "torch._inductor.graph": _graphs,
+    "torch._inductor.output_code": _calls,
 }

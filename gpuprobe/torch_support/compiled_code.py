@@ -8,16 +8,20 @@ they were traced (``nn_module_stack``), by their paths from what the compiled fu
 
 Such a path does not always begin at the model: after a graph break, or if a part was compiled, the
 code is that of an inner module, and several modules of one class share it. So the name is completed
-when the code runs, by the module that was called; in a backward pass, by that of its forward pass.
+by the module that was called; in a backward pass, by that of its forward pass. A history of
+allocations is read later: until then, the calls of compiled code are kept with their times.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import time
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from itertools import chain
+from operator import itemgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -149,16 +153,18 @@ def running_name(found: ModulePath, file: str, *, backward: bool, traced: str) -
     """The module's name, for compiled code in this file that is running now. ``traced`` is its name
     by `traced_names`, if no call of a module is known.
     """
-    root = _of_forward() if backward else _called(file)
+    return _name_below(_of_forward() if backward else _called(file), found) or traced
+
+
+def _name_below(root: Module | None, found: ModulePath) -> str:
+    """The module's name, for code of this root; "" if it has no such module."""
     if root is None or not found.own:
-        return traced
-    module = root
+        return ""
+    module: Module | None = root
     for part in filter(None, found.path.split(".")):
-        module = unwrapped(module)._modules.get(part)
-        if module is None:
-            return traced
-    if found.kind and type(unwrapped(module)).__name__ != found.kind:
-        return traced
+        module = unwrapped(module)._modules.get(part) if module is not None else None
+    if module is None or (found.kind and type(unwrapped(module)).__name__ != found.kind):
+        return ""
     return _name_of(module)
 
 
@@ -231,10 +237,42 @@ _OUT: Final = re.compile(r"\bout=(?:reinterpret_tensor\()?(\w+)")
 _ARGUMENT: Final = re.compile(r"\b(buf\d+)\b")
 
 _files: dict[str, dict[int, tuple[ProgramFrame, ...]]] = {}
-_module_at: dict[tuple[str, int], tuple[ModulePath, str]] = {}
+_Line = tuple[str, int]
+"""A file and a line."""
+_module_at: dict[_Line, tuple[ModulePath, str]] = {}
 _backward: set[str] = set()  # files of backward graphs
 FORWARD_STACK: Final = "fwd_nn_module_stack"
 """AOTAutograd's key for the modules of the forward node in the metadata of a backward node."""
+
+
+_Calls = list[tuple[int, "weakref.ref[Module] | None"]]
+"""Calls of compiled code: the time (microseconds since the Unix epoch, as in a history), and the
+module that it ran for, None if unknown.
+"""
+_forward_calls: _Calls = []
+_backward_calls: _Calls = []
+
+
+def note_call(*, backward: bool) -> None:
+    """Compiled code is called."""
+    calls = _backward_calls if backward else _forward_calls
+    module = _of_forward() if backward else _called("")
+    if len(calls) >= MOST_PASSES:
+        calls.clear()
+    calls.append((time.time_ns() // 1000, None if module is None else weakref.ref(module)))
+
+
+def forget_calls() -> None:
+    """Forget the calls so far: a history that contains them ends."""
+    _forward_calls.clear()
+    _backward_calls.clear()
+
+
+def _module_at_time(calls: _Calls, time_us: int) -> Module | None:
+    """The module of the last call that began before this time."""
+    number = bisect_right(calls, time_us, key=itemgetter(0)) - 1
+    module = calls[number][1] if number >= 0 else None
+    return None if module is None else module()
 
 
 def any_known() -> bool:
@@ -267,7 +305,7 @@ def in_program_lines(snapshot: dict[str, Any]) -> None:
     """
     if not _files:
         return
-    known: dict[int, tuple[list[dict[str, Any]], str]] = {}
+    known: dict[int, tuple[list[dict[str, Any]], _Line | None]] = {}
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     for entry in chain(*snapshot["device_traces"], blocks):
         frames = entry.get("frames")
@@ -276,22 +314,32 @@ def in_program_lines(snapshot: dict[str, Any]) -> None:
         key = id(frames)  # many entries share one list, which they keep alive
         if key not in known:
             known[key] = _translated(frames)
-        translated, module = known[key]
+        translated, line = known[key]
         if translated is not frames:
-            known[id(translated)] = translated, module
+            known[id(translated)] = translated, line
             entry["frames"] = translated
-        if module and "action" in entry:
+        if line is None or "action" not in entry:
+            continue
+        module = _module_then(line, entry.get("time_us", 0))
+        if module:
             entry["user_metadata"] = phase_tag(entry.get("user_metadata", ""), module)
 
 
-def _translated(frames: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The frames with those of generated code replaced, and their module; ``frames`` itself if
-    there are none.
+def _module_then(line: _Line, time_us: int) -> str:
+    """The module that a line of generated code belonged to at this time; "" if unknown."""
+    found, traced = _module_at[line]
+    calls = _backward_calls if line[0] in _backward else _forward_calls
+    return _name_below(_module_at_time(calls, time_us), found) or shared_name(found, traced)
+
+
+def _translated(frames: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], _Line | None]:
+    """The frames with those of generated code replaced, and the innermost of these lines that
+    belongs to a module; ``frames`` itself if there are none.
     """
     if not any(frame["filename"] in _files for frame in frames):
-        return frames, ""
+        return frames, None
     found: list[dict[str, Any]] = []
-    module = ""
+    known: _Line | None = None
     for frame in frames:
         file, line = frame["filename"], frame["line"]
         if file not in _files:
@@ -307,9 +355,9 @@ def _translated(frames: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str
                 for item in origins
             ]
         )
-        if not module and (file, line) in _module_at:
-            module = shared_name(*_module_at[file, line])
-    return found, module
+        if known is None and (file, line) in _module_at:
+            known = file, line
+    return found, known
 
 
 def remember(graph: GraphLowering, file: str, source: str) -> None:

@@ -9,7 +9,7 @@ torch's functions in C are replaced: those in Python (``torch.cuda.memory._recor
 ``_snapshot``, ``_dump_snapshot``, ``torch.cuda.memory_snapshot``) call them. Source:
 ``torch/csrc/cuda/memory_snapshot.cpp`` and ``c10/cuda/CUDACachingAllocator.cpp``: a history that is
 switched off forgets its events, and its blocks keep their stacks; a snapshot is an entry itself, of
-each device; a new limit drops the oldest entries.
+each device; a new limit holds for new entries (`_Ring`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -73,6 +73,8 @@ class SharedHistory:
         self._has_reads = True  # whether a snapshot is an entry
         self._hidden: dict[_Place, _Frames] = {}  # stacks of blocks that the program must not get
         self._own_reads: list[bool] = []  # snapshots with an entry, in order: if gpuprobe's
+        # The program's entries, of each device, up to its last change of the limit.
+        self._rings: list[_Ring] = []
 
     # -- gpuprobe's side
 
@@ -178,7 +180,14 @@ class SharedHistory:
             if self._started:
                 self._hidden = {place: block["frames"] for place, block in _stacks(self.read())}
             self.stop()
-        if not enabled or options.get("clear_history"):
+        forgets = not enabled or bool(options.get("clear_history"))
+        if not forgets and "clear_history" in options and self._is_enabled():
+            entries = self.read()["device_traces"]
+            self._rings = [self._ring(device, entries) for device in range(len(entries))]
+            options["clear_history"] = forgets = True
+        elif forgets:
+            self._rings = []
+        if forgets:
             if self._ambiguous:  # the entries that are dropped distinguish blocks
                 self._hide_stacks(self.read())
             self._own_reads.clear()
@@ -186,7 +195,8 @@ class SharedHistory:
             # More entries than the program's: gpuprobe's snapshots are entries, too.
             self._limit = 1 if enabled == "state" else options["max_entries"]
             self._ambiguous = bool(self._hidden) and options.get("stacks") == "python"
-            more = max(self._limit + _SLACK, MOST_ENTRIES if self._ambiguous else 0)
+            all_matter = self._ambiguous or any(ring.entries for ring in self._rings)
+            more = max(self._limit + _SLACK, MOST_ENTRIES if all_matter else 0)
             options |= {"enabled": "all", "max_entries": more}
             self._has_reads = "snapshot" not in (options.get("skip_actions") or ())
         return original(*options.values())
@@ -203,7 +213,8 @@ class SharedHistory:
                 block["frames"] = []
             found["device_traces"] = [[] for _ in traces]
             return found
-        found["device_traces"] = [self._programs_entries(entries) for entries in traces]
+        rings = [self._ring(device, traces) for device in range(len(traces))]
+        found["device_traces"] = [ring.in_order() for ring in rings]
         self._hide_stacks(found, traces)
         _drop_own_frames(found)
         return found
@@ -234,10 +245,11 @@ class SharedHistory:
                 block["frames"] = []
         self._hidden = left
 
-    def _programs_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The program's newest entries, without those of gpuprobe's snapshots. These are known by
+    def _ring(self, device: int, traces: Sequence[list[dict[str, Any]]]) -> _Ring:
+        """The program's entries now, without those of gpuprobe's snapshots. These are known by
         their order, from the last one on; the current snapshot has none yet.
         """
+        entries = traces[device]
         if any(self._own_reads):
             own = iter(self._own_reads[-2::-1])
             newest = [
@@ -246,7 +258,34 @@ class SharedHistory:
                 if entry["action"] != "snapshot" or not next(own, False)
             ]
             entries = newest[::-1]
-        return entries[-self._limit :] if self._limit else entries
+        before = self._rings[device] if device < len(self._rings) else _Ring([], 0)
+        return before.after(entries, self._limit)
+
+
+class _Ring(NamedTuple):
+    """torch's buffer of entries (`RingBuffer` in c10/cuda/CUDACachingAllocator.cpp): once there are
+    as many as the limit, ``at`` is the place of the oldest one, which the next one replaces. A
+    smaller limit removes none; those beyond it are never replaced.
+    """
+
+    entries: list[dict[str, Any]]
+    at: int
+
+    def after(self, new: list[dict[str, Any]], limit: int) -> _Ring:
+        """With new entries, of a limit; 0: none."""
+        if not self.entries:
+            return _Ring(new[-limit:], 0)
+        entries, at = list(self.entries), self.at
+        for entry in new:
+            if not limit or len(entries) < limit:
+                entries.append(entry)
+            elif at < len(entries):
+                entries[at] = entry
+                at = 0 if at + 1 == limit else at + 1
+        return _Ring(entries, at)
+
+    def in_order(self) -> list[dict[str, Any]]:
+        return self.entries[self.at :] + self.entries[: self.at]
 
 
 class _Shared:

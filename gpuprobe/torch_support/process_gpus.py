@@ -41,7 +41,11 @@ def has_gpu() -> bool:
     """Whether torch finds a GPU in this process. Imports torch only on a machine that has one: a
     simulated GPU has to be loaded before torch.
     """
-    if "torch" not in sys.modules and not any(map(os.path.exists, _DEVICES)):
+    from importlib.util import find_spec  # 1 ms, in every child
+
+    if sys.modules.get("torch") is None and (
+        not any(map(os.path.exists, _DEVICES)) or find_spec("torch") is None
+    ):
         return False
     import torch
 

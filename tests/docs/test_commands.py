@@ -46,6 +46,11 @@ SKIPPED = {
         "it would download packages",
     ),
     (
+        "docs/how-to/run-on-a-simulated-gpu.md",
+        "gpuprobe cuda-torch install",
+        "it would download 0.5 GB",
+    ),
+    (
         "docs/how-to/use-from-an-agent.md",
         'pip install "gpuprobe[mcp]"',
         "it would download packages",

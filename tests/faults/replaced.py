@@ -97,7 +97,7 @@ def replaces_the_import(run: Run) -> None:
     original = builtins.__import__
 
     def importing(name: str, *args: Any, **options: Any) -> Any:
-        if name.partition(".")[0] == "gpuprobe":
+        if name.startswith("gpuprobe") and name not in sys.modules:
             raise ImportError(f"{name} is not for this program")
         return original(name, *args, **options)
 
@@ -155,11 +155,9 @@ def clears_the_path_of_modules(run: Run) -> None:
     sys.path_importer_cache.clear()
 
 
-@part()
+@part("step", "end")
 def finds_no_new_modules(run: Run) -> None:
-    """After the program's own imports."""
-    import torch  # noqa: F401
-
+    """After torch's own imports, some of which gpuprobe has in other places."""
     run.kept.append(sys.meta_path[:])
     sys.meta_path.clear()
     run.later.append(lambda: sys.meta_path.extend(run.kept[-1] if not sys.meta_path else ()))

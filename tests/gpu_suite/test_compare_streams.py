@@ -88,7 +88,7 @@ def test_a_run_on_the_virtual_gpu_is_recorded_as_on_a_real_one(
 def test_out_of_memory_is_an_outcome(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    large = replace(case("vae-fp32"), tiny={"width": 8, "latent": 4, "size": 4096, "batch": 4096})
+    large = replace(case("vae-fp32"), tiny={"width": 256, "latent": 4, "size": 512, "batch": 128})
     with gpuprobe.virtual_gpu("t4", compute="shapes"):
         path = record_truth.record(large, "cuda", True, 2, -1, tmp_path)
     assert read_truth(path).outcome == "out of memory"

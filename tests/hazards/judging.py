@@ -66,8 +66,8 @@ def judge(case: Case, text: str) -> Any:
     try:
         with gpuprobe.detect_hazards() as found:
             exec(code, place)
-            torch.cuda.synchronize()
     finally:
+        torch.cuda.synchronize()
         for device in range(torch.cuda.device_count()):  # some cases leave a stream current
             torch.cuda.set_stream(torch.cuda.default_stream(device))
         torch.cuda.set_device(0)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch import nn
 
 import gpuprobe
 from gpuprobe.hazards.findings.results import Hazards
@@ -48,21 +47,30 @@ def test_nothing_on_a_gpu_is_nothing_judged() -> None:
     assert "No stream hazards" not in text_of(found)
 
 
-def test_compiled_regions_have_names() -> None:
-    class Model(nn.Linear):
-        pass
+def test_inputs_and_results_of_compiled_graphs_are_checked() -> None:
+    """And the memory within them is a blind spot."""
 
-    def function(x: torch.Tensor) -> torch.Tensor:
+    def function(x: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+        counted.add_(1)
         return x + 1
 
-    with gpuprobe.detect_hazards() as found:
-        model = torch.compile(Model(4, 4).cuda())
-        compiled = torch.compile(function)
-        value = compiled(model(torch.ones(2, 4, device="cuda")))
-        with torch.cuda.stream(torch.cuda.Stream()):
-            value.sum()
-    assert says(found, "Model: given to torch.compile")
-    assert says(found, "function: given to torch.compile")
+    for waits in (False, True):
+        with gpuprobe.detect_hazards() as found:
+            compiled, side = torch.compile(function), torch.cuda.Stream()
+            x, counted = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+            with torch.cuda.stream(side):
+                side.wait_stream(torch.cuda.default_stream())
+                kept = counted * 2
+            if waits:
+                torch.cuda.current_stream().wait_stream(side)
+            value = compiled(x, counted)
+            with torch.cuda.stream(side):
+                if waits:
+                    side.wait_stream(torch.cuda.default_stream())
+                kept += value
+        kinds = [] if waits else ["read-after-write", "write-after-read"]
+        assert sorted(race.kind for race in found.races) == kinds
+        assert says(found, "memory within compiled graphs, in 1 calls")
 
 
 def test_events_and_work_from_before() -> None:

@@ -4,7 +4,6 @@ race are found, latent ones included, and those in order are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -31,25 +30,7 @@ def test_names_are_unique() -> None:
     assert len({one.name for one in (*BUGS, *CORRECT)}) == len(BUGS) + len(CORRECT)
 
 
-_TIMED = {
-    "prefetched_batches_shrink_slowly",
-    "recorded_for_a_stream_that_is_idle_then",
-    "recorded_for_two_streams",
-}
-"""Programs about when a block can be used again, which torch's CUDA code asks its events: on the
-simulated GPU those of small kernels are done at once, where the former model let them wait.
-"""
-
-
-def _cases(cases: Sequence[Any]) -> list[Any]:
-    differs = pytest.mark.xfail(reason="see _TIMED", strict=True)
-    return [
-        pytest.param(one, id=one.name, marks=[differs] if one.name in _TIMED else [])
-        for one in cases
-    ]
-
-
-@pytest.mark.parametrize("bug", _cases(BUGS))
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_variant_that_races_is_found(bug: Bug) -> None:
     races = _found(bug.name, bug.buggy)
     found = {
@@ -65,6 +46,6 @@ def test_its_correct_twin_is_left_alone(bug: Bug) -> None:
     assert [race.message for race in _found(bug.name, bug.mended)] == []
 
 
-@pytest.mark.parametrize("case", _cases(CORRECT))
+@pytest.mark.parametrize("case", CORRECT, ids=lambda case: case.name)
 def test_a_correct_variant_is_left_alone(case: Case) -> None:
     assert [race.message for race in _found(case.name, case.text)] == []

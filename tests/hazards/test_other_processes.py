@@ -83,45 +83,34 @@ def test_read_while_the_receiver_reads() -> None:
     assert watched(act).races == []
 
 
-def test_what_arrives_has_the_values_and_the_device() -> None:
-    with gpuprobe.virtual_gpu("2xh100-80gb"):
-        one, other = mp.Pipe()
-        for sent in (
-            torch.arange(8.0, device="cuda:1"),
-            torch.ones(3, 4, device="cuda").t()[1:],
-            torch.nn.Parameter(torch.ones(2, device="cuda")),
-        ):
-            one.send(sent)
-            got = other.recv()
-            assert got.device == sent.device
-            assert got.tolist() == sent.tolist()
-            assert got.stride() == sent.stride()
-            assert type(got) is type(sent)
-
-
 PROGRAM = """
-import torch, gpuprobe
-import torch.multiprocessing as mp
+import gpuprobe
 
 def work(inbox, outbox):
-    outbox.put(inbox.get().sum().item())
+    for _ in range(2):
+        outbox.put(inbox.get().sum().item())
 
 if __name__ == "__main__":
-    context = mp.get_context("fork")
     kinds = []
-    for early in (True, False):
-        with gpuprobe.virtual_gpu("h100-80gb"), gpuprobe.detect_hazards() as found:
-            inbox, outbox = context.SimpleQueue(), context.SimpleQueue()
-            worker = context.Process(target=work, args=(inbox, outbox))
-            worker.start()
-            x = torch.ones(8, device="cuda")
-            inbox.put(x)
-            if early:
+    with gpuprobe.virtual_gpu("h100-80gb", "real"):
+        import torch
+        import torch.multiprocessing as mp
+
+        context = mp.get_context("spawn")
+        inbox, outbox = context.SimpleQueue(), context.SimpleQueue()
+        worker = context.Process(target=work, args=(inbox, outbox), daemon=True)
+        worker.start()
+        for early in (True, False):
+            with gpuprobe.detect_hazards() as found:
+                x = torch.ones(8, device="cuda")
+                inbox.put(x)
+                if early:
+                    x.add_(1)
+                total = outbox.get()
+                assert total in ((8.0, 16.0) if early else (8.0,)), total
                 x.add_(1)
-            assert outbox.get() == 8.0
-            worker.join()
-            x.add_(1)
-        kinds.append([finding.rule for finding in found.races])
+            kinds.append([finding.rule for finding in found.races])
+        worker.join()
     print(kinds)
 """
 

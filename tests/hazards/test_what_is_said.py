@@ -22,12 +22,6 @@ from gpuprobe.reporters.json import hazards as hazards_json
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.text import draw
 
-NO_LATENT = pytest.mark.xfail(
-    reason="latent: memory that is freed early and not used again is not reported on torch's CUDA "
-    "code, where the former model of it was",
-    strict=True,
-)
-
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 
@@ -75,7 +69,6 @@ del y
 """
 
 
-@NO_LATENT
 def test_a_stream_without_a_name_has_the_line_that_made_it() -> None:
     found = run("nameless", _NAMELESS)
     into, out = found.races
@@ -120,7 +113,6 @@ def test_a_use_after_free_has_its_history() -> None:
 _NOT_REUSED = _FREED.replace('other = torch.zeros(64, device="cuda")\n', "")
 
 
-@NO_LATENT
 def test_what_was_freed_too_early_and_not_reused_is_a_warning() -> None:
     found = run("not reused", _NOT_REUSED)
     assert found.races == []

@@ -54,7 +54,6 @@ def test_a_cell_is_recorded_and_its_lines_are_named_by_its_number(
     assert re.fullmatch(r"<recording .*, 3 steps>", shown(executed[1], "text/plain"))
 
 
-@pytest.mark.simulated
 def test_an_estimate_names_lines_of_other_cells_too(
     executed: list[nbformat.NotebookNode],
 ) -> None:
@@ -64,7 +63,6 @@ def test_an_estimate_names_lines_of_other_cells_too(
     assert shown(executed[3], "text/plain").startswith("<estimate for a100-40gb: fits, ")
 
 
-@pytest.mark.simulated
 def test_a_race_is_shown_with_the_source_of_its_cell_and_a_fix(
     executed: list[nbformat.NotebookNode],
 ) -> None:
@@ -103,9 +101,7 @@ def test_a_wrong_option_is_one_line(executed: list[nbformat.NotebookNode]) -> No
     )
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("own") / "run.gpuprobe"
+def record(path: Path) -> None:
     with gpuprobe.virtual_gpu():
         model = torch.nn.Linear(64, 64).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -114,11 +110,13 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 with rec.step():
                     model(torch.randn(8, 64, device="cuda")).sum().backward()
                     optimizer.step()
-    return path
 
 
 @pytest.mark.simulated
-def test_every_result_has_a_short_repr_and_a_page(recording: Path) -> None:
+def test_every_result_has_a_short_repr_and_a_page(tmp_path: Path) -> None:
+    recording = tmp_path / "run.gpuprobe"
+    record(recording)
+
     def step() -> None:
         torch.nn.Linear(8, 8).cuda()(torch.randn(2, 8, device="cuda")).sum().backward()
 
@@ -144,18 +142,11 @@ def test_every_result_has_a_short_repr_and_a_page(recording: Path) -> None:
         assert "\n" not in repr(result), name
         assert len(repr(result)) < 1_000, name
 
-
-@pytest.mark.simulated
-def test_a_report_is_still_a_plain_document(recording: Path) -> None:
-    report = gpuprobe.report(recording)
+    report = gpuprobe.report(recording)  # still a plain document
     assert dict(report) == gpuprobe.report(gpuprobe.load(recording))
     assert report["schema"] == "gpuprobe.report"
 
-
-@pytest.mark.simulated
-def test_what_cannot_be_read_is_shown_as_its_error(recording: Path) -> None:
-    found = gpuprobe.load(recording)
-    found.ranks = ()
+    found.ranks = ()  # cannot be read
     assert "DataError" in found._repr_html_()
 
 

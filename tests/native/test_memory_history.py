@@ -83,6 +83,10 @@ options = dict(context="alloc", stacks="python", max_entries=20, clear_history=T
 memory._record_memory_history("all", **options)
 step()
 show(memory._snapshot())
+for limit in (500, 30, 3, 50, 7):  # a smaller one removes no entries, and orders them anew
+    memory._record_memory_history("all", max_entries=limit, stacks="python")
+    allocated(limit)
+    show(memory._snapshot())
 with open("shown.json", "w") as file:
     json.dump(shown, file)
 """

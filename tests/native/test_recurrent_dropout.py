@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import gpuprobe
 
-with gpuprobe.virtual_gpu("h100-80gb"):
+with gpuprobe.virtual_gpu("h100-80gb", "real"):
     import copy
     import torch
     from gpuprobe.native.values import twins

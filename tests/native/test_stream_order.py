@@ -139,8 +139,8 @@ with cuda.stream(s):
 cuda.current_stream().wait_stream(s)
 z = y + 1
 '''
-begin("native")
-with gpus("native"):
+begin()
+with gpus():
     from gpuprobe.hazards.engine import Engine
     from gpuprobe.hazards.events import EventWait
     from gpuprobe.native.process import LogKind

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import warm_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -248,9 +249,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_runs(
         wanted.write([], "memory.json")
 
 
-def test_hazards_of_a_run_are_annotated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_hazards_of_a_run_are_annotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CI_PROJECT_DIR", "GITLAB_CI"):
         monkeypatch.delenv(name, raising=False)
     project = tmp_path / "repo" / "sub"
@@ -262,23 +261,23 @@ def test_hazards_of_a_run_are_annotated(
         "    x.sum()\n"
         "os.chdir('/')\n"
     )
-    monkeypatch.chdir(project)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "repo"))
-    run = ["run", "--gpu", "t4", "-q", "-o", str(tmp_path / "r.gpuprobe"), "--force"]
-    try:
-        assert main([*run, "--hazards-annotations", "auto", "race.py"]) == 1
-        errors = capfd.readouterr().err.splitlines()
-        found = [as_the_runner_reads(line) for line in errors if line.startswith("::")]
-        command, properties, data = found[0]
-        assert (command, properties["file"], properties["line"]) == ("error", "sub/race.py", "4")
-        assert data
 
-        monkeypatch.chdir(project)
-        assert main([*run, "--hazards-annotations", "gitlab=out.json", "race.py"]) == 1
-    finally:
-        monkeypatch.chdir(project)
+    def annotated(to: str) -> list[str]:
+        options = ["--gpu", "t4", "-q", "-o", tmp_path / "r.gpuprobe", "--force"]
+        done = warm_python.gpuprobe(
+            "run", *options, "--hazards-annotations", to, "race.py", cwd=project
+        )
+        assert done.returncode == 1, done.stderr
+        return [line for line in done.stderr.splitlines() if line.startswith("::")]
+
+    found = [as_the_runner_reads(line) for line in annotated("auto")]
+    command, properties, data = found[0]
+    assert (command, properties["file"], properties["line"]) == ("error", "sub/race.py", "4")
+    assert data
+
+    assert annotated("gitlab=out.json") == []
     document = json.loads((project / "out.json").read_text(encoding="utf-8"))
     jsonschema.validate(document, ENTRIES)
     assert len(document) == len(found)
-    assert not any(line.startswith("::") for line in capfd.readouterr().err.splitlines())

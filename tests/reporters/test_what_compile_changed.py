@@ -12,9 +12,12 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+import torch._inductor.compile_fx  # once: each test is a fork of this process
+import torch._inductor.config
 from torch import nn
 
 import gpuprobe
+from gpuprobe.analysis.compare.diff import Diff
 from gpuprobe.api.recordings import diff, load, summary
 from gpuprobe.api.views import write_diff
 from gpuprobe.model.memory import TraceAction
@@ -25,6 +28,8 @@ from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.simulated]
+
+torch._inductor.config.compile_threads = 1  # without a process that compiles
 
 SOURCE = Path(__file__).read_text().splitlines()
 BREAK = "        torch._dynamo.graph_break()"
@@ -55,18 +60,21 @@ def train(path: Path, code: Callable[[nn.Module], Any]) -> None:
     torch._dynamo.reset()
 
 
-@pytest.fixture(name="sides", scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("sides")
-    train(folder / "eager", lambda model: model)
-    train(folder / "compiled", torch.compile)
-    return folder / "eager", folder / "compiled"
+def test_a_diff_names_what_was_compiled(tmp_path: Path) -> None:
+    before, after = tmp_path / "eager", tmp_path / "compiled"
+    train(before, lambda model: model)
+    train(after, torch.compile)
+    found = diff(before, after)
+    check_figures(found)
+    check_views(before, after, found)
+    train(tmp_path / "later", lambda model: model)  # in the same process as the compiled one
+    assert diff(after, tmp_path / "later").compiled[1] == ()
+    train(tmp_path / "again", torch.compile)  # torch has all of its code in a cache
+    assert diff(after, tmp_path / "again").compiled == (found.compiled[1], found.compiled[1])
 
 
-def test_peak_and_saved_activations_shrink_and_the_breaks_are_named(
-    sides: tuple[Path, Path],
-) -> None:
-    found = diff(*sides)
+def check_figures(found: Diff) -> None:
+    """Peak and saved activations are smaller; compiled code has the program's lines."""
     (peak,) = found.peaks
     assert isinstance(peak.delta, int)
     assert peak.delta < 0
@@ -89,10 +97,7 @@ def test_peak_and_saved_activations_shrink_and_the_breaks_are_named(
     assert any("in the memory of others" in text for text in after)
 
 
-def test_text_json_and_page_have_what_was_compiled(
-    sides: tuple[Path, Path], tmp_path: Path
-) -> None:
-    found = diff(*sides)
+def check_views(before: Path, after: Path, found: Diff) -> None:
     document = json.loads(json.dumps(diff_json.document(found)))
     jsonschema.validate(document, schema("diff-2"))
     assert document["compiled"] == {"before": [], "after": list(found.compiled[1])}
@@ -101,16 +106,9 @@ def test_text_json_and_page_have_what_was_compiled(
     assert "Compiled\n" in text.getvalue()
     assert "nothing was compiled" in text.getvalue()
     assert "graph break at " in " ".join(text.getvalue().split())
-    page = write_diff(load(sides[0]), load(sides[1]), tmp_path / "diff.html").read_text()
+    page = write_diff(load(before), load(after), after.with_suffix(".html")).read_text()
     assert "nothing was compiled" in page
     assert "forward graph: " in page
-
-
-def test_a_recording_has_what_was_compiled_while_it_ran(
-    sides: tuple[Path, Path], tmp_path: Path
-) -> None:
-    train(tmp_path / "later", lambda model: model)  # in the same process as the compiled one
-    assert diff(sides[1], tmp_path / "later").compiled[1] == ()
 
 
 class Plain(nn.Module):
@@ -135,15 +133,6 @@ def modules_of(path: Path, model: nn.Module) -> dict[str, int]:
     return {str(row.key): row.bytes for row in table.rows}
 
 
-def test_blocks_of_compiled_code_belong_to_modules(tmp_path: Path) -> None:
-    found = modules_of(tmp_path / "run", nn.Sequential(Plain(), Plain()))
-    for name in ("Sequential.0", "Sequential.1"):
-        # The outputs of `wide`; and a workspace of cuBLAS in the first.
-        assert 16 << 20 <= found[f"{name}.wide"] < 26 << 20
-        assert found[f"{name}.back"] == 4 << 20
-    assert found["(no module)"] == 4 << 20  # the batch
-
-
 class Stack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -155,21 +144,27 @@ class Stack(nn.Module):
         return x
 
 
-def test_modules_of_a_model_whose_own_forward_is_compiled(tmp_path: Path) -> None:
-    assert modules_of(tmp_path / "run", Stack()).keys() >= {
+def test_blocks_of_compiled_code_belong_to_modules(tmp_path: Path) -> None:
+    found = modules_of(tmp_path / "of-ours", nn.Sequential(Plain(), Plain()))
+    for name in ("Sequential.0", "Sequential.1"):
+        # The outputs of `wide`; and a workspace of cuBLAS in the first.
+        assert 16 << 20 <= found[f"{name}.wide"] < 26 << 20
+        assert found[f"{name}.back"] == 4 << 20
+    assert found["(no module)"] == 4 << 20  # the batch
+
+    found = modules_of(tmp_path / "own-forward", Stack())
+    assert found.keys() >= {
         f"Stack.blocks.{at}.{name}" for at in (0, 1) for name in ("wide", "back")
     }
 
-
-def test_a_model_of_torchs_own_modules_has_modules(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-    found = modules_of(tmp_path / "run", model)
+    found = modules_of(tmp_path / "of-torchs", model)
     assert found["Sequential.0"] >= 16 << 20
     assert found["Sequential.2"] >= 4 << 20
     assert found["(no module)"] == 4 << 20  # the batch
 
 
-def allocated_by_phase(path: Path, kind: type[nn.Module]) -> dict[tuple[str, str], int]:
+def allocated_by_phase(path: Path, kind: type[nn.Module]) -> Counter[tuple[str, str]]:
     """Bytes allocated in the second training step, by phase and module."""
     with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
         model = Deep(kind).cuda()
@@ -206,11 +201,14 @@ class Deep(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("kind", [Plain, Block], ids=["whole", "graph breaks"])
 def test_backward_passes_and_resumed_functions_have_the_paths_of_the_model(
-    kind: type[nn.Module], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    found = allocated_by_phase(tmp_path / "run", kind)
+    for kind in (Plain, Block):  # without and with graph breaks
+        check_paths(kind, allocated_by_phase(tmp_path / kind.__name__, kind))
+
+
+def check_paths(kind: type[nn.Module], found: Counter[tuple[str, str]]) -> None:
     hidden, width = 16 << 20, 4 << 20  # bytes of a layer's wide and narrow activations
     names = {name for _, name in found if name}
     assert all(name.startswith("Deep.layers.") for name in names)

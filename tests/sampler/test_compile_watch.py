@@ -249,16 +249,16 @@ def test_a_function_that_is_compiled_many_times_is_one_note() -> None:
         f"g at a.py:9{again}no guard is known": 4,
         f"f at a.py:3{again}type": 2,
     }
-    assert compile_notes.worded(counted) == (
+    assert compile_notes._worded(counted) == (
         "graph break at a.py:1: print (2 times)",
         "f at a.py:3 compiled again 3 times: size; type",
         "g at a.py:9 compiled again: no guard is known (4 times)",
     )
     reasons = {f"f at a.py:3{again}reason {index}": 1 for index in range(3)}
-    assert compile_notes.worded(reasons) == (
+    assert compile_notes._worded(reasons) == (
         "f at a.py:3 compiled again 3 times: reason 0; reason 1; reason 2",
     )
     reasons |= {f"f at a.py:3{again}reason 3": 1}
-    assert compile_notes.worded(reasons) == (
+    assert compile_notes._worded(reasons) == (
         "f at a.py:3 compiled again 4 times: reason 0; reason 1; 2 more reasons",
     )

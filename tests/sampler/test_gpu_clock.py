@@ -376,7 +376,6 @@ def test_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     (device,) = [item for item in device_memory(sink.rank) if item.device == "cuda:0"]
     assert not isinstance(device.used, Unavailable)
     assert not isinstance(device.reserved, Unavailable)
-    assert abs(device.used - (total - free)) < 64 << 20
-    assert device.used > device.reserved
+    assert device.reserved < device.used <= total - free  # read in the first step
     held = pinned_memory(sink.rank)
     assert held is None or held.in_use >= pinned.nbytes  # None: torch before host_memory_stats

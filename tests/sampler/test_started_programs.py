@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import gpuprobe
 from gpuprobe.sampler.processes.children import ORDERS
 from gpuprobe.torch_support.process_gpus import add_startup
 
@@ -104,6 +105,50 @@ def test_another_sitecustomize_still_runs(tmp_path: Path) -> None:
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["mine", str(tmp_path / "sitecustomize.py")]
+
+
+@pytest.mark.parametrize("fails", ["gpuprobe/patching.py", "gpuprobe/api/inherited.py"])
+def test_a_start_that_fails_is_one_line(tmp_path: Path, fails: str) -> None:
+    """At the start of Python or at the import of torch: the program continues."""
+    for path in (fails, "torch/__init__.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("", encoding="utf-8")
+    for name in ("gpuprobe", "gpuprobe/api", "gpuprobe/startup"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "__init__.py").touch()
+    copied = Path(gpuprobe.__file__).parent
+    for name in ("gpuprobe/patching.py", "gpuprobe/startup/sitecustomize.py"):
+        text = (copied.parent / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / fails).write_text("raise OverflowError('too\\nlarge\\x1b[2J')\n", encoding="utf-8")
+    startup = os.pathsep.join([str(tmp_path / "gpuprobe/startup"), str(tmp_path)])
+    done = subprocess.run(
+        [PYTHON, "-c", "import torch; print('goes on')"],
+        env={**os.environ, "PYTHONPATH": startup, "GPUPROBE_DEBUG": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    (line,) = done.stderr.splitlines()
+    start = "gpuprobe: error: this process is not followed: OverflowError: too large"
+    assert line.startswith(start)
+    assert "\x1b" not in line
+
+
+def test_another_sitecustomize_that_fails_is_reported_by_python(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')\n", encoding="utf-8")
+    environment: dict[str, str] = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    alone = _python(environment)
+    add_startup(environment)
+    assert _python(environment) == alone
+    assert alone[0] == 0
+    assert "ValueError: mine" in alone[1]
+
+
+def _python(environment: dict[str, str]) -> tuple[int, str]:
+    done = subprocess.run(
+        [PYTHON, "-c", ""], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stderr
 
 
 TORCHRUN = """\

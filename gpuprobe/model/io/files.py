@@ -9,9 +9,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from gpuprobe.errors import UsageError
+
+os_open: Final = os.open
+"""A program may replace it, to count the files that it opens."""
 
 
 def is_special(path: Path) -> bool:
@@ -60,7 +63,7 @@ def open_regular(path: str | os.PathLike[str], *, inside: bool = False) -> IO[by
         flags |= getattr(os, "O_NOFOLLOW", 0)
     # Before it is opened, as opening alone can have an effect on a device.
     _refuse_special(os.stat(where), where)  # noqa: PTH116
-    descriptor = os.open(where, flags)
+    descriptor = os_open(where, flags)
     try:
         _refuse_special(os.fstat(descriptor), where)
         return os.fdopen(descriptor, "rb")
@@ -183,7 +186,7 @@ def atomic_write(
     if temporary is None:
         temporary = target.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}")
         flags |= os.O_EXCL
-    handle = os.open(temporary, flags, 0o600 if private else 0o666)
+    handle = os_open(temporary, flags, 0o600 if private else 0o666)
     try:
         try:
             with os.fdopen(handle, "wb", closefd=False) as stream:
@@ -208,7 +211,7 @@ def _take_name(temporary: Path, target: Path) -> None:
         raise
     except OSError:
         # A file system without hard links (exFAT, SMB): the name is taken first, then replaced.
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.close(os_open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         temporary.replace(target)
 
 

@@ -15,6 +15,7 @@ static pthread_once_t settings_once = PTHREAD_ONCE_INIT, visible_once = PTHREAD_
 static __thread int current;
 static __thread int last_error;
 static char *settings;
+static atomic_bool devices_counted, devices_read;   // the devices: their number alone, or more
 
 // The settings are KEY=VALUE;… in GPUPROBE_NATIVE; each "device" starts a group of its own:
 // cuda=13000;device=NVIDIA H100 80GB HBM3;total_memory=85029158912;…
@@ -67,9 +68,8 @@ static void set_number(device *d, const char *key, const char *value) {
 #undef NUMBER
 }
 
-static void read_settings(void) {
-  const char *given = getenv("GPUPROBE_NATIVE");
-  settings = strdup(given ? given : "");
+static void apply_settings(void) {
+  n_devices = 0;
   char text[64];
   if (find_text("cuda", text, sizeof text)) cuda_version = atoi(text);
   driver_version = cuda_version;
@@ -91,6 +91,13 @@ static void read_settings(void) {
     }
     at = *end ? end + 1 : end;
   }
+}
+
+static void read_settings(void) {
+  if (settings) return;   // gpuprobe has set them in this process
+  const char *given = getenv("GPUPROBE_NATIVE");
+  settings = strdup(given ? given : "");
+  apply_settings();
 }
 
 static void read_visible(void) {
@@ -125,13 +132,13 @@ static void read_visible(void) {
   }
 }
 
-int visible_count(void) { pthread_once(&visible_once, read_visible); return n_visible; }
+int visible_count(void) { devices_counted = true; pthread_once(&visible_once, read_visible); return n_visible; }
 int visible_index(int ordinal) { return ordinal >= 0 && ordinal < visible_count() ? visible[ordinal] : -1; }
-device *visible_device(int ordinal) { int i = visible_index(ordinal); return i < 0 ? NULL : &devices[i]; }
+device *visible_device(int ordinal) { devices_read = true; int i = visible_index(ordinal); return i < 0 ? NULL : &devices[i]; }
 int FN(visible_devices)(void) { return visible_count(); }
 int FN(machine_index)(int ordinal) { return visible_index(ordinal); }
 int machine_count(void) { pthread_once(&settings_once, read_settings); return n_devices; }
-device *machine_device(int index) { return index >= 0 && index < machine_count() ? &devices[index] : NULL; }
+device *machine_device(int index) { devices_read = true; return index >= 0 && index < machine_count() ? &devices[index] : NULL; }
 int current_device(void) { return current; }
 int fail(int error) { if (error != SUCCESS && error != NOT_READY) last_error = error; return error; }
 
@@ -420,4 +427,17 @@ int FN(devices)(void) { return machine_count(); }
 unsigned long long FN(used)(int index) { return used_memory(index); }
 void FN(driver_memory)(int ordinal, long long bytes) { driver_memory(ordinal, bytes); }
 void FN(set_endless)(bool on) { endless = on; }
-bool FN(settings_read)(void) { return settings != NULL; }   // until then they can be changed
+bool FN(settings_read)(void) { return devices_counted || devices_read; }
+// Autograd's first backward pass counts the devices, also on the CPU: until more was read, others of the same
+// number can replace them.
+bool FN(set_settings)(const char *text) {
+  int more = 0;
+  for (const char *at = text; at; at = strchr(at, ';')) {
+    if (*at == ';') at++;
+    more += !strncmp(at, "device=", 7);
+  }
+  if (devices_read || (devices_counted && more != n_devices)) return false;
+  settings = strdup(text);
+  apply_settings();
+  return true;
+}

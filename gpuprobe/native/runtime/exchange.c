@@ -35,7 +35,7 @@ typedef struct {
   uint64_t started;
   atomic_ullong posted, taken;
   atomic_ullong waits;   // the number of the wait that the rank is in, 0 outside one
-  char waits_for[272];
+  char waits_for[288];   // what it waits for, and where
 } member;
 typedef struct { atomic_ullong sent, taken; slot slots[SLOTS]; } channel;   // from one rank to another
 typedef struct { uint64_t magic; int size; atomic_int joined; atomic_uint bell; } header;

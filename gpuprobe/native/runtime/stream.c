@@ -115,7 +115,7 @@ static int make_stream(void **out, unsigned flags, int priority) {
   if (!s) return fail(OUT_OF_MEMORY);
   if (priority > 0) priority = 0;
   if (priority < -5) priority = -5;
-  *s = (stream){STREAM_MAGIC, current_device(), priority, flags, atomic_fetch_add(&stream_numbers, 1), NULL};
+  *s = (stream){STREAM_MAGIC, current_device(), priority, flags, atomic_fetch_add(&stream_numbers, 1), NULL, 0, 0};
   *out = s;
   LOG(.kind = LOG_STREAM_CREATE, .device = s->device, .stream = s->number, .a = flags);
   return SUCCESS;

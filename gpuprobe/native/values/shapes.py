@@ -55,10 +55,10 @@ _Tensor: Final = torch.Tensor
 _ON_HOST: Final = frozenset({"multinomial", "_grouped_mm"})
 """They read their arguments on the host, in C++: not if those are unknown."""
 _FRESH: Final = frozenset(
-    """
-    empty empty_like empty_strided new_empty new_empty_strided lift_fresh
-    _cudnn_init_dropout_state
-    """.split()  # noqa: SIM905
+    {
+        *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"),
+        "_cudnn_init_dropout_state",  # no operator on the CPU reads it
+    }
 )
 _MOST_NUMBERS: Final = 4096
 """Elements of a tensor up to which it is searched for unknown numbers that it was made of."""

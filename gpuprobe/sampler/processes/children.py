@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpuprobe.patching import patch, when_imported
-from gpuprobe.torch_support.process_gpus import add_startup
+from gpuprobe.torch_support.process_gpus import add_startup, when_first_used
 
 if TYPE_CHECKING:
     from multiprocessing.util import Finalize
@@ -64,8 +64,6 @@ def following(start: StartInProcess) -> Iterator[None]:
 
 def not_followed() -> None:
     """Stop following this process: it is recorded by other means."""
-    from gpuprobe.torch_support.process_gpus import when_first_used
-
     when_first_used(None)
 
 
@@ -141,8 +139,6 @@ def _forked() -> None:
 
 
 def _await_use(start: StartInProcess, since: float) -> None:
-    from gpuprobe.torch_support.process_gpus import when_first_used
-
     when_first_used(lambda: _begin(start, since))
 
 

@@ -137,6 +137,7 @@ class CudaTrace:
         self._awaits_cuda = False
         if history.on:
             history.stop()
+            compiled_code.forget_calls()
             self.modules.end()
             self.backward.end()
 
