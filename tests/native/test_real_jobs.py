@@ -124,7 +124,8 @@ WRONG = {
     "nothing_sent": (
         "if rank == 0: dist.recv(values, 1)\ntorch.cuda.synchronize()",
         # torch makes a communicator of the two at the first message between them
-        r"rank 1 has ended without joining the group of 2 ranks that rank 0 waits for at .*job\.py:8",
+        r"rank 1 has ended without joining the group of 2 ranks that rank 0 waits for at "
+        r".*job\.py:8",
     ),
 }
 
