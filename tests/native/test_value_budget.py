@@ -13,7 +13,7 @@ import gpuprobe
 from gpuprobe.errors import UnknownValue
 from gpuprobe.native import session
 from gpuprobe.native.values import shapes
-from gpuprobe.native.values.budget import beside
+from gpuprobe.native.values.budget import temporary_memory
 from gpuprobe.native.values.plans import plan_of
 from gpuprobe.native.values.region_cost import RegionCost
 
@@ -58,14 +58,14 @@ def test_all_known_values_together_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         assert sum(map(knowledge.known, later)) == 3
 
 
-def test_what_an_operator_takes_beside_its_results() -> None:
+def test_what_an_operator_takes_in_addition_to_its_results() -> None:
     attention = plan_of(torch.ops.aten._scaled_dot_product_flash_attention.default)
     query = torch.empty(1, 2, 1024, 8, device="meta")
-    assert beside(attention, (query, query, query), {}) == 0
+    assert temporary_memory(attention, (query, query, query), {}) == 0
     scores = 2 * 1024 * 1024 * 4
-    assert beside(attention, (query, query, query, 0.1), {}) >= 4 * scores
+    assert temporary_memory(attention, (query, query, query, 0.1), {}) >= 4 * scores
     nonzero = plan_of(torch.ops.aten.nonzero.default)
-    assert beside(nonzero, (torch.empty(10, 20, device="meta"),), {}) == 10 * 20 * 2 * 8
+    assert temporary_memory(nonzero, (torch.empty(10, 20, device="meta"),), {}) == 10 * 20 * 2 * 8
 
 
 @pytest.mark.parametrize("tracing", ["fake", "symbolic"])

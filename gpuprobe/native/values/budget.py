@@ -45,8 +45,8 @@ KNOWN: Final = 4 << 30
 """Bytes of values that `shapes` keeps at a time; at most a quarter of this machine's available
 memory. Unknown values take none."""
 
-BESIDE: Final = 1 << 30
-"""Bytes that the CPU may take for an operator beside its arguments and results on the device."""
+TEMPORARY: Final = 1 << 30
+"""Bytes that the CPU may take for an operator in addition to its arguments and results on the device."""
 
 PER_SECOND: Final = 5e10
 """Floating-point operations a second that times are estimated with: fp32 matrix products reach 30
@@ -76,8 +76,8 @@ def known_memory() -> int:
 _COPIES_OF_SCORES: Final = 6
 
 
-def beside(plan: OperatorPlan, args: Any, kwargs: Any) -> int:
-    """Bytes that the CPU takes for an operator beside its arguments and results on the device: the
+def temporary_memory(plan: OperatorPlan, args: Any, kwargs: Any) -> int:
+    """Bytes that the CPU takes for an operator in addition to its arguments and results on the device: the
     scores of attention with dropout, which CUDA's kernels never have as a whole, and the results
     of operators that count elements, which are computed before there are any on the device.
     """
@@ -179,7 +179,7 @@ class Budget:
         return True
 
     def end(self) -> None:
-        """The program has ended."""
+        """The program has ended, or reads a value while that is measured."""
 
     def affords(self, operations: float, nbytes: int, *, counted: bool) -> bool:
         """Whether something is computed of which all that it costs is known before."""
@@ -198,7 +198,7 @@ class Budget:
         return TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
 
     def _needed(self, call: Any) -> int:
-        return self.cost.memory() + beside(call.plan, call.args, call.kwargs)
+        return self.cost.memory() + temporary_memory(call.plan, call.args, call.kwargs)
 
 
 class Requested(Budget):
@@ -228,9 +228,9 @@ class Requested(Budget):
         return False
 
     def end(self) -> None:
-        """The program has ended: raises what the end of its first step would, if it made none."""
+        """The program has ended, or reads a value: raises what the end of its first step would."""
         if self.measuring:
-            self._conclude("run")
+            self._conclude("beginning")
 
     def _conclude(self, what: str) -> None:
         peak = max(

@@ -62,6 +62,10 @@ _LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
 """What these read decides how kernels are launched, and nothing else."""
 
 
+_READ: Final = frozenset({How.SCALAR, How.ANSWER, How.COUNTS, How.COPY})
+"""Operators by which the host may read values."""
+
+
 class Call:
     """One operator made for the CPU, to be run now or at each replay of a CUDA graph."""
 
@@ -170,9 +174,19 @@ class Computing:
 
     def operate(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         run = self._run.get(plan.how)
+        if self.budget is not None and self.budget.measuring and plan.how in _READ:
+            self._check_read(plan, args, kwargs)
         if run is None:
             return func(*args, **kwargs)
         return run(plan, func, args, kwargs)
+
+    def _check_read(self, plan: OperatorPlan, args: Any, kwargs: Any) -> None:
+        """End the measurement where the host reads a value, which was not computed."""
+        target = args[0] if plan.name.endswith("copy_") else kwargs.get("device")
+        device = target.device if isinstance(target, _Tensor) else target
+        to_host = plan.how is not How.COPY or (device is not None and _Device(device).type == "cpu")
+        if to_host and any(map(_on_cuda, args)) and self.budget is not None:
+            self.budget.end()
 
     def computes(self, tensors: Any) -> bool:
         """Whether what does not pass the dispatcher is computed, of these arguments."""

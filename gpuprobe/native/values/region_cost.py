@@ -14,8 +14,8 @@ _Tensor: Final = torch.Tensor
 
 
 class RegionCost:
-    """Floating-point operations, and the bytes of all that is alive at a time on the host beside
-    the inputs. The compiler's tensors of the graph have the shapes, with symbols for sizes that
+    """Floating-point operations, and the peak of the bytes that the host has for them, without the
+    inputs. The compiler's tensors of the graph have the shapes, with symbols for sizes that
     differ from call to call.
     """
 

@@ -25,10 +25,10 @@ from gpuprobe.native.values.aliases import parts_of
 from gpuprobe.native.values.budget import (
     AT_ONCE_MEMORY,
     AT_ONCE_OPERATIONS,
-    BESIDE,
+    TEMPORARY,
     OF_ONE_CALL,
     Cost,
-    beside,
+    temporary_memory,
     known_memory,
 )
 from gpuprobe.native.values.computing import Call, Computing
@@ -338,16 +338,16 @@ class ComputingShapes(Computing):
         """
         cost = self.cost
         operations = cost.add(plan.func, args, kwargs, results)
-        more = beside(plan, args, kwargs)
+        more = temporary_memory(plan, args, kwargs)
         if self.everything:
             memory = cost.memory()
             if memory > AT_ONCE_MEMORY:
                 self._stop(f"tensors of {human_bytes(memory)}")
-            elif more > BESIDE:
+            elif more > TEMPORARY:
                 self._stop(f"{human_bytes(more)} on the host")
             elif cost.operations > AT_ONCE_OPERATIONS:
                 self._stop(f"{cost.operations:.0e} floating-point operations")
-        return more <= BESIDE and (self.everything or operations <= OF_ONE_CALL)
+        return more <= TEMPORARY and (self.everything or operations <= OF_ONE_CALL)
 
     def allows(self, operations: float, nbytes: int = 0, *, counted: bool = False) -> bool:
         memory, whole = self.cost.memory() + nbytes, self.cost.operations + operations

@@ -1,7 +1,7 @@
 """Tensors on the device that processes send each other: whether their values are known goes along.
 
 They are one memory. A process that writes values there which it does not compute notes that: the
-others go on with what the memory held.
+others read what the memory held.
 """
 
 from __future__ import annotations
