@@ -46,7 +46,8 @@ KNOWN: Final = 4 << 30
 memory. Unknown values take none."""
 
 TEMPORARY: Final = 1 << 30
-"""Bytes that the CPU may take for an operator in addition to its arguments and results on the device."""
+"""Bytes that the CPU may take for an operator in addition to its arguments and results on the
+device."""
 
 PER_SECOND: Final = 5e10
 """Floating-point operations a second that times are estimated with: fp32 matrix products reach 30
@@ -77,9 +78,10 @@ _COPIES_OF_SCORES: Final = 6
 
 
 def temporary_memory(plan: OperatorPlan, args: Any, kwargs: Any) -> int:
-    """Bytes that the CPU takes for an operator in addition to its arguments and results on the device: the
-    scores of attention with dropout, which CUDA's kernels never have as a whole, and the results
-    of operators that count elements, which are computed before there are any on the device.
+    """Bytes that the CPU takes for an operator in addition to its arguments and results on the
+    device: the scores of attention with dropout, which CUDA's kernels never have as a whole, and
+    the results of operators that count elements, which are computed before there are any on the
+    device.
     """
     if plan.name in COUNTS:
         given = next(tensors_in(args), None)

@@ -25,11 +25,11 @@ from gpuprobe.native.values.aliases import parts_of
 from gpuprobe.native.values.budget import (
     AT_ONCE_MEMORY,
     AT_ONCE_OPERATIONS,
-    TEMPORARY,
     OF_ONE_CALL,
+    TEMPORARY,
     Cost,
-    temporary_memory,
     known_memory,
+    temporary_memory,
 )
 from gpuprobe.native.values.computing import Call, Computing
 from gpuprobe.native.values.counts import LARGEST
