@@ -156,9 +156,13 @@ def drawn(seed: int) -> Plan:
 
 
 def _sample(choose: random.Random, parts: Sequence[Part], count: int) -> list[Part]:
-    """Different parts; those that take longer less often than others."""
+    """Different parts; those that take longer less often than others. At most one has a memory
+    history: with a smaller limit than before, torch's order of entries is that of its buffer.
+    """
     weights = [0.15 if part.started else 0.3 if part.teardown else 1.0 for part in parts]
-    return [*dict.fromkeys(choose.choices(parts, weights, k=count))]
+    chosen = dict.fromkeys(choose.choices(parts, weights, k=count))
+    histories = [part for part in chosen if "history" in part.name]
+    return [part for part in chosen if part not in histories[1:]]
 
 
 def alone() -> list[Plan]:
@@ -185,10 +189,12 @@ class Outcome(NamedTuple):
     temporary: tuple[str, ...]
 
     def raised(self) -> bool:
-        """Whether an error of the program's ended it. Without a descriptor it cannot note that."""
+        """Whether an error of the program's ended it. Without a descriptor it cannot note that, and
+        may have no stderr.
+        """
         notes = self.files.get("notes")
         noted = notes is not None and b"raises" in notes[2].splitlines()
-        return noted or b"Traceback (most recent call last):" in self.stderr
+        return noted or not self.stderr or b"Traceback (most recent call last):" in self.stderr
 
 
 _TITLES = rb"The host waits for the GPU at|Blind spots|Redundant waits|Freed too early"
