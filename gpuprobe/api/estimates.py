@@ -427,7 +427,7 @@ def _estimate(
             )
         recorder.progress = progress
         measured.recorded(recorder.now_ns)
-        measured.session.read_unknown_as_nan()
+        measured.session.assume_unknown()
         measured.session.start()
         try:
             with as_rank(*rank), recorder:

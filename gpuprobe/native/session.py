@@ -104,7 +104,7 @@ def current() -> NativeSession | None:
         )
         _session = NativeSession(options, (), inherits=inherited is not None)
         if given.get("reported"):
-            _session.read_unknown_as_nan()
+            _session.assume_unknown()
         _session.start()
     return _session
 
@@ -252,6 +252,10 @@ class NativeSession:
         self._values = Values(compute, self._options.assume, reported=self._reported, budget=budget)
         self._reads = self._values.reads
         self._computed = self._values
+        if self._job is not None:
+            from gpuprobe.native.jobs.host import over_gloo
+
+            self._values.computing.carrier = over_gloo
         self._values.__enter__()
         if self.runtime is not None:
             self.runtime.values_started()
@@ -281,7 +285,7 @@ class NativeSession:
             _session = None
         hidden.hide()
 
-    def read_unknown_as_nan(self) -> None:
+    def assume_unknown(self) -> None:
         """Assume values that were not computed, and note it, instead of raising ValueNeeded. Call
         it before `start`, or before torch is imported.
         """
@@ -300,6 +304,12 @@ class NativeSession:
     def refused(self) -> ValueNeeded | None:
         """The error of a value that could not be assumed, which the program may have caught."""
         return None if self._reads is None else self._reads.refused
+
+    def check_measured(self) -> None:
+        """Raise CostMeasured, or TooLarge, if the program ended before its cost was known."""
+        budget = None if self._computed is None else self._computed.computing.budget
+        if budget is not None:
+            budget.end()
 
     @property
     def everything(self) -> bool:
