@@ -356,7 +356,7 @@ def test_an_estimate_that_does_not_fit_ends_with_what_to_do(tmp_path: Path) -> N
         assert runs.read_text(encoding="utf-8") == "x"  # it ran once
         lines = done.stdout.splitlines()
         assert lines[0] == lines[-1]
-        needed = re.search(r"(\S+ .iB) of 14\.6 GiB", lines[0])
+        needed = re.search(r"([\d.]+ .iB) of 14\.6 GiB", lines[0])
         assert needed is not None
         return done.stdout, needed[1]
 
