@@ -113,7 +113,12 @@ def _follow_reads(computing: ComputingShapes, reads: Reads, patches: Patches) ->
 
         @functools.wraps(before)
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(tensor) in plain and _single(name, tensor) and not knowledge.known(tensor):
+            if (
+                computing.capture is None  # CUDA refuses a read there
+                and type(tensor) in plain
+                and _single(name, tensor)
+                and not knowledge.known(tensor)
+            ):
                 return unknown(tensor)
             return before(tensor, *args, **kwargs)
 
