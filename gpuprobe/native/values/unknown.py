@@ -54,13 +54,14 @@ def _compared(
     def compare(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
+        decisions: Decisions = self.decisions
         if self is other:
-            self.decisions.healthy()
+            decisions.healthy()
             return same
         if not isinstance(other, (UnknownFloat, UnknownInt)) and not math_isfinite(other):
-            self.decisions.healthy()
+            decisions.healthy()
             return flips(PLACEHOLDER, other)
-        return self.decisions.decide(f"whether a number {mark} another")
+        return decisions.decide(f"whether a number {mark} another")
 
     compare.__name__ = name
     return compare
