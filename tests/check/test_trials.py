@@ -360,10 +360,25 @@ def test_what_hangs_without_a_part_ends_with_the_budget(project: Path) -> None:
     assert first(document)["saved"] is None
 
 
-def test_switched_off_the_order_is_by_rules(project: Path) -> None:
+def test_switched_off_the_order_is_by_rules(project: Path, tmp_path: Path) -> None:
     edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
     edit(project, "train.py", HARMLESS)
+    runs = tmp_path / "runs.txt"
+    edit(
+        project,
+        "train.py",
+        (
+            "    evaluate(model, x)\n",
+            "    evaluate(model, x)\n    import os, sys\n"
+            f"    with open({str(runs)!r}, 'a') as file:\n"
+            "        print('torch._dynamo' in sys.modules, os.getcwd(), file=file)\n",
+        ),
+    )
     document = checked(project, "--no-blame")
+    measured, repeated = runs.read_text().splitlines()
+    assert measured == f"False {project}"  # no compiler is imported for an eager program
+    assert repeated.startswith("False ")
+    assert "gpuprobe-trials-" in repeated
     assert document["trials"] == ["changes were not tried: switched off"]
     assert first(document)["place"].startswith("parts/model.py:9")
     assert first(document)["saved"] is None
