@@ -89,7 +89,7 @@ def on_cpu(name: str) -> Outcome:
 
 def simulated(name: str, compute: str = "real", gpu: str = "4xt4") -> Outcome:
     """The program on simulated GPUs."""
-    options = ["--quiet", "--gpu", gpu, "--compute", compute]
+    options = ["--gpu", gpu, "--compute", compute]
     command = ["gpuprobe", "run", *options, "--", *command_of(name)]
     return run(command, environment())
 

@@ -253,7 +253,9 @@ def ran(program: Path, device: str, compute: str, limit: int = 120) -> tuple[int
             try:
                 from gpuprobe.cli import main
 
-                code = main([*arguments, "-o", "run.gpuprobe", str(program), device])
+                arguments += ["-o", "run.gpuprobe", str(program), device]
+                sys.orig_argv = [sys.executable, "-m", "gpuprobe", *arguments]  # may start again
+                code = main(arguments)
             finally:
                 sys.stdout.flush()
                 os._exit(code)

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,13 +30,6 @@ _BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_")
 def _settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_BY_LIBRARIES)}
 
-
-_QUARANTINED = {
-    line.strip()
-    for line in Path(__file__).with_name("quarantine.txt").read_text(encoding="utf-8").splitlines()
-    if line.strip() and not line.startswith("#")
-}
-"""Tests that are expected to fail, with the reasons in that file."""
 
 NATIVE = "GPUPROBE_TEST_NATIVE"
 """The GPUs that `tests/native/test_marked_gpu.py` gives the tests: the native engine is loaded
@@ -102,7 +94,12 @@ def _forget_captured_events() -> None:
             return
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if os.environ.get(SIMULATED) and len(session.items) > 1:
+        # What the first optimizer imports takes 2.5 s of processor time: once, not in each fork.
+        import torch
+
+        torch.optim.SGD([torch.zeros(())], lr=0.1)
     _freeze()
 
 
@@ -183,10 +180,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests of ``tests/quarantine.txt``, which do not pass yet."""
-    name = item.nodeid.removeprefix("tests/")
-    if name in _QUARANTINED or name.partition("[")[0] in _QUARANTINED:
-        item.add_marker(pytest.mark.xfail(reason="see tests/quarantine.txt", run=False))

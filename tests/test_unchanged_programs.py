@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import program_sources
 import pytest
@@ -89,18 +90,25 @@ def test_a_watcher_that_changes_programs_is_found(
     assert judge(SEEDS, "native", ["this"])["this"]
 
 
-@pytest.mark.simulated
-def test_a_frame_that_keeps_its_variables_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def keeps_variables(run: Run, folder: Path) -> None:
     """What ``f_locals`` did before Python 3.13, by other means: it holds for every version."""
     from gpuprobe.hazard_watch import names
 
     original, kept = names.variables, []
 
-    def variables(frame: object) -> dict[str, object]:
+    def variables(frame: FrameType) -> dict[str, object]:
         found = original(frame)
         kept.append(found)
         return found
 
-    monkeypatch.setattr(names, "variables", variables)
-    found = judge(list(range(25)), "native", ["hazards"])
-    assert found["hazards"]
+    names.variables = variables
+    try:
+        WATCHERS["hazards"](run, folder)
+    finally:
+        names.variables = original
+
+
+@pytest.mark.simulated
+def test_a_frame_that_keeps_its_variables_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WATCHERS, "this", keeps_variables)
+    assert judge([0, 6], "native", ["this"])["this"]  # programs with findings, which have names

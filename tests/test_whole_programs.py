@@ -52,6 +52,19 @@ def test_faults_change_nothing_but_documented_lines(runs: Runs, name: str) -> No
     assert not changes(runs, plan, [LEVELS[len(name) % 2]])
 
 
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        ("counters", "replaces_functions_of_os@backward raises_at_exit@backward"),
+        ("trace", "replaces_functions_of_os@step"),
+        ("trace", "counts_calls_of_os@model"),
+        ("trace", "replaces_the_import@step raises_syntax@step"),
+    ],
+)
+def test_programs_that_replace_what_gpuprobe_calls(runs: Runs, level: str, words: str) -> None:
+    assert not changes(runs, Plan(7, tuple(words.split())), [level])
+
+
 @pytest.mark.parametrize("kind", ["closed", "broken", "full", "other"])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_programs_are_the_same_whatever_their_streams_are(

@@ -265,7 +265,7 @@ class _ProgramRun:
             Stalled,
             assumption_text,
             interrupt_stalls,
-            other_processes,
+            started_processes,
         )
         from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
         from gpuprobe.sampler.processes.children import following
@@ -298,17 +298,26 @@ class _ProgramRun:
             except GpuprobeError:
                 raise
             except Exception as error:
-                if self._bounded and of_host_memory(error):
-                    reason = "this machine does not have enough memory for its tensors"
-                    raise TooLarge(reason) from None
+                if of_host_memory(error):
+                    if self._bounded:
+                        reason = "this machine does not have enough memory for its tensors"
+                        raise TooLarge(reason) from None
+                    text = (
+                        f"this machine does not have enough memory for a tensor that the program "
+                        f"creates on the CPU at {place_in(error)}: create it on the GPU (with "
+                        "torch.device('cuda'))"
+                    )
+                    raise ProgramFailed(text) from None
                 reason = str(error).strip().partition("\n")[0]
                 text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
                 raise _failed(measured, text) from error
             if not count():
                 _refuse_untrained(measured)
-            processes, self.others = other_processes(folder, measured.models())
-            if processes:
-                measured.assume(assumption_text(processes))
+            processes = started_processes(folder, measured.models())
+            self.others = processes.needs
+            if processes.used:
+                measured.assume(assumption_text(processes.used))
+            measured.include(processes.assumed, processes.unknown_reads)
         return count()
 
 
@@ -418,7 +427,7 @@ def _estimate(
             )
         recorder.progress = progress
         measured.recorded(recorder.now_ns)
-        measured.session.read_unknown_as_nan()
+        measured.session.assume_unknown()
         measured.session.start()
         try:
             with as_rank(*rank), recorder:

@@ -315,10 +315,15 @@ def run(
         from gpuprobe.native.session import session as session_of
 
         with session_of(EngineOptions(gpu, compute, measure=measure)) as session:
-            session.read_unknown_as_nan()  # the result reports it
+            session.assume_unknown()  # the result reports it
             result = _recorded(
                 loaded, output, level, force, warn, hazards, trace_steps, on_step, session, holders
             )
+            if result.error is None:
+                try:
+                    session.check_measured()
+                except (TooLarge, CostMeasured) as measured:
+                    result = result._replace(error=measured)
         if isinstance(result.error, (TooLarge, CostMeasured)):
             from gpuprobe.recording.writer import remove_recording
 

@@ -61,9 +61,10 @@ def show() -> None:
 
 
 def hide() -> None:
-    """Let torch find no GPU again, if `load` has loaded one. Tensors on it stay. New ones, whose
-    values would not be computed, raise torch's error for too little memory, unless they fit into
-    what the others leave of their segments.
+    """Let torch find no GPU again, if `load` has loaded one. Tensors on it stay, and can be copied
+    to the host. Kernels, whose values would not be computed, raise CUDA's error for a machine
+    without a GPU; new tensors that fit into no segment of the others raise torch's for too little
+    memory.
     """
     global _hidden, _with
     if _without is None or _hidden:
@@ -85,6 +86,8 @@ def _set(variables: Mapping[str, str | None]) -> None:
 def _occupy(nbytes: int) -> None:
     """Count ``nbytes`` as memory of the driver on each GPU, so that none is left for tensors."""
     runtime, torch = process.loaded(), sys.modules.get("torch")
+    if runtime is not None:
+        runtime.hide(nbytes > 0)
     if runtime is None or torch is None or not torch.cuda.is_initialized():
         return
     torch.cuda.empty_cache()

@@ -228,6 +228,7 @@ class Runtime:
         core.gpn_log_dropped.restype = ctypes.c_ulonglong
         core.gpn_ncclWriteUpTo.argtypes = (ctypes.c_size_t,)
         core.gpn_set_endless.argtypes = (ctypes.c_bool,)
+        core.gpn_set_hidden.argtypes = (ctypes.c_bool,)
         core.gpn_driver_memory.argtypes = (ctypes.c_int, ctypes.c_longlong)
         core.gpn_graphs_made.restype = ctypes.c_ulonglong
         core.gpn_graph_nodes_made.restype = ctypes.c_ulonglong
@@ -259,6 +260,12 @@ class Runtime:
         device, which the process numbers ``ordinal``. Beyond its capacity, it has no free memory.
         """
         self._core.gpn_driver_memory(ordinal, more)
+
+    def hide(self, on: bool) -> None:
+        """Refuse kernels from now on, with CUDA's error for a machine without a GPU; or no more.
+        What memory holds can still be copied.
+        """
+        self._core.gpn_set_hidden(on)
 
     def graphs(self) -> tuple[int, int]:
         """CUDA graphs that were instantiated since the process began, and their nodes."""
@@ -554,4 +561,5 @@ def _open(libraries: Libraries, settings: str) -> Runtime:
     for path in libraries.others:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     atexit.register(autograd_threads.wait_until_idle)
+    atexit.register(core.gpn_collectives_end)
     return Runtime(core, libraries, settings)

@@ -111,7 +111,7 @@ def current() -> NativeSession | None:
         )
         _session = NativeSession(options, (), inherits=inherited is not None)
         if given.get("reported"):
-            _session.read_unknown_as_nan()
+            _session.assume_unknown()
         _session.start()
     return _session
 
@@ -260,6 +260,10 @@ class NativeSession:
         self._values = Values(compute, self._options.assume, reported=self._reported, budget=budget)
         self._reads = self._values.reads
         self._computed = self._values
+        if self._job is not None:
+            from gpuprobe.native.jobs.host import over_gloo
+
+            self._values.computing.carrier = over_gloo
         self._values.__enter__()
         if self.runtime is not None:
             self.runtime.values_started()
@@ -289,7 +293,7 @@ class NativeSession:
             _session = None
         hidden.hide()
 
-    def read_unknown_as_nan(self) -> None:
+    def assume_unknown(self) -> None:
         """Assume values that were not computed, and note it, instead of raising ValueNeeded. Call
         it before `start`, or before torch is imported.
         """
@@ -308,6 +312,12 @@ class NativeSession:
     def refused(self) -> ValueNeeded | None:
         """The error of a value that could not be assumed, which the program may have caught."""
         return None if self._reads is None else self._reads.refused
+
+    def check_measured(self) -> None:
+        """Raise CostMeasured, or TooLarge, if the program ended before its cost was known."""
+        budget = None if self._computed is None else self._computed.computing.budget
+        if budget is not None:
+            budget.end()
 
     @property
     def everything(self) -> bool:
@@ -414,6 +424,7 @@ class NativeMeasurement:
         self._job = job
         self._gpus = parse_spec(options.gpu)
         self._session = NativeSession(options, self._gpus, job, bounded=bounded)
+        self._elsewhere: tuple[tuple[str, str], ...] = ()
         text = in_environment() if options.conf is None else options.conf
         self._settings = parse_conf(text) if text else AllocatorSettings()
 
@@ -433,6 +444,16 @@ class NativeMeasurement:
     def assume(self, text: str) -> None:
         self._session.assume(text)
 
+    def include(self, assumed: Sequence[str], unknown_reads: Sequence[tuple[str, str]]) -> None:
+        """Add what was ``assumed`` in processes that the program started, and the results of their
+        `NativeSession.unknown_read`.
+        """
+        known = {*self._session.assumed}
+        for text in assumed:
+            if text not in known:
+                self._session.assume(text)
+        self._elsewhere = tuple(unknown_reads)
+
     def recorded(self, now_ns: Callable[[], int]) -> None:
         if self._job.ranks > 1:
             from gpuprobe.torch_support.traffic import Traffic
@@ -440,7 +461,10 @@ class NativeMeasurement:
             self._session.traffic = Traffic(now_ns)
 
     def unknown_read(self) -> tuple[str, str]:
-        return self._session.unknown_read()
+        """As `NativeSession.unknown_read`, of the program and the processes that it started."""
+        reads = (self._session.unknown_read(), *self._elsewhere)
+        decided, largest = (next(filter(None, places), "") for places in zip(*reads, strict=True))
+        return decided, largest
 
     def too_large(self) -> str:
         return self._session.too_large()

@@ -1,8 +1,8 @@
 """Processes that an estimated program starts: their memory, and their end.
 
 Each process has its own CUDA context and allocator on the GPUs that it uses, and leaves a file with
-the peaks of its simulated GPUs. The module does not import torch: `ProcessRecorder` is unpickled in
-processes that have not imported it yet.
+the peaks of its simulated GPUs and what was assumed about its values. The module does not import
+torch: `ProcessRecorder` is unpickled in processes that have not imported it yet.
 """
 
 from __future__ import annotations
@@ -66,22 +66,27 @@ class _ProcessPeaks:
         self._session = session
         self._file = folder / f"{os.getpid()}.json"
         self._since = since
-        self._written: dict[int, list[int]] = {}
+        self._written: dict[str, object] = {}
 
     def so_far(self) -> None:
-        peaks = self._peaks()
-        if peaks != self._written:
-            self._write(peaks, None)
+        use = self._use()
+        if use != self._written:
+            self._write(use, None)
 
     def end(self, error: BaseException | None) -> None:
-        self._write(self._peaks(), time.monotonic())
+        self._write(self._use(), time.monotonic())
 
-    def _peaks(self) -> dict[int, list[int]]:
-        return {number: [*peaks] for number, peaks in self._session.peaks().items()}
+    def _use(self) -> dict[str, object]:
+        session = self._session
+        return {
+            "devices": {number: [*peaks] for number, peaks in session.peaks().items()},
+            "assumed": [*session.assumed],
+            "unknown_read": [*session.unknown_read()],
+        }
 
-    def _write(self, peaks: dict[int, list[int]], until: float | None) -> None:
-        self._written = peaks
-        found = {"since": self._since, "until": until, "devices": peaks}
+    def _write(self, use: dict[str, object], until: float | None) -> None:
+        self._written = use
+        found = {"since": self._since, "until": until, **use}
         # An error means that the estimate is over and its folder removed.
         with contextlib.suppress(OSError), atomic_write(self._file) as file:
             file.write(json.dumps(found).encode())
@@ -100,27 +105,41 @@ class OtherProcesses(NamedTuple):
 NO_PROCESSES: Final = OtherProcesses(0, Bytes(0), Bytes(0))
 
 
+class StartedProcesses(NamedTuple):
+    """The processes that the program started: how many ``used`` a GPU, and their needs by the GPU's
+    index. ``assumed`` and ``unknown_reads``: `NativeSession.assumed` and the results of
+    `NativeSession.unknown_read` of all of them.
+    """
+
+    used: int
+    needs: dict[int, OtherProcesses]
+    assumed: tuple[str, ...]
+    unknown_reads: tuple[tuple[str, str], ...]
+
+
 class _Use(NamedTuple):
     since: float
     until: float
     reserved: int
 
 
-def other_processes(
-    folder: Path, models: Mapping[int, GpuModel]
-) -> tuple[int, dict[int, OtherProcesses]]:
-    """The number of processes that used a GPU, and their needs by the GPU's index."""
+def started_processes(folder: Path, models: Mapping[int, GpuModel]) -> StartedProcesses:
+    """The processes that left a file in ``folder``."""
     uses: dict[int, list[_Use]] = {}
     processes = 0
+    assumed: dict[str, None] = {}
+    reads: list[tuple[str, str]] = []
     for file in sorted(folder.glob("*.json")):
         found = json.loads(file.read_bytes())
         until = float("inf") if found["until"] is None else found["until"]
         processes += bool(found["devices"])
+        assumed |= dict.fromkeys(found["assumed"])
+        reads.append(tuple(found["unknown_read"]))
         for number, (_, reserved) in found["devices"].items():
             uses.setdefault(int(number), []).append(_Use(found["since"], until, reserved))
     needs = {}
-    for number, found in uses.items():
-        together = _most_at_once(found)
+    for number, of_gpu in uses.items():
+        together = _most_at_once(of_gpu)
         reserved = sum(use.reserved for use in together)
         model = models[number]
         needs[number] = OtherProcesses(
@@ -128,7 +147,7 @@ def other_processes(
             Bytes(int(reserved * (1 - _UNCERTAINTY)) + len(together) * model.context_low),
             Bytes(int(reserved * (1 + _UNCERTAINTY)) + len(together) * model.context_high),
         )
-    return processes, needs
+    return StartedProcesses(processes, needs, tuple(assumed), tuple(reads))
 
 
 def _most_at_once(uses: Sequence[_Use]) -> list[_Use]:

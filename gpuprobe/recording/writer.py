@@ -8,13 +8,17 @@ import json
 import os
 import threading
 from dataclasses import replace
+from os import close as os_close
+from os import fstat
+from os import open as os_open
+from os import write as os_write
 from pathlib import Path
 
 from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor, without_size_signal
-from gpuprobe.model.io.files import atomic_write, open_regular, os_open
+from gpuprobe.model.io.files import atomic_write, open_regular
 from gpuprobe.model.run.session import BlindSpot, Environment, Gap, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import encode_chunk
@@ -200,7 +204,7 @@ class RecordingWriter:
             with without_size_signal():
                 while rest:
                     # One call, unless the kernel takes less than the whole.
-                    rest = rest[os.write(self._descriptor.number, rest) :]
+                    rest = rest[os_write(self._descriptor.number, rest) :]
             self._torn = False
         except OSError:
             if len(rest) < len(data):
@@ -223,10 +227,10 @@ class RecordingWriter:
             status = self._descriptor.status()
         except LostDescriptor:
             again = os_open(self.path / stream_name(self.rank), _STREAM | os.O_NOFOLLOW)
-            status = os.fstat(again)
+            status = fstat(again)
             # A file that replaced a deleted one may have its inode.
             if status.st_size != self._size:
-                os.close(again)
+                os_close(again)
                 raise
             if not self._descriptor.replace(again):
                 raise

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
+from os import getpid
 from pathlib import Path
 from types import MappingProxyType
 
@@ -113,7 +114,7 @@ def session(
         cwd = ""
     return Session(
         started_at=time.time(),
-        pid=os.getpid(),
+        pid=getpid(),
         argv=argv,
         level=level,
         devices=devices,

@@ -383,9 +383,14 @@ _OPERATORS: Final = os.path.join("torch", "_ops.py")  # noqa: PTH118 - the end o
 
 
 def _is_fault(last: TracebackType) -> bool:
-    """Whether gpuprobe's code failed in its last frame, rather than raised an error on purpose."""
+    """Whether gpuprobe's code failed in its last frame, rather than raised an error on purpose, or
+    called the function in C that it has replaced: that one is named ``original`` everywhere.
+    """
     file = last.tb_frame.f_code.co_filename
-    return _ours(file) and not linecache.getline(file, last.tb_lineno).lstrip().startswith("raise ")
+    if not _ours(file):
+        return False
+    line = linecache.getline(file, last.tb_lineno).lstrip()
+    return not line.startswith("raise ") and "original(" not in line
 
 
 def _ours(filename: str) -> bool:

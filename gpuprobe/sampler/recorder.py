@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from os import getpid
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -117,7 +118,7 @@ class Recorder:
         self._active = False
         self._compiled_before = compile_notes.counts()
         self._thread = threading.get_ident()
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._searches = level == "trace"  # for what holds tensors
         self._host: HostMemory | None = None
         self._timeline: Any = None  # a PhaseTimeline, from __enter__ on
@@ -264,7 +265,7 @@ class Recorder:
         """Write the remaining steps and remove every hook; `finish` still writes the end. ``error``
         is what ended the program. Never raises; safe to call twice.
         """
-        if os.getpid() != self._pid or self._stopped:
+        if getpid() != self._pid or self._stopped:
             return
         self._stopped = True
         self._error = error
@@ -281,17 +282,17 @@ class Recorder:
 
     def found(self, finding: Finding) -> None:
         """Record a finding of another part of gpuprobe (a hazard). Before `finish`."""
-        if os.getpid() == self._pid and not self._finished:
+        if getpid() == self._pid and not self._finished:
             self._write(lambda: self._sink.finding(finding))
 
     def blind_spot(self, spot: BlindSpot) -> None:
         """Record what the figures do not include. Before `finish`."""
-        if os.getpid() == self._pid and not self._finished:
+        if getpid() == self._pid and not self._finished:
             self._blind((spot,))
 
     def finish(self, error: BaseException | None = None) -> None:
         """Write pending records, remove all hooks and close. Never raises; safe to call twice."""
-        if os.getpid() != self._pid or self._finished:
+        if getpid() != self._pid or self._finished:
             return
         self.stop(error)
         self._finished = True
@@ -496,7 +497,7 @@ class Recorder:
 
     def optimizer_begins(self, optimizer: Optimizer, caller: FrameType) -> None:
         """``optimizer.step`` is called; ``caller`` is its frame."""
-        mine = self._active and os.getpid() == self._pid
+        mine = self._active and getpid() == self._pid
         # The thread that trains is recorded; if a hook steps the optimizer, the one that runs
         # backward().
         if (

@@ -7,10 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from os import getpid, pread
+from os import open as os_open
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
-from gpuprobe.model.io.files import os_open
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
@@ -31,7 +32,7 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._page = 0
         self._statm: KeptDescriptor | None = None
         self._process: psutil.Process | None = None
@@ -75,7 +76,7 @@ class HostMemory:
         except LostDescriptor:  # the program has closed it
             self._statm = _open_statm()
             number = self._statm.number
-        return os.pread(number, 128, 0)
+        return pread(number, 128, 0)
 
 
 def _open_statm() -> KeptDescriptor:

@@ -15,6 +15,7 @@ each device; a new limit holds for new entries (`_Ring`).
 from __future__ import annotations
 
 import inspect
+import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -155,6 +156,7 @@ class SharedHistory:
 
     def _install(self, patches: Patches) -> None:
         self._patches = patches
+        linecache.getlines(__file__)  # for tracebacks: later, no file may be left to be opened
         self._reset()
         self.taken = self._is_enabled()
         functions: dict[str, Callable[..., Any]] = {

@@ -84,12 +84,16 @@ STARTUP: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "start
 followed."""
 
 
+STARTUP_NAME: Final = "GPUPROBE_STARTUP"
+"""The environment variable with `STARTUP`, for a process that replaces PYTHONPATH: device.c."""
+
+
 def add_startup(environment: MutableMapping[str, str]) -> None:
     """Have Python import gpuprobe's ``sitecustomize`` in processes with this environment."""
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     if STARTUP not in paths:
         environment["PYTHONPATH"] = os.pathsep.join([STARTUP, *filter(None, paths)])
-    environment["GPUPROBE_STARTUP"] = STARTUP  # for one that replaces PYTHONPATH: device.c
+    environment[STARTUP_NAME] = STARTUP
 
 
 def takes_time() -> bool:

@@ -1,13 +1,16 @@
-"""A small training script, and how a test measures one in this process."""
+"""A small training script, and how a test measures it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
+import warm_python
 
 from gpuprobe.analysis.baseline import Baseline
-from gpuprobe.api.check import measure
+from gpuprobe.gate.files import read_baseline
+from gpuprobe.gate.sources import with_text
 
 PROGRAM = """\
 import torch
@@ -37,15 +40,18 @@ with torch.no_grad():
 """
 
 
-def measured(
-    folder: Path, patch: pytest.MonkeyPatch, *edits: tuple[str, str], hazards: bool = False
-) -> Baseline:
-    """What the program, with these replacements, takes on a virtual GPU."""
+def measured(folder: Path, *edits: tuple[str, str], options: Sequence[str] = ()) -> Baseline:
+    """What the program, with these replacements, needs on a simulated GPU. It has its own process:
+    libraries keep workspaces, which a second program of a process would not allocate again.
+    """
     text = PROGRAM
     for old, new in edits:
         assert old in text, old
         text = text.replace(old, new)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(text, encoding="utf-8")
-    patch.chdir(folder)
-    return measure("train.py", gpu="a100-40gb", hazards=hazards)
+    update = ("baseline", "update", "train.py", "--gpu", "a100-40gb", "--baseline", "b.json")
+    done = warm_python.gpuprobe(*update, *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = read_baseline(folder / "b.json")
+    return replace(found, sources=with_text(found.sources, str(folder)))

@@ -134,6 +134,7 @@ def test_a_renaming_is_no_cause_while_there_is_another() -> None:
     assert blamed(PROGRAM.replace("loss", "value"), 19, 13)[0] == 13
 
 
+@pytest.mark.simulated
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["momentum", "an expanded mask", "weight tying removed"])
 def test_planted_regressions_are_blamed_on_their_line(name: str, tmp_path: Path) -> None:

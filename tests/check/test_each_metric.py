@@ -8,14 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from check_programs import PROGRAM, measured
 
 from gpuprobe.analysis.baseline import METRICS, Baseline, Tolerance, dumps, loads
 from gpuprobe.analysis.baseline.model import BELOW_PEAK
 from gpuprobe.api.check import compare
-
-pytestmark = [pytest.mark.simulated, pytest.mark.filterwarnings("ignore")]
 
 # metric -> (edits, what is regressed beside it, a part of the blamed line)
 ALONE: dict[str, tuple[tuple[tuple[str, str], ...], set[str], str]] = {
@@ -86,18 +83,9 @@ ALONE: dict[str, tuple[tuple[tuple[str, str], ...], set[str], str]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():  # type: ignore[no-untyped-def]
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
-    with pytest.MonkeyPatch.context() as patch:
-        return measured(tmp_path_factory.mktemp("base"), patch, hazards=True)
+    return measured(tmp_path_factory.mktemp("base"), options=["--hazards"])
 
 
 def test_all_of_them_are_measured(base: Baseline) -> None:
@@ -113,18 +101,16 @@ def test_all_of_them_are_measured(base: Baseline) -> None:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_it_regresses_alone(
-    name: str, base: Baseline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_regresses_alone(name: str, base: Baseline, tmp_path: Path) -> None:
     edits, besides, blamed = ALONE[name]
-    after = measured(tmp_path, monkeypatch, *edits, hazards=True)
+    after = measured(tmp_path, *edits, options=["--hazards"])
     result = compare(base, after)
     print(result.cause)
     assert {metric.name for metric in result.regressions} == {name} | besides
     (metric,) = (metric for metric in result.regressions if metric.name == name)
     match = re.fullmatch(r"train\.py:(\d+) in <module>", metric.place)
     assert match is not None, metric
-    source = Path("train.py").read_text(encoding="utf-8").splitlines()
+    source = (tmp_path / "train.py").read_text(encoding="utf-8").splitlines()
     assert blamed in source[int(match[1]) - 1], metric.cause
     assert metric.rows is not None
     if name not in ("growth_per_step", "implicit_syncs_per_step"):
@@ -193,11 +179,9 @@ def test_an_evaluation_at_the_end_counts_as_what_follows_the_last_step(base: Bas
     assert [item.name for item in compare(low, above).regressions] == ["phase evaluation"]
 
 
-def test_the_text_is_stable_reviewable_and_reads_back(
-    base: Baseline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_text_is_stable_reviewable_and_reads_back(base: Baseline, tmp_path: Path) -> None:
     text = dumps(base)
-    assert dumps(measured(tmp_path, monkeypatch, hazards=True)) == text
+    assert dumps(measured(tmp_path, options=["--hazards"])) == text
     assert dumps(loads(text)) == text
     assert str(tmp_path.parent) not in text
     assert json.loads(text)["metrics"]["peak_allocated"]["text"].endswith("MiB")

@@ -7,17 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import warm_python
 from check_programs import PROGRAM, measured
 
 from gpuprobe.analysis.baseline import Baseline, CheckResult, check_baseline
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
-from gpuprobe.api import watch
-from gpuprobe.api.check import compare, measure
-from gpuprobe.errors import ProgramFailed
+from gpuprobe.api.check import compare
+from gpuprobe.api.check import recorded as recorded_baseline
 from gpuprobe.reporters.json import check as check_json
-
-pytestmark = pytest.mark.simulated
 
 ENVIRONMENT = {
     "allocator": "",
@@ -109,10 +107,7 @@ def test_other_steps_metrics_phases_and_levels_are_said() -> None:
     assert against().cautions == ()
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_what_is_noted_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_noted_of_a_run(tmp_path: Path) -> None:
     """Precision, device, steps; and what a recording of the same run tells."""
     half = (
         (
@@ -121,35 +116,32 @@ def test_what_is_noted_of_a_run(
         ),
         ("model = nn.Sequential(*layers)", "model = nn.Sequential(*layers).bfloat16().float()"),
     )
-    found = measured(tmp_path / "half", monkeypatch, *half)
+    found = measured(tmp_path / "half", *half)
     assert found.environment["precision"] == "float32 parameters, autocast to float16"
     assert found.environment["device"] == "simulated a100-40gb"
     assert found.steps == 6
     assert found.stopped_after is None
 
-    plain = measured(tmp_path / "plain", monkeypatch)
+    plain = measured(tmp_path / "plain")
     assert plain.environment["precision"] == "float32 parameters, no autocast"
     caution, fell = compare(plain, found).cautions
     assert caution.startswith("precision: ")
     assert re.match(r"memory fell \(.*\): gpuprobe baseline update locks this in", fell)
 
-    stopped = measure("train.py", gpu="a100-40gb", steps=3)
+    stopped = measured(tmp_path / "stopped", options=["--stop-after", "3"])
     assert (stopped.steps, stopped.stopped_after) == (3, 3)
     # The evaluation comes after the loop, and growth takes more steps to show.
     told = compare(plain, stopped).cautions
-    gone = "phase evaluation, after the last step"
+    gone = "after the last step, phase evaluation"
     assert f"skipped, because they did not occur in this run: {gone}" in told
     assert "growth_per_step is in the baseline but was not measured in this run" in told
     assert "6 steps in the baseline, 3 now" in told
 
-    watch.run(
-        watch.program("train.py", ()),
-        Path("run.gpuprobe"),
-        level="trace",
-        gpu="a100-40gb",
-        trace_steps="all",
-    )
-    recorded = measure("run.gpuprobe")
+    traced = ("--level", "trace", "--trace-steps", "all")
+    run = ("run", "--gpu", "a100-40gb", "-o", "run.gpuprobe", *traced, "train.py")
+    done = warm_python.gpuprobe(*run, cwd=tmp_path / "plain")
+    assert done.returncode == 0, done.stderr
+    recorded = recorded_baseline(tmp_path / "plain" / "run.gpuprobe")
     assert recorded.environment["device"] == "cuda"
     assert recorded.metrics == plain.metrics
     assert recorded.phases == plain.phases
@@ -157,6 +149,8 @@ def test_what_is_noted_of_a_run(
     assert result.ok
     assert {text.partition(":")[0] for text in result.cautions} == {"device", "precision"}
 
-    Path("train.py").write_text(PROGRAM + "raise SystemExit(7)\n", encoding="utf-8")
-    with pytest.raises(ProgramFailed, match="exit code 7"):
-        measure("train.py", gpu="a100-40gb")
+    exits = tmp_path / "exits.py"
+    exits.write_text(PROGRAM + "raise SystemExit(7)\n", encoding="utf-8")
+    update = ("baseline", "update", exits.name, "--gpu", "a100-40gb", "--baseline", "b.json")
+    done = warm_python.gpuprobe(*update, cwd=tmp_path)
+    assert (done.returncode, "exit code 7" in done.stderr) == (5, True), done.stderr

@@ -14,11 +14,6 @@ from pathlib import Path
 import pytest
 import warm_python
 
-from gpuprobe.api.check import measure
-from gpuprobe.errors import ProgramFailed
-
-pytestmark = pytest.mark.simulated
-
 TRAINING = """\
 import os, sys, torch
 model = torch.nn.Linear(64, 64).cuda()
@@ -205,14 +200,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_training_in_spawned_processes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("spawns.py").write_text(SPAWNS, encoding="utf-8")
-    with pytest.raises(ProgramFailed, match="uses the GPU in 2 child processes"):
-        measure("spawns.py", gpu="t4")
+UPDATE = ("baseline", "update", "--gpu", "t4", "--baseline", "b.json")
+
+
+def test_training_in_spawned_processes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS, encoding="utf-8")
+    done = gpuprobe(tmp_path, *UPDATE, "spawns.py")
+    assert done.returncode == 5, done.stderr
+    assert "uses the GPU in 2 child processes" in done.stderr
 
 
 STARTS = """\
@@ -248,15 +243,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", ["fork", "spawn", "os"])
-def test_training_in_other_processes_is_refused(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_in_other_processes_is_refused(how: str, tmp_path: Path) -> None:
     """Those that prepare samples are no reason to."""
-    monkeypatch.chdir(tmp_path)
-    Path("starts.py").write_text(STARTS, encoding="utf-8")
-    with pytest.raises(ProgramFailed, match="uses the GPU in 1 child process"):
-        measure("starts.py", [how, "train"], gpu="t4")
+    (tmp_path / "starts.py").write_text(STARTS, encoding="utf-8")
+    done = gpuprobe(tmp_path, *UPDATE, "starts.py", "--", how, "train")
+    assert done.returncode == 5, done.stderr
+    assert "uses the GPU in 1 child process " in done.stderr
     if how == "fork":  # the others in the same way
-        assert measure("starts.py", [how, "prepare"], gpu="t4").metrics
+        assert gpuprobe(tmp_path, *UPDATE, "starts.py", "--", how, "prepare").returncode == 0

@@ -218,10 +218,22 @@ def test_changes_are_estimated_on_the_unchanged_script(script: Path) -> None:
     assert rows["activation checkpointing"]["saved"] > 8192 * 256 * 4 * 2 * 5 * 4 * 0.8
 
 
-def test_nothing_fits(script: Path) -> None:
-    done = run(str(script), "--gpu", "t4", "--arg", "WIDTH", "--min", "60000", "--no-suggestions")
+def test_nothing_fits(script: Path, tmp_path: Path) -> None:
+    words = ("--gpu", "t4", "--arg", "WIDTH", "--min", "60000", "--no-suggestions")
+    on_gpu = tmp_path / "on_gpu.py"
+    created = "with torch.device('cuda'):\n    model = Net()\n"
+    on_gpu.write_text(SCRIPT.replace("model = Net().cuda()\n", created))
+    done = run(str(on_gpu), *words)
     assert done.returncode == 1, done.stderr
     assert "not even WIDTH 60000 fits" in done.stdout
+    # 54 GiB on the CPU are about this machine, not about the GPU.
+    limited = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (32 << 30,) * 2)\n"
+    script_with_limit = tmp_path / "limited.py"
+    script_with_limit.write_text(limited + SCRIPT)
+    done = run(str(script_with_limit), *words)
+    assert done.returncode == 5, done.stdout
+    assert done.stdout == ""
+    assert "does not have enough memory for a tensor that the program creates on" in done.stderr
 
 
 def test_ctrl_c_prints_the_best_so_far(script: Path) -> None:

@@ -20,6 +20,8 @@ from gpuprobe.cli import main
 
 GOOD = RECORDED / "virtual.gpuprobe"
 BASELINE = RECORDED / "baseline.json"
+ACCEPTED = "--accept-environment"
+"""The baseline is of a model of a GPU: without this option a check compares nothing."""
 
 
 class Ended(NamedTuple):
@@ -30,7 +32,7 @@ class Ended(NamedTuple):
 
 def of_recording(target: str, out: str) -> list[list[str]]:
     """What reads a recording or a snapshot. ``out`` is a folder for what is written."""
-    good, baseline = str(GOOD), str(BASELINE)
+    good, compare = str(GOOD), ["--baseline", str(BASELINE), ACCEPTED]
     return [
         ["report", target],
         ["report", target, "--json"],
@@ -43,9 +45,9 @@ def of_recording(target: str, out: str) -> list[list[str]]:
         ["view", target, "--once"],
         ["replay", target],
         ["replay", target, "--what-if", "expandable_segments:True", "--json"],
-        ["check", target, "--baseline", baseline, "--json"],
-        ["check", target, "--baseline", baseline, "--html", f"{out}/c.html", "--markdown"],
-        ["check", target, "--baseline", baseline, "--sarif", f"{out}/s.json",
+        ["check", target, *compare, "--json"],
+        ["check", target, *compare, "--html", f"{out}/c.html", "--markdown"],
+        ["check", target, *compare, "--sarif", f"{out}/s.json",
          "--junit", f"{out}/j.xml", "--annotations", "github"],
         ["baseline", "update", target, "--baseline", f"{out}/new.json"],
         ["diff", target, target],
@@ -61,9 +63,9 @@ def of_snapshot(target: str, out: str) -> list[list[str]]:
 
 
 def of_baseline(target: str, out: str) -> list[list[str]]:
-    check = ["check", str(GOOD), "--baseline", target]
+    check = ["check", str(GOOD), "--baseline", target, ACCEPTED]
     return [
-        check,
+        check[:-1],
         [*check, "--json"],
         [*check, "--markdown", "--html", f"{out}/c.html"],
         [*check, "--sarif", f"{out}/s.json", "--junit", f"{out}/j.xml", "--annotations", "github"],
@@ -83,7 +85,7 @@ def of_hazards(target: str, out: str) -> list[list[str]]:
 def of_configuration(target: str, out: str) -> list[list[str]]:
     """Run in the folder of the file."""
     return [
-        ["check", str(GOOD), "--baseline", str(BASELINE)],
+        ["check", str(GOOD), "--baseline", str(BASELINE), ACCEPTED],
         ["check", str(GOOD), "--json"],
         ["baseline", "update", str(GOOD), "--baseline", f"{out}/new.json"],
     ]

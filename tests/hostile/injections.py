@@ -67,9 +67,10 @@ _MORE: dict[str, Any] = {
 }
 
 
-def recording(folder: Path, texts: list[str]) -> None:
+def recording(folder: Path, texts: list[str], *, faults: bool = True) -> None:
     """A recording in which all names are among ``texts``: of the host, the program and its
-    arguments, phases, operations, modules, files, functions, findings, errors and faults."""
+    arguments, phases, operations, modules, files, functions, findings, errors and ``faults`` of
+    gpuprobe, with which it is incomplete."""
     lines: list[Any] = [LINES[0]]
     for line in LINES[1:]:
         if line["type"] == "step":
@@ -78,7 +79,7 @@ def recording(folder: Path, texts: list[str]) -> None:
             line = {**line, "what": "?"}
         if line["type"] == "end":
             error = {"type": "E", "message": "m", "out_of_memory": False}
-            line = {**line, "error": error, "gpuprobe_faults": ["f", "g"]}
+            line = {**line, "error": error, "gpuprobe_faults": ["f", "g"] if faults else []}
         made = poisoned(line, texts)
         if line["type"] == "step":
             made["traces"] = line.get("traces", [])
@@ -112,6 +113,7 @@ def _chunk(data: bytes, texts: list[str]) -> bytes:
 def baseline(path: Path, texts: list[str]) -> None:
     """A baseline in which the GPU, phases, lines and modules are among ``texts``."""
     plain = json.loads((RECORDED / "baseline.json").read_text())
+    plain["environment"]["device"] = texts[0]
 
     def renamed(rows: dict[str, Any]) -> dict[str, Any]:
         return {f"{poisoned('', texts)} {at}": row for at, row in enumerate(rows.values())}

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +28,6 @@ SAMPLE = Path(__file__).parent / "sample_project"
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.xdist_group("sample_project"),
     pytest.mark.skipif(
         not torch.__version__.startswith("2.13"), reason="the committed baseline is of torch 2.13"
     ),
@@ -196,15 +194,6 @@ HARMLESS: dict[str, tuple[Edit, ...]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small matrices: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def copied(folder: Path, edits: tuple[Edit, ...] = ()) -> Path:
     """The project in a folder of its own, edited."""
     project = folder / "project"
@@ -223,8 +212,6 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no
 
     def check(edits: tuple[Edit, ...]) -> CheckResult:
         monkeypatch.chdir(copied(tmp_path, edits))
-        for name in [name for name in sys.modules if name.partition(".")[0] == "tagger"]:
-            del sys.modules[name]  # of the last test's copy
         settings = read_project()
         assert settings.baseline is not None
         before = read_baseline(settings.baseline)
@@ -258,6 +245,7 @@ def first_cause(result: CheckResult) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_regression_is_found_and_blamed_on_its_line(name: str, checked) -> None:  # type: ignore[no-untyped-def]
     planted = PLANTED[name]
@@ -274,6 +262,7 @@ def test_a_planted_regression_is_found_and_blamed_on_its_line(name: str, checked
     assert (location.file, location.line) == (file, line)
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_harmless_change_passes(name: str, checked) -> None:  # type: ignore[no-untyped-def]
     result = checked(HARMLESS[name])

@@ -208,7 +208,7 @@ if __name__ == "__main__":
     ("settings", "message"),
     [
         ({"PATH": "/nowhere", "CC": ""}, "no C compiler"),
-        ({"CC": "/bin/false"}, "cannot compile the native engine"),
+        ({"CC": "/bin/false"}, "cannot compile the simulated GPU"),
     ],
 )
 def test_without_a_compiler_one_line_names_it(
@@ -241,7 +241,7 @@ def test_a_cache_that_cannot_be_written_is_replaced(script: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("cuda", "message"),
     [
-        ("14.0", "torch 9.9.9 is built for CUDA 14.0; the native engine knows CUDA 12 and 13"),
+        ("14.0", "torch 9.9.9 is built for CUDA 14.0; simulated GPUs know CUDA 12 and 13"),
         ("", "torch 9.9.9 is a build without CUDA"),
     ],
 )
@@ -349,6 +349,7 @@ import pytest
 import torch
 
 class TestTraining:
+    @pytest.mark.gpu_memory(max_peak="1GiB")
     def test_gradients(self):
         weight = torch.arange(6.0, device="cuda").view(2, 3).requires_grad_()
         (weight * weight).sum().backward()

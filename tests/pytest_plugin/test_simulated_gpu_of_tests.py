@@ -36,8 +36,12 @@ def test_others_find_no_gpu():
     assert "GPUPROBE_NATIVE" not in os.environ
 
 
+kept = []
+
+
 @pytest.mark.gpu_memory(max_peak="1 GiB")
 def test_marked():
+    kept.append(torch.full((4, 4), 3.0, device="cuda"))
     assert torch.cuda.device_count() == 1
     assert torch.ones(1 << 20, device="cuda").sum().item() == 1 << 20
     assert subprocess.run([sys.executable, "-c", AVAILABLE]).returncode == 1
@@ -52,6 +56,15 @@ def test_others_find_none_afterwards_either():
     assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
     with pytest.raises(torch.OutOfMemoryError):
         torch.ones(1 << 26, device="cuda")
+
+
+def test_nothing_is_computed_silently_between_the_rest_of_what_marked_tests_keep():
+    assert kept[0].tolist() == [[3.0] * 4] * 4
+    for small in (lambda: torch.ones(4, device="cuda"), lambda: kept[0] + 1):
+        with pytest.raises(torch.AcceleratorError, match="no CUDA-capable device"):
+            small()
+    with pytest.raises((RuntimeError, AssertionError), match="CUDA"):
+        (kept[0] @ kept[0]).tolist()
 """
 
 
@@ -79,7 +92,7 @@ def test_marked_tests_have_the_gpu_and_others_have_not(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:
     out = run(tmp_path, *options)
-    assert "1 failed, 3 passed" in out, out
+    assert "1 failed, 4 passed" in out, out
     assert "above max_peak=1.0 KiB" in out
 
 
@@ -94,7 +107,7 @@ def test_pytest_starts_again_where_a_plugin_has_imported_torch(tmp_path: Path) -
         encoding="utf-8",
     )
     out = run(tmp_path, "-p", "early")
-    assert "1 failed, 3 passed" in out, out
+    assert "1 failed, 4 passed" in out, out
 
 
 def test_a_suite_without_marked_tests_is_left_alone(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from gpuprobe.cli import main
+import warm_python
 
 SCRIPT = """\
 import sys
@@ -53,18 +52,17 @@ def made(factory: pytest.TempPathFactory) -> Path:
     folder = factory.mktemp("made")
     (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
     (folder / "other.py").write_text(OTHER, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for name, script, word in (
-            ("small", "train.py", "256"),
-            ("large", "train.py", "1024"),
-            ("one", "other.py", "one"),
-            ("two", "other.py", "two"),
-        ):
-            run = ["run", "-q", "--level", "trace", "--gpu", "t4", "-o", f"{name}.gpuprobe"]
-            assert main([*run, script, word]) == 0
-            update = ["baseline", "update", f"{name}.gpuprobe", "--baseline", f"{name}.json"]
-            assert main(update) == 0
+    for name, script, word in (
+        ("small", "train.py", "256"),
+        ("large", "train.py", "1024"),
+        ("one", "other.py", "one"),
+        ("two", "other.py", "two"),
+    ):
+        run = ["run", "-q", "--level", "trace", "--gpu", "t4", "-o", f"{name}.gpuprobe"]
+        update = ["baseline", "update", f"{name}.gpuprobe", "--baseline", f"{name}.json"]
+        for command in ([*run, script, word], update):
+            done = warm_python.gpuprobe(*command, cwd=folder)
+            assert done.returncode == 0, done.stderr
     _made.append(folder)
     return folder
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from recipe_project import copied, made
 
-pytestmark = [pytest.mark.simulated, pytest.mark.xdist_group("recipes")]
+pytestmark = pytest.mark.xdist_group("recipes")
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -14,7 +14,7 @@ from recipe_project import copied, made
 
 from gpuprobe.cli import main
 
-pytestmark = [pytest.mark.simulated, pytest.mark.xdist_group("recipes")]
+pytestmark = pytest.mark.xdist_group("recipes")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from gpuprobe.errors import ConfigError
 from gpuprobe.gate.project import read_project
 from gpuprobe.reporters.json import schema
 
-pytestmark = [pytest.mark.simulated, pytest.mark.xdist_group("recipes")]
+pytestmark = pytest.mark.xdist_group("recipes")
 
 SETTINGS = """\
 [tool.gpuprobe]

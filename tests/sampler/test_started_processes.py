@@ -401,8 +401,7 @@ def test_a_process_that_uses_no_gpu_imports_nothing(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
-    assert "gpuprobe.sampler.processes.children" in names
-    assert not {name for name in names if "recorder" in name or "virtual" in name}
+    assert {*names} == {"gpuprobe", "gpuprobe._version", "gpuprobe.patching"}  # waits for torch
     assert not list((tmp_path / "plain.gpuprobe").glob("child*"))
 
 

@@ -465,8 +465,11 @@ def _end(code: object, *, teardown: bool) -> NoReturn:
             raise KeyboardInterrupt
         sys.exit(code)  # type: ignore[arg-type]
     if code is not None and not isinstance(code, int):
-        if not interrupted:
+        if not interrupted and sys.stderr is not None:
             print(code, file=sys.stderr)
+        elif not interrupted:  # print would write it to stdout
+            with contextlib.suppress(OSError):
+                os.write(2, f"{code}\n".encode())
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -14,6 +14,8 @@ import signal
 import sys
 import weakref
 from collections.abc import Iterator
+from os import close as os_close
+from os import fstat
 from typing import Final
 
 _TOP: Final = 1 << 15
@@ -42,7 +44,7 @@ class KeptDescriptor:
     def __init__(self, descriptor: int) -> None:
         """``descriptor`` is closed: the object has another for the same file. Raises OSError."""
         self._number = _moved(descriptor)
-        self._file = _identity(os.fstat(self._number))
+        self._file = _identity(fstat(self._number))
         _kept.add(self)
 
     @property
@@ -54,7 +56,7 @@ class KeptDescriptor:
     def status(self) -> os.stat_result:
         """`os.fstat` of the file. Raises LostDescriptor."""
         try:
-            status = os.fstat(self._number)
+            status = fstat(self._number)
         except OSError as error:
             if error.errno == errno.EBADF:
                 raise LostDescriptor from None
@@ -67,8 +69,8 @@ class KeptDescriptor:
         """Use ``descriptor``, which is closed, instead of the lost one. False if that is another
         file.
         """
-        if _identity(os.fstat(descriptor)) != self._file:
-            os.close(descriptor)
+        if _identity(fstat(descriptor)) != self._file:
+            os_close(descriptor)
             return False
         self._number = _moved(descriptor)
         return True
@@ -86,7 +88,7 @@ class KeptDescriptor:
             return
         finally:
             self._number = -1
-        os.close(number)
+        os_close(number)
 
 
 _kept: weakref.WeakSet[KeptDescriptor] = weakref.WeakSet()
@@ -126,7 +128,7 @@ def _moved(descriptor: int) -> int:
                     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
-        os.close(descriptor)
+        os_close(descriptor)
 
 
 @contextlib.contextmanager

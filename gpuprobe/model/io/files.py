@@ -8,13 +8,13 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import close as os_close
+from os import fstat
+from os import open as os_open
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 from gpuprobe.errors import UsageError
-
-os_open: Final = os.open
-"""A program may replace it, to count the files that it opens."""
 
 
 def is_special(path: Path) -> bool:
@@ -65,10 +65,10 @@ def open_regular(path: str | os.PathLike[str], *, inside: bool = False) -> IO[by
     _refuse_special(os.stat(where), where)  # noqa: PTH116
     descriptor = os_open(where, flags)
     try:
-        _refuse_special(os.fstat(descriptor), where)
+        _refuse_special(fstat(descriptor), where)
         return os.fdopen(descriptor, "rb")
     except BaseException:
-        os.close(descriptor)
+        os_close(descriptor)
         raise
 
 
@@ -94,7 +94,7 @@ def stored_bytes(descriptor: int) -> int:
     A file system that does not report holes reports data throughout, as does one that compresses:
     then it is the size. The offset is left at the start. Raises OSError.
     """
-    size = os.fstat(descriptor).st_size
+    size = fstat(descriptor).st_size
     if not hasattr(os, "SEEK_DATA"):  # pragma: no cover - Windows
         return size
     found = end = 0
@@ -114,7 +114,7 @@ def refuse_holes(file: IO[bytes]) -> None:
     """Raise OSError for a file that is mostly holes: reading them takes as long as reading data.
     The file is at its start.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = fstat(file.fileno()).st_size
     if size > _MOST_HOLES and size - stored_bytes(file.fileno()) > _MOST_HOLES:
         raise OSError(
             errno.EFBIG,
@@ -129,7 +129,7 @@ def read_regular(
     """The bytes of a regular file of ``most`` bytes at most. Raises OSError as `open_regular`, and
     for a larger one, of which nothing is read."""
     with open_regular(path, inside=inside) as file:
-        size = os.fstat(file.fileno()).st_size
+        size = fstat(file.fileno()).st_size
         if size <= most:
             refuse_holes(file)
         data = file.read(most + 1) if size <= most else b""
@@ -194,7 +194,7 @@ def atomic_write(
                 if not stream.closed:
                     stream.flush()
         finally:
-            os.close(handle)
+            os_close(handle)
         if replace:
             temporary.replace(target)
         else:
@@ -211,7 +211,7 @@ def _take_name(temporary: Path, target: Path) -> None:
         raise
     except OSError:
         # A file system without hard links (exFAT, SMB): the name is taken first, then replaced.
-        os.close(os_open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os_close(os_open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         temporary.replace(target)
 
 

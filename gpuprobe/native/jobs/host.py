@@ -1,14 +1,17 @@
-"""Collectives of tensors on the host (gloo) of a rank that is alone: it receives what it would send
-itself, as the native engine's NCCL has it for those on the device.
+"""Collectives over gloo of a rank that is alone: it receives what it would send itself, as the
+native engine's NCCL has it.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from contextlib import contextmanager
+from typing import Any, Final, cast
 
 import torch
+from torch.utils._pytree import tree_map
 
 from gpuprobe.patching import Patches
 
@@ -39,11 +42,11 @@ def _kernel(
             _create_work_from_future,
         )
 
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        given["group"] = ProcessGroup.unbox(given["process_group"])
-        if "reduce_op" in given:
-            given["kind"] = kind(given["reduce_op"])
-        with torch.no_grad():
+        with _on_host(args, kwargs) as (there, named):
+            given = {**dict(zip(names, there, strict=False)), **named}
+            given["group"] = ProcessGroup.unbox(given["process_group"])
+            if "reduce_op" in given:
+                given["kind"] = kind(given["reduce_op"])
             answer(given)
         if not returns:
             return None
@@ -53,6 +56,46 @@ def _kernel(
         return (*args[: returns - 1], work) if returns > 1 else work
 
     return kernel
+
+
+@contextmanager
+def _on_host(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """The arguments with tensors of the host: of those on the device copies, as gloo makes them,
+    which are copied back.
+    """
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_cuda:
+            return value
+        if id(value) not in copies:
+            copies[id(value)] = value, value.cpu()
+        return copies[id(value)][1]
+
+    with torch.no_grad():
+        yield tree_map(copy, args), tree_map(copy, kwargs)
+        for tensor, made in copies.values():
+            tensor.copy_(made)
+
+
+def over_gloo(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
+    """What to call for a collective of tensors on the device: the answer of this module if it is
+    one over gloo, whose group of one would return what it is given.
+    """
+    from torch._C._distributed_c10d import ProcessGroup
+
+    space, _, name = func._schema.name.partition("::")
+    if space != "c10d" or name not in _COLLECTIVES:
+        return cast("Callable[..., Any]", func)
+    names = [argument.name for argument in func._schema.arguments]
+    group = {**dict(zip(names, args, strict=False)), **kwargs}["process_group"]
+    try:
+        backend = ProcessGroup.unbox(group)._get_backend(torch.device("cuda"))
+    except RuntimeError:  # it has none for the device
+        return cast("Callable[..., Any]", func)
+    if backend.name() != "gloo":
+        return cast("Callable[..., Any]", func)
+    return functools.partial(func.redispatch, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))
 
 
 def _flat(value: Any) -> Iterator[torch.Tensor]:

@@ -78,7 +78,7 @@ static __thread unsigned long long first_here, last_here;   // of the calls that
 static unsigned char known_results[KEPT];
 static __thread bool next_unknown;
 static char failure[1024];
-static atomic_bool failed_now;
+static atomic_bool failed_now, ended, failed_at_end;   // failed_at_end: and no call of the program raises it
 static int (*place_of_call)(char *, size_t);
 
 // --- what gpuprobe sets and reads
@@ -88,6 +88,9 @@ void FN(collectives_place)(int (*function)(char *, size_t)) { place_of_call = fu
 bool FN(collectives_unknown)(bool unknown) { bool before = next_unknown; next_unknown = unknown; return before; }
 // The first and the last call of this thread since the call of this function before; 0 if there was none.
 void FN(collectives_issued)(unsigned long long out[2]) { out[0] = first_here; out[1] = last_here; first_here = last_here = 0; }
+
+// The program has ended: torch frees what it holds, and nobody sees the errors of that.
+void FN(collectives_end)(void) { atomic_store(&ended, true); }
 
 const char *collective_failure(void) { return atomic_load(&failed_now) ? failure : NULL; }
 
@@ -100,6 +103,7 @@ static void report(const char *format, ...) {
     vsnprintf(failure, sizeof failure, format, more);
     va_end(more);
     atomic_store(&failed_now, true);
+    if (atomic_load(&ended)) atomic_store(&failed_at_end, true);
     fprintf(stderr, "gpuprobe: error: %s\n", failure);
     fflush(stderr);
   }
@@ -180,12 +184,36 @@ static void report_stuck(const exchange *x) {
   }
   report("all ranks of a group wait for each other:%s%s", text, x->size > 4 ? ", and so on" : "");
 }
+// Whether a rank has ended that this process knows from another group and that has not joined this one: the global
+// number of it, or -1. Where others may still join, only after a while: the group may be theirs.
+#define JOIN_S 30
+static int missed(exchange *x, time_t since) {
+  int gone = -1;
+  bool others = false;
+  pthread_mutex_lock(&list_lock);
+  for (const exchange *o = exchanges; o; o = o->other) {
+    for (int r = 0; r < o->size; r++) {
+      int pid = atomic_load(&o->members[r].pid);
+      bool joined = !pid || pid == getpid();
+      for (int i = 0; i < x->size && !joined; i++) joined = atomic_load(&x->members[i].pid) == pid;
+      if (joined) continue;
+      if (has_ended(&o->members[r])) gone = global_rank(o, r);
+      else others = true;
+    }
+  }
+  pthread_mutex_unlock(&list_lock);
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return others && now.tv_sec - since < JOIN_S ? -1 : gone;
+}
 typedef bool (*condition)(exchange *x, const pending *p, int *missing);   // missing: the rank that is waited for
 // Whether the condition holds, after any time; false where the rank that is waited for is gone.
 static bool wait_until(exchange *x, const pending *p, condition holds, int *missing) {
   static atomic_ullong waits;
   member *m = &x->members[x->rank];
   stillness still = {0, 0};
+  struct timespec began;
+  clock_gettime(CLOCK_MONOTONIC, &began);
   bool result, waiting = false;
   for (;;) {
     unsigned before = atomic_load(&x->h->bell);
@@ -199,6 +227,7 @@ static bool wait_until(exchange *x, const pending *p, condition holds, int *miss
       atomic_store(&m->waits, atomic_fetch_add(&waits, 1) + 1);
       waiting = true;
     }
+    if (!p && missed(x, began.tv_sec) >= 0 && !holds(x, p, missing)) break;
     if (waiting && is_stuck(x, &still) && !holds(x, p, missing)) { report_stuck(x); break; }
     wait_ring(x, before);
   }
@@ -255,7 +284,7 @@ exchange *exchange_join(const void *id, int size, int rank) {
   x->other = exchanges;
   exchanges = x;
   pthread_mutex_unlock(&list_lock);
-  char state, place[176];
+  char state, place[176] = "";
   member *m = &x->members[rank];
   m->started = started_at(getpid(), &state);
   atomic_store(&m->global, place_of_call ? place_of_call(place, sizeof place) : -1);
@@ -263,7 +292,12 @@ exchange *exchange_join(const void *id, int size, int rank) {
   atomic_fetch_add(&x->h->joined, 1);
   ring(x);
   int missing;
-  if (!wait_until(x, NULL, all_joined, &missing)) report("rank %d has ended before all ranks have joined its group", global_rank(x, missing));
+  if (!wait_until(x, NULL, all_joined, &missing)) {
+    char at[192];
+    where(at, sizeof at, place);
+    if (missing == rank) report("rank %d has ended without joining the group of %d ranks that rank %d waits for%s", missed(x, 0), size, global_rank(x, rank), at);
+    else report("rank %d has ended before all ranks have joined its group", global_rank(x, missing));
+  }
   if (i.pid == getpid()) close(i.fd);
   return x;
 }
@@ -575,7 +609,6 @@ bool exchange_split(exchange *x, int color, int key, void *id, int *size, int *r
 }
 
 // --- the end
-static atomic_bool failed_at_end;   // where no call of the program raises it any more
 // Leave a group. What others still wait for is taken first: 0, or an error.
 int exchange_leave(exchange *x) {
   bool failed_before = atomic_load(&failed_now);
@@ -603,11 +636,12 @@ int exchange_leave(exchange *x) {
     report("rank %d has left the group without receiving the %llu %s that rank %d sent%s", global_rank(x, x->rank), (unsigned long long)s->call.count, TYPES[s->call.type < 12 ? s->call.type : 1], global_rank(x, r), at);
     result = COLLECTIVE_FAILED;
   }
-  if (!failed_before && atomic_load(&failed_now)) atomic_store(&failed_at_end, true);
+  if (!failed_before && atomic_load(&failed_now)) atomic_store(&failed_at_end, true);   // torch raises no error for it
   return result;
 }
 // A process that ends is no rank any more. What it has called and not waited for, it waits for now.
 __attribute__((destructor)) static void leave_all(void) {
+  FN(collectives_end)();
   for (exchange *x = exchanges; x; x = x->other) if (x->owner == getpid()) exchange_leave(x);
   if (atomic_load(&failed_at_end)) _exit(1);
 }

@@ -65,9 +65,16 @@ int FN(__cudaPopCallConfiguration)(dim3 *grid, dim3 *block, size_t *shared, void
 }
 int FN(__cudaGetKernel)(void **out, const void *host) { *out = (void *)(uintptr_t)host; return SUCCESS; }
 
+// Between the sessions of a GPU that parts of a program use, nobody computes what kernels would: they are refused,
+// and after a library's, whose status torch does not read everywhere, so are copies.
+static atomic_bool hidden, used_while_hidden;
+void FN(set_hidden)(bool on) { atomic_store(&hidden, on); atomic_store(&used_while_hidden, false); }
+bool is_unusable(void) { return atomic_load_explicit(&used_while_hidden, memory_order_relaxed); }
+
 static int launch(const char *name, dim3 grid, dim3 block, size_t shared, void *stream) {
   int ordinal = current_device(), result = ensure_context(ordinal);
   if (result) return fail(result);
+  if (atomic_load_explicit(&hidden, memory_order_relaxed)) return fail(NO_DEVICE);
   device *d = visible_device(ordinal);
   // The limits that CUDA checks before a launch (Programming Guide, technical specifications).
   size_t threads = (size_t)block.x * block.y * block.z;
@@ -83,6 +90,7 @@ static int launch(const char *name, dim3 grid, dim3 block, size_t shared, void *
   return SUCCESS;
 }
 int library_call(const char *name, void *stream) {
+  if (atomic_load_explicit(&hidden, memory_order_relaxed)) atomic_store(&used_while_hidden, true);
   if (atomic_load_explicit(&FN(collectives_pending), memory_order_relaxed)) settle_stream(stream);   // an error is that of the next launch
   atomic_fetch_add_explicit(&work_given, 1, memory_order_relaxed);
   LOG(.kind = LOG_LIBRARY, .device = current_device(), .stream = stream_number(stream), .name = name);

@@ -365,6 +365,7 @@ void set_output(void *stream, void *to, size_t width, size_t count) {
 static int copied(void *to, const void *from, size_t bytes, void *stream, bool waits) {
   int result = ensure_context(current_device());
   if (result) return fail(result);
+  if (is_unusable()) return fail(NO_DEVICE);
   if (waits && (result = may_synchronize(stream))) return fail(result);
   SETTLED(stream);
   if (waits) host_waited();

@@ -188,6 +188,7 @@ int refused(const char *name, int status);   // prints and keeps the name of a f
 
 // --- kernel.c
 int library_call(const char *name, void *stream);   // a kernel of a library: logged, not run
+bool is_unusable(void);                              // a library's kernel was called while GPUs are hidden
 
 // --- descriptors.c
 typedef struct { int fd; uint64_t device, inode; } kept;

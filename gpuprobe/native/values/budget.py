@@ -14,6 +14,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gpuprobe.errors import CostMeasured, TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
+from gpuprobe.native.values.attention import KEYED
+from gpuprobe.native.values.counts import COUNTS
+from gpuprobe.native.values.plans import OperatorPlan
 from gpuprobe.torch_support.tensors import tensors_in
 
 MEMORY: Final = 16 << 30
@@ -34,6 +37,18 @@ AT_ONCE_MEMORY: Final = 256 << 20
 AT_ONCE_OPERATIONS: Final = 3e11
 """Floating-point operations up to which it does: about five seconds on two cores."""
 
+OF_ONE_CALL: Final = 3e10
+"""Floating-point operations of one operator up to which `shapes` computes it: about half a
+second."""
+
+KNOWN: Final = 4 << 30
+"""Bytes of values that `shapes` keeps at a time; at most a quarter of this machine's available
+memory. Unknown values take none."""
+
+TEMPORARY: Final = 1 << 30
+"""Bytes that the CPU may take for an operator in addition to its arguments and results on the
+device."""
+
 PER_SECOND: Final = 5e10
 """Floating-point operations a second that times are estimated with: fp32 matrix products reach 30
 to 80 billion on two cores."""
@@ -52,6 +67,34 @@ def affordable_memory() -> int:
     this machine has available.
     """
     return min(MEMORY, psutil.virtual_memory().available // 2)
+
+
+def known_memory() -> int:
+    """Bytes of values that `shapes` keeps at a time."""
+    return min(KNOWN, psutil.virtual_memory().available // 4)
+
+
+_COPIES_OF_SCORES: Final = 6
+
+
+def temporary_memory(plan: OperatorPlan, args: Any, kwargs: Any) -> int:
+    """Bytes that the CPU takes for an operator in addition to its arguments and results on the
+    device: the scores of attention with dropout, which CUDA's kernels never have as a whole, and
+    the results of operators that count elements, which are computed before there are any on the
+    device.
+    """
+    if plan.name in COUNTS:
+        given = next(tensors_in(args), None)
+        return 0 if given is None else 8 * given.numel() * max(1, given.dim())
+    if plan.name not in KEYED:
+        return 0
+    names = [argument.name for argument in plan.func._schema.arguments]
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    if not named.get("dropout_p"):
+        return 0
+    query, key = named["query"], named["key"]
+    rows = query.numel() // max(1, query.size(-1))
+    return 4 * _COPIES_OF_SCORES * int(rows) * max(key.shape[1:-1])
 
 
 def operations_of(func: OpOverload, args: Any, kwargs: Any, result: object) -> float:
@@ -74,9 +117,13 @@ class Cost:
         self._runtime = runtime
         self._outside: dict[int, int] = {}
 
-    def add(self, func: Any, args: Any, kwargs: Any, result: object) -> None:
-        """Count an operator that has run on the device, before its values are computed."""
-        self.operations += operations_of(func, args, kwargs, result)
+    def add(self, func: Any, args: Any, kwargs: Any, result: object) -> float:
+        """Count an operator that has run on the device, before its values are computed. Returns
+        its operations.
+        """
+        operations = operations_of(func, args, kwargs, result)
+        self.operations += operations
+        return operations
 
     def memory(self) -> int:
         """Bytes that torch's allocator holds on the fullest device."""
@@ -126,12 +173,34 @@ class Budget:
         """Count an operator that has run on the device, before its values are computed. Whether
         they are.
         """
-        if self.cost.memory() > self._memory:
-            raise TooLarge(f"its tensors need more than {human_bytes(self._memory)}")
+        if self._needed(call) > self._memory:
+            raise self._beyond_memory()
         self.cost.add(call.plan.func, call.args, call.kwargs, result)
         if self.cost.operations > self._operations:
-            raise TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
+            raise self._beyond_operations()
         return True
+
+    def end(self) -> None:
+        """The program has ended, or reads a value while that is measured."""
+
+    def affords(self, operations: float, nbytes: int, *, counted: bool) -> bool:
+        """Whether something is computed of which all that it costs is known before."""
+        if self.cost.memory() + nbytes > self._memory:
+            raise self._beyond_memory()
+        if self.cost.operations + operations > self._operations:
+            raise self._beyond_operations()
+        if not counted:
+            self.cost.operations += operations
+        return not self.measuring
+
+    def _beyond_memory(self) -> TooLarge:
+        return TooLarge(f"its tensors need more than {human_bytes(self._memory)}")
+
+    def _beyond_operations(self) -> TooLarge:
+        return TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
+
+    def _needed(self, call: Any) -> int:
+        return self.cost.memory() + temporary_memory(call.plan, call.args, call.kwargs)
 
 
 class Requested(Budget):
@@ -147,18 +216,23 @@ class Requested(Budget):
         self._measure = measure
 
     def allows(self, call: Any, result: object) -> bool:
-        memory = self.cost.memory()
+        memory = self._needed(call)
         if self._measure and not self.measuring and memory > LARGE:
             self.measuring = time.process_time()
             register_optimizer_step_post_hook(lambda *_: self._conclude("first step"))
         self.cost.add(call.plan.func, call.args, call.kwargs, result)
         if not self.measuring:
             if memory > self._memory or self.cost.operations > self._operations:
-                raise self._refusal("beginning")
+                raise self._refusal("beginning", memory)
             return True
         if time.process_time() - self.measuring > MEASURING:
             self._conclude("beginning")
         return False
+
+    def end(self) -> None:
+        """The program has ended, or reads a value: raises what the end of its first step would."""
+        if self.measuring:
+            self._conclude("beginning")
 
     def _conclude(self, what: str) -> None:
         peak = max(
@@ -170,6 +244,11 @@ class Requested(Budget):
             f"{human_bytes(peak)}, and about {_minutes(self.cost.seconds)} of computing for its "
             f"{what}"
         )
+
+    def _beyond_memory(self) -> TooLarge:
+        return self._refusal("beginning")
+
+    _beyond_operations = _beyond_memory
 
     def _refusal(self, what: str, peak: int = 0) -> TooLarge:
         return TooLarge(

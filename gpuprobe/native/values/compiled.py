@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from gpuprobe.native.values.aliases import CPU
 from gpuprobe.native.values.computing import Call
 from gpuprobe.native.values.draws import Key, generator_of, key_of
 from gpuprobe.native.values.plans import plan_of
+from gpuprobe.native.values.region_cost import RegionCost
 from gpuprobe.native.values.skipping import SKIP_DEVICE, SKIP_TO_DEVICE
 from gpuprobe.native.values.triton_interpreter import JIT, interpret, patch_helpers
 from gpuprobe.patching import Patches, when_imported
@@ -143,9 +145,10 @@ def _patch_triton(computing: Any, patches: Patches, unknown: Unknown | None) -> 
         result = computing.placed(before, self, *args, **kwargs)
         if inside or kwargs.get("warmup"):
             return result
-        if unknown is None or computing.computes((*args, *kwargs.values())):
+        allowed = computing.allows(_OF_A_PROGRAM * _programs(self, args, kwargs))
+        if allowed and computing.computes((*args, *kwargs.values())):
             _interpret(self, args, kwargs, computing)
-        else:
+        elif unknown is not None:
             for item in (*args, *kwargs.values()):
                 if isinstance(item, _Tensor):
                     unknown(item)
@@ -186,10 +189,27 @@ def _patch_kernels(computing: Any, patches: Patches) -> None:
     patches.set(CachingAutotuner, "run", run)
 
 
+_OF_A_PROGRAM: Final = 5e7
+"""Floating-point operations that take as long as one program of a Triton kernel in the interpreter:
+about a millisecond."""
+
+
+def _given(kernel: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a launch by name."""
+    names = [parameter.name for parameter in kernel.params]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _programs(kernel: Any, args: Any, kwargs: Any) -> int:
+    grid: Any = kwargs["grid"]
+    sizes: Iterable[int] = grid(_given(kernel, args, kwargs)) if callable(grid) else grid
+    return math.prod(sizes)
+
+
 def _interpret(kernel: Any, args: Any, kwargs: Any, computing: Any) -> None:
     """Compute what a launch writes. Raises NotModelled where Triton's interpreter cannot."""
     names = [parameter.name for parameter in kernel.params]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = _given(kernel, args, kwargs)
     with computing.below():
         values = {
             name: computing.aliases.of(value)
@@ -232,12 +252,14 @@ def _written_inputs(graph: Any) -> list[int]:
 
 def _with_values(run: Any, graph: Any, computing: Any, unknown: Unknown | None) -> Any:
     written = _written_inputs(graph)
+    cost = RegionCost(graph)
 
     @functools.wraps(run)
     def compute(inputs: Any) -> Any:
         values: Any = None
         changed = [] if unknown is None else [inputs[i] for i in written]
-        computed = computing.computes(inputs)
+        operations, nbytes = cost(inputs)
+        computed = computing.computes(inputs) and computing.allows(operations, nbytes, counted=True)
         if computed:
             with computing.below():
                 given = [
@@ -247,6 +269,8 @@ def _with_values(run: Any, graph: Any, computing: Any, unknown: Unknown | None) 
                     for item in inputs
                 ]
                 values = OnCpu(graph, computing, key_of(None, None)).run(*given)
+        else:
+            computing.allows(operations)
         before = computing.skipping.set(SKIP_DEVICE | SKIP_TO_DEVICE)
         try:
             with computing.compiled_region():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -62,6 +62,10 @@ _LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
 """What these read decides how kernels are launched, and nothing else."""
 
 
+_READ: Final = frozenset({How.SCALAR, How.ANSWER, How.COUNTS, How.COPY})
+"""Operators by which the host may read values."""
+
+
 class Call:
     """One operator made for the CPU, to be run now or at each replay of a CUDA graph."""
 
@@ -104,6 +108,8 @@ class Computing:
         """Where calls are kept while a CUDA graph is captured."""
         self.budget: Budget | None = None
         """What may be computed, where that is bounded."""
+        self.carrier: Callable[[Any, Any, Any], Callable[..., Any]] | None = None
+        """Finds what to call for a collective, in a rank that is alone."""
         self.launches: tuple[Callable[[], int], Callable[[int], int]] | None = None
         """Number the place that calls an operator, and set it, while launches are counted."""
         self._plans: dict[Any, OperatorPlan] = {}
@@ -168,13 +174,39 @@ class Computing:
 
     def operate(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         run = self._run.get(plan.how)
+        if self.budget is not None and self.budget.measuring and plan.how in _READ:
+            self._check_read(plan, args, kwargs)
         if run is None:
             return func(*args, **kwargs)
         return run(plan, func, args, kwargs)
 
+    def _check_read(self, plan: OperatorPlan, args: Any, kwargs: Any) -> None:
+        """End the measurement where the host reads a value, which was not computed."""
+        target = args[0] if plan.name.endswith("copy_") else kwargs.get("device")
+        device = target.device if isinstance(target, _Tensor) else target
+        to_host = plan.how is not How.COPY or (device is not None and _Device(device).type == "cpu")
+        if to_host and any(map(_on_cuda, args)) and self.budget is not None:
+            self.budget.end()
+
     def computes(self, tensors: Any) -> bool:
         """Whether what does not pass the dispatcher is computed, of these arguments."""
         return self.budget is None or not self.budget.measuring
+
+    def allows(self, operations: float, nbytes: int = 0, *, counted: bool = False) -> bool:
+        """Whether something may be computed that costs so much, and takes so many bytes on the
+        host. ``counted``: its operators are counted one by one. Raises TooLarge beyond a bound that
+        was requested.
+        """
+        return self.budget is None or self.budget.affords(operations, nbytes, counted=counted)
+
+    def replay(self, calls: Iterable[Any]) -> None:
+        """Compute the calls of a CUDA graph."""
+        for call in calls:
+            call.run(self)
+
+    def play(self, collective: CapturedCollective) -> None:
+        """Run a collective of a graph."""
+        self.exchanged.play(collective.number)
 
     def written(self, tensor: Any) -> None:
         """Values were written to a tensor without an operator."""
@@ -485,12 +517,14 @@ class Computing:
 
     def _exchanging(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         """The runtime carries the values from process to process."""
+        if self.carrier is not None:
+            func = self.carrier(func, args, kwargs)
         if self.capture is None:
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         captured = self.exchanged.captured()
         if captured:
-            check_captured(func)
+            check_captured(plan.func)
             self.capture.calls += map(CapturedCollective, captured)
         return out
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.errors import NotModelled
 
@@ -24,17 +25,25 @@ operators are computed."""
 
 
 class CapturedCollective:
-    """A collective in a CUDA graph, which a replay runs in its place among the operators."""
+    """A collective in a CUDA graph, which a replay runs in its place among the operators.
 
-    __slots__ = ("key", "number")
+    ``known``: whether all that it reads had values when it was captured. ``written``: the storages
+    that it writes, where values may be unknown.
+    """
 
-    def __init__(self, number: int) -> None:
+    __slots__ = ("key", "known", "number", "written")
+
+    def __init__(
+        self, number: int, known: bool = True, written: tuple[StorageWeakRef, ...] = ()
+    ) -> None:
         self.number = number
+        self.known = known
+        self.written = written
         self.key = None
 
     def run(self, computing: Any) -> None:
         """Run it: the other ranks replay their graphs, too."""
-        computing.exchanged.play(self.number)
+        computing.play(self)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -70,8 +70,7 @@ def follow(computing: Any, patches: Patches) -> None:
                 return computing.placed(before, self)
             capture.keyed(key_of(None, None))
             result = computing.placed(before, self)
-            for call in capture.calls:
-                call.run(computing)
+            computing.replay(capture.calls)
             return result
 
         return replay

@@ -11,7 +11,7 @@ import torch
 
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
-from gpuprobe.native.values import collectives, compiled, graphs
+from gpuprobe.native.values import collectives, compiled, graphs, shared
 from gpuprobe.native.values.budget import Budget, Cost
 from gpuprobe.native.values.computing import Computing
 from gpuprobe.native.values.reads import Reads
@@ -72,6 +72,7 @@ class Values:
         compiled.follow(self.computing, self._patches, unknown)
         if isinstance(self.computing, ComputingShapes):
             follow_math(self._patches)
+            shared.follow(self.computing.knowledge, self._patches)
             _follow_reads(self.computing, self.reads, self._patches)
         self._patches.add(watch(self.computing.handle))
         self._patches.add(history.install())
@@ -111,7 +112,12 @@ def _follow_reads(computing: ComputingShapes, reads: Reads, patches: Patches) ->
 
         @functools.wraps(before)
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(tensor) in plain and _single(name, tensor) and not knowledge.known(tensor):
+            if (
+                computing.capture is None  # CUDA refuses a read there
+                and type(tensor) in plain
+                and _single(name, tensor)
+                and not knowledge.known(tensor)
+            ):
                 return unknown(tensor)
             return before(tensor, *args, **kwargs)
 

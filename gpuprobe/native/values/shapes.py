@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -22,11 +22,23 @@ from gpuprobe.errors import NotModelled
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import ExchangedCollectives
 from gpuprobe.native.values.aliases import parts_of
-from gpuprobe.native.values.budget import AT_ONCE_MEMORY, AT_ONCE_OPERATIONS, Cost
+from gpuprobe.native.values.budget import (
+    AT_ONCE_MEMORY,
+    AT_ONCE_OPERATIONS,
+    OF_ONE_CALL,
+    TEMPORARY,
+    Cost,
+    known_memory,
+    temporary_memory,
+)
 from gpuprobe.native.values.computing import Call, Computing
 from gpuprobe.native.values.counts import LARGEST
 from gpuprobe.native.values.draws import Key
-from gpuprobe.native.values.exchanges import read_and_written
+from gpuprobe.native.values.exchanges import (
+    CapturedCollective,
+    check_captured,
+    read_and_written,
+)
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
 from gpuprobe.native.values.reads import COUNT, Reads
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
@@ -35,6 +47,10 @@ from gpuprobe.torch_support.callers import place_of, program_line
 
 LIMIT: Final = 1 << 20
 """Bytes of a storage of floating point up to which it is computed."""
+WHOLE_LIMIT: Final = AT_ONCE_MEMORY
+"""The same of whole numbers and masks."""
+_REFUSALS: Final = 16
+"""Tensors that found no room, after which it is counted again what is kept."""
 _Tensor: Final = torch.Tensor
 _ON_HOST: Final = frozenset({"multinomial", "_grouped_mm"})
 """They read their arguments on the host, in C++: not if those are unknown."""
@@ -76,12 +92,26 @@ def tensors_in(values: Any) -> Iterator[Any]:
 class Knowledge:
     """Which storages hold values that were computed. It keeps none alive."""
 
-    def __init__(self, exchanged: ExchangedCollectives, limit: float = LIMIT) -> None:
+    def __init__(
+        self, exchanged: ExchangedCollectives, limit: float = LIMIT, most: float = math.inf
+    ) -> None:
+        """``limit``: bytes of a storage of floating point that may be known. ``most``: of all that
+        are known on the device at a time.
+        """
         self.limit = limit
+        self._room = most
+        self._kept = 0
+        """Bytes of the storages in `_device`, and of those that are freed since it was counted."""
+        self._refused = 0
+        self._shared: dict[int, StorageWeakRef] = {}
+        """Storages that other processes have, too."""
+        self.on_shared: Callable[[], None] = lambda: None
+        """Called when unknown values were written to one of them."""
         self._exchanged = exchanged
         self._awaited: dict[int, tuple[StorageWeakRef, int, int]] = {}
         """Storages that hold the results of collectives once those are taken."""
-        self._device: dict[int, StorageWeakRef] = {}
+        self._device: dict[int, tuple[StorageWeakRef, int]] = {}
+        """With their bytes."""
         self._host: dict[int, StorageWeakRef] = {}
         self._most: dict[int, tuple[StorageWeakRef, int]] = {}
         self._purge_at = 4096
@@ -89,10 +119,33 @@ class Knowledge:
     def allows(self, tensor: Any) -> bool:
         """Whether a tensor may be known: its type and size."""
         dtype = tensor.dtype
-        if not (dtype.is_floating_point or dtype.is_complex):
-            return True
-        limit = self.limit
+        whole = not (dtype.is_floating_point or dtype.is_complex)
+        limit = max(self.limit, WHOLE_LIMIT) if whole else self.limit
         return all(part.untyped_storage().nbytes() <= limit for part in parts_of(tensor))
+
+    def has_room(self, tensor: Any) -> bool:
+        """Whether a tensor may become known: `allows`, and the bytes of all that are known."""
+        if not self.allows(tensor):
+            return False
+        if not tensor.is_cuda:
+            return True
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
+            if (
+                storage._cdata not in self._device
+                and self._kept + storage.nbytes() > self._room
+                and not self._makes_room(storage.nbytes())
+            ):
+                return False
+        return True
+
+    def _makes_room(self, nbytes: int) -> bool:
+        if not self._refused:
+            self._purge()
+            if self._kept + nbytes <= self._room:
+                return True
+        self._refused = (self._refused + 1) % _REFUSALS
+        return False
 
     def known(self, tensor: Any) -> bool:
         """Whether the values of a tensor are computed."""
@@ -121,9 +174,15 @@ class Knowledge:
             if reference is None or reference.expired():
                 continue
             if self._exchanged.known(first, last):
-                self._device[storage._cdata] = StorageWeakRef(storage)
+                self._keep(storage)
             else:
-                self._device.pop(storage._cdata, None)
+                self.forget_storage(storage._cdata)
+
+    def _keep(self, storage: Any) -> None:
+        if storage._cdata not in self._device:
+            size = storage.nbytes()
+            self._device[storage._cdata] = StorageWeakRef(storage), size
+            self._kept += size
 
     def learn(self, tensor: Any) -> None:
         """Values were computed and written."""
@@ -132,8 +191,7 @@ class Knowledge:
             if self._awaited:
                 self._awaited.pop(storage._cdata, None)
             if tensor.is_cuda:
-                if storage._cdata not in self._device:
-                    self._device[storage._cdata] = StorageWeakRef(storage)
+                self._keep(storage)
             else:
                 self._host.pop(storage._cdata, None)
         if len(self._device) > self._purge_at:
@@ -141,16 +199,29 @@ class Knowledge:
 
     def forget(self, tensor: Any) -> None:
         """Unknown values were written."""
+        if self._shared and tensor.is_cuda:
+            for part in parts_of(tensor):
+                if part.untyped_storage()._cdata in self._shared:
+                    self.on_shared()
+        self.forget_silently(tensor)
+
+    def forget_silently(self, tensor: Any) -> None:
+        """A tensor is unknown that was not written."""
         for part in parts_of(tensor):
             storage = part.untyped_storage()
             if self._awaited:
                 self._awaited.pop(storage._cdata, None)
             if tensor.is_cuda:
-                self._device.pop(storage._cdata, None)
+                self.forget_storage(storage._cdata)
             elif tensor.device.type == "cpu" and storage._cdata not in self._host:
                 self._host[storage._cdata] = StorageWeakRef(storage)
         if len(self._host) > self._purge_at:
             self._purge()
+
+    def share(self, tensor: Any) -> None:
+        """Another process has the same memory."""
+        storage = tensor.untyped_storage()
+        self._shared[storage._cdata] = StorageWeakRef(storage)
 
     def bound(self, tensor: Any, most: int) -> None:
         """The elements of a tensor of counts are at most ``most``."""
@@ -166,12 +237,15 @@ class Knowledge:
 
     def forget_storage(self, key: int) -> None:
         """A storage on the device holds unknown values, by its number."""
-        self._device.pop(key, None)
+        found = self._device.pop(key, None)
+        if found is not None:
+            self._kept -= found[1]
 
     def _purge(self) -> None:
-        for table in (self._device, self._host):
-            for key in [key for key, reference in table.items() if reference.expired()]:
-                del table[key]
+        for key in [key for key, (reference, _) in self._device.items() if reference.expired()]:
+            self.forget_storage(key)
+        for key in [key for key, reference in self._host.items() if reference.expired()]:
+            del self._host[key]
         for key in [key for key, (reference, _) in self._most.items() if reference.expired()]:
             del self._most[key]
         self._purge_at = 2 * max(2048, len(self._device), len(self._host))
@@ -244,29 +318,48 @@ class ComputingShapes(Computing):
         `AT_ONCE_OPERATIONS`.
         """
         super().__init__(skipping, exchanged)
-        self.knowledge = Knowledge(exchanged, math.inf if auto else LIMIT)
+        self.knowledge = Knowledge(exchanged, math.inf if auto else LIMIT, known_memory())
+        self.knowledge.on_shared = reads.shared
         self.reads = reads
         self.cost = cost
         self.everything = auto
         """Whether all values have been computed so far."""
         self.ended = ""
         """Where and why they no longer are."""
+        self._lost = False
+        """Whether a collective of the graph that is replayed had no values: what follows may depend
+        on it."""
         self._run[How.SCALAR] = self._scalar
         self._run[How.ONLY] = self._only
 
-    def _spend(self, plan: OperatorPlan, args: Any, kwargs: Any, results: Any) -> None:
-        """Count an operator before it is computed; stop computing everything beyond the bounds."""
+    def _spend(self, plan: OperatorPlan, args: Any, kwargs: Any, results: Any) -> bool:
+        """Count an operator before it is computed; stop computing everything beyond the bounds.
+        Whether it may be computed.
+        """
         cost = self.cost
-        cost.add(plan.func, args, kwargs, results)
-        if not self.everything:
-            return
-        memory = cost.memory()
-        if memory > AT_ONCE_MEMORY:
-            why = f"tensors of {human_bytes(memory)}"
-        elif cost.operations > AT_ONCE_OPERATIONS:
-            why = f"{cost.operations:.0e} floating-point operations"
-        else:
-            return
+        operations = cost.add(plan.func, args, kwargs, results)
+        more = temporary_memory(plan, args, kwargs)
+        if self.everything:
+            memory = cost.memory()
+            if memory > AT_ONCE_MEMORY:
+                self._stop(f"tensors of {human_bytes(memory)}")
+            elif more > TEMPORARY:
+                self._stop(f"{human_bytes(more)} on the host")
+            elif cost.operations > AT_ONCE_OPERATIONS:
+                self._stop(f"{cost.operations:.0e} floating-point operations")
+        return more <= TEMPORARY and (self.everything or operations <= OF_ONE_CALL)
+
+    def allows(self, operations: float, nbytes: int = 0, *, counted: bool = False) -> bool:
+        memory, whole = self.cost.memory() + nbytes, self.cost.operations + operations
+        if self.everything and memory > AT_ONCE_MEMORY:
+            self._stop(f"tensors of {human_bytes(memory)}")
+        elif self.everything and whole > AT_ONCE_OPERATIONS:
+            self._stop(f"{whole:.0e} floating-point operations")
+        if not counted:
+            self.cost.operations = whole
+        return self.everything
+
+    def _stop(self, why: str) -> None:
         self.everything = False
         self.knowledge.limit = LIMIT
         self.ended = (
@@ -289,7 +382,7 @@ class ComputingShapes(Computing):
         if plan.name in _FRESH:
             if plan.name == "lift_fresh" and self._unknown(out):
                 self.knowledge.forget(out)
-            elif out.is_cuda and self.knowledge.allows(out):
+            elif out.is_cuda and self.knowledge.has_room(out):
                 self.knowledge.learn(out)  # what the memory holds is what a program gets
         return out
 
@@ -341,11 +434,11 @@ class ComputingShapes(Computing):
             many = len(plan.func._schema.returns) > 1
             fresh = tuple(tensors_in([out[i] for i in plan.fresh] if many else (out,)))
         written = self._written(plan, args, kwargs) if plan.writes else []
-        self._spend(plan, args, kwargs, out)
+        affordable = self._spend(plan, args, kwargs, out)
         if self.capture is not None:
             self._captured(plan, ready, key, out, args, kwargs, fresh, written)
             return out
-        if ready and all(map(knowledge.allows, fresh)) and all(map(knowledge.allows, written)):
+        if ready and affordable and all(map(knowledge.has_room, (*fresh, *written))):
             call = self.lower(plan, args, kwargs) or Call(plan, list(args), kwargs, None)
             call.key = key
             try:
@@ -395,7 +488,7 @@ class ComputingShapes(Computing):
 
     def compute(self, call: Call, out: Any = None) -> Any:
         """A call of a replay."""
-        if self.everything and (call.args or call.kwargs):
+        if self.everything and not self._lost and (call.args or call.kwargs):
             return super().compute(call, out)
         for key in call.storages:
             self.knowledge.forget_storage(key)
@@ -486,7 +579,7 @@ class ComputingShapes(Computing):
     def _counting(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if self.capture is not None:
             return func(*args, **kwargs)
-        if not self._ready(plan, args, kwargs):
+        if not (self._ready(plan, args, kwargs) and self._spend(plan, args, kwargs, ())):
             if not self.reads.reported:
                 raise self.reads.refuse(f"{COUNT} {plan.name} finds")
             return self._largest(plan, func, args, kwargs)
@@ -532,6 +625,8 @@ class ComputingShapes(Computing):
         read, written = read_and_written(func, args, kwargs)
         if not any(item.is_cuda for item in (*read, *written)):
             return func(*args, **kwargs)
+        if self.carrier is not None:
+            func = self.carrier(func, args, kwargs)
         knowledge = self.knowledge
         ready = all(knowledge.known(item) for item in read)
         self.exchanged.issued()
@@ -544,17 +639,58 @@ class ComputingShapes(Computing):
         if plan.func._schema.name.startswith("_c10d_functional"):
             written = list(tensors_in(out if isinstance(out, (tuple, list)) else (out,)))
         if self.capture is not None:
-            call = Call(plan, [], {}, None)
-            call.results = [item.untyped_storage()._cdata for item in written]
-            self.capture.calls.append(call)
+            self._captured_exchange(plan, ready, written)
+            return out
         for item in written:
-            if self.capture is None and item.is_cuda and first and knowledge.allows(item):
+            if item.is_cuda and first and knowledge.has_room(item):
                 knowledge.wait_for(item, first, last)
             elif not (ready and not first):  # alone it is what this rank has sent
                 knowledge.forget(item)
             else:
                 knowledge.learn(item)
         return out
+
+    def _captured_exchange(self, plan: OperatorPlan, ready: bool, written: list[Any]) -> None:
+        """Keep a collective of a graph, for its replays."""
+        numbers = self.exchanged.captured()
+        known = ready and self.everything and bool(numbers)
+        if known:
+            try:
+                check_captured(plan.func)
+            except NotModelled as error:
+                if not self.reads.reported:
+                    raise
+                self.reads.notes[str(error)] = None
+                known = False
+        storages = tuple(StorageWeakRef(item.untyped_storage()) for item in written)
+        assert self.capture is not None
+        self.capture.calls += [CapturedCollective(number, known, storages) for number in numbers]
+        if not numbers:  # of a rank that is alone
+            call = Call(plan, [], {}, None)
+            call.storages = [item.untyped_storage()._cdata for item in written]
+            self.capture.calls.append(call)
+        for item in written:
+            if known:
+                self.knowledge.learn(item)  # for the next operators of the graph
+            else:
+                self.knowledge.forget(item)
+
+    def replay(self, calls: Iterable[Any]) -> None:
+        self._lost = False
+        super().replay(calls)
+
+    def play(self, collective: CapturedCollective) -> None:
+        known = collective.known and self.everything and not self._lost
+        self.exchanged.issued()
+        before = self.exchanged.send_unknown(not known)
+        try:
+            super().play(collective)
+        finally:
+            self.exchanged.send_unknown(before)
+        if not (known and self.exchanged.known(*self.exchanged.issued())):
+            self._lost = True
+            for storage in collective.written:
+                self.knowledge.forget_storage(storage.cdata)
 
     def _flattening(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._ready(plan, args, kwargs):

@@ -4,12 +4,12 @@ may make.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from os import getpid
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -142,11 +142,11 @@ def _count(
 
     counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
     most = 0
-    process = os.getpid()
+    process = getpid()
 
     def stepped(optimizer: Optimizer, args: object, kwargs: object) -> None:
         nonlocal most
-        if os.getpid() != process:
+        if getpid() != process:
             return
         counts[optimizer] = counts.get(optimizer, 0) + 1
         most = max(most, counts[optimizer])

@@ -20,7 +20,12 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpuprobe.patching import patch, when_imported
-from gpuprobe.torch_support.process_gpus import add_startup, when_first_used
+from gpuprobe.torch_support.process_gpus import (
+    NATIVE_SETTINGS,
+    STARTUP_NAME,
+    add_startup,
+    when_first_used,
+)
 
 if TYPE_CHECKING:
     from multiprocessing.util import Finalize
@@ -85,7 +90,7 @@ def _follow(start: StartInProcess) -> Callable[[], None]:
     if not _registered:
         _registered = True
         os.register_at_fork(after_in_child=_forked)
-    names = (ORDERS, "PYTHONPATH")
+    names = (ORDERS, "PYTHONPATH", STARTUP_NAME)
     environment = {name: os.environ.get(name) for name in names}
     os.environ[ORDERS] = orders(start)
     add_startup(os.environ)
@@ -101,6 +106,8 @@ def _follow(start: StartInProcess) -> Callable[[], None]:
     def unfollow() -> None:
         global _start
         _start = before
+        if NATIVE_SETTINGS in os.environ:
+            environment.pop(STARTUP_NAME)  # its preloaded library needs it
         for name, value in environment.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -118,7 +119,7 @@ class Children(NamedTuple):
         for path in first:
             with contextlib.suppress(UsageError):  # another process was first
                 return self.writer(path, 0, 1)
-        name = f"child-{self.rank:05d}-{os.getpid()}"
+        name = f"child-{self.rank:05d}-{getpid()}"
         path = self.output / f"{name}.gpuprobe"
         number = 1
         while path.exists():  # process ids are used again
@@ -127,7 +128,7 @@ class Children(NamedTuple):
         return self.writer(path, 0, 1)
 
     def _note(self, text: str | None) -> None:
-        file = self.notes / str(os.getpid())
+        file = self.notes / str(getpid())
         with contextlib.suppress(OSError):  # the program has ended: nothing reads the notes
             if text is None:
                 file.unlink()
@@ -171,7 +172,7 @@ def note_assumed(texts: Sequence[str]) -> None:
     folder = os.environ.get(NOTES)
     if folder is not None and texts:
         with contextlib.suppress(OSError):  # the program has ended: nothing reads the notes
-            file = Path(folder) / f"{os.getpid()}{_ASSUMED}"
+            file = Path(folder) / f"{getpid()}{_ASSUMED}"
             file.write_text(json.dumps(list(texts)), encoding="utf-8")
 
 

@@ -1,5 +1,9 @@
 # launch: python
+import os
 import sys
+
+# torch refuses CUDA in a fork of a process that has looked for GPUs in another way.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 import torch.multiprocessing as mp
 from job import DEVICE, network, number, rows, torch
