@@ -17,6 +17,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -203,10 +204,10 @@ def _calls(module: Any) -> None:
 def _settings(module: Any) -> None:
     if launch_counter() is None:
         return
-    before = {name: getattr(module, name) for name in _CACHED if hasattr(module, name)}
-    for name in before:
-        setattr(module, name, False)
-    _undo.append(lambda: [setattr(module, name, value) for name, value in before.items()])
+    for name in _CACHED:
+        if hasattr(module, name):
+            _undo.append(partial(setattr, module, name, getattr(module, name)))
+            setattr(module, name, False)
 
 
 def _note_graph(graph: Any, file: str) -> None:

@@ -360,9 +360,20 @@ def test_what_hangs_without_a_part_ends_with_the_budget(project: Path) -> None:
     assert first(document)["saved"] is None
 
 
-def test_switched_off_the_order_is_by_rules(project: Path, tmp_path: Path) -> None:
+def test_switched_off_the_order_is_by_rules(project: Path) -> None:
     edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
     edit(project, "train.py", HARMLESS)
+    document = checked(project, "--no-blame")
+    assert document["trials"] == ["changes were not tried: switched off"]
+    assert first(document)["place"].startswith("parts/model.py:9")
+    assert first(document)["saved"] is None
+
+
+def test_an_eager_program_runs_and_is_repeated_without_the_compiler(
+    project: Path, tmp_path: Path
+) -> None:
+    """In a new process: what `gpuprobe` of these tests is forked from has imported the compiler."""
+    edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
     runs = tmp_path / "runs.txt"
     edit(
         project,
@@ -374,14 +385,13 @@ def test_switched_off_the_order_is_by_rules(project: Path, tmp_path: Path) -> No
             "        print('torch._dynamo' in sys.modules, os.getcwd(), file=file)\n",
         ),
     )
-    document = checked(project, "--no-blame")
+    command = [sys.executable, "-m", "gpuprobe", "check", "--baseline", "memory.json", "--no-blame"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
     measured, repeated = runs.read_text().splitlines()
-    assert measured == f"False {project}"  # no compiler is imported for an eager program
+    assert measured == f"False {project}"
     assert repeated.startswith("False ")
     assert "gpuprobe-trials-" in repeated
-    assert document["trials"] == ["changes were not tried: switched off"]
-    assert first(document)["place"].startswith("parts/model.py:9")
-    assert first(document)["saved"] is None
 
 
 def test_without_sources_and_repository_nothing_is_tried(project: Path) -> None:
