@@ -26,19 +26,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from gpuprobe.api.trials import OVER_LIMITS
+from gpuprobe.api.trials import COMPILER, OVER_LIMITS
 from gpuprobe.gate.trials import TrialFigures, TrialRequest, moved, moved_all
 from gpuprobe.model.text import visible
 
 _WAITING: Final = "OMP_WAIT_POLICY"
 
 
-def serve(folder: str, gpu: str) -> None:
+def serve(folder: str, gpu: str, *, compiler: bool) -> None:
     """Run requests until stdin ends, then remove ``folder``. ``gpu``: the simulated GPU of the
-    programs; ``""`` for the machine's own.
+    programs; ``""`` for the machine's own. ``compiler``: the programs use torch's compiler.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the check handles it and closes stdin
-    _warm_up(gpu)
+    _warm_up(gpu, compiler=compiler)
     wake, alarm = os.pipe()
     os.set_blocking(alarm, False)
     os.set_blocking(wake, False)
@@ -67,9 +67,10 @@ def serve(folder: str, gpu: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _warm_up(gpu: str) -> None:
+def _warm_up(gpu: str, *, compiler: bool) -> None:
     """Import the modules that nearly all programs of a check import, torch with the simulated
-    ``gpu``. CUDA is initialised in the forks: it does not survive one.
+    ``gpu``. CUDA is initialised in the forks: it does not survive one. Without ``compiler``, an
+    optimizer does not import torch's compiler (1.2 s of processor time).
 
     OpenMP's threads wait passively here: on a busy machine, or one with fewer processors than it
     reports, a run takes a third of the processor time. OpenMP reads the variable when it is loaded;
@@ -79,6 +80,10 @@ def _warm_up(gpu: str) -> None:
     if own:
         os.environ[_WAITING] = "PASSIVE"
     with contextlib.suppress(Exception):  # the program fails with the same error
+        if not compiler:
+            from gpuprobe.torch_support.eager import defer_compiler
+
+            defer_compiler()
         if gpu:
             from gpuprobe.api.simulated_gpu import load_gpu
 
@@ -88,9 +93,21 @@ def _warm_up(gpu: str) -> None:
 
         import gpuprobe.api.check
         import gpuprobe.api.recordings
+        import gpuprobe.api.watch
+        import gpuprobe.recording.load
+        import gpuprobe.recording.snapshot.load
+        import gpuprobe.recording.writer
+        import gpuprobe.sampler.hooks.per_step
+        import gpuprobe.sampler.hooks.precision
+        import gpuprobe.sampler.hooks.torch_hooks
         import gpuprobe.sampler.recorder
+        import gpuprobe.sampler.tracing.cuda
 
         if gpu:
+            import torch.utils.flop_counter  # of `compute="auto"`: 200 ms
+
+            import gpuprobe.native.jobs.groups
+            import gpuprobe.native.session
             import gpuprobe.native.values.session  # noqa: F401
 
         torch.optim.SGD([torch.zeros(())], lr=0.1)  # imports modules of the first optimizer
@@ -261,4 +278,4 @@ class _InCopy(importlib.abc.MetaPathFinder):
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2])
+    serve(sys.argv[1], sys.argv[2], compiler=COMPILER in sys.argv[3:])

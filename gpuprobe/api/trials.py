@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 OVER_LIMITS: Final = "GPU memory: "
 """The beginning of a failed test's message if it needs more memory than its limit."""
 
+COMPILER: Final = "torch._dynamo"
+"""The module of torch's compiler. The trials import it in advance if the check's program did."""
+
 _PATIENCE: Final = 10.0
 """Seconds that the process of the trials has to end."""
 
@@ -132,8 +135,9 @@ class Trials:
         return str(json.loads(response)["failed"])
 
     def _start(self) -> subprocess.Popen[bytes]:
+        used = [COMPILER] if COMPILER in sys.modules else []
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "gpuprobe.api.trial_server", self._folder, self._gpu],
+            [sys.executable, "-m", "gpuprobe.api.trial_server", self._folder, self._gpu, *used],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -294,6 +294,7 @@ def run(
     trace_steps: str = "",
     on_step: Callable[[Step], None] | None = None,
     measure: bool = False,
+    holders: bool = True,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
@@ -304,6 +305,7 @@ def run(
     raise; an exception of the program is in the result. With ``measure`` and ``compute="real"``, a
     large program makes its first step without values, so that their cost is known: CostMeasured if
     they are affordable, and the program must run again from its start, without a recording.
+    ``holders``: at level ``trace``, record what holds tensors at the end.
     """
     if gpu is not None:
         from gpuprobe.api.simulated_gpu import require_torch
@@ -315,7 +317,7 @@ def run(
         with session_of(EngineOptions(gpu, compute, measure=measure)) as session:
             session.assume_unknown()  # the result reports it
             result = _recorded(
-                loaded, output, level, force, warn, hazards, trace_steps, on_step, session
+                loaded, output, level, force, warn, hazards, trace_steps, on_step, session, holders
             )
             if result.error is None:
                 try:
@@ -332,7 +334,9 @@ def run(
             raise EnvironmentUnavailable(text, hint="--compute auto")
         assumed = dict.fromkeys((*session.assumed, *result.assumed))
         return result._replace(assumed=tuple(assumed))
-    return _recorded(loaded, output, level, force, warn, hazards, trace_steps, on_step, None)
+    return _recorded(
+        loaded, output, level, force, warn, hazards, trace_steps, on_step, None, holders
+    )
 
 
 def _recorded(
@@ -345,6 +349,7 @@ def _recorded(
     trace_steps: str,
     on_step: Callable[[Step], None] | None,
     session: NativeSession | None,
+    holders: bool,
 ) -> RunResult:
     """Run a program in this process, on the GPUs of ``session``, and record it."""
     from gpuprobe.patching import when_imported
@@ -366,6 +371,8 @@ def _recorded(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
         recorder.set_argv(loaded.argv)
+        if not holders:
+            recorder.without_holders()
         children.follow(recorder, stack)
         when_imported("torch", lambda: children.start(recorder, stack))
         try:

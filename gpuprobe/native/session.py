@@ -39,6 +39,13 @@ WORKSPACES: Final = (
     "NVIDIA does not document which kernel they pick"
 )
 
+_COMPILED: Final = (
+    "that this is the first process that compiles these graphs: it measures variants of kernels on "
+    "copies of tensors; a later one finds the choices in torch's cache, and may need less memory"
+)
+_COMPILES: Final = "torch._inductor.graph"
+"""The module of torch that is imported for the first graph that Inductor compiles."""
+
 _MOST_KERNELS: Final = 3
 """Kernels that are named in the assumptions."""
 
@@ -165,6 +172,7 @@ class NativeSession:
         kernels = self.runtime.uncomputed() if self.runtime is not None else ()
         return (
             *self._assumed,
+            *((_COMPILED,) if _COMPILES in sys.modules else ()),
             *(() if self._computed is None else self._computed.notes),
             *(f"{name} was called, which simulated GPUs do not answer" for name in refused),
             *(

@@ -119,6 +119,7 @@ class Recorder:
         self._compiled_before = compile_notes.counts()
         self._thread = threading.get_ident()
         self._pid = getpid()
+        self._searches = level == "trace"  # for what holds tensors
         self._host: HostMemory | None = None
         self._timeline: Any = None  # a PhaseTimeline, from __enter__ on
         self._again: Callable[[Mark], Mark] | None = None  # of the timeline's MarkReader
@@ -247,6 +248,10 @@ class Recorder:
         """Set the command line to record, if it is not this process's."""
         self._argv = tuple(argv)
 
+    def without_holders(self) -> None:
+        """Do not search for what holds tensors: the search takes as long as a small program."""
+        self._searches = False
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -317,7 +322,7 @@ class Recorder:
 
     def _holders(self, error: BaseException | None) -> tuple[Holder, ...]:
         """What holds tensors at the end, at level trace."""
-        if self._level != "trace" or self._host is None:
+        if not self._searches or self._host is None:
             return ()
         from gpuprobe.sampler.holders import holders, with_earlier
 
@@ -333,7 +338,7 @@ class Recorder:
         and so on.
         """
         done = self._index
-        if self._level != "trace" or done < 4 or done & (done - 1):
+        if not self._searches or done < 4 or done & (done - 1):
             return
         from gpuprobe.sampler.holders import holders
 

@@ -7,7 +7,8 @@ that becomes a note, and the rest is followed.
 
 Code from torch's cache has neither lines nor modules. On a GPU that becomes a note: compiling again
 may take minutes there. On a simulated GPU each recording must be the same as the first, so graphs
-do not come from the cache; kernels still do, which take most of the time.
+and the choices between kernels do not come from the cache; kernels still do, which take most of the
+time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -37,6 +39,9 @@ _HANDLED_KEY: Final = "BackendSelect, Fake,"
 """In the reason if the two sets of dispatch keys differ by that of `operator_calls`."""
 _CACHES: Final = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"))
 """In ``torch._dynamo.utils.counters``."""
+_CACHED: Final = ("fx_graph_cache", "autotune_local_cache")
+"""Inductor's settings for what a later process would find: graphs, and the fastest variants of
+kernels. The first process measures these on copies of tensors, which are part of its peak."""
 _NOTED_WITHIN: Final = ("should_compile_partial_graph=False", "Should not compile partial graph")
 """The texts that an inlined function raises, up to torch 2.9, when its graph break has been
 logged."""
@@ -199,9 +204,10 @@ def _calls(module: Any) -> None:
 def _settings(module: Any) -> None:
     if launch_counter() is None:
         return
-    before = module.fx_graph_cache
-    module.fx_graph_cache = False
-    _undo.append(lambda: setattr(module, "fx_graph_cache", before))
+    for name in _CACHED:
+        if hasattr(module, name):
+            _undo.append(partial(setattr, module, name, getattr(module, name)))
+            setattr(module, name, False)
 
 
 def _note_graph(graph: Any, file: str) -> None:

@@ -369,6 +369,31 @@ def test_switched_off_the_order_is_by_rules(project: Path) -> None:
     assert first(document)["saved"] is None
 
 
+def test_an_eager_program_runs_and_is_repeated_without_the_compiler(
+    project: Path, tmp_path: Path
+) -> None:
+    """In a new process: what `gpuprobe` of these tests is forked from has imported the compiler."""
+    edit(project, "parts/model.py", ("@torch.no_grad()\n", ""))
+    runs = tmp_path / "runs.txt"
+    edit(
+        project,
+        "train.py",
+        (
+            "    evaluate(model, x)\n",
+            "    evaluate(model, x)\n    import os, sys\n"
+            f"    with open({str(runs)!r}, 'a') as file:\n"
+            "        print('torch._dynamo' in sys.modules, os.getcwd(), file=file)\n",
+        ),
+    )
+    command = [sys.executable, "-m", "gpuprobe", "check", "--baseline", "memory.json", "--no-blame"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    measured, repeated = runs.read_text().splitlines()
+    assert measured == f"False {project}"
+    assert repeated.startswith("False ")
+    assert "gpuprobe-trials-" in repeated
+
+
 def test_without_sources_and_repository_nothing_is_tried(project: Path) -> None:
     document = json.loads((project / "memory.json").read_text())
     for row in document["files"].values():

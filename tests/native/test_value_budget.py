@@ -107,3 +107,19 @@ def test_programs_of_a_triton_kernel_are_counted_before_they_are_interpreted() -
         assert values is not None
         assert not values.everything
         assert not values.computing.knowledge.known(out)
+
+
+@pytest.mark.parametrize(
+    ("most", "where"), [(100, "test_value_budget.py"), (9000, "a backward pass")]
+)
+def test_where_all_values_were_no_longer_computed(
+    most: float, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product of 2 * 8 * 16 * 16 operations, whose backward pass has twice as many."""
+    monkeypatch.setattr(shapes, "AT_ONCE_OPERATIONS", most)
+    with gpuprobe.virtual_gpu("t4", compute="auto"):
+        weight = torch.zeros(16, 16, device="cuda", requires_grad=True)
+        x = torch.zeros(8, 16, device="cuda", requires_grad=True)
+        (x @ weight).sum().backward()
+        ended = session.active()._values.computing.ended  # type: ignore[union-attr]
+    assert where in ended.partition(", where")[0]

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import NotModelled
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import ExchangedCollectives
@@ -370,8 +371,11 @@ class ComputingShapes(Computing):
     def _stop(self, why: str) -> None:
         self.everything = False
         self.knowledge.limit = LIMIT
+        file, line = program_line()
+        # The autograd engine's threads have no frame of the program.
+        where = "a backward pass" if file.startswith(PACKAGE) else place_of(file, line)
         self.ended = (
-            f"all values were computed up to {place_of(*program_line())}, where they took {why}; "
+            f"all values were computed up to {where}, where they took {why}; "
             "from there on, those of whole numbers, masks and tensors of up to 1 MiB"
         )
 

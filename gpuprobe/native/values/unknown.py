@@ -264,11 +264,14 @@ def follow_math(patches: Patches) -> None:
         "frexp": lambda decisions: (UnknownFloat(decisions), 0),
         "modf": lambda decisions: (UnknownFloat(decisions), UnknownFloat(decisions)),
     }
-    for name in (*results, *_FUNCTIONS, *_OF_SEVERAL):
-        before = getattr(math, name, None)
-        if before is not None:  # some were added by a later version of Python
-            made = _followed(before, results.get(name, UnknownFloat), several=name in _OF_SEVERAL)
-            patches.set_all(math, {name: made}, within="")
+    made = {
+        name: _followed(
+            vars(math)[name], results.get(name, UnknownFloat), several=name in _OF_SEVERAL
+        )
+        for name in (*results, *_FUNCTIONS, *_OF_SEVERAL)
+        if name in vars(math)  # some were added by a later version of Python
+    }
+    patches.set_all(math, made, within="")  # at once: it reads every module
 
 
 def _passed(decisions: Decisions, truth: bool) -> bool:
