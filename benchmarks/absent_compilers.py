@@ -1,4 +1,4 @@
-"""Compilers of kernels that are not installed, as far as programs on a virtual GPU need them.
+"""Compilers of kernels that are not installed, as far as programs on a simulated GPU need them.
 
 NVIDIA's CUTLASS and cuTile compile kernels from Python functions. A kernel takes no memory of
 torch's: the functions that launch it do, and without values a launch has nothing to do. So what a

@@ -31,6 +31,12 @@ ROOT = HERE.parent
 if str(HERE / "gpu") not in sys.path:
     sys.path.insert(0, str(HERE / "gpu"))
 
+if __name__ == "__main__":  # before torch, which the cases import
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.process import load
+
+    load(parse_spec("h100-80gb"), endless=True)
+
 from reference_models import cases  # noqa: E402
 from snapshot_programs import programs  # noqa: E402
 from truth_files import Truth, read_truth, truth_files  # noqa: E402

@@ -1,4 +1,4 @@
-"""Programs and libraries of other people's making, on the virtual GPU.
+"""Programs and libraries of other people's making, on the simulated GPU.
 
     python benchmarks/foreign_programs.py [--only NAME ...] [--mode cpu,real,shapes] [--again]
     python benchmarks/foreign_programs.py --unchanged [NAME ...]
@@ -8,12 +8,12 @@ model of every architecture of transformers that trains on the CPU when its conf
 shrunk by one rule, models of timm, a short training loop for each library, and scripts of other
 projects. Each program runs in a process of its own, on the CPU for its losses, and on the virtual
 GPU with values and in shapes, as `gpuprobe estimate` runs it. Compared are the losses (CPU
-and virtual GPU with values) and the peaks, allocated and reserved (both ways of computing).
+and simulated GPU with values) and the peaks, allocated and reserved (both ways of computing).
 
 Needed are torch for the CPU and the libraries of the programs that are to run; without a library
 its programs count as unavailable. Results are appended to ``--results``, and what lies there is not
 run again, unless with ``--again``. ``--table`` only prints; ``--publish`` writes the results that
-the page "What runs on the virtual GPU" is generated from.
+the page "What runs on the simulated GPU" is generated from.
 
 ``--unchanged`` runs some thirty small programs under ``gpuprobe run`` and without it: same output,
 same exit code.

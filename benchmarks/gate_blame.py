@@ -3,10 +3,10 @@
     python benchmarks/gate_blame.py [--only TEXT] [--json FILE [--resume]]
 
 Each case of `benchmarks/gate_cases` is a program, a change, and the lines that a reader of
-the change would name. The program is measured on a virtual GPU, changed, and checked, as `gpuprobe
-baseline update` and `gpuprobe check` do it, in one process per program. Counted is whether the
-check fails, whether the first line that it names is one of those, and whether one of the first
-three is. Of harmless changes: whether the check passes.
+the change would name. The program is measured on a simulated GPU, changed, and checked, as
+`gpuprobe baseline update` and `gpuprobe check` do it, in one process per program. Counted is
+whether the check fails, whether the first line that it names is one of those, and whether one of
+the first three is. Of harmless changes: whether the check passes.
 
 Of the frozen set it also counts how often the printed share of a cause is within 2 % of the
 bytes at the peak that taking the cause back saves, in `truth.json`.

@@ -1,6 +1,6 @@
 """The cost of detecting hazards per operator, compared with torch's own sanitizer.
 
-Both watch the same loop on the same virtual GPU (``compute="shapes"``), in one run, by turns:
+Both watch the same loop on the same simulated GPU (``compute="shapes"``), in one run, by turns:
 the bare loop, the loop under ``gpuprobe.detect_hazards``, the loop under torch's
 ``CUDASanitizerDispatchMode``. Cost is the least CPU time of a round over the bare loop's, which
 other programs of the machine disturb least. Then memory: what each keeps after many reads of a
@@ -36,7 +36,7 @@ def main() -> None:
     bare, ours, theirs = per_operator(args.rounds, args.operators)
     cost, other = ours - bare, theirs - bare
     print(f"{'per operator':<34}{'time':>12}{'cost':>12}")
-    for name, seconds in (("virtual GPU alone", bare), ("gpuprobe", ours), ("torch", theirs)):
+    for name, seconds in (("simulated GPU alone", bare), ("gpuprobe", ours), ("torch", theirs)):
         print(f"{name:<34}{seconds * 1e6:>9.1f} us{(seconds - bare) * 1e6:>9.1f} us")
     print(f"gpuprobe / torch's sanitizer: {cost / other:.2f}   (goal: at most 0.33)")
     print()

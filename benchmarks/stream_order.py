@@ -3,10 +3,10 @@
 ``collect`` runs every program of `tests/hazards` under ``gpuprobe.detect_hazards()``. On the
 native engine the runtime logs torch's own calls meanwhile: launches, events, waits, frees. From
 those alone the order of the program's operators is derived (`CallOrder`), and written next to that
-of gpuprobe's engine; on the virtual GPU only the latter. ``compare`` prints, for two such files,
+of gpuprobe's engine; on the simulated GPU only the latter. ``compare`` prints, for two such files,
 where the orders differ: that of the calls and gpuprobe's on CUDA, and that of the calls and
-gpuprobe's on the virtual GPU, whose operators are matched by name and line. One operator is before
-another if all that it launches is complete when anything of the other begins; the host's own
+gpuprobe's on the simulated GPU, whose operators are matched by name and line. One operator is
+before another if all that it launches is complete when anything of the other begins; the host's own
 accesses to pinned memory take part.
 
 Usage: python benchmarks/stream_order.py collect FILE [NAME...]
@@ -362,8 +362,8 @@ def derived(one: Run) -> dict[int, Item]:
 
 
 class Run(NamedTuple):
-    """``calls`` is None on the virtual GPU. ``earlier``: of the calls, those of earlier programs of
-    this process, whose streams and memory may still be used.
+    """``calls`` is None on the simulated GPU. ``earlier``: of the calls, those of earlier programs
+    of this process, whose streams and memory may still be used.
     """
 
     watching: Watching
@@ -398,7 +398,7 @@ def watched(program: Program) -> Run:
 
 
 def orders(one: Run) -> dict[str, Any]:
-    """Both orders of a run, for those of its operators that are in both; on the virtual GPU
+    """Both orders of a run, for those of its operators that are in both; on the simulated GPU
     gpuprobe's.
     """
     rows = one.watching.rows
@@ -502,14 +502,14 @@ def compare(native: dict[str, Any], virtual: dict[str, Any], show: int) -> int:
             continue
         if "error" in theirs:
             counts[program.corpus, "virtual", "no order"] += 1
-            print(f"{program.name} on the virtual GPU: {theirs['error']}")
+            print(f"{program.name} on the simulated GPU: {theirs['error']}")
             continue
         pairs = list(matched(found, theirs))
         counts[program.corpus, "virtual", "operators"] += len(pairs)
         log = [found["log"][at] for at, _ in pairs]
         odd = list(differences(log, [theirs["ours"][at] for _, at in pairs]))
         counts[program.corpus, "virtual", "different" if odd else "equal"] += 1
-        tell(program, "on the virtual GPU", [operators[at] for at, _ in pairs], odd, show)
+        tell(program, "on the simulated GPU", [operators[at] for at, _ in pairs], odd, show)
     print(f"\n{'corpus':20}  {'engine':8} programs  equal  different  no order  operators")
     different = 0
     for engine in ("CUDA", "virtual"):

@@ -35,6 +35,7 @@ def files(root: Path = ROOT) -> Iterator[Path]:
     yield root / "action.yml"
     yield from sorted((root / "docs").rglob("*.md"))
     yield root / "gpuprobe" / "cli" / "parser.py"
+    yield root / "gpuprobe" / "native" / "libraries.py"
 
 
 def rename(new: str, root: Path = ROOT) -> list[Path]:

@@ -24,6 +24,8 @@ The exit codes are mapped in ``gpuprobe.cli.exit_codes``, not here. Every error 
 
 from __future__ import annotations
 
+import sys
+
 __all__ = [
     "ConfigError",
     "CostMeasured",
@@ -56,6 +58,8 @@ class GpuprobeError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint and sys.version_info >= (3, 11):
+            self.add_note(f"hint: {hint}")  # for a traceback: the commands print the hint
 
 
 class UsageError(GpuprobeError):

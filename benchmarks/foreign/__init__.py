@@ -1,1 +1,1 @@
-"""Programs and libraries of other people's making, on the virtual GPU."""
+"""Programs and libraries of other people's making, on the simulated GPU."""

@@ -1,12 +1,11 @@
-"""Where the virtual GPU allocates otherwise than a real one did: allocation by allocation.
+"""Where the simulated GPU allocates otherwise than a real one did: allocation by allocation.
 
     python benchmarks/gpu/compare_streams.py TRUTH.json          a file of record_truth.py
     python benchmarks/gpu/compare_streams.py SNAPSHOT.pickle     one that snapshot_programs.py knows
 
 Prints the stretches in which the two streams of (allocated or freed, size) differ, with the
 operators and lines that the recording names, then how often each operator is missing or too many.
-That is what a row of the lowering table is written from. Exit code: 0 if the streams are equal,
-1 if not.
+Exit code: 0 if the streams are equal, 1 if not.
 """
 
 from __future__ import annotations
@@ -18,6 +17,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+if __name__ == "__main__":  # before torch, which the cases import
+    from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.native.process import load
+
+    load(parse_spec("h100-80gb"))
 
 from reference_models import cases
 from snapshot_programs import programs
@@ -41,7 +46,7 @@ class Event(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A stretch of the recorded stream in whose place the virtual GPU has another."""
+    """A stretch of the recorded stream in whose place the simulated GPU has another."""
 
     at: int  # index in the recorded stream
     recorded: Sequence[Event]
@@ -117,7 +122,7 @@ def lines(found: Sequence[Difference], limit: int) -> Iterator[str]:
 
 
 def both(path: Path) -> tuple[MemoryTrace, MemoryTrace]:
-    """The recorded trace, and that of the same run on the virtual GPU.
+    """The recorded trace, and that of the same run on the simulated GPU.
 
     Raises DataError if there is no trace, or the program is unknown.
     """

@@ -133,6 +133,8 @@ def activate() -> TorchBuild | None:
         return None
     folder = str(found.folder.parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        # Behind the folder of the program, which replaces the first entry: see
+        # `gpuprobe.sampler.program`.
+        sys.path.insert(0 if getattr(sys.flags, "safe_path", False) else 1, folder)
         importlib.invalidate_caches()
     return found

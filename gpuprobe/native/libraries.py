@@ -38,7 +38,7 @@ SUPPORTED_MAJORS: Final = (12, 13)
 
 IN_CONTAINER: Final = (
     'docker run --rm -it -v "$PWD:/src" -w /src python:3.12 bash -c '
-    "'pip install gpuprobe torch && exec bash'"
+    "'pip install torch git+https://github.com/gpuprobe/gpuprobe && exec bash'"
 )
 """The command for a system where torch has no build with CUDA, or a simulated GPU cannot run."""
 

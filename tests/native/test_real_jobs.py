@@ -39,6 +39,51 @@ def test_programs_take_the_path_of_the_cpu(name: str) -> None:
     assert native_jobs.differences(outcome.lines, TRUTH[name]) == []
 
 
+def test_a_tensor_that_is_sent_keeps_its_values() -> None:
+    """Without a request for all values: what is computed is known to both processes."""
+    outcome = native_jobs.simulated("queue_of_tensors", "auto")
+    assert outcome.code == 0, outcome.errors[-3000:]
+    assert native_jobs.differences(outcome.lines, TRUTH["queue_of_tensors"]) == []
+
+
+def test_what_is_not_computed_is_unknown_in_all_processes_that_share_it(tmp_path: Path) -> None:
+    (tmp_path / "send.py").write_text(
+        """\
+import torch, torch.multiprocessing as mp
+
+def write(items, done):
+    first, second = items.get(), items.get()
+    print("received", first.tolist(), second.item(), flush=True)
+    second.fill_(5.0)
+    first.copy_(torch.randn(1 << 20, device="cuda").mean())  # not computed
+    done.set()
+    done.wait()
+
+if __name__ == "__main__":
+    spawn = mp.get_context("spawn")
+    items, done = spawn.Queue(), spawn.Event()
+    process = spawn.Process(target=write, args=(items, done))
+    process.start()
+    first, second = torch.full((2,), 3.0, device="cuda"), torch.randn(1 << 20, device="cuda").mean()
+    items.put(first)
+    items.put(second)
+    done.wait()
+    print("then", first.tolist(), second.item(), flush=True)
+    process.join()
+    first.zero_()
+    print("last", first.tolist())
+""",
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "run", "--gpu", "t4", "--compute", "shapes", "send.py"],
+        cwd=tmp_path, env=native_jobs.environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "received [3.0, 3.0] nan", "then [nan, nan] 5.0", "last [0.0, 0.0]"
+    ], done.stderr  # fmt: skip
+
+
 def test_what_differs_is_found() -> None:
     lines = TRUTH["gathers"]
     changed = [re.sub(r"20", "21", line) for line in lines]

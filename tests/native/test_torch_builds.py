@@ -19,6 +19,8 @@ from gpuprobe.native.libraries import (
     torch_build,
 )
 
+ROOT = Path(__file__).parent.parent.parent
+
 
 def fake_torch(folder: Path, version: str, cuda: str, requires: str = "") -> Path:
     torch = folder / "torch"
@@ -90,8 +92,37 @@ def test_without_cuda_the_remedy_is_named(tmp_path: Path) -> None:
             cwd=tmp_path,
         )
         assert "is a build without CUDA" in done.stderr, (command, done.stderr)
-        assert "gpuprobe cuda-torch install" in done.stderr
+        assert done.stderr.count("gpuprobe cuda-torch install") == 1
         assert done.returncode == 3
+
+
+def test_a_program_gets_the_build_that_was_installed_next_to_one_for_the_cpu(
+    tmp_path: Path,
+) -> None:
+    """This environment's torch is the installed one; before it, a build for the CPU is found."""
+    real = torch_build()
+    assert real is not None
+    release = real.version.partition("+")[0]
+    metadata = f"Version: {release}+cpu\nRequires-Dist: sympy\n"
+    fake = fake_torch(tmp_path / "site", f"{release}+cpu", "None", metadata)
+    (fake / "__init__.py").write_text("raise SystemExit('the build for the CPU')\n")
+    number = f"{sys.version_info.major}{sys.version_info.minor}"
+    folder = tmp_path / "cache" / "gpuprobe" / "native" / f"torch-{release}-py{number}"
+    folder.mkdir(parents=True)
+    (folder / "torch").symlink_to(real.folder)
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nprint(torch.version.cuda, torch.cuda.is_available())\n")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)]),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    for program in ([str(script)], ["-m", "train"], ["--", sys.executable, str(script)]):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuprobe", "run", "-q", "--force", "--gpu", "t4", *program],
+            capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.stdout == f"{real.cuda} True\n", (program, done.stderr)
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64")])

@@ -17,6 +17,7 @@ typedef struct {
   size_t offset;  // in that file
   bool imported;  // counted where it was made: by another process, a physical handle, a pool
   struct pool *pool;
+  size_t known;   // where the file has `shared_known`, a byte for each block of the memory; 0: nowhere
 } entry;
 static entry *entries;
 static size_t n_entries, room;
@@ -153,7 +154,7 @@ static int allocate(void **out, size_t bytes, int ordinal, memory_kind kind, poo
   size_t mapped = (bytes + PAGE - 1) & ~(PAGE - 1);
   bool ok = base && mmap(base, mapped ? mapped : PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
   if (ok && kind == DEVICE_MEMORY) madvise(base, mapped, MADV_NOHUGEPAGE);   // a touched byte costs a page, not 2 MiB
-  ok = ok && add_entry((entry){{base, bytes, ordinal, kind}, NO_FILE, 0, from != NULL, from});
+  ok = ok && add_entry((entry){{base, bytes, ordinal, kind}, NO_FILE, 0, from != NULL, from, 0});
   pthread_rwlock_unlock(&table_lock);
   if (!ok) {
     if (from) pool_give(from, bytes);
@@ -228,7 +229,7 @@ int FN(cudaFreeHost)(void *address) { LOG(.kind = LOG_HOST_FREE, .device = -1, .
 int FN(cudaHostRegister)(void *address, size_t bytes, unsigned flags) {
   if (!address || !bytes) return fail(INVALID_VALUE);
   pthread_rwlock_wrlock(&table_lock);
-  bool ok = !entry_of(address) && add_entry((entry){{address, bytes, current_device(), REGISTERED_MEMORY}, NO_FILE, 0, false, NULL});
+  bool ok = !entry_of(address) && add_entry((entry){{address, bytes, current_device(), REGISTERED_MEMORY}, NO_FILE, 0, false, NULL, 0});
   pthread_rwlock_unlock(&table_lock);
   if (ok) LOG(.kind = LOG_HOST_ALLOC, .device = -1, .a = (uint64_t)address, .bytes = bytes, .name = "registered");
   return ok ? SUCCESS : fail(712);   // cudaErrorHostMemoryAlreadyRegistered
@@ -550,7 +551,7 @@ int FN(cuMemMap)(uint64_t address, size_t bytes, size_t offset, physical *p, uin
   void *got = n_maps == MAX_HANDLES ? MAP_FAILED
     : p->file.fd < 0 ? mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
     : mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, kept_fd(&p->file), (off_t)offset);
-  if (got == MAP_FAILED || !add_entry((entry){{(char *)address, bytes, p->device, DEVICE_MEMORY}, keep(dup(kept_fd(&p->file))), offset, true, NULL})) result = OUT_OF_MEMORY;
+  if (got == MAP_FAILED || !add_entry((entry){{(char *)address, bytes, p->device, DEVICE_MEMORY}, keep(dup(kept_fd(&p->file))), offset, true, NULL, 0})) result = OUT_OF_MEMORY;
   else { maps[n_maps].address = address; maps[n_maps++].handle = p; atomic_fetch_add(&p->references, 1); }
   pthread_rwlock_unlock(&table_lock);
   LOG(.kind = LOG_MAP, .device = p->device, .a = address, .bytes = bytes);
@@ -612,8 +613,9 @@ int FN(cuMemGetAddressRange_v2)(uint64_t *base, size_t *bytes, uint64_t address)
 }
 
 // --- memory of another process. An allocation becomes a shared file when it is sent, and the handle
-// names it: the process, its file descriptor, where in the file the memory begins.
-typedef struct { uint32_t magic; int pid, fd, device; uint64_t bytes, offset, file_device, inode; char rest[64 - 48]; } ipc_handle;
+// names it: the process, its file descriptor, where in the file the memory begins, and `shared_known`.
+#define BLOCK ((size_t)512)   // torch's allocator gives each storage whole ones
+typedef struct { uint32_t magic; int pid, fd, device; uint64_t bytes, offset, file_device, inode, known; char rest[64 - 56]; } ipc_handle;
 _Static_assert(sizeof(ipc_handle) == 64, "CUDA_IPC_HANDLE_SIZE");
 int FN(cudaIpcGetMemHandle)(ipc_handle *out, void *address) {
   pthread_rwlock_wrlock(&table_lock);
@@ -623,7 +625,7 @@ int FN(cudaIpcGetMemHandle)(ipc_handle *out, void *address) {
     size_t mapped = (e->r.size + PAGE - 1) & ~(PAGE - 1);
     kept file = keep((int)syscall(SYS_memfd_create, "gpuprobe-device-memory", 1u));
     int fd = file.fd;
-    bool ok = fd >= 0 && !ftruncate(fd, (off_t)mapped);
+    bool ok = fd >= 0 && !ftruncate(fd, (off_t)(mapped + rounded(mapped / BLOCK, PAGE)));
     // What the memory holds moves into the file. Pages that were never touched stay holes.
     bool has[512];
     for (size_t at = 0; ok && at < mapped; at += 512 * PAGE) {
@@ -633,13 +635,13 @@ int FN(cudaIpcGetMemHandle)(ipc_handle *out, void *address) {
         if (has[i]) ok = pwrite(fd, e->r.base + at + i * PAGE, PAGE, (off_t)(at + i * PAGE)) == (ssize_t)PAGE;
     }
     ok = ok && mmap(e->r.base, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0) != MAP_FAILED;
-    if (ok) { e->file = file; e->offset = 0; }
+    if (ok) { e->file = file; e->offset = 0; e->known = mapped; }
     else { drop_kept(&file); result = OUT_OF_MEMORY; }
   }
   if (!result) {
     memset(out, 0, sizeof *out);
     *out = (ipc_handle){.magic = 0x69706368, .pid = getpid(), .fd = e->file.fd, .device = e->r.device, .bytes = e->r.size, .offset = e->offset,
-      .file_device = e->file.device, .inode = e->file.inode};
+      .file_device = e->file.device, .inode = e->file.inode, .known = e->known};
   }
   pthread_rwlock_unlock(&table_lock);
   return fail(result);
@@ -659,7 +661,7 @@ int FN12(cudaIpcOpenMemHandle)(void **out, ipc_handle h, unsigned flags) {
   char *base = new_addresses(h.bytes);
   size_t mapped = (h.bytes + PAGE - 1) & ~(PAGE - 1);
   bool ok = base && mmap(base, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file.fd, (off_t)h.offset) != MAP_FAILED
-    && add_entry((entry){{base, h.bytes, current_device(), DEVICE_MEMORY}, file, h.offset, true, NULL});
+    && add_entry((entry){{base, h.bytes, current_device(), DEVICE_MEMORY}, file, h.offset, true, NULL, h.known});
   pthread_rwlock_unlock(&table_lock);
   if (!ok) { drop_kept(&file); return fail(OUT_OF_MEMORY); }
   *out = base;
@@ -667,3 +669,18 @@ int FN12(cudaIpcOpenMemHandle)(void **out, ipc_handle h, unsigned flags) {
 }
 int FN13(cudaIpcOpenMemHandle)(void **out, ipc_handle h, unsigned flags) { return FN12(cudaIpcOpenMemHandle)(out, h, flags); }
 int FN(cudaIpcCloseMemHandle)(void *address) { return fail(release(address, true)); }
+// Whether the values of the storage that begins here are computed, for all processes that map it: 0 or 1; -1 if that
+// is noted nowhere. `set`: what it is from now on, or -1.
+int FN(shared_known)(const void *address, int set) {
+  unsigned char value = set > 0;
+  pthread_rwlock_rdlock(&table_lock);
+  entry *e = entry_of(address);
+  int fd = e && e->known ? kept_fd(&e->file) : -1;
+  bool ok = false;
+  if (fd >= 0) {
+    off_t at = (off_t)(e->known + (size_t)((const char *)address - e->r.base) / BLOCK);
+    ok = (set < 0 ? pread(fd, &value, 1, at) : pwrite(fd, &value, 1, at)) == 1;
+  }
+  pthread_rwlock_unlock(&table_lock);
+  return ok ? value : -1;
+}

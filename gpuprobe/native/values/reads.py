@@ -186,17 +186,6 @@ class Reads:
             made = [made] * size if made.__class__ is not list else [[*made] for _ in range(size)]
         return made
 
-    def shared(self) -> None:
-        """Note that another process reads memory whose new values are not computed. Raises
-        UnknownValue where no report would show it.
-        """
-        if not self.reported:
-            raise self.refuse("the values of a tensor that another process has, too")
-        self.notes[
-            f"{_where()[2]}: the values of a tensor that another process has, too, are not "
-            "computed: it keeps those from before"
-        ] = None
-
     def healthy(self) -> None:
         """Note that numbers passed as finite."""
         self.notes[FINITE] = None

@@ -72,8 +72,9 @@ class Values:
         compiled.follow(self.computing, self._patches, unknown)
         if isinstance(self.computing, ComputingShapes):
             follow_math(self._patches)
-            shared.follow(self.computing.knowledge, self._patches)
             _follow_reads(self.computing, self.reads, self._patches)
+            knowledge = self.computing.knowledge
+            shared.follow(knowledge.shared, knowledge.share, self._patches)
         self._patches.add(watch(self.computing.handle))
         self._patches.add(history.install())
         return self

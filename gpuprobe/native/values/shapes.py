@@ -42,6 +42,7 @@ from gpuprobe.native.values.exchanges import (
 )
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
 from gpuprobe.native.values.reads import COUNT, Reads
+from gpuprobe.native.values.shared import Shared
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.unknown import PLACEHOLDER
 from gpuprobe.torch_support.callers import place_of, program_line
@@ -94,7 +95,11 @@ class Knowledge:
     """Which storages hold values that were computed. It keeps none alive."""
 
     def __init__(
-        self, exchanged: ExchangedCollectives, limit: float = LIMIT, most: float = math.inf
+        self,
+        exchanged: ExchangedCollectives,
+        shared: Shared,
+        limit: float = LIMIT,
+        most: float = math.inf,
     ) -> None:
         """``limit``: bytes of a storage of floating point that may be known. ``most``: of all that
         are known on the device at a time.
@@ -104,10 +109,7 @@ class Knowledge:
         self._kept = 0
         """Bytes of the storages in `_device`, and of those that are freed since it was counted."""
         self._refused = 0
-        self._shared: dict[int, StorageWeakRef] = {}
-        """Storages that other processes have, too."""
-        self.on_shared: Callable[[], None] = lambda: None
-        """Called when unknown values were written to one of them."""
+        self.shared = shared
         self._exchanged = exchanged
         self._awaited: dict[int, tuple[StorageWeakRef, int, int]] = {}
         """Storages that hold the results of collectives once those are taken."""
@@ -157,33 +159,50 @@ class Knowledge:
         if not self.allows(tensor):
             return False
         if self._awaited:
-            self._resolve(tensor)
+            for part in parts_of(tensor):
+                self._resolve(part.untyped_storage())
+        if self.shared.storages:
+            return all(
+                not part.numel() or self._known_storage(part.untyped_storage())
+                for part in parts_of(tensor)
+            )
         device = self._device
         return all(
             not part.numel() or part.untyped_storage()._cdata in device for part in parts_of(tensor)
         )
+
+    def _known_storage(self, storage: Any) -> bool:
+        known = self.shared.known(storage._cdata)
+        return storage._cdata in self._device if known is None else known
+
+    def share(self, storage: Any) -> None:
+        """The program sends a storage to another process."""
+        if self.shared.known(storage._cdata) is None:
+            self._resolve(storage)
+            self.shared.add(storage)
+            self.shared.note(storage._cdata, storage._cdata in self._device)
 
     def wait_for(self, tensor: Any, first: int, last: int) -> None:
         """The collectives with these numbers write ``tensor``: it is known if their results are."""
         storage = tensor.untyped_storage()
         self._awaited[storage._cdata] = StorageWeakRef(storage), first, last
 
-    def _resolve(self, tensor: Any) -> None:
-        for part in parts_of(tensor):
-            storage = part.untyped_storage()
-            reference, first, last = self._awaited.pop(storage._cdata, (None, 0, 0))
-            if reference is None or reference.expired():
-                continue
-            if self._exchanged.known(first, last):
-                self._keep(storage)
-            else:
-                self.forget_storage(storage._cdata)
+    def _resolve(self, storage: Any) -> None:
+        reference, first, last = self._awaited.pop(storage._cdata, (None, 0, 0))
+        if reference is None or reference.expired():
+            return
+        if self._exchanged.known(first, last):
+            self._keep(storage)
+        else:
+            self.forget_storage(storage._cdata)
 
     def _keep(self, storage: Any) -> None:
         if storage._cdata not in self._device:
             size = storage.nbytes()
             self._device[storage._cdata] = StorageWeakRef(storage), size
             self._kept += size
+        if self.shared.storages:
+            self.shared.note(storage._cdata, True)
 
     def learn(self, tensor: Any) -> None:
         """Values were computed and written."""
@@ -200,14 +219,6 @@ class Knowledge:
 
     def forget(self, tensor: Any) -> None:
         """Unknown values were written."""
-        if self._shared and tensor.is_cuda:
-            for part in parts_of(tensor):
-                if part.untyped_storage()._cdata in self._shared:
-                    self.on_shared()
-        self.forget_silently(tensor)
-
-    def forget_silently(self, tensor: Any) -> None:
-        """A tensor is unknown that was not written."""
         for part in parts_of(tensor):
             storage = part.untyped_storage()
             if self._awaited:
@@ -218,11 +229,6 @@ class Knowledge:
                 self._host[storage._cdata] = StorageWeakRef(storage)
         if len(self._host) > self._purge_at:
             self._purge()
-
-    def share(self, tensor: Any) -> None:
-        """Another process has the same memory."""
-        storage = tensor.untyped_storage()
-        self._shared[storage._cdata] = StorageWeakRef(storage)
 
     def bound(self, tensor: Any, most: int) -> None:
         """The elements of a tensor of counts are at most ``most``."""
@@ -241,10 +247,12 @@ class Knowledge:
         found = self._device.pop(key, None)
         if found is not None:
             self._kept -= found[1]
+        if self.shared.storages:
+            self.shared.note(key, False)
 
     def _purge(self) -> None:
         for key in [key for key, (reference, _) in self._device.items() if reference.expired()]:
-            self.forget_storage(key)
+            self._kept -= self._device.pop(key)[1]
         for key in [key for key, reference in self._host.items() if reference.expired()]:
             del self._host[key]
         for key in [key for key, (reference, _) in self._most.items() if reference.expired()]:
@@ -319,8 +327,8 @@ class ComputingShapes(Computing):
         `AT_ONCE_OPERATIONS`.
         """
         super().__init__(skipping, exchanged)
-        self.knowledge = Knowledge(exchanged, math.inf if auto else LIMIT, known_memory())
-        self.knowledge.on_shared = reads.shared
+        shared = Shared(skipping.shared_known)
+        self.knowledge = Knowledge(exchanged, shared, math.inf if auto else LIMIT, known_memory())
         self.reads = reads
         self.cost = cost
         self.everything = auto

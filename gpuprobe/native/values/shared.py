@@ -1,61 +1,71 @@
-"""Tensors on the device that processes send each other: whether their values are known goes along.
+"""Storages that several processes use: CUDA memory that a program sends to another process.
 
-They are one memory. A process that writes values there which it does not compute notes that: the
-others read what the memory held.
+Whether their values are computed is noted next to the memory, where all of these processes read it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch.multiprocessing import reductions
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpuprobe.patching import Patches
 
-_KINDS: Final = (torch.Tensor, torch.nn.Parameter)
 
-_knowledge: Any = None
-"""Of this process, while its values are computed as far as they are affordable."""
+class Shared:
+    """The shared storages of this process. It keeps none alive."""
+
+    def __init__(self, noted: Callable[[int, int], int]) -> None:
+        """``noted``: `gpuprobe.native.values.skipping.Skipping.shared_known`."""
+        self._noted = noted
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        """Each one and its address, by its number."""
+
+    def add(self, storage: Any) -> None:
+        """A storage is shared from now on."""
+        self.storages[storage._cdata] = StorageWeakRef(storage), storage.data_ptr()
+
+    def known(self, key: int) -> bool | None:
+        """Whether the values of a storage are computed, by its number; None if it is not shared.
+        They are unknown if no process can note it, as for expandable segments.
+        """
+        address = self._address(key)
+        return None if address is None else self._noted(address, -1) == 1
+
+    def note(self, key: int, known: bool) -> None:
+        """The values of a storage, if it is shared, are computed from now on, or are not."""
+        address = self._address(key)
+        if address is not None:
+            self._noted(address, known)
+
+    def _address(self, key: int) -> int | None:
+        reference, address = self.storages.get(key, (None, 0))
+        if reference is None:
+            return None
+        if reference.expired():
+            del self.storages[key]
+            return None
+        return address
 
 
-def follow(knowledge: Any, patches: Patches) -> None:
-    """Send whether tensors are known, and take it over for those that are received."""
-    global _knowledge
-    before: Callable[[Any], Any] = reductions.reduce_tensor
-    _knowledge = knowledge
+def follow(shared: Shared, share: Callable[[Any], None], patches: Patches) -> None:
+    """Call ``share`` with each storage that the program sends, and add each that it receives."""
+    sends, receives = torch.UntypedStorage._share_cuda_, torch.UntypedStorage._new_shared_cuda
 
-    def reduce_tensor(tensor: Any) -> Any:
-        known = not tensor.is_cuda or knowledge.known(tensor)
-        rebuild, arguments = before(tensor)
-        if not tensor.is_cuda:
-            return rebuild, arguments
-        knowledge.share(tensor)
-        return received, (known, rebuild, arguments)
+    @functools.wraps(sends)
+    def send(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = sends(storage, *args, **kwargs)
+        share(storage)
+        return handle
 
-    def register(function: Callable[[Any], Any]) -> None:
-        for kind in _KINDS:
-            ForkingPickler.register(kind, function)
+    @functools.wraps(receives)
+    def receive(*args: Any, **kwargs: Any) -> Any:
+        storage = receives(*args, **kwargs)
+        shared.add(storage)
+        return storage
 
-    register(reduce_tensor)
-    patches.add(lambda: register(before))
-    patches.add(_end)
-
-
-def _end() -> None:
-    global _knowledge
-    _knowledge = None
-
-
-def received(known: bool, rebuild: Callable[..., Any], arguments: Any) -> Any:
-    """The tensor that another process has sent."""
-    tensor = rebuild(*arguments)  # the first use of the GPU begins to compute values here
-    if _knowledge is not None:
-        _knowledge.share(tensor)
-        if known:
-            _knowledge.learn(tensor)
-        else:
-            _knowledge.forget_silently(tensor)
-    return tensor
+    patches.set(torch.UntypedStorage, "_share_cuda_", send)
+    patches.set(torch.UntypedStorage, "_new_shared_cuda", staticmethod(receive))

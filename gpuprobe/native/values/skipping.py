@@ -36,6 +36,10 @@ class Skipping:
         """Sets this thread's mode and returns the one before."""
         self.unknown_reads: Callable[[], int] = library.gpn_computed_unknown_reads
         library.gpn_computed_unknown_reads.restype = ctypes.c_ulonglong
+        self.shared_known: Callable[[int, int], int] = library.gpn_shared_known
+        """Whether the values of the shared storage at an address are computed: 0 or 1; -1 if that
+        is noted nowhere. The second argument sets it, -1 does not."""
+        library.gpn_shared_known.argtypes = (ctypes.c_void_p, ctypes.c_int)
         self._answer = library.gpn_computed_answer
         self._answer.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
         self._answer.restype = ctypes.c_size_t

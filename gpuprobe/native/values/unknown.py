@@ -35,6 +35,9 @@ class Decisions(Protocol):
     def decide(self, need: str, healthy: bool | None = None) -> bool:
         """The truth of a condition; ``healthy`` if all finite numbers agree on it."""
 
+    def healthy(self) -> None:
+        """Note that numbers passed as finite."""
+
     def escape(self, need: str) -> None:
         """Note a number whose use is not followed from here on."""
 
@@ -51,11 +54,14 @@ def _compared(
     def compare(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
+        decisions: Decisions = self.decisions
         if self is other:
+            decisions.healthy()
             return same
         if not isinstance(other, (UnknownFloat, UnknownInt)) and not math_isfinite(other):
+            decisions.healthy()
             return flips(PLACEHOLDER, other)
-        return self.decisions.decide(f"whether a number {mark} another")
+        return decisions.decide(f"whether a number {mark} another")
 
     compare.__name__ = name
     return compare
@@ -140,6 +146,7 @@ class _Unknown:
         plain = [_plain(one) for one in inputs]
         result = getattr(ufunc, method)(*plain, **kwargs)
         if name in ("isfinite", "isnan", "isinf", "signbit"):
+            self.decisions.healthy()
             return result
         if getattr(result, "shape", ()) == () and getattr(result, "dtype", None) == "bool":
             return self.decisions.decide(f"numpy.{name}")
@@ -250,9 +257,9 @@ def follow_math(patches: Patches) -> None:
     as finite, and what is computed of them is unknown.
     """
     results: dict[str, Callable[[Decisions], Any]] = {
-        "isnan": lambda decisions: False,
-        "isinf": lambda decisions: False,
-        "isfinite": lambda decisions: True,
+        "isnan": lambda decisions: _passed(decisions, False),
+        "isinf": lambda decisions: _passed(decisions, False),
+        "isfinite": lambda decisions: _passed(decisions, True),
         "isclose": lambda decisions: decisions.decide("whether numbers are close"),
         "frexp": lambda decisions: (UnknownFloat(decisions), 0),
         "modf": lambda decisions: (UnknownFloat(decisions), UnknownFloat(decisions)),
@@ -265,6 +272,12 @@ def follow_math(patches: Patches) -> None:
         if name in vars(math)  # some were added by a later version of Python
     }
     patches.set_all(math, made, within="")  # at once: it reads every module
+
+
+def _passed(decisions: Decisions, truth: bool) -> bool:
+    """The result of a test that all finite numbers pass, or fail."""
+    decisions.healthy()
+    return truth
 
 
 def _followed(
