@@ -7,6 +7,7 @@ waits for the result; without one the command has failed.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import mmap
 import os
@@ -95,7 +96,8 @@ def _wait(child: int) -> tuple[int, int]:
         if number == signal.SIGINT and _in_foreground():
             return  # Ctrl-C: the terminal has sent it to the child, too
         received = number
-        os.kill(child, number)
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+            os.kill(child, number)
 
     previous = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:

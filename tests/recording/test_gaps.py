@@ -57,7 +57,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, room: int = 0) -> Iterator[None]:
 
     original = os.write
     with monkeypatch.context() as patch:
-        patch.setattr(writing.os, "write", write)
+        patch.setattr(writing, "os_write", write)
         patch.setattr(writing, "atomic_write", create)
         yield
 

@@ -71,14 +71,14 @@ def test_estimate() -> None:
         "h100-80gb", 1, 3, size, size, size, size, size, size, size, FITS, size, shares, shares,
         shares, ("x",), ("y",),
     )  # fmt: skip
-    valid("estimate", estimate_json.document(found))
+    valid("estimate", estimate_json.document(found), 3)
     advised = replace(
         found,
         suggestions=(EstimatedChange("bf16", "autocast", FITS, size),),
         not_tried=("8-bit optimizer: not installed",),
         smallest_gpus=(RoomyGpu("t4", size, size, True),),
     )
-    valid("estimate", estimate_json.document(advised))
+    valid("estimate", estimate_json.document(advised), 3)
     assert estimate_json.estimate_of(estimate_json.document(advised)) == advised
 
 

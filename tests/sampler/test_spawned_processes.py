@@ -101,7 +101,8 @@ def test_what_a_program_spawns_finds_them_and_is_recorded(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert done.stdout == "in the child: cuda\n"
     assert "recording: script.gpuprobe" in done.stderr
-    found = gpuprobe.load(tmp_path / "script.gpuprobe")
+    assert "recording of the spawned processes: script.spawned.gpuprobe" in done.stderr
+    found = gpuprobe.load(tmp_path / "script.spawned.gpuprobe")
     assert [(rank.session.rank, len(rank.steps)) for rank in found.ranks] == [(0, 2), (1, 3)]
     names = [{window.device for window in rank.steps[1].windows} for rank in found.ranks]
     assert names == [{"cuda:0"}, {"cuda:1"}]
