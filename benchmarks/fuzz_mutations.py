@@ -259,7 +259,7 @@ def _known(folder: Path) -> Uses:
 
     def run(*more: str) -> Callable[[Path], str]:
         def use(path: Path) -> str:
-            argv = ["run", "--virtual", "h100-80gb", "--output", str(folder / "o" / "r.gpuprobe"),
+            argv = ["run", "--gpu", "h100-80gb", "--output", str(folder / "o" / "r.gpuprobe"),
                     "--force", "--hazards-baseline", str(path), *more, str(script)]  # fmt: skip
             ended = commands.run(argv)
             return commands.problem(argv, ended) or f"={ended.code}"

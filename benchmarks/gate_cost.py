@@ -117,7 +117,7 @@ def main() -> int:
         found["against"] = []
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "gpt2.py").write_text(MODEL, encoding="utf-8")
-        options = ["--virtual", "a100-40gb", "--compute", "shapes", "--baseline", "m.json"]
+        options = ["--gpu", "a100-40gb", "--compute", "shapes", "--baseline", "m.json"]
         gpuprobe = [sys.executable, "-m", "gpuprobe"]
         update = [*gpuprobe, "baseline", "update", "gpt2.py", *options]
         timed(update, folder, given.against)  # both read the older one's

@@ -1,22 +1,19 @@
 """gpuprobe's happens-before relation of the corpora's programs, against the CUDA calls they make.
 
-``collect`` runs every program of `tests/hazards` under ``gpuprobe.detect_hazards()``. On the
-native engine the runtime logs torch's own calls meanwhile: launches, events, waits, frees. From
-those alone the order of the program's operators is derived (`CallOrder`), and written next to that
-of gpuprobe's engine; on the simulated GPU only the latter. ``compare`` prints, for two such files,
-where the orders differ: that of the calls and gpuprobe's on CUDA, and that of the calls and
-gpuprobe's on the simulated GPU, whose operators are matched by name and line. One operator is
-before another if all that it launches is complete when anything of the other begins; the host's own
-accesses to pinned memory take part.
+``collect`` runs every program of `tests/hazards` under ``gpuprobe.detect_hazards()``. The runtime
+logs torch's own calls meanwhile: launches, events, waits, frees. From those alone the order of the
+program's operators is derived (`CallOrder`), and written next to that of gpuprobe's engine.
+``compare`` prints where the orders in such a file differ. One operator is before another if all
+that it launches is complete when anything of the other begins; the host's own accesses to pinned
+memory take part.
 
 Usage: python benchmarks/stream_order.py collect FILE [NAME...]
-       python benchmarks/stream_order.py compare NATIVE [VIRTUAL] [--show N]
+       python benchmarks/stream_order.py compare FILE [--show N]
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import threading
 import warnings
@@ -464,73 +461,39 @@ def differences(one: Sequence[Any], other: Sequence[Any]) -> Iterator[Difference
             odd ^= low
 
 
-_SAME: Final = {"copy_": "copy", "_to_copy": "copy", "clone": "copy"}
-
-
-def matched(one: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """Operators of two runs of a program that are the same."""
-    names = [
-        [(_SAME.get(op, op), line) for op, line in found["operators"]] for found in (one, other)
-    ]
-    matcher = difflib.SequenceMatcher(None, *names, autojunk=False)
-    for first, second, count in matcher.get_matching_blocks():
-        for at in range(count):
-            yield first + at, second + at
-
-
 def read(path: Path) -> dict[str, Any]:
     lines = path.read_text().splitlines() if path.exists() else []
     return dict(map(json.loads, lines))
 
 
-def compare(native: dict[str, Any], virtual: dict[str, Any], show: int) -> int:
-    counts: Counter[tuple[str, str, str]] = Counter()
-    ran = [program for program in programs() if program.name in native]
+def compare(collected: dict[str, Any], show: int) -> int:
+    counts: Counter[tuple[str, str]] = Counter()
+    ran = [program for program in programs() if program.name in collected]
     for program in ran:
-        found = native[program.name]
-        if "error" in found:
-            counts[program.corpus, "CUDA", "no order"] += 1
-            print(f"{program.name}: {found['error']}")
+        result = collected[program.name]
+        if "error" in result:
+            counts[program.corpus, "no order"] += 1
+            print(f"{program.name}: {result['error']}")
             continue
-        operators = found["operators"]
-        counts[program.corpus, "CUDA", "operators"] += len(operators)
-        odd = list(differences(found["log"], found["ours"]))
-        counts[program.corpus, "CUDA", "different" if odd else "equal"] += 1
-        tell(program, "on CUDA", operators, odd, show)
-        theirs = virtual.get(program.name)
-        if theirs is None:
-            continue
-        if "error" in theirs:
-            counts[program.corpus, "virtual", "no order"] += 1
-            print(f"{program.name} on the simulated GPU: {theirs['error']}")
-            continue
-        pairs = list(matched(found, theirs))
-        counts[program.corpus, "virtual", "operators"] += len(pairs)
-        log = [found["log"][at] for at, _ in pairs]
-        odd = list(differences(log, [theirs["ours"][at] for _, at in pairs]))
-        counts[program.corpus, "virtual", "different" if odd else "equal"] += 1
-        tell(program, "on the simulated GPU", [operators[at] for at, _ in pairs], odd, show)
-    print(f"\n{'corpus':20}  {'engine':8} programs  equal  different  no order  operators")
-    different = 0
-    for engine in ("CUDA", "virtual"):
-        for corpus in dict.fromkeys(program.corpus for program in ran):
-            row = [counts[corpus, engine, what] for what in ("equal", "different", "no order")]
-            different += row[1]
-            if sum(row):
-                print(
-                    f"{corpus:20}  {engine:8} {sum(row):8}  {row[0]:5}  {row[1]:9}  {row[2]:8}"
-                    f"  {counts[corpus, engine, 'operators']:9}"
-                )
-    return 1 if different else 0
+        counts[program.corpus, "operators"] += len(result["operators"])
+        odd = list(differences(result["log"], result["ours"]))
+        counts[program.corpus, "different" if odd else "equal"] += 1
+        tell(program, result["operators"], odd, show)
+    print(f"\n{'corpus':20}  programs  equal  different  no order  operators")
+    for corpus in dict.fromkeys(program.corpus for program in ran):
+        row = [counts[corpus, what] for what in ("equal", "different", "no order")]
+        print(
+            f"{corpus:20}  {sum(row):8}  {row[0]:5}  {row[1]:9}  {row[2]:8}"
+            f"  {counts[corpus, 'operators']:9}"
+        )
+    return 1 if any(counts[program.corpus, "different"] for program in ran) else 0
 
 
-def tell(
-    program: Program, where: str, operators: Sequence[Any], odd: Sequence[Difference], show: int
-) -> None:
+def tell(program: Program, operators: Sequence[Any], odd: Sequence[Difference], show: int) -> None:
     for first, second, only_ours in odd[:show]:
         who = "only gpuprobe orders" if only_ours else "gpuprobe does not order"
         one, other = (f"{op} (line {line})" for op, line in (operators[first], operators[second]))
-        print(f"{program.name} {where}, 1 of {len(odd)}: {who} {one} before {other}")
+        print(f"{program.name}, 1 of {len(odd)}: {who} {one} before {other}")
 
 
 def collect(names: Collection[str], path: Path) -> None:
@@ -548,15 +511,13 @@ def main() -> int:
     collecting.add_argument("file", type=Path)
     collecting.add_argument("names", nargs="*")
     comparing = commands.add_parser("compare")
-    comparing.add_argument("native", type=Path)
-    comparing.add_argument("virtual", type=Path, nargs="?")
+    comparing.add_argument("file", type=Path)
     comparing.add_argument("--show", type=int, default=1, help="differences of each program")
     args = parser.parse_args()
     if args.command == "collect":
         collect(args.names, args.file)
         return 0
-    virtual = {} if args.virtual is None else read(args.virtual)
-    return compare(read(args.native), virtual, args.show)
+    return compare(read(args.file), args.show)
 
 
 if __name__ == "__main__":

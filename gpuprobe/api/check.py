@@ -266,7 +266,7 @@ def _ensure_alone(processes: int, started_by: str) -> None:
 def _has_gpu() -> bool:
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="a check runs the program")
-    from gpuprobe.torch_support.process_gpus import has_gpu
+    from gpuprobe.api.simulated_gpu import has_gpu
 
     return has_gpu()
 

@@ -99,11 +99,10 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
 
 def _on_a_gpu(gpu: str | None) -> AbstractContextManager[object]:
     """A context in which torch has a GPU."""
-    from gpuprobe.native.process import awaits_gpu
+    from gpuprobe.api.simulated_gpu import has_gpu
     from gpuprobe.native.session import EngineOptions, current, session
-    from gpuprobe.torch_support.process_gpus import has_gpu
 
-    if current() is None and (gpu is not None or awaits_gpu() or not has_gpu()):
+    if current() is None and (gpu is not None or not has_gpu()):
         return session(EngineOptions(gpu or DEFAULT_GPU))
     return nullcontext()
 

@@ -22,6 +22,7 @@ from gpuprobe.native.launches import NativeLaunches
 from gpuprobe.native.names import readable
 from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.patching import Patches, when_imported
+from gpuprobe.torch_support import compile_notes
 from gpuprobe.torch_support.engine_reports import add_assumptions, set_launch_counter
 from gpuprobe.torch_support.nccl import buffers
 from gpuprobe.torch_support.process_gpus import NAME, visible
@@ -43,9 +44,6 @@ _COMPILED: Final = (
     "that this is the first process that compiles these graphs: it measures variants of kernels on "
     "copies of tensors; a later one finds the choices in torch's cache, and may need less memory"
 )
-_COMPILES: Final = "torch._inductor.graph"
-"""The module of torch that is imported for the first graph that Inductor compiles."""
-
 _MOST_KERNELS: Final = 3
 """Kernels that are named in the assumptions."""
 
@@ -160,6 +158,7 @@ class NativeSession:
         self._reported = False
         self._bounded = bounded
         self._reads: Reads | None = None  # once values are computed
+        self._graphs_before = compile_notes.graphs()
         self._computed: Values | None = None  # as `_values`, also after `stop`
         self.runtime: process.Runtime | None = None
         self._launches: NativeLaunches | None = None
@@ -172,7 +171,7 @@ class NativeSession:
         kernels = self.runtime.uncomputed() if self.runtime is not None else ()
         return (
             *self._assumed,
-            *((_COMPILED,) if _COMPILES in sys.modules else ()),
+            *((_COMPILED,) if compile_notes.graphs() > self._graphs_before else ()),
             *(() if self._computed is None else self._computed.notes),
             *(f"{name} was called, which simulated GPUs do not answer" for name in refused),
             *(

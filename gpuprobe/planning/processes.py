@@ -86,10 +86,10 @@ class _ProcessPeaks:
 
     def _write(self, use: dict[str, object], until: float | None) -> None:
         self._written = use
-        found = {"since": self._since, "until": until, **use}
+        document = {"since": self._since, "until": until, **use}
         # An error means that the estimate is over and its folder removed.
         with contextlib.suppress(OSError), atomic_write(self._file) as file:
-            file.write(json.dumps(found).encode())
+            file.write(json.dumps(document).encode())
 
 
 class OtherProcesses(NamedTuple):
@@ -130,13 +130,13 @@ def started_processes(folder: Path, models: Mapping[int, GpuModel]) -> StartedPr
     assumed: dict[str, None] = {}
     reads: list[tuple[str, str]] = []
     for file in sorted(folder.glob("*.json")):
-        found = json.loads(file.read_bytes())
-        until = float("inf") if found["until"] is None else found["until"]
-        processes += bool(found["devices"])
-        assumed |= dict.fromkeys(found["assumed"])
-        reads.append(tuple(found["unknown_read"]))
-        for number, (_, reserved) in found["devices"].items():
-            uses.setdefault(int(number), []).append(_Use(found["since"], until, reserved))
+        use = json.loads(file.read_bytes())
+        until = float("inf") if use["until"] is None else use["until"]
+        processes += bool(use["devices"])
+        assumed |= dict.fromkeys(use["assumed"])
+        reads.append(tuple(use["unknown_read"]))
+        for number, (_, reserved) in use["devices"].items():
+            uses.setdefault(int(number), []).append(_Use(use["since"], until, reserved))
     needs = {}
     for number, of_gpu in uses.items():
         together = _most_at_once(of_gpu)

@@ -16,6 +16,7 @@ _SHOWN: Final = 2
 """The number of reasons that are quoted."""
 
 _counts: Counter[str] = Counter()
+_graphs = 0
 _lock = threading.Lock()
 
 
@@ -23,6 +24,19 @@ def note(text: str) -> None:
     """Count one more note with this text."""
     with _lock:
         _counts[text] += 1
+
+
+def note_graph(text: str) -> None:
+    """Note a graph that was compiled, and not found in a cache."""
+    global _graphs
+    note(text)
+    with _lock:
+        _graphs += 1
+
+
+def graphs() -> int:
+    """The number of graphs that were noted so far."""
+    return _graphs
 
 
 def counts() -> Mapping[str, int]:

@@ -29,8 +29,8 @@ from gpuprobe.model.place import program_name
 from gpuprobe.patching import patch, when_imported
 from gpuprobe.torch_support import compile_notes, compiled_code
 from gpuprobe.torch_support.callers import place_of
-from gpuprobe.torch_support.engine_reports import launch_counter
 from gpuprobe.torch_support.memory_history import history
+from gpuprobe.torch_support.process_gpus import takes_time
 
 _ALLOCATED: Final = re.compile(r" = empty_strided_\w+\(")
 _COMPILATION: Final = re.compile(r"^\d+/\d+: ")
@@ -202,7 +202,7 @@ def _calls(module: Any) -> None:
 
 
 def _settings(module: Any) -> None:
-    if launch_counter() is None:
+    if takes_time():
         return
     for name in _CACHED:
         if hasattr(module, name):
@@ -213,7 +213,7 @@ def _settings(module: Any) -> None:
 def _note_graph(graph: Any, file: str) -> None:
     source = Path(file).read_text(encoding="utf-8")
     allocated, reused = len(_ALLOCATED.findall(source)), source.count("# reuse")
-    compile_notes.note(
+    compile_notes.note_graph(
         f"{'backward' if graph.is_backward else 'forward'} graph: {allocated} "
         f"{'buffer' if allocated == 1 else 'buffers'} allocated, {reused} in the memory of others"
     )

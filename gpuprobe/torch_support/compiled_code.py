@@ -156,14 +156,14 @@ def running_name(found: ModulePath, file: str, *, backward: bool, traced: str) -
     return _name_below(_of_forward() if backward else _called(file), found) or traced
 
 
-def _name_below(root: Module | None, found: ModulePath) -> str:
+def _name_below(root: Module | None, path: ModulePath) -> str:
     """The module's name, for code of this root; "" if it has no such module."""
-    if root is None or not found.own:
+    if root is None or not path.own:
         return ""
     module: Module | None = root
-    for part in filter(None, found.path.split(".")):
+    for part in filter(None, path.path.split(".")):
         module = unwrapped(module)._modules.get(part) if module is not None else None
-    if module is None or (found.kind and type(unwrapped(module)).__name__ != found.kind):
+    if module is None or (path.kind and type(unwrapped(module)).__name__ != path.kind):
         return ""
     return _name_of(module)
 
@@ -327,9 +327,9 @@ def in_program_lines(snapshot: dict[str, Any]) -> None:
 
 def _module_then(line: _Line, time_us: int) -> str:
     """The module that a line of generated code belonged to at this time; "" if unknown."""
-    found, traced = _module_at[line]
+    path, traced = _module_at[line]
     calls = _backward_calls if line[0] in _backward else _forward_calls
-    return _name_below(_module_at_time(calls, time_us), found) or shared_name(found, traced)
+    return _name_below(_module_at_time(calls, time_us), path) or shared_name(path, traced)
 
 
 def _translated(frames: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], _Line | None]:

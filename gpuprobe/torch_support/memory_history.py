@@ -183,15 +183,17 @@ class SharedHistory:
                 self._hidden = {place: block["frames"] for place, block in _stacks(self.read())}
             self.stop()
         forgets = not enabled or bool(options.get("clear_history"))
+        snapshot: dict[str, Any] | None = None
         if not forgets and "clear_history" in options and self._is_enabled():
-            entries = self.read()["device_traces"]
+            snapshot = self.read()
+            entries = snapshot["device_traces"]
             self._rings = [self._ring(device, entries) for device in range(len(entries))]
             options["clear_history"] = forgets = True
         elif forgets:
             self._rings = []
         if forgets:
             if self._ambiguous:  # the entries that are dropped distinguish blocks
-                self._hide_stacks(self.read())
+                self._hide_stacks(snapshot or self.read())
             self._own_reads.clear()
         if enabled and "max_entries" in options:
             # More entries than the program's: gpuprobe's snapshots are entries, too.

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from native_programs import python
+from native_commands import python
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from native_programs import gpuprobe
+from native_commands import gpuprobe
 
 from gpuprobe import load
 

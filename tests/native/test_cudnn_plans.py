@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from native_programs import python
+from native_commands import python
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import native_programs
+import native_commands
 import pytest
 from default_sigint import default_sigint
-from native_programs import gpuprobe
+from native_commands import gpuprobe
 
 from gpuprobe.native.elf import Export, library_bytes
 from gpuprobe.native.libraries import torch_build
@@ -40,7 +40,7 @@ print(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_me
 
 def python(text: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
     (cwd / "program.py").write_text(text, encoding="utf-8")
-    return native_programs.python("program.py", cwd=cwd, **more)
+    return native_commands.python("program.py", cwd=cwd, **more)
 
 
 @pytest.fixture
@@ -361,7 +361,7 @@ class TestTraining:
         assert torch.ones(1024, device="cuda").sum().item() == 1024
 """
     (tmp_path / "test_values.py").write_text(text, encoding="utf-8")
-    done = native_programs.python(
+    done = native_commands.python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpuprobe-gpu", "h100-80gb"),
         "test_values.py",
         cwd=tmp_path,

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import native_programs
+import native_commands
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -48,14 +48,14 @@ def training(decides=False):
 def python(text: str, cwd: Path) -> Any:
     """What a program printed last, as JSON."""
     (cwd / "program.py").write_text(STEP + text, encoding="utf-8")
-    done = native_programs.python("program.py", cwd=cwd)
+    done = native_commands.python("program.py", cwd=cwd)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def estimated(script: Path, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = ("estimate", "--json", script.name, *options)
-    return native_programs.gpuprobe(*command, cwd=script.parent, **more)
+    return native_commands.gpuprobe(*command, cwd=script.parent, **more)
 
 
 def test_equal_estimates_of_one_process_have_equal_figures(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import native_programs
+import native_commands
 import pytest
 
 import gpuprobe
@@ -191,7 +191,7 @@ def python(program: str, folder: Path, *arguments: str) -> str:
     (folder / "program.py").write_text(START + program, encoding="utf-8")
     (folder / "kernel.py").write_text(KERNEL, encoding="utf-8")
     settings = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-    done = native_programs.python("program.py", *arguments, cwd=folder, **settings)
+    done = native_commands.python("program.py", *arguments, cwd=folder, **settings)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -199,7 +199,7 @@ def python(program: str, folder: Path, *arguments: str) -> str:
 def run(program: str, folder: Path, compute: str = "real") -> tuple[dict[str, Any], str]:
     """The launches of the report, and what the program prints."""
     printed = python(program, folder, compute)
-    report = native_programs.gpuprobe("report", "--json", "r.gpuprobe", cwd=folder)
+    report = native_commands.gpuprobe("report", "--json", "r.gpuprobe", cwd=folder)
     found: dict[str, Any] = json.loads(report.stdout)
     faults = [spot for spot in found["blind_spots"] if "fault" in spot["what"]]
     assert faults == []
@@ -257,7 +257,7 @@ def test_generate_shows_the_launches_of_each_token(tmp_path: Path) -> None:
         shifts = [row for row in found.rows if f":{line(GENERATE, 'shift')} " in str(row.place)]
         assert sum(row.count for row in shifts) == tokens  # one of them in the prefill
         assert sum(row.count for row in shifts if row.decoding) == tokens - 1
-    shown = native_programs.gpuprobe("report", "r.gpuprobe", cwd=tmp_path).stdout
+    shown = native_commands.gpuprobe("report", "r.gpuprobe", cwd=tmp_path).stdout
     assert "Launches per decoded token in step 1\n" in shown
     assert "mean of 8 tokens" in shown
 

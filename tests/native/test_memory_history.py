@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_programs import environment
+from native_commands import environment
 
 import gpuprobe
 

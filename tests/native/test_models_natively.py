@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_programs import gpuprobe, python
+from native_commands import gpuprobe, python
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from native_programs import python
+from native_commands import python
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import stream_order
-from native_programs import python
+from native_commands import python
 from stream_order import CallOrder, Item, differences, relation
 
 from gpuprobe.native.process import LogKind, NativeCall

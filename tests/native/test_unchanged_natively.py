@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_programs import environment, python
+from native_commands import environment, python
 
 pytestmark = pytest.mark.slow
 

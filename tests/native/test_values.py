@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_programs import python
+from native_commands import python
 
 PROGRAMS = Path(__file__).parent / "values_programs.py"
 

@@ -2,7 +2,8 @@
 
 A program may close descriptors that it does not know, as daemons and launchers do, and open its own
 files under the same numbers. A kept descriptor therefore has a number that the program does not
-get, and is compared with the file that it was opened for before each use.
+get, and is compared with the file that it was opened for before each use. It may replace functions
+of `os`, too: modules that run with the program import them by name.
 """
 
 from __future__ import annotations

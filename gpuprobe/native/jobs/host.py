@@ -84,17 +84,18 @@ def over_gloo(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
     """
     from torch._C._distributed_c10d import ProcessGroup
 
+    call = cast("Callable[..., Any]", func)
     space, _, name = func._schema.name.partition("::")
     if space != "c10d" or name not in _COLLECTIVES:
-        return cast("Callable[..., Any]", func)
+        return call
     names = [argument.name for argument in func._schema.arguments]
     group = {**dict(zip(names, args, strict=False)), **kwargs}["process_group"]
     try:
         backend = ProcessGroup.unbox(group)._get_backend(torch.device("cuda"))
     except RuntimeError:  # it has none for the device
-        return cast("Callable[..., Any]", func)
+        return call
     if backend.name() != "gloo":
-        return cast("Callable[..., Any]", func)
+        return call
     return functools.partial(func.redispatch, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))
 
 

@@ -38,15 +38,15 @@ class RegionCost:
 
     def _sizes(self, inputs: Sequence[Any]) -> dict[Any, int]:
         """The values of the symbols in this call."""
-        found: dict[Any, int] = {}
+        sizes: dict[Any, int] = {}
         for value, given in zip(self._inputs, inputs, strict=False):
             pairs = [(value, given)]
             if isinstance(value, _Tensor) and isinstance(given, _Tensor):
                 pairs = list(zip(value.shape, given.shape, strict=True))
             for size, actual in pairs:
                 if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                    found[size.node.expr] = int(actual)
-        return found
+                    sizes[size.node.expr] = int(actual)
+        return sizes
 
     def _count(self, shapes: _Shapes) -> tuple[float, int]:
         operations, most, alive = 0.0, 0, 0

@@ -244,9 +244,8 @@ class Knowledge:
 
     def forget_storage(self, key: int) -> None:
         """A storage on the device holds unknown values, by its number."""
-        found = self._device.pop(key, None)
-        if found is not None:
-            self._kept -= found[1]
+        _, size = self._device.pop(key, (None, 0))
+        self._kept -= size
         if self.shared.storages:
             self.shared.note(key, False)
 
