@@ -42,7 +42,7 @@ from gpuprobe.native.values.exchanges import (
 )
 from gpuprobe.native.values.plans import HIDDEN_WRITES, MASKED, How, OperatorPlan, masked
 from gpuprobe.native.values.reads import COUNT, Reads
-from gpuprobe.native.values.shared import Shared
+from gpuprobe.native.values.shared import SharedStorages
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.unknown import PLACEHOLDER
 from gpuprobe.torch_support.callers import place_of, program_line
@@ -97,7 +97,7 @@ class Knowledge:
     def __init__(
         self,
         exchanged: ExchangedCollectives,
-        shared: Shared,
+        shared: SharedStorages,
         limit: float = LIMIT,
         most: float = math.inf,
     ) -> None:
@@ -326,7 +326,7 @@ class ComputingShapes(Computing):
         `AT_ONCE_OPERATIONS`.
         """
         super().__init__(skipping, exchanged)
-        shared = Shared(skipping.shared_known)
+        shared = SharedStorages(skipping.shared_known)
         self.knowledge = Knowledge(exchanged, shared, math.inf if auto else LIMIT, known_memory())
         self.reads = reads
         self.cost = cost

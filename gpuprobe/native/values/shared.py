@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gpuprobe.patching import Patches
 
 
-class Shared:
+class SharedStorages:
     """The shared storages of this process. It keeps none alive."""
 
     def __init__(self, noted: Callable[[int, int], int]) -> None:
@@ -51,7 +51,7 @@ class Shared:
         return address
 
 
-def follow(shared: Shared, share: Callable[[Any], None], patches: Patches) -> None:
+def follow(shared: SharedStorages, share: Callable[[Any], None], patches: Patches) -> None:
     """Call ``share`` with each storage that the program sends, and add each that it receives."""
     sends, receives = torch.UntypedStorage._share_cuda_, torch.UntypedStorage._new_shared_cuda
 
