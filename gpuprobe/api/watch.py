@@ -142,6 +142,7 @@ class _Notifying:
     def __init__(self, writer: RecordingWriter, on_step: Callable[[Step], None]) -> None:
         self.session = writer.session
         self.trace = writer.trace
+        self.later_uses = writer.later_uses
         self.finding = writer.finding
         self.blind_spot = writer.blind_spot
         self.end = writer.end

@@ -35,13 +35,13 @@ from gpuprobe.hazard_watch.node_streams import lifetime_of
 from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.events import StreamWait
-from gpuprobe.patching import Patches, when_imported
+from gpuprobe.patching import Patches
+from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
 from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
 
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
 _VALUES: Final = f"{PACKAGE}native/values/"
-_COMPILED: Final = "torch._inductor.output_code"
 
 
 def install(source: EventSource, patches: Patches) -> None:
@@ -74,21 +74,12 @@ class _CudaHooks:
         self._methods(patches)
         function = torch.autograd.Function
         patches.set(function, "apply", self._applying(vars(function)["apply"].__func__))
-        patches.add(when_imported(_COMPILED, lambda: self._compiled(patches)))
-
-    def _compiled(self, patches: Patches) -> None:
-        """Report the calls of compiled graphs. Called when torch's compiler has been imported."""
-        kind: Any = sys.modules[_COMPILED].CompiledFxGraph
-        original, source = kind.__call__, self._source
-
-        @functools.wraps(original)
-        def call(graph: Any, inputs: Any) -> Any:
-            source.guarded(source.graph_called, inputs, graph.mutated_input_idxs)
-            results = original(graph, inputs)  # which clears the list of inputs
-            source.guarded(source.graph_returned, results)
-            return results
-
-        patches.set(kind, "__call__", call)
+        guarded = self._source.guarded
+        follow_compiled_calls(
+            patches,
+            functools.partial(guarded, self._source.graph_called),
+            functools.partial(guarded, self._source.graph_returned),
+        )
 
     def _backward(self, patches: Patches) -> None:
         """Track the lines that call backward passes, and report the passes."""

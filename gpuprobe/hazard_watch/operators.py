@@ -10,15 +10,8 @@ from torch._ops import OpOverload
 
 from gpuprobe.hazard_watch.rows import is_indexed
 from gpuprobe.hazards.rules import ALSO_WRITTEN, SYNCS
+from gpuprobe.torch_support.kernels import runs_kernel, takes_shape
 
-# No kernel runs for these: they make or describe memory.
-_NO_KERNEL: Final = frozenset(
-    """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ resize_as_
-    record_stream lift_fresh detach alias lift detach_ _version is_same_size is_pinned
-    _has_compatible_shallow_copy_type _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims
-    _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _coalesced_ _nnz
-    is_coalesced sparse_dim dense_dim""".split()  # noqa: SIM905 - a list to be read
-)
 # Deterministic algorithms fill the results of these (``torch.utils.deterministic``).
 _UNINITIALIZED: Final = frozenset(
     """empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_""".split()  # noqa: SIM905
@@ -62,12 +55,8 @@ class Plan:
         self.training = names.index("training") if "training" in names else None
         self.statistics = tuple(name in ("running_mean", "running_var") for name in names)
         alias = [item.alias_info for item in schema.returns]
-        view = any(item is not None and not item.is_write for item in alias)
-        # A functional collective's results are wrapped, without a kernel.
-        wraps = self.name == "_wrap_tensor_autograd"
-        self.kernel = self.name not in _NO_KERNEL and not view and not wraps
-        # Factories take the shape of their first argument, and read none of its values.
-        self.like = self.name.startswith("new_") or self.name.endswith("_like")
+        self.kernel = runs_kernel(func)
+        self.like = takes_shape(self.name)
         self.results = bool(alias) and all(item is None for item in alias)
         self.reason = SYNCS.get(self.name)
         if self.name == "repeat_interleave" and func._overloadname == "Tensor":

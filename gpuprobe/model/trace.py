@@ -144,7 +144,19 @@ COLUMNS: dict[str, str] = {
     "phase": "I",  # index into StackTable.strings: phase path such as "forward"
     "pool": "I",  # index into MemoryTrace.pools; 0 is the default pool
     "device_free": "Q",  # oom only: bytes the driver had free; else 0
+    # Where the uses of memory were watched (`gpuprobe.sampler.tracing.uses`). Operators are counted
+    # from 1 as they begin, from the start of the recording; 0 means none.
+    "operator": "I",  # the last one that had begun when the event happened
+    "made": "I",  # alloc only: the operator that made a tensor on the block; 0: never a tensor's
+    "first_use": "I",  # alloc only: the first operator that used its values
+    "last_use": "I",  # alloc only: the last one that used it, in this trace
+    "last_stack": "I",  # index into StackTable.stacks: the line of that one
+    "last_name": "I",  # index into StackTable.strings: its name
+    "last_phase": "I",  # index into StackTable.strings: its phase
 }
+
+USE_COLUMNS: Final = frozenset(list(COLUMNS)[-7:])
+"""The columns that are filled where the uses of memory were watched."""
 
 
 class TraceEvent(NamedTuple):
@@ -161,6 +173,13 @@ class TraceEvent(NamedTuple):
     phase: int
     pool: int
     device_free: int
+    operator: int = 0
+    made: int = 0
+    first_use: int = 0
+    last_use: int = 0
+    last_stack: int = 0
+    last_name: int = 0
+    last_phase: int = 0
 
 
 class EventColumns:
@@ -183,6 +202,13 @@ class EventColumns:
     phase: array[int]
     pool: array[int]
     device_free: array[int]
+    operator: array[int]
+    made: array[int]
+    first_use: array[int]
+    last_use: array[int]
+    last_stack: array[int]
+    last_name: array[int]
+    last_phase: array[int]
 
     def __init__(self) -> None:
         for name, typecode in COLUMNS.items():
@@ -205,7 +231,9 @@ class EventColumns:
         pool: int = 0,
         device_free: int = 0,
     ) -> None:
-        """Add one event. Fills every column: do not mix with hand-filled empty columns."""
+        """Add one event. Fills every column but those of uses: do not mix with hand-filled empty
+        columns.
+        """
         self.action.append(action)
         self.address.append(address)
         self.size.append(size)
@@ -217,6 +245,9 @@ class EventColumns:
         self.phase.append(phase)
         self.pool.append(pool)
         self.device_free.append(device_free)
+        if self.made:
+            for name in USE_COLUMNS:
+                getattr(self, name).append(0)
 
     def column(self, name: str) -> Sequence[int]:
         """The column, or zeros of the right length where it was left empty."""
@@ -334,6 +365,17 @@ class WeaklyReferable:
     __slots__ = ("__weakref__",)
 
 
+@record(frozen=True, slots=True)
+class UsedLater:
+    """Which blocks that were alive at the end of a trace are used in the ``steps`` after it: rows
+    of its events, and of its baseline.
+    """
+
+    steps: int
+    events: frozenset[int]
+    baseline: frozenset[int]
+
+
 @dataclass(slots=True)
 class MemoryTrace(WeaklyReferable):
     """All that is known of one device's allocator over a stretch of time.
@@ -354,6 +396,8 @@ class MemoryTrace(WeaklyReferable):
     complete: bool = True
     step: int | None = None  # the training step, where the trace covers just one
     annotations: tuple[Annotation, ...] = ()  # in time order
+    used_later: UsedLater | None = field(default=None, compare=False)
+    """Of a recording in which uses are watched: what later steps used."""
     lifetimes: object = field(default=None, compare=False, repr=False)
     """What `gpuprobe.analysis.trace.lifetimes` found of the events while they were being read."""
     accounts: dict[str, Any] | None = field(default=None, init=False, compare=False, repr=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,8 @@ from typing import Generic, TypeVar
 
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.io.files import gc_paused, open_regular, read_regular, refuse_holes
-from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
-from gpuprobe.model.run.session import BlindSpot, Step
+from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.recording.budget import ChunkBudget, amounts
@@ -130,13 +129,11 @@ def assembled(path: str, parsers: Mapping[int, StreamParser], chunks: Chunks) ->
     headers = [parser.header for parser in parsers.values() if parser.header is not None]
     version = max((header.version for header in headers), default=SCHEMA_VERSION)
     readable = [rank for rank in sorted(parsers) if parsers[rank].session is not None]
-    traces = partial(_load_traces, chunks)
     return Recording(
         path,
         version,
         tuple(
             parsers[rank].result(
-                traces,
                 chunks.load,
                 _missing_ranks(readable, parsers) if rank == readable[0] else (),
             )
@@ -260,13 +257,6 @@ def _size(directory: Path, names: Iterable[str]) -> int:
 
 def _read_chunk(directory: Path, name: str) -> bytes:
     return read_regular(directory / name, most=MAX_CHUNK, inside=True)
-
-
-def _load_traces(chunks: Chunks, steps: Sequence[Step]) -> Iterator[MemoryTrace]:
-    """The chunks that the steps name, in order, one at a time."""
-    for step in traced_steps(steps):
-        for name in step.traces:
-            yield chunks.load(name)
 
 
 _MOST_SOURCE = 4 << 20

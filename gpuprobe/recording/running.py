@@ -203,7 +203,7 @@ def summarize_run(path: Path) -> RunSummary | None:
     parser.feed(tail[: tail.rfind(b"\n") + 1])
     if parser.session is None:
         return None
-    rank = parser.result(lambda steps: iter(()), _no_trace)
+    rank = parser.result(_no_trace)
     last = rank.steps[-1] if rank.steps else None
     return RunSummary(
         str(path), len(names), rank.session, rank.environment, last, rank.end, rank.gap

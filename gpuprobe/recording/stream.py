@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
+from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.communication import check_operations
 from gpuprobe.model.run.launches import check_launches
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.run.session import BlindSpot, Environment, Gap, Session, SessionEnd, Step
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.run.session import (
+    BlindSpot,
+    Environment,
+    Gap,
+    LaterUses,
+    Session,
+    SessionEnd,
+    Step,
+)
+from gpuprobe.model.trace import MemoryTrace, UsedLater
 from gpuprobe.model.values import MOST_DEVICES
 from gpuprobe.recording.files import (
     MAX_DAMAGED,
@@ -67,6 +77,7 @@ class StreamParser:
         self._fingerprints: set[object] = set()  # of the findings
         self._excess = 0
         self._blind_spots: list[BlindSpot] = []
+        self._later_uses: dict[str, list[LaterUses]] = {}  # by trace
         self._gap: Gap | None = None
         self._end: SessionEnd | None = None
         self._damaged = 0
@@ -76,6 +87,7 @@ class StreamParser:
             "environment": self._take_environment,
             "session": self._take_session,
             "step": self._take_step,
+            "later_uses": self._take_later_uses,
             "finding": self._take_finding,
             "blind_spot": lambda plain: self._blind_spots.append(from_plain(BlindSpot, plain)),
             "gap": self._take_gap,
@@ -116,11 +128,11 @@ class StreamParser:
 
     def result(
         self,
-        load_traces: Callable[[Sequence[Step]], Iterator[MemoryTrace]],
         load_trace: Callable[[str], MemoryTrace],
         extra_blind_spots: tuple[BlindSpot, ...] = (),
     ) -> RankRecording:
-        """The recording as parsed so far. It needs a `session`.
+        """The recording as parsed so far. It needs a `session`. ``load_trace`` reads a chunk by its
+        name.
 
         Steps are in the order of their index.
         """
@@ -157,6 +169,12 @@ class StreamParser:
                     "memory in them may have been higher than shown",
                 ),
             )
+
+        def load(name: str) -> MemoryTrace:
+            trace = load_trace(name)
+            trace.used_later = self._used_later(name, trace.step, steps)
+            return trace
+
         return RankRecording(
             session=self.session,
             environment=self._environment,
@@ -166,10 +184,28 @@ class StreamParser:
             gap=self._gap,
             damaged=self._damaged,
             end=self._end,
-            load_traces=lambda: load_traces(steps),
-            load_trace=load_trace,
+            load_traces=lambda: (
+                load(name) for step in traced_steps(steps) for name in step.traces
+            ),
+            load_trace=load,
             truncated=self.truncated,
         )
+
+    def _used_later(self, name: str, step: int | None, steps: Sequence[Step]) -> UsedLater | None:
+        """What later steps used of the blocks of a trace; None if that was not watched."""
+        if step is None:
+            return None
+        after = len(steps) - bisect_right(steps, step, key=lambda one: one.index)
+        known = self._later_uses.get(name, [])
+        return UsedLater(
+            after,
+            frozenset(row for uses in known for row in uses.events),
+            frozenset(row for uses in known for row in uses.baseline),
+        )
+
+    def _take_later_uses(self, plain: dict[str, object]) -> None:
+        uses = from_plain(LaterUses, plain)
+        self._later_uses.setdefault(uses.trace, []).append(uses)
 
     def _pass_over(self, length: int) -> None:
         """So many bytes of the stream are no record."""

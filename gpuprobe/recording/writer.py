@@ -19,7 +19,15 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor, without_size_signal
 from gpuprobe.model.io.files import atomic_write, open_regular
-from gpuprobe.model.run.session import BlindSpot, Environment, Gap, Session, SessionEnd, Step
+from gpuprobe.model.run.session import (
+    BlindSpot,
+    Environment,
+    Gap,
+    LaterUses,
+    Session,
+    SessionEnd,
+    Step,
+)
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import encode_chunk
 from gpuprobe.recording.files import (
@@ -148,6 +156,10 @@ class RecordingWriter:
                 raise
             self._chunks += 1
         return name
+
+    def later_uses(self, uses: LaterUses) -> None:
+        """What a later step used of the memory of a trace that was written before."""
+        self._write(_line("later_uses", uses))
 
     def finding(self, finding: Finding) -> None:
         self._write(_line("finding", finding))

@@ -213,8 +213,8 @@ class Recorder:
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
 
         self._inference = InferenceSteps(self._inferred)
-        if self._traces.launches is not None:
-            self._traces.launches.in_generate = self._inference.in_generate
+        if self._traces.places is not None:
+            self._traces.places.in_generate = self._inference.in_generate
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self.fault))
             self._timeline.restart()
@@ -669,6 +669,8 @@ class Recorder:
             self._traces.cpu.active = False
         if self._traces.launches is not None:
             self._traces.launches.stop()
+        if self._traces.uses is not None:
+            self._traces.uses.stop()
 
     def _pause(self) -> None:
         # The hooks stay, and do nothing, until `stop`: this may be inside one of them, or in

@@ -238,6 +238,18 @@ class Step:
 
 
 @record(frozen=True, slots=True)
+class LaterUses:
+    """Blocks that were alive at the end of ``trace``, and that ``step`` was the first to use after
+    it: rows of the events of the trace, and of its baseline.
+    """
+
+    trace: str
+    step: Count
+    events: tuple[Count, ...]
+    baseline: tuple[Count, ...]
+
+
+@record(frozen=True, slots=True)
 class BlindSpot:
     """Something this recording could not see, and what that means for its numbers."""
 

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.session import (
+    BlindSpot,
+    Environment,
+    LaterUses,
+    Session,
+    SessionEnd,
+    Step,
+)
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.patching import patch, when_imported
@@ -57,6 +64,10 @@ class LateSink:
     def trace(self, trace: MemoryTrace) -> str:
         sink = self._open()
         return "" if sink is None else sink.trace(trace)
+
+    def later_uses(self, uses: LaterUses) -> None:
+        if self._sink is not None:  # else no trace was written
+            self._sink.later_uses(uses)
 
     def finding(self, finding: Finding) -> None:
         sink = self._open()

@@ -30,6 +30,7 @@ from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace, StackTable
 from gpuprobe.sampler.hooks.discover import live_tensors
 from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
+from gpuprobe.sampler.tracing.uses import Uses
 from gpuprobe.torch_support import compiled_code
 from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.version import installed
@@ -72,6 +73,8 @@ class CudaTrace:
         self.modules = ModuleCalls()
         self.backward = BackwardCalls()
         self._workspaces = Workspaces()
+        self.uses: Uses | None = None
+        """What watches the uses of memory, if they are."""
 
     def begin(self) -> BlindSpot | None:
         """Start the history of a step; returns the reason if that is not possible: the program
@@ -130,6 +133,8 @@ class CudaTrace:
         """
         self.backward.complete(trace)
         self.modules.complete(trace)
+        if self.uses is not None:
+            self.uses.complete(trace)
         self._workspaces.name(trace)
 
     def stop(self) -> None:

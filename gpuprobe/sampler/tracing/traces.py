@@ -11,6 +11,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
+from gpuprobe.patching import Patches
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
 from gpuprobe.torch_support.engine_reports import launch_counter
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.tracing.cuda import CudaTrace
     from gpuprobe.sampler.tracing.launches import LaunchTrace
     from gpuprobe.sampler.tracing.tensors import Known
+    from gpuprobe.sampler.tracing.uses import Uses
 
 FIRST_STEPS = 3
 """Steps that are always traced: the one in which optimizer state is allocated, and two warm
@@ -98,11 +100,15 @@ class Traces:
         self._records_all = False
         self._after_anomaly = -1  # the step that is traced because the one before was unusual
         self._anomalies = 0
+        self._step = 0  # the last one that ended
         self._highest_peak = 0
         self._most_retries = 0
         self.cpu: CpuTrace | None = None
         self.cuda: CudaTrace | None = None
         self.launches: LaunchTrace | None = None
+        self.places: Any = None  # OperatorPlaces, where something numbers them
+        self.uses: Uses | None = None
+        self._patches = Patches()
         self.peak = -1
         self._written_peak = -1
         self._written = 0
@@ -153,17 +159,26 @@ class Traces:
 
         if self._convert is None:
             raise UsageError("level 'trace' on CUDA needs a snapshot converter")
-        self.cuda = CudaTrace(self._convert)
+        self.cuda = cuda = CudaTrace(self._convert)
         self._records_all = simulated
         self._blind(*BLIND_SPOTS)
         counter = launch_counter()
+        if simulated or counter is not None:
+            from gpuprobe.sampler.tracing.places import OperatorPlaces
+
+            self.places = OperatorPlaces(cuda.modules, cuda.backward, on_fault)
         if counter is not None:
             from gpuprobe.sampler.tracing.launches import LaunchTrace
 
-            self.launches = LaunchTrace(
-                counter, self.cuda.modules, self.cuda.backward, lambda: timeline.path, on_fault
-            )
+            self.launches = LaunchTrace(counter, self.places, cuda.modules, lambda: timeline.path)
             timeline.path_changed = self.launches.path_changed
+        if simulated:
+            from gpuprobe.sampler.tracing.uses import Uses
+
+            self.uses = cuda.uses = Uses(
+                self.places, lambda: timeline.path, self._places_are_asked, on_fault
+            )
+            self.uses.install(self._patches)
         self.begin_step(0)
 
     def begin_step(self, index: int) -> None:
@@ -175,6 +190,8 @@ class Traces:
                 self.launches.begin()
             else:
                 self.launches.stop()
+        if self.uses is not None:
+            self.uses.begin_step()
         if not self._is_traced(index) and not self._records_all:
             self.cuda.stop()
         else:
@@ -182,6 +199,10 @@ class Traces:
             if refused is not None:
                 self._blind(refused)
                 self._stop_cuda()
+
+    def _places_are_asked(self) -> bool:
+        """Whether the counter of launches asks for the place of each operator."""
+        return self.launches is not None and self.launches.on
 
     def _is_traced(self, index: int) -> bool:
         if self._chosen is not None:
@@ -214,6 +235,8 @@ class Traces:
 
     def stop(self) -> None:
         """Stop all traces."""
+        self._write_later(self._step)
+        self._patches.undo()
         self._stop_cuda()
         if self.cpu is not None:
             self.cpu.stop()
@@ -240,6 +263,8 @@ class Traces:
         out_of_memory: bool = False,
     ) -> tuple[str, ...]:
         """The names of the traces written for the step that ends now."""
+        self._step = index
+        self._write_later(index)
         if self.cpu is not None:
             return self._collect_cpu(self.cpu, index, spans, known, out_of_memory)
         if out_of_memory and self._convert is not None:
@@ -308,8 +333,16 @@ class Traces:
     def _save(self, traces: list[MemoryTrace]) -> tuple[str, ...]:
         names: list[str] = []
         for trace in traces:
+            before = len(names)
             self._write(lambda trace=trace: names.append(self._sink.trace(trace)))  # type: ignore[misc]
+            if self.uses is not None and names[before:]:
+                self.uses.saved(trace, names[before])
         return tuple(names)
+
+    def _write_later(self, step: int) -> None:
+        """Write what the step used of the blocks of earlier traces."""
+        for uses in () if self.uses is None else self.uses.take_later(step):
+            self._write(lambda uses=uses: self._sink.later_uses(uses))  # type: ignore[misc]
 
     def _blind(self, *spots: BlindSpot) -> None:
         for spot in spots:

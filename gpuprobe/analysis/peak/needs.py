@@ -1,0 +1,154 @@
+"""What the blocks at a high water mark are needed for, from the uses in their trace."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.analysis.trace.frames import Lines
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
+from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable
+from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import ReadStatus, Unavailable
+
+_NOT_WATCHED = Unavailable(
+    "the uses of memory were not watched: on a simulated GPU, level 'trace' does",
+    ReadStatus.NOT_COLLECTED,
+)
+
+
+class Biographies:
+    """The uses of the rows of a ledger, as numbers of operators (`gpuprobe.model.trace.COLUMNS`)."""
+
+    def __init__(self, trace: MemoryTrace | Ledger) -> None:
+        self.ledger = ledger_of(trace)
+        everything = range(len(self.ledger))
+        values = self.ledger.values
+        self.operator = self.ledger.trace.events.column("operator")
+        self.made = values("made", everything)
+        self.first = values("first_use", everything)
+        self.last = values("last_use", everything)
+        later = self.ledger.trace.used_later
+        self._later_events = later.events if later else frozenset()
+        self._later_baseline = later.baseline if later else frozenset()
+        self._is_open = not (later and later.steps)
+
+    @property
+    def watched(self) -> bool:
+        """Whether uses were watched."""
+        return bool(len(self.operator)) and any(self.made)
+
+    def operator_at(self, event: int) -> int:
+        """The operator that runs at an event; that before the first event for -1."""
+        if event >= 0:
+            return self.operator[event]
+        return self.operator[0] - 1 if len(self.operator) else 0
+
+    def survives(self, row: int) -> bool:
+        """Whether the row is alive when the trace ends."""
+        return self.ledger.freed[row] >= self.ledger.events
+
+    def used_later(self, row: int) -> bool:
+        """Whether a later step uses a row that is alive when the trace ends."""
+        made = self.ledger.made
+        if row < made:
+            return self.ledger.start[row] in self._later_events
+        return row - made in self._later_baseline
+
+    def need(self, row: int, event: int) -> Need:
+        """The state of a row that is alive just after an event."""
+        now = self.operator_at(event)
+        first, last = self.first[row], self.last[row]
+        if last > now:
+            return Need.LATER if not first or first <= now else Need.NOT_YET
+        start = self.ledger.start[row]
+        if last == now or (start >= 0 and self.operator[start] == now):
+            return Need.IN_USE
+        if self.survives(row):
+            if self.used_later(row):
+                return Need.LATER if first else Need.NOT_YET
+            if self._is_open and (self.made[row] or last):
+                return Need.OPEN
+        if last:
+            return Need.NEVER_AGAIN
+        return Need.NEVER if self.made[row] else Need.UNWATCHED
+
+    def ends_of_use(self) -> list[int]:
+        """For each row, the event before which it could be freed: after its last use; its own end
+        where that is not known to be later. A row that is never used ends as it begins.
+        """
+        ledger, operator = self.ledger, self.operator
+        ends = list(ledger.freed)
+        for row, end in enumerate(ends):
+            last = self.last[row]
+            if not (last or self.made[row]):
+                continue
+            if self.survives(row) and (self._is_open or self.used_later(row)):
+                continue
+            if not last:
+                last = self.made[row]
+            # The first event after that operator: it has a larger number.
+            after = bisect_right(operator, last)
+            ends[row] = min(end, max(after, ledger.start[row] + 1))
+        return ends
+
+
+def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable | Unavailable:
+    """The blocks alive just after ``event``, by `Need`; `Unavailable` if uses were not watched.
+    Each row has its ``top`` lines.
+    """
+    lives = Biographies(trace)
+    if not lives.watched:
+        return _NOT_WATCHED
+    ledger = lives.ledger
+    rows = ledger.alive(event)
+    found: dict[Need, list[int]] = {}
+    for row in rows:
+        found.setdefault(lives.need(row, event), []).append(row)
+    ends = lives.ends_of_use()
+    return NeedTable(
+        step=ledger.trace.step,
+        total=sum(ledger.size[row] for row in rows),
+        rows=tuple(_row(lives, need, found[need], top) for need in Need if need in found),
+        freed_after_use=max(ledger.running(ends)),
+    )
+
+
+def _row(lives: Biographies, need: Need, rows: list[int], top: int) -> NeedRow:
+    size = lives.ledger.size
+    lines = list(_lines(lives, rows))
+    lines.sort(key=lambda line: (-line.bytes, str(line.key), str(line.last_use)))
+    return NeedRow(
+        need=need.value,
+        bytes=sum(size[row] for row in rows),
+        blocks=len(rows),
+        lines=tuple(lines[:top]),
+        more=sum(line.bytes for line in lines[top:]),
+    )
+
+
+def _lines(lives: Biographies, rows: list[int]) -> Iterator[NeedLine]:
+    ledger = lives.ledger
+    trace = ledger.trace
+    lines, strings = Lines(trace.stacks), trace.stacks.strings
+    columns = [ledger.values(name, rows) for name in ("last_stack", "last_name", "last_phase")]
+    totals: dict[tuple[Place | NoPlace, int, int, int, int], list[int]] = {}
+    for row, code, stack, name, phase in zip(
+        rows, categories(ledger, rows), *columns, strict=True
+    ):
+        key = lines.place(ledger.stack[row], before=row >= ledger.made), code, stack, name, phase
+        totals.setdefault(key, []).append(ledger.size[row])
+    for (place, code, stack, name, phase), sizes in totals.items():
+        yield NeedLine(
+            key=place,
+            bytes=sum(sizes),
+            blocks=len(sizes),
+            category=Category.from_code(code).value,
+            last_use=lines.place(stack, before=False) if stack else None,
+            by=strings[name],
+            phase=strings[phase],
+        )

@@ -1,0 +1,94 @@
+"""What the memory at one instant is needed for: the state of each block between its birth and its
+death, from the operators that used it.
+
+Profilers of functional languages call these states *lag*, *use*, *drag* and *void* (Röjemo and
+Runciman, "Lag, drag, void and use", ICFP 1996).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.record import record
+from gpuprobe.model.values import OneOf
+
+
+class Need(str, Enum):
+    """Why a block is alive at an instant."""
+
+    IN_USE = "in_use"  # the operator that runs uses it, or has just made it
+    LATER = "needed_later"  # used before, or being computed, and used again
+    NOT_YET = "not_used_yet"  # its first use is still to come
+    NEVER_AGAIN = "never_used_again"  # used before, and never again
+    NEVER = "never_used"  # no operator uses it, from its birth to its death
+    OPEN = "open"  # alive when the recording ended: nothing later was watched
+    UNWATCHED = "not_watched"  # no operator made or used it: a library's, or older
+
+    @property
+    def title(self) -> str:
+        """The name that reports show."""
+        return _TITLES[self]
+
+    @property
+    def needless(self) -> bool:
+        """Whether the program would compute the same without this memory from here on."""
+        return self in (Need.NEVER_AGAIN, Need.NEVER)
+
+
+_TITLES = {
+    Need.IN_USE: "in use now",
+    Need.LATER: "needed later",
+    Need.NOT_YET: "not used yet",
+    Need.NEVER_AGAIN: "never used again",
+    Need.NEVER: "never used",
+    Need.OPEN: "unknown: the recording ends here",
+    Need.UNWATCHED: "not watched: made by a library",
+}
+
+NeedName = Annotated[str, OneOf(tuple(need.value for need in Need))]
+
+
+@record(frozen=True)
+class NeedLine:
+    """The blocks in one state that one line of the program made. ``last_use`` is the line of their
+    last use in the traced step, ``by`` the operator, ``phase`` its phase; "" and None where they
+    have no use in it.
+    """
+
+    key: Place | NoPlace
+    bytes: int
+    blocks: int
+    category: str
+    last_use: Place | NoPlace | None
+    by: str
+    phase: str
+
+
+@record(frozen=True)
+class NeedRow:
+    """The blocks in one state: those of some lines, and ``more`` bytes of others."""
+
+    need: NeedName
+    bytes: int
+    blocks: int
+    lines: tuple[NeedLine, ...]
+    more: int
+
+
+@record(frozen=True)
+class NeedTable:
+    """The memory at the high water mark of step ``step`` by `Need`; the rows sum to ``total``.
+    ``freed_after_use`` would be the high water mark of the trace if each block that is never used
+    again were freed after its last use, and those that are never used were not allocated.
+    """
+
+    step: int | None
+    total: int
+    rows: tuple[NeedRow, ...]
+    freed_after_use: int
+
+    def bytes_of(self, *needs: Need) -> int:
+        """The bytes of some states."""
+        return sum(row.bytes for row in self.rows if Need(row.need) in needs)

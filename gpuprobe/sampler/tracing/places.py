@@ -1,0 +1,171 @@
+"""The place that calls each operator: its line, the module that runs, and whether it decodes.
+
+The place of an operator of the backward pass is that of the operator whose gradient it computes:
+torch gives both the same sequence number (``torch.autograd.graph.Node._sequence_nr``, which its
+profiler uses for this). Places are numbered, so that what counts by place does so in columns.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.analysis.trace.frames import is_user_frame, place_of
+from gpuprobe.code_origin import PACKAGE, name_of
+from gpuprobe.model.place import NoPlace, SourceLine
+from gpuprobe.model.trace import Frame
+from gpuprobe.sampler.failures import from_program
+from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
+from gpuprobe.torch_support import compiled_code
+
+_sequence_now: Final = torch._C._autograd._get_sequence_nr
+_node_now: Final = torch._C._current_autograd_node
+_thread_now: Final = threading.get_ident
+
+OUTSIDE: Final = 0
+"""The place of what no operator of the program does."""
+
+_DECODING: Final = "decoding"
+"""In the keys of places while ``generate`` decodes."""
+
+
+class OperatorPlaces:
+    """The places of one recording. ``current`` is the number of the latest call of `here`."""
+
+    def __init__(
+        self,
+        modules: ModuleCalls,
+        backward: BackwardCalls,
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        self._modules = modules
+        self._backward = backward
+        self._on_fault = on_fault
+        self.current = OUTSIDE
+        self.in_generate: Callable[[], bool] = lambda: False
+        """Whether a call of ``generate`` is in progress in this thread."""
+        self.decoding = False
+        """Whether the running call of a model decodes one token of each sequence."""
+        # Line, module, and whether they decode.
+        self.places: list[tuple[SourceLine, str, bool]] = [(NoPlace.UNKNOWN, "", False)]
+        self.frames: list[Frame | None] = [None]
+        """The frame of each place that has a line."""
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._is_user: dict[str, bool] = {}  # by file name
+        self._of_node: dict[int, int] = {}  # sequence number -> place
+        self._sequence = 0
+        self._thread = 0
+        self._failed = False
+
+    def begin(self) -> None:
+        """Follow the graph of autograd that this thread creates from now on."""
+        self._of_node.clear()
+        self._sequence = _sequence_now()
+        self._thread = _thread_now()
+
+    def forget(self) -> None:
+        """Forget the graph: a step has ended."""
+        self._of_node.clear()
+
+    def here(self) -> int:
+        """The number of the place that calls an operator; called in its thread, before it runs."""
+        if self._failed:
+            return OUTSIDE
+        try:
+            found = self.current = self._place_now()
+        except Exception as error:  # an internal error must not end the program
+            if from_program(error):
+                raise
+            self._failed = True
+            self._on_fault(error)
+            return OUTSIDE
+        return found
+
+    def _place_now(self) -> int:
+        if compiled_code.any_known() and (generated := self._generated_place()):
+            return generated
+        node = _node_now()
+        if node is not None:
+            found = self._of_node.get(node._sequence_nr())
+            return self._backward_place() if found is None else found
+        place = self._line()
+        sequence = _sequence_now()
+        if sequence != self._sequence and _thread_now() == self._thread:
+            # The nodes of the graph that were created for this operator, before it runs.
+            for number in range(self._sequence, sequence):
+                self._of_node[number] = place
+            self._sequence = sequence
+        return place
+
+    def _line(self) -> int:
+        """The user's innermost line, in the module that runs."""
+        frame: FrameType | None = sys._getframe(2)
+        known = self._is_user
+        while frame is not None:
+            code = frame.f_code
+            file = code.co_filename
+            user = known.get(file)
+            if user is None:
+                user = known[file] = not file.startswith(PACKAGE) and is_user_frame(
+                    Frame(name_of(file), 1, code.co_name)
+                )
+            if user:
+                break
+            frame = frame.f_back
+        module = self._modules.running
+        if frame is None:
+            return self._number((module,), NoPlace.NO_USER_FRAME, module, None)
+        key: tuple[Any, ...] = (file, frame.f_lineno, code.co_name, module)
+        number = self._numbers.get((*key, _DECODING) if self.decoding else key)
+        if number is None:
+            shown = Frame(name_of(file), frame.f_lineno or 0, code.co_name)
+            number = self._number(key, place_of(shown), module, shown)
+        return number
+
+    def _generated_place(self) -> int:
+        """The place of the generated code that runs, if its line in the program is known; 0
+        otherwise.
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            file, line = frame.f_code.co_filename, frame.f_lineno or 0
+            origins = compiled_code.lines_of(file, line)
+            if origins is not None:
+                frames = (Frame(name_of(one.file), one.line, one.function) for one in origins)
+                shown = next((one for one in frames if is_user_frame(one)), None)
+                if shown is None:
+                    return OUTSIDE
+                module = compiled_code.module_of(file, line)
+                return self._number((file, line, module), place_of(shown), module, shown)
+            frame = frame.f_back
+        return 0
+
+    def _backward_place(self) -> int:
+        """The line that called the backward pass: for the accumulation of gradients, and for graphs
+        from before the step.
+        """
+        frames = self._backward.running
+        number = self._numbers.get(frames)
+        if number is None:
+            shown = next((one for one in frames if is_user_frame(one)), None)
+            place = NoPlace.AUTOGRAD_ENGINE if shown is None else place_of(shown)
+            number = self._number(frames, place, "", shown)
+        return number
+
+    def _number(
+        self, key: tuple[Any, ...], place: SourceLine, module: str, frame: Frame | None
+    ) -> int:
+        if self.decoding:
+            key = (*key, _DECODING)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.places)
+            # Not what follows a call of generate, up to the next call of a model.
+            self.places.append((place, module, self.decoding and self.in_generate()))
+            self.frames.append(frame)
+        return number

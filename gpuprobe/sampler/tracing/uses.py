@@ -1,0 +1,410 @@
+"""The uses of memory: for each block, the operators that made a tensor on it and used its values.
+
+The allocator's history has the birth and the death of a block. In between, every operator that torch
+runs is handled (`gpuprobe.torch_support.operator_calls`), and the addresses of its tensors are noted
+with its number. When the trace of the step is complete, they are matched with the blocks that were
+at these addresses then, by the clock of the history, as the calls of modules are
+(`gpuprobe.sampler.tracing.calls`). Calls of compiled graphs and replays of CUDA graphs count as one
+use of what they touch. Blocks that are alive when a traced step ends are followed into later steps.
+
+Nothing is kept alive and nothing is asked of the GPU: an address is read from the tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.run.session import LaterUses
+from gpuprobe.model.trace import USE_COLUMNS, EventColumns, MemoryTrace
+from gpuprobe.patching import Patches
+from gpuprobe.sampler.failures import from_program
+from gpuprobe.sampler.tracing.calls import now_us
+from gpuprobe.sampler.tracing.places import OperatorPlaces
+from gpuprobe.torch_support.callers import passed_on
+from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
+from gpuprobe.torch_support.kernels import runs_kernel, takes_shape
+from gpuprobe.torch_support.operator_calls import watch
+from gpuprobe.torch_support.tensors import parts
+
+_USE, _OVERWRITE, _MADE = range(3)
+"""Kinds of entries of the log: values were read, or changed; all of them were replaced; a tensor was
+made."""
+_KINDS: Final = 4
+
+_OVERWRITES: Final = frozenset(
+    """zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_
+    log_normal_""".split()  # noqa: SIM905 - a list to be read
+)
+"""Operators that replace all values of their first argument: nothing has used those before."""
+
+_ALLOC = TraceAction.ALLOC.code
+_FREES = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
+_NEVER: Final = 1 << 62
+
+
+class _Operator(NamedTuple):
+    """What one operator does with its arguments and results. Created once."""
+
+    name: str
+    uses: bool
+    like: bool  # of the first argument only the shape counts
+    overwrites: bool
+    makes: bool
+
+
+class _Operators(dict[OpOverload, _Operator]):
+    def __missing__(self, op: OpOverload) -> _Operator:
+        schema = op._schema
+        name = schema.name.rpartition("::")[2]
+        made = self[op] = _Operator(
+            name,
+            runs_kernel(op),
+            takes_shape(name),
+            name in _OVERWRITES,
+            bool(schema.returns) and all(one.alias_info is None for one in schema.returns),
+        )
+        return made
+
+
+class Uses:
+    """The uses of device memory in one recording, from `install` on."""
+
+    def __init__(
+        self,
+        places: OperatorPlaces,
+        path: Callable[[], str],
+        placed: Callable[[], bool],
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        """``path`` returns the phase that the program is in; ``placed``: whether something else
+        asks ``places`` for the place of each operator.
+        """
+        self._places = places
+        self._path = path
+        self._placed = placed
+        self._on_fault = on_fault
+        self._on = False
+        self._operators = _Operators()
+        self._count = 0
+        """Operators that have begun since the recording did."""
+        self._last: dict[int, int] = {}
+        """By address, the last operator that used the block there; 0: it was made, and not used."""
+        self._watched: dict[int, list[tuple[str, bool, int]]] = {}
+        """By address, the block there if it was alive when traces ended, and is not used since: the
+        name of each trace, whether its row is one of the baseline, and the row."""
+        self._alive: dict[str, list[tuple[int, bool, int]]] = {}
+        """By device, what is alive at the end of the trace that was completed last."""
+        self._later: dict[str, tuple[list[int], list[int]]] = {}
+        self._capturing: set[int] | None = None
+        self._in_graph = 0  # where the uses by the compiled graph that runs begin in the log
+        self._begin_log()
+
+    def _begin_log(self) -> None:
+        """Forget the uses so far, for the next trace."""
+        self._base = self._count
+        self._before = dict(self._last)
+        self._began = array("q")  # microseconds, by operator
+        self._place = array("I")
+        self._phase: list[str] = []
+        self._name: list[str] = []
+        self._address = array("Q")
+        self._entry = array("Q")  # operator × _KINDS + kind
+
+    # -- watching
+
+    def install(self, patches: Patches) -> None:
+        """Watch until ``patches`` are undone."""
+        self._on = True
+        patches.add(self.stop)
+        patches.add(watch(self._operator))
+        follow_compiled_calls(patches, self._graph_called, self._graph_returned)
+        graph = torch.cuda.CUDAGraph
+        for name, report in (
+            ("capture_begin", self._capture_began),
+            ("capture_end", self._capture_ended),
+            ("replay", self._replayed),
+        ):
+            patches.set(graph, name, self._reporting(getattr(graph, name), report))
+
+    def stop(self) -> None:
+        """Watch no more; what was noted is kept."""
+        self._on = False
+
+    def begin_step(self) -> None:
+        """A step begins: the uses of earlier ones belong to no trace any more."""
+        self._begin_log()
+        if not self._placed():
+            self._places.begin()
+
+    def _guarded(self, method: Callable[..., None], *args: Any) -> None:
+        try:
+            method(*args)
+        except Exception as error:  # an internal error must not end the program
+            if from_program(error):
+                raise
+            self.stop()
+            self._on_fault(error)
+
+    def _operator(
+        self,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        below: Callable[[Any, Any, Any], Any],
+    ) -> Any:
+        """An operator is called: see `gpuprobe.torch_support.operator_calls`."""
+        if not self._on:
+            return below(op, args, kwargs)
+        placed = self._placed()
+        place = 0 if placed else self._places.here()
+        number = self._begins(place)
+        try:
+            result = below(op, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 - raised again
+            # One that runs out of memory needs its arguments too.
+            self._guarded(self._returned, op, args, kwargs, None, number, placed)
+            del args, kwargs
+            raise passed_on(error)  # noqa: B904 - the same one
+        self._guarded(self._returned, op, args, kwargs, result, number, placed)
+        return result
+
+    def _begins(self, place: int) -> int:
+        """An operator begins. Returns its number."""
+        self._count = number = self._count + 1
+        self._began.append(now_us())
+        self._place.append(place)
+        self._phase.append("")
+        self._name.append("")
+        return number
+
+    def _returned(
+        self,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: object,
+        number: int,
+        placed: bool,
+    ) -> None:
+        about = self._operators[op]
+        at = number - self._base - 1
+        if at < 0:  # a step ended meanwhile, in another thread
+            return
+        self._name[at] = about.name
+        self._phase[at] = self._path()
+        if placed:
+            self._place[at] = self._places.current
+        if about.uses:
+            first = 0
+            if about.like:
+                first = 1
+            elif about.overwrites and args:
+                self._note(args[0], number, _OVERWRITE)
+                first = 1
+            for value in args[first:] if first else args:
+                kind = type(value)
+                if kind is list or kind is tuple or isinstance(value, torch.Tensor):
+                    self._note(value, number, _USE)
+            for value in kwargs.values():
+                self._note(value, number, _USE)
+        if about.makes and result is not None:
+            self._note(result, number, _MADE)
+
+    def _note(self, value: object, number: int, kind: int) -> None:
+        """Note the memory of a tensor, or of those in lists of them."""
+        if isinstance(value, torch.Tensor):
+            if not value.is_cuda:
+                return
+            try:
+                address = value.untyped_storage().data_ptr()
+            except (NotImplementedError, RuntimeError):  # no storage, or none with memory
+                for part in parts(value):
+                    self._note(part, number, kind)
+                return
+            if address:
+                self._noted(address, number, kind)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self._note(item, number, kind)
+
+    def _noted(self, address: int, number: int, kind: int) -> None:
+        self._address.append(address)
+        self._entry.append(number * _KINDS + kind)
+        self._last[address] = 0 if kind == _MADE else number
+        if self._capturing is not None:
+            self._capturing.add(address)
+        if address in self._watched:
+            watched = self._watched.pop(address)
+            if kind != _MADE:  # else another block is there now
+                for trace, baseline, row in watched:
+                    self._later.setdefault(trace, ([], []))[baseline].append(row)
+
+    # -- graphs
+
+    def _reporting(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
+        """``original``, followed by ``report`` with the graph."""
+
+        @functools.wraps(original)
+        def method(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, *args, **kwargs)
+            if self._on:
+                self._guarded(report, graph)
+            return result
+
+        return method
+
+    def _graph_called(self, inputs: Sequence[object], _: Collection[int]) -> None:
+        if self._on:
+            self._guarded(self._use_by_graph, list(inputs))
+
+    def _use_by_graph(self, inputs: list[object]) -> None:
+        number = self._begins(self._places.here())
+        self._name[-1], self._phase[-1] = "compiled graph", self._path()
+        self._in_graph = len(self._address)
+        self._note(inputs, number, _USE)
+
+    def _graph_returned(self, results: Sequence[object]) -> None:
+        if self._on:
+            self._guarded(self._made_by_graph, list(results))
+
+    def _made_by_graph(self, results: list[object]) -> None:
+        """The results of a graph, of which inputs are not new."""
+        inputs = set(self._address[self._in_graph :])
+        for value in results:
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                before = len(self._address)
+                self._note(value, self._count, _USE)
+                for at in range(before, len(self._address)):
+                    address = self._address[at]
+                    if address not in inputs:
+                        self._entry[at] += _MADE - _USE
+                        self._last[address] = 0
+
+    def _capture_began(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._capturing = set()
+
+    def _capture_ended(self, graph: Any) -> None:
+        graph._gpuprobe_addresses, self._capturing = self._capturing or set(), None
+
+    def _replayed(self, graph: Any) -> None:
+        number = self._begins(self._places.here())
+        self._name[-1], self._phase[-1] = "replay of a CUDA graph", self._path()
+        for address in sorted(getattr(graph, "_gpuprobe_addresses", ())):
+            self._noted(address, number, _USE)
+
+    # -- traces
+
+    def complete(self, trace: MemoryTrace) -> None:
+        """Fill the columns of uses. A history without times is not modified."""
+        events = trace.events
+        times = events.time_us
+        if not self._began or not times or not times[0]:
+            return
+        base, began = self._base, self._began
+        events.operator = array("I", (base + bisect_right(began, time) for time in times))
+        for name in USE_COLUMNS:
+            for rows in (events, trace.baseline):
+                column = getattr(rows, name)
+                column.extend([0] * (len(rows) - len(column)))
+        blocks = _Blocks(trace)
+        for row, address in enumerate(trace.baseline.address):
+            last = self._before.get(address)
+            if last is not None:  # else the block is older than the recording
+                trace.baseline.made[row] = 1
+                trace.baseline.first_use[row] = trace.baseline.last_use[row] = last
+        for address, entry in zip(self._address, self._entry, strict=True):
+            number, kind = divmod(entry, _KINDS)
+            found = blocks.at(address, number, made=kind == _MADE)
+            if found is None:
+                continue
+            columns, row = found
+            if kind == _MADE:
+                columns.made[row] = number
+                continue
+            if kind == _USE and not columns.first_use[row]:
+                columns.first_use[row] = number
+            columns.last_use[row] = max(columns.last_use[row], number)
+        self._describe(trace)
+        self._alive[trace.device] = blocks.alive()
+
+    def _describe(self, trace: MemoryTrace) -> None:
+        """Set line, name and phase of the last use of each block in this trace."""
+        table, base = trace.stacks, self._base
+        stacks: dict[int, int] = {}
+        for columns in (trace.events, trace.baseline):
+            for row, number in enumerate(columns.last_use):
+                at = number - base - 1
+                if at < 0:
+                    continue
+                place = self._place[at]
+                if place not in stacks:
+                    frame = self._places.frames[place]
+                    stacks[place] = 0 if frame is None else table.stack((table.frame(frame),))
+                columns.last_stack[row] = stacks[place]
+                columns.last_name[row] = table.string(self._name[at])
+                columns.last_phase[row] = table.string(self._phase[at])
+
+    def saved(self, trace: MemoryTrace, name: str) -> None:
+        """The completed trace was written under this name: follow what is alive at its end."""
+        for address, baseline, row in self._alive.pop(trace.device, ()):
+            self._watched.setdefault(address, []).append((name, baseline, row))
+
+    def take_later(self, step: int) -> list[LaterUses]:
+        """The blocks of traces of earlier steps that this one, ``step``, was the first to use."""
+        later, self._later = self._later, {}
+        return [
+            LaterUses(trace, step, tuple(rows), tuple(baseline))
+            for trace, (rows, baseline) in later.items()
+        ]
+
+
+class _Blocks:
+    """The blocks of a trace by address."""
+
+    def __init__(self, trace: MemoryTrace) -> None:
+        events = trace.events
+        # By address, in order: the operator that had begun when each block began, that when it was
+        # freed, and its row, complemented for one of the baseline.
+        self._rows: dict[int, list[list[int]]] = {
+            address: [[0, _NEVER, ~row]] for row, address in enumerate(trace.baseline.address)
+        }
+        self._events, self._baseline = events, trace.baseline
+        rows = self._rows
+        columns = zip(events.action, events.address, events.operator, strict=True)
+        for row, (action, address, operator) in enumerate(columns):
+            if action == _ALLOC:
+                rows.setdefault(address, []).append([operator, _NEVER, row])
+            elif action in _FREES and (known := rows.get(address)) and known[-1][1] == _NEVER:
+                known[-1][1] = operator
+
+    def at(self, address: int, number: int, *, made: bool) -> tuple[EventColumns, int] | None:
+        """The columns and the row of the block that the operator ``number`` used, or made, at an
+        address. The clock of events is exact to a microsecond: an event at the begin of an operator
+        counts to that one, and may have been before it.
+        """
+        rows = self._rows.get(address)
+        if rows is None:
+            return None
+        at = bisect_right(rows, number if made else number - 1, key=lambda row: row[0]) - 1
+        if at < 0 or rows[at][1] < number:
+            at += 1  # it began at the begin of the operator
+            if at == len(rows) or rows[at][0] != number:
+                return None
+        row = rows[at][2]
+        return (self._events, row) if row >= 0 else (self._baseline, ~row)
+
+    def alive(self) -> list[tuple[int, bool, int]]:
+        """The blocks that are not freed: address, whether the row is the baseline's, and the row."""
+        return [
+            (address, rows[-1][2] < 0, rows[-1][2] if rows[-1][2] >= 0 else ~rows[-1][2])
+            for address, rows in self._rows.items()
+            if rows[-1][1] == _NEVER
+        ]

@@ -1,0 +1,32 @@
+"""Which operators run a kernel, and so use the values of their arguments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch._ops import OpOverload
+
+# They make or describe memory. A functional collective's results are wrapped by the last one.
+_NO_KERNEL: Final = frozenset(
+    """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ resize_as_
+    record_stream lift_fresh detach alias lift detach_ _version is_same_size is_pinned
+    _has_compatible_shallow_copy_type _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims
+    _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _coalesced_ _nnz
+    is_coalesced sparse_dim dense_dim _wrap_tensor_autograd""".split()  # noqa: SIM905 - a list to be read
+)
+
+
+def runs_kernel(op: OpOverload) -> bool:
+    """Whether an operator runs a kernel on the values of its arguments: no view, and none that only
+    makes or describes memory.
+    """
+    alias = [item.alias_info for item in op._schema.returns]
+    view = any(item is not None and not item.is_write for item in alias)
+    return op._schema.name.rpartition("::")[2] not in _NO_KERNEL and not view
+
+
+def takes_shape(name: str) -> bool:
+    """Whether the operator of that name is a factory that takes the shape of its first argument,
+    and none of its values.
+    """
+    return name.startswith("new_") or name.endswith("_like")
