@@ -27,6 +27,7 @@ from gpuprobe.analysis.peak.high_water import (
     by_module,
     modules_of_lines,
 )
+from gpuprobe.analysis.peak.needs import needs_at
 from gpuprobe.analysis.peak.peaks import (
     PeakSite,
     device_peaks,
@@ -123,6 +124,7 @@ def summarize(
         categories=_categories(site, mark, nearest),
         top_lines=_lines(shown, None if whole else top),
         top_modules=_modules(shown, None if whole else top),
+        needs=shown if isinstance(shown, Unavailable) else needs_at(shown.ledger, shown.event),
         growth=None if growth is None else _growth(growth, top),
         fragmentation=found.fragmentation,
         leaks=found.leaks,

@@ -23,13 +23,13 @@ class Need(str, Enum):
     NOT_YET = "not_used_yet"  # its first use is still to come
     NEVER_AGAIN = "never_used_again"  # used before, and never again
     NEVER = "never_used"  # no operator uses it, from its birth to its death
-    OPEN = "open"  # alive when the recording ended: nothing later was watched
+    OPEN = "open"  # used in the last step that was watched, and alive when it ended
     UNWATCHED = "not_watched"  # no operator made or used it: a library's, or older
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """The name that reports show."""
-        return _TITLES[self]
+        return _LABELS[self]
 
     @property
     def needless(self) -> bool:
@@ -37,13 +37,13 @@ class Need(str, Enum):
         return self in (Need.NEVER_AGAIN, Need.NEVER)
 
 
-_TITLES = {
+_LABELS = {
     Need.IN_USE: "in use now",
     Need.LATER: "needed later",
     Need.NOT_YET: "not used yet",
     Need.NEVER_AGAIN: "never used again",
     Need.NEVER: "never used",
-    Need.OPEN: "unknown: the recording ends here",
+    Need.OPEN: "kept when the recording ends",
     Need.UNWATCHED: "not watched: made by a library",
 }
 

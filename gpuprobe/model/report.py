@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.needs import NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Communication
@@ -616,6 +617,9 @@ class Report(Displayed):
     categories: CategoryTable | Unavailable
     top_lines: ShareTable | Unavailable
     top_modules: ShareTable | Unavailable
+    needs: Annotated[
+        NeedTable | Unavailable, "what the memory at the high water mark is needed for"
+    ]
     growth: GrowthReport | None
     fragmentation: FragmentationReport | Unavailable
     leaks: LeakReport | Unavailable

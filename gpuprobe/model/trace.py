@@ -368,10 +368,13 @@ class WeaklyReferable:
 @record(frozen=True, slots=True)
 class UsedLater:
     """Which blocks that were alive at the end of a trace are used in the ``steps`` after it: rows
-    of its events, and of its baseline.
+    of its events, and of its baseline. ``ended``: the program has ended, and without an error;
+    ``whole``: and the trace goes on to its end.
     """
 
     steps: int
+    ended: bool
+    whole: bool
     events: frozenset[int]
     baseline: frozenset[int]
 

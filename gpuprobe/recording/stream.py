@@ -195,10 +195,13 @@ class StreamParser:
         """What later steps used of the blocks of a trace; None if that was not watched."""
         if step is None:
             return None
-        after = len(steps) - bisect_right(steps, step, key=lambda one: one.index)
+        at = bisect_right(steps, step, key=lambda one: one.index)
         known = self._later_uses.get(name, [])
+        ended = self._end is not None and self._end.error is None
         return UsedLater(
-            after,
+            len(steps) - at,
+            ended,
+            ended and at == len(steps) > 0 and steps[at - 1].ended_by == "end",
             frozenset(row for uses in known for row in uses.events),
             frozenset(row for uses in known for row in uses.baseline),
         )

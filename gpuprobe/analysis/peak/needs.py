@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 
@@ -15,6 +14,10 @@ from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
+_STATE = frozenset(
+    category.code for category in (Category.PARAMETER, Category.OPTIMIZER_STATE, Category.BUFFER)
+)
+
 _NOT_WATCHED = Unavailable(
     "the uses of memory were not watched: on a simulated GPU, level 'trace' does",
     ReadStatus.NOT_COLLECTED,
@@ -22,7 +25,7 @@ _NOT_WATCHED = Unavailable(
 
 
 class Biographies:
-    """The uses of the rows of a ledger, as numbers of operators (`gpuprobe.model.trace.COLUMNS`)."""
+    """The uses of the rows of a ledger, as numbers of operators (see `gpuprobe.model.trace`)."""
 
     def __init__(self, trace: MemoryTrace | Ledger) -> None:
         self.ledger = ledger_of(trace)
@@ -35,7 +38,15 @@ class Biographies:
         later = self.ledger.trace.used_later
         self._later_events = later.events if later else frozenset()
         self._later_baseline = later.baseline if later else frozenset()
-        self._is_open = not (later and later.steps)
+        self._steps_after = later.steps if later else 0
+        self._ended = bool(later and later.ended)
+        self._whole = bool(later and later.whole)
+        self._state: set[int] = set()
+        """Rows of a model and of its optimizer's state, if the trace is of a whole program."""
+        if self._whole:
+            codes = categories(self.ledger, everything)
+            self._state = {row for row, code in enumerate(codes) if code in _STATE}
+        self._in_trace = values("last_name", everything)
 
     @property
     def watched(self) -> bool:
@@ -59,19 +70,30 @@ class Biographies:
             return self.ledger.start[row] in self._later_events
         return row - made in self._later_baseline
 
+    def is_open(self, row: int) -> bool:
+        """Whether nothing is known of a row after the trace, at whose end it is alive: no step
+        follows. It is known if the program ended with the trace (though a model and the state of
+        its optimizer would be used by a next step), or did not use the row in a whole step.
+        """
+        if self._steps_after or not (self.made[row] or self.last[row]):
+            return False
+        if self._whole:
+            return row in self._state
+        return not self._ended or row < self.ledger.made or bool(self._in_trace[row])
+
     def need(self, row: int, event: int) -> Need:
         """The state of a row that is alive just after an event."""
         now = self.operator_at(event)
         first, last = self.first[row], self.last[row]
-        if last > now:
-            return Need.LATER if not first or first <= now else Need.NOT_YET
         start = self.ledger.start[row]
         if last == now or (start >= 0 and self.operator[start] == now):
             return Need.IN_USE
+        if last > now:
+            return Need.LATER if not first or first <= now else Need.NOT_YET
         if self.survives(row):
             if self.used_later(row):
                 return Need.LATER if first else Need.NOT_YET
-            if self._is_open and (self.made[row] or last):
+            if self.is_open(row):
                 return Need.OPEN
         if last:
             return Need.NEVER_AGAIN
@@ -87,13 +109,15 @@ class Biographies:
             last = self.last[row]
             if not (last or self.made[row]):
                 continue
-            if self.survives(row) and (self._is_open or self.used_later(row)):
+            if self.survives(row) and (self.is_open(row) or self.used_later(row)):
                 continue
-            if not last:
-                last = self.made[row]
+            start = ledger.start[row]
+            if start < 0 and not self._in_trace[row]:
+                ends[row] = -1  # the trace has no use of it: it would not be there
+                continue
             # The first event after that operator: it has a larger number.
-            after = bisect_right(operator, last)
-            ends[row] = min(end, max(after, ledger.start[row] + 1))
+            after = bisect_right(operator, last or self.made[row])
+            ends[row] = min(end, max(after, start + 1))
         return ends
 
 
@@ -137,9 +161,7 @@ def _lines(lives: Biographies, rows: list[int]) -> Iterator[NeedLine]:
     lines, strings = Lines(trace.stacks), trace.stacks.strings
     columns = [ledger.values(name, rows) for name in ("last_stack", "last_name", "last_phase")]
     totals: dict[tuple[Place | NoPlace, int, int, int, int], list[int]] = {}
-    for row, code, stack, name, phase in zip(
-        rows, categories(ledger, rows), *columns, strict=True
-    ):
+    for row, code, stack, name, phase in zip(rows, categories(ledger, rows), *columns, strict=True):
         key = lines.place(ledger.stack[row], before=row >= ledger.made), code, stack, name, phase
         totals.setdefault(key, []).append(ledger.size[row])
     for (place, code, stack, name, phase), sizes in totals.items():

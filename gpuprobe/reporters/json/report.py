@@ -14,6 +14,7 @@ from typing import Final
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.needs import NeedRow
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.report import (
@@ -113,6 +114,36 @@ class NamedDifference:
     bytes: int
 
 
+@record(frozen=True)
+class LineNeed:
+    """The blocks in one state that a line of the program made; last_use is the line of their last
+    use in the step of the trace, null where they have none in it.
+    """
+
+    key: CodeLine
+    bytes: int
+    blocks: int
+    category: str
+    last_use: CodeLine | None
+    by: str
+    phase: str
+
+
+def _line_needs(row: NeedRow) -> tuple[LineNeed, ...]:
+    return tuple(
+        LineNeed(
+            _line(line.key),
+            line.bytes,
+            line.blocks,
+            line.category,
+            None if line.last_use is None else _line(line.last_use),
+            line.by,
+            line.phase,
+        )
+        for line in row.lines
+    )
+
+
 def _line(key: Key) -> CodeLine:
     if isinstance(key, Place):
         known = bool(key.file)
@@ -184,7 +215,7 @@ def _fields(kind: type, *without: str) -> str:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 10),
+    (2, 11),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -200,6 +231,8 @@ DOCUMENT: Final = Document(
         LeakRow: {"*key": _line_of_key, **keys(_fields(LeakRow, "key"))},
         LineDifference: {"*key": "key", "bytes": "bytes"},
         CodeLineShare: {"*key": "key", **keys("bytes blocks")},
+        LineNeed: {"*key": "key", **keys(_fields(LineNeed, "key"))},
+        NeedRow: {**keys(_fields(NeedRow)), "lines": _line_needs},
         OutOfMemory: {"*place": _line_of_place, **keys(_fields(OutOfMemory, "place"))},
         Peak: keys("at_least at_most exact"),
         Phase: {
@@ -235,6 +268,7 @@ DOCUMENT: Final = Document(
         "2.8": "LaunchReport.decoded LaunchRow.decoding",
         "2.9": "gpus holders",
         "2.10": "RecordingInfo.missing",
+        "2.11": "needs",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -259,6 +293,7 @@ DOCUMENT: Final = Document(
 * 2.8: ``launches.decoded``, ``launches.rows[].decoding``.
 * 2.9: ``gpus``; ``holders``.
 * 2.10: ``recording.missing``; the status ``killed`` is called ``incomplete``.
+* 2.11: ``needs``.
 """
 
 to_document = DOCUMENT.plain

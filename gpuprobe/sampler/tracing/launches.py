@@ -1,8 +1,8 @@
 """The kernels that each traced step launches, with their line, module and phase.
 
-`gpuprobe.torch_support.engine_reports` counts; `gpuprobe.sampler.tracing.places` numbers the places.
-The counter queries the place before each operator, so only the frames between the operator and the
-program's line are walked, once for all kernels of the operator.
+`gpuprobe.torch_support.engine_reports` counts, and `gpuprobe.sampler.tracing.places` numbers the
+places. The counter queries the place before each operator, so only the frames between the operator
+and the program's line are walked, once for all kernels of the operator.
 """
 
 from __future__ import annotations

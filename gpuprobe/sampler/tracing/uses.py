@@ -1,9 +1,9 @@
 """The uses of memory: for each block, the operators that made a tensor on it and used its values.
 
-The allocator's history has the birth and the death of a block. In between, every operator that torch
-runs is handled (`gpuprobe.torch_support.operator_calls`), and the addresses of its tensors are noted
-with its number. When the trace of the step is complete, they are matched with the blocks that were
-at these addresses then, by the clock of the history, as the calls of modules are
+The allocator's history has the birth and the death of a block. In between, every operator that
+torch runs is handled (`gpuprobe.torch_support.operator_calls`), and the addresses of its tensors
+are noted with its number. When the trace of the step is complete, they are matched with the blocks
+that were at these addresses then, by the clock of the history, as the calls of modules are
 (`gpuprobe.sampler.tracing.calls`). Calls of compiled graphs and replays of CUDA graphs count as one
 use of what they touch. Blocks that are alive when a traced step ends are followed into later steps.
 
@@ -35,8 +35,8 @@ from gpuprobe.torch_support.operator_calls import watch
 from gpuprobe.torch_support.tensors import parts
 
 _USE, _OVERWRITE, _MADE = range(3)
-"""Kinds of entries of the log: values were read, or changed; all of them were replaced; a tensor was
-made."""
+"""Kinds of entries of the log: values were read, or changed; all of them were replaced; a tensor
+was made."""
 _KINDS: Final = 4
 
 _OVERWRITES: Final = frozenset(
@@ -402,7 +402,7 @@ class _Blocks:
         return (self._events, row) if row >= 0 else (self._baseline, ~row)
 
     def alive(self) -> list[tuple[int, bool, int]]:
-        """The blocks that are not freed: address, whether the row is the baseline's, and the row."""
+        """The blocks that are not freed: address, whether the baseline has its row, and the row."""
         return [
             (address, rows[-1][2] < 0, rows[-1][2] if rows[-1][2] >= 0 else ~rows[-1][2])
             for address, rows in self._rows.items()

@@ -33,6 +33,7 @@ from gpuprobe.reporters.sections.report.memory import (
     peak_section,
     share_sections,
 )
+from gpuprobe.reporters.sections.report.needs import needs_section
 from gpuprobe.reporters.sections.report.ranks import (
     child_sections,
     comparison_sections,
@@ -96,6 +97,7 @@ def report_sections(
         _title(report, full=full),
         *((*why, peak) if ended_out_of_memory(report) else (peak, *why)),
         *_advice(report, full=full),
+        *needs_section(report, full=full),
         *share_sections(report, top),
         *growth_sections(report, full=full),
         *fragmentation_sections(report, full=full),

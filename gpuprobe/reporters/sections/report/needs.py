@@ -1,0 +1,99 @@
+"""The section on what the memory at the peak is needed for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable
+from gpuprobe.model.report import Report
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    count,
+    named,
+    size,
+)
+
+_BAR = 24
+_FEW = 3
+_LEAST = 0.01
+"""The share of the total from which the lines of memory that is not needed are named."""
+
+_COLUMNS = (
+    Column("bytes", 10, number=True),
+    Column("share", 6, gap=1, number=True),
+    Column("", _BAR, gap=1, bar=True),
+    Column("blocks", number=True),
+    Column("need", 0, gap=2),
+)
+
+
+def needs_section(report: Report, *, full: bool = False) -> list[Section]:
+    """What the memory is needed for; nothing if the uses of memory were not watched."""
+    table = report.needs
+    title, name, short = "What it is needed for", "needs", "Needs"
+    if isinstance(table, Unavailable):
+        text = f"unknown: {table.reason}"
+        return [Section(title, (Line(text),), name, short)] if full else []
+    if report.peak.nearest_trace is not None and table.step is not None:
+        title += f" at the high water mark of step {table.step}"
+    rows = tuple(_row(row, table) for row in table.rows)
+    total = Row((size(table.total), "", "", "", "total"))
+    parts: list[Part] = [
+        Table("memory by need", _COLUMNS, rows, (total,), header=False),
+        *_needless(table, full=full),
+    ]
+    hint = "By the operators that used each block, at level trace on a simulated GPU."
+    return [Section(title, tuple(parts), name, short, hint=hint)]
+
+
+def _row(row: NeedRow, table: NeedTable) -> Row:
+    share = row.bytes / table.total if table.total else 0.0
+    return Row((
+        size(row.bytes),
+        Cell(f"{share:.1%}", share),
+        Cell("", share, share=share),
+        count(row.blocks),
+        Need(row.need).label,
+    ))  # fmt: skip
+
+
+def _needless(table: NeedTable, *, full: bool) -> Iterator[Line]:
+    """The lines of the memory that is not needed; ``full``: of all memory. And what would be left
+    without it.
+    """
+    for row in table.rows:
+        need = Need(row.need)
+        if not full and not need.needless:
+            continue
+        few = row.lines if full else row.lines[:_FEW]
+        for line in few:
+            if full or line.bytes >= _LEAST * table.total:
+                yield Line(_about(line, need), "item", indent=4)
+        if full and row.more:
+            yield Line(f"{human_bytes(row.more)} {need.label}: of other lines", "item", indent=4)
+    saved = table.total - table.freed_after_use
+    if full or saved >= _LEAST * table.total:
+        yield Line(
+            f"If every block were freed after its last use, {human_bytes(table.freed_after_use)} "
+            f"would be the most in this trace instead of {human_bytes(table.total)}."
+        )
+
+
+def _about(line: NeedLine, need: Need) -> str:
+    """One line of the program: ``32.0 MiB never used again: activation from train.py:5``."""
+    blocks = f" in {line.blocks:,} blocks" if line.blocks != 1 else ""
+    text = f"{human_bytes(line.bytes)}{blocks} {need.label}: {line.category} from {named(line.key)}"
+    if line.last_use is not None or line.by:
+        by = f" by {line.by}" if line.by else ""
+        where = f" at {named(line.last_use)}" if line.last_use is not None else ""
+        phase = f" ({line.phase})" if line.phase else ""
+        text += f"; last used{by}{where}{phase}"
+    return text

@@ -1,0 +1,200 @@
+"""What the blocks of a trace are needed for, from the operators that used them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprobe.analysis.peak.needs import Biographies, needs_at
+from gpuprobe.analysis.trace.ledger import ledger_of
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.needs import Need, NeedTable
+from gpuprobe.model.trace import USE_COLUMNS, MemoryTrace, UsedLater
+from gpuprobe.model.values import Unavailable
+
+ALLOC, FREE, DONE = (
+    TraceAction.ALLOC.code,
+    TraceAction.FREE_REQUESTED.code,
+    TraceAction.FREE_COMPLETED.code,
+)
+
+
+@dataclass
+class Life:
+    """A block: born in operator ``born`` (0: before the trace), used by operators, freed before the
+    operator after ``freed`` begins; None: it survives. ``later``: a later step uses it."""
+
+    size: int
+    born: int
+    uses: list[int]
+    freed: int | None
+    later: bool = False
+    watched: bool = True
+
+
+def trace_of(lives: list[Life], *, steps: int = 1, ended: bool = True) -> MemoryTrace:
+    """A trace of these blocks; each has an address of its own. Operator n makes its blocks at its
+    begin, and frees happen when it has ended."""
+    trace = MemoryTrace("cuda:0", step=0)
+    rows = _events_of(lives, trace)
+    for columns in (trace.baseline, trace.events):
+        for column in sorted(USE_COLUMNS):
+            values = getattr(columns, column)
+            values.extend([0] * (len(columns) - len(values)))
+    name = trace.stacks.string("mm")
+    later: dict[bool, set[int]] = {False: set(), True: set()}  # by whether it is an event's row
+    for at, life in enumerate(lives):
+        columns, row = trace.events if life.born else trace.baseline, rows[at]
+        columns.made[row] = int(life.watched) * max(1, life.born)
+        if life.uses:
+            columns.first_use[row], columns.last_use[row] = min(life.uses), max(life.uses)
+            columns.last_name[row] = name
+        if life.later:
+            later[bool(life.born)].add(row)
+    trace.used_later = UsedLater(
+        steps, ended, False, frozenset(later[True]), frozenset(later[False])
+    )
+    return trace
+
+
+def _events_of(lives: list[Life], trace: MemoryTrace) -> dict[int, int]:
+    """Fill the events and the baseline; the row of each life."""
+    happens: list[tuple[int, int, int, int]] = []  # operator, order, action, life
+    rows = {}
+    for at, life in enumerate(lives):
+        if life.born:
+            happens.append((life.born, 0, ALLOC, at))
+        else:
+            rows[at] = len(trace.baseline)
+            trace.baseline.append(ALLOC, (at + 1) << 20, life.size)
+        if life.freed is not None:
+            happens += [(life.freed, 1, FREE, at), (life.freed, 2, DONE, at)]
+    for operator, _, action, at in sorted(happens):
+        if action == ALLOC:
+            rows[at] = len(trace.events)
+        trace.events.append(action, (at + 1) << 20, lives[at].size)
+        trace.events.operator.append(operator)
+    return rows
+
+
+def needs(lives: list[Life], operator: int, **options: int) -> dict[int, Need]:
+    """The need of each block that is alive just after the last allocation of an operator."""
+    trace = trace_of(lives, **options)
+    ledger = ledger_of(trace)
+    event = max(
+        i
+        for i, (action, number) in enumerate(
+            zip(trace.events.action, trace.events.operator, strict=True)
+        )
+        if action == ALLOC and number == operator
+    )
+    found = Biographies(ledger)
+    addresses = ledger.values("address", range(len(ledger)))
+    return {(addresses[row] >> 20) - 1: found.need(row, event) for row in ledger.alive(event)}
+
+
+def test_each_need() -> None:
+    lives = [
+        Life(8, 1, [2, 9], None, later=True),  # 0: used before and after
+        Life(8, 1, [2, 5], 9),  # 1: in use by the operator of the peak
+        Life(8, 1, [7], 9),  # 2: its first use is to come
+        Life(8, 1, [2], 9),  # 3: used before, freed much later
+        Life(8, 1, [], 9),  # 4: never used
+        Life(8, 1, [], 9, watched=False),  # 5: of a library
+        Life(8, 5, [6], 9),  # 6: just made
+        Life(8, 1, [2], None),  # 7: it survives, and no later step uses it
+        Life(8, 1, [], None, later=True),  # 8: first used by a later step
+    ]
+    assert needs(lives, 5) == {
+        0: Need.LATER,
+        1: Need.IN_USE,
+        2: Need.NOT_YET,
+        3: Need.NEVER_AGAIN,
+        4: Need.NEVER,
+        5: Need.UNWATCHED,
+        6: Need.IN_USE,
+        7: Need.NEVER_AGAIN,
+        8: Need.NOT_YET,
+    }
+
+
+def test_what_the_last_step_used_is_open_and_what_it_did_not_use_is_known() -> None:
+    lives = [
+        Life(8, 0, [2], None),  # a parameter: the step used it
+        Life(8, 0, [], None, watched=True),  # of an earlier step, and not used in this one
+        Life(8, 1, [1], None),  # made in this step
+        Life(8, 5, [6], 7),
+    ]
+    expected = {0: Need.OPEN, 1: Need.NEVER, 2: Need.OPEN, 3: Need.IN_USE}
+    assert needs(lives, 5, steps=0) == expected
+    # A program that failed, or still runs, might have used it.
+    assert needs(lives, 5, steps=0, ended=False) == {**expected, 1: Need.OPEN}
+
+
+def test_without_uses_the_table_is_unavailable() -> None:
+    trace = MemoryTrace("cuda:0")
+    trace.events.append(ALLOC, 1 << 20, 512)
+    assert isinstance(needs_at(trace, 0), Unavailable)
+
+
+sizes = st.integers(1, 1 << 20)
+
+
+@st.composite
+def random_lives(draw: st.DrawFn) -> list[Life]:
+    """Blocks whose uses are within their lives."""
+    found = []
+    for _ in range(draw(st.integers(1, 12))):
+        born = draw(st.integers(0, 8))
+        freed = draw(st.none() | st.integers(max(born, 1), 10))
+        uses = draw(st.lists(st.integers(max(born, 1), freed or 10), max_size=4))
+        later = freed is None and draw(st.booleans())
+        found.append(Life(draw(sizes), born, uses, freed, later, draw(st.booleans()) or bool(uses)))
+    return found
+
+
+@given(random_lives(), st.integers(0, 2), st.booleans())
+def test_the_rows_sum_to_the_peak_and_earlier_frees_never_raise_it(
+    lives: list[Life], steps: int, ended: bool
+) -> None:
+    trace = trace_of(lives, steps=steps, ended=ended)
+    if not trace.events.action or not Biographies(trace).watched:
+        return
+    ledger = ledger_of(trace)
+    table = needs_at(ledger, ledger.peak())
+    assert isinstance(table, NeedTable)
+    assert table.total == max(ledger.allocated_after())
+    assert sum(row.bytes for row in table.rows) == table.total
+    for row in table.rows:
+        assert sum(line.bytes for line in row.lines) + row.more == row.bytes
+        assert sum(line.blocks for line in row.lines) <= row.blocks
+    assert table.freed_after_use <= table.total
+
+
+@given(random_lives())
+def test_the_peak_with_early_frees_is_that_of_shorter_lives(lives: list[Life]) -> None:
+    """The figure equals a trace in which each block really is freed after its last use."""
+    trace = trace_of(lives)
+    if not trace.events.action or not Biographies(trace).watched:
+        return
+    table = needs_at(trace, ledger_of(trace).peak())
+    assert isinstance(table, NeedTable)
+    moments = []
+    for operator in range(11):
+        for moment in (0, 1):  # while it runs, after its frees
+            held = 0
+            for life in lives:
+                last = max(life.uses, default=life.born)
+                known = bool(life.uses or life.watched)
+                end = life.freed if not known else min(life.freed or 99, last)
+                if life.freed is None and life.later:
+                    end = None
+                if not life.born and not life.uses and known and not life.later:
+                    continue  # not in this trace at all
+                alive_from = life.born <= operator
+                alive_to = end is None or operator < end or (operator == end and not moment)
+                held += life.size * (alive_from and alive_to)
+            moments.append(held)
+    assert table.freed_after_use == max(moments)

@@ -1,0 +1,163 @@
+"""The uses of memory on a simulated GPU: programs whose blocks each have a known need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from native_commands import gpuprobe
+
+MIB = 1 << 20
+
+
+def needs_of(tmp_path: Path, program: str, *options: str) -> dict[str, Any]:
+    """The needs at the high water mark of a program."""
+    (tmp_path / "program.py").write_text(program)
+    done = gpuprobe(
+        *("run", "--gpu", "t4", "--level", "trace", "--trace-steps", "all", *options),
+        *("--output", "run.gpuprobe", "program.py"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = gpuprobe("report", "--json", "run.gpuprobe", cwd=tmp_path)
+    found: dict[str, Any] = json.loads(shown.stdout)["needs"]
+    assert sum(row["bytes"] for row in found["rows"]) == found["total"]
+    return found
+
+
+def lines(needs: dict[str, Any], need: str) -> dict[int, tuple[int, int | None, str]]:
+    """Of the blocks in a state of at least 1 MiB, by the line that made them: bytes, the line of
+    the last use, and its operator."""
+    return {
+        line["line"]: (
+            line["bytes"],
+            line["last_use"]["line"] if line["last_use"] else None,
+            line["by"],
+        )
+        for row in needs["rows"]
+        if row["need"] == need
+        for line in row["lines"]
+        if line["bytes"] >= MIB
+    }
+
+
+PROGRAM = """\
+import torch
+
+a = torch.randn(1 << 20, device="cuda")
+b = torch.randn(2 << 20, device="cuda")
+c = torch.empty(3 << 20, device="cuda")
+early = torch.randn(4 << 20, device="cuda")
+b.add_(1)
+view = a[: 1 << 19]
+peak = torch.randn(5 << 20, device="cuda")
+del peak
+d = view * 2
+e = early.sum()
+"""
+
+
+@pytest.mark.parametrize("compute", ["real", "shapes"])
+def test_views_in_place_operators_and_memory_that_nothing_uses(
+    tmp_path: Path, compute: str
+) -> None:
+    needs = needs_of(tmp_path, PROGRAM, "--compute", compute)
+    assert lines(needs, "never_used_again") == {7 - 3: (8 * MIB, 7, "add_")}
+    assert lines(needs, "never_used") == {5: (12 * MIB, None, "")}
+    assert lines(needs, "not_used_yet") == {
+        3: (4 * MIB, 11, "mul"),
+        6: (16 * MIB, 12, "sum"),
+    }
+    assert lines(needs, "in_use") == {9: (20 * MIB, None, "")}
+    assert needs["freed_after_use"] == (4 + 16 + 20) * MIB
+
+
+TRAINING = """\
+import torch
+
+net = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512))
+net = net.cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+history = []
+for step in range(4):
+    x = torch.randn(2048, 512, device="cuda")
+    out = net(x)
+    loss = out.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    history.append(out)
+"""
+
+
+def test_outputs_that_a_list_keeps_are_never_used_again(tmp_path: Path) -> None:
+    needs = needs_of(tmp_path, TRAINING)
+    assert lines(needs, "never_used_again")[9][0] == 3 * 4 * MIB  # of the three earlier steps
+
+
+COMPILED = """\
+import torch
+
+@torch.compile
+def work(x, y):
+    return (x * 2 + y).relu()
+
+x = torch.randn(1 << 20, device="cuda")
+y = torch.randn(1 << 20, device="cuda")
+unused = torch.randn(2 << 20, device="cuda")
+out = work(x, y)
+peak = torch.randn(4 << 20, device="cuda")
+del peak
+total = out.sum()
+"""
+
+
+def test_a_call_of_a_compiled_graph_is_a_use(tmp_path: Path) -> None:
+    needs = needs_of(tmp_path, COMPILED)
+    assert lines(needs, "never_used_again") == {
+        7: (4 * MIB, 3, "compiled graph"),  # the line of the function that is compiled
+        8: (4 * MIB, 3, "compiled graph"),
+    }
+    assert set(lines(needs, "never_used")) == {9}
+
+
+REPLAYED = """\
+import torch
+
+static = torch.zeros(1 << 20, device="cuda")
+idle = torch.randn(2 << 20, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    result = static * 2
+graph.replay()
+peak = torch.randn(4 << 20, device="cuda")
+graph.replay()
+del peak
+"""
+
+
+def test_a_replay_uses_what_its_graph_captured(tmp_path: Path) -> None:
+    needs = needs_of(tmp_path, REPLAYED)
+    assert set(lines(needs, "never_used")) == {4}
+    later = lines(needs, "needed_later")
+    assert later[3] == (4 * MIB, 10, "replay of a CUDA graph")
+    assert later[7] == (4 * MIB, 10, "replay of a CUDA graph")
+
+
+FAILING = """\
+import torch
+
+kept = [torch.randn(256 << 20, device="cuda") for _ in range(3)]
+needed = torch.randn(1 << 20, device="cuda")
+try:
+    needed.repeat(4096)
+except torch.OutOfMemoryError:
+    pass
+"""
+
+
+def test_an_operator_that_runs_out_of_memory_uses_its_arguments(tmp_path: Path) -> None:
+    needs = needs_of(tmp_path, FAILING)
+    assert 4 not in lines(needs, "never_used")
