@@ -27,6 +27,7 @@ from gpuprobe.model.run.launches import (
 )
 from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.sampler.tracing.launches import LaunchTrace
+from gpuprobe.sampler.tracing.places import OperatorPlaces
 
 
 class CountedOperators(TorchDispatchMode):
@@ -85,9 +86,13 @@ class Traced:
         self.backward = BackwardCalls()
         self.path = "setup"
         self.faults: list[Exception] = []
-        self.trace = LaunchTrace(
-            self.counter, self.modules, self.backward, lambda: self.path, self.faults.append
-        )
+        self.numbers = OperatorPlaces(self.modules, self.backward, self.failed)
+        self.trace = LaunchTrace(self.counter, self.numbers, self.modules, lambda: self.path)
+
+    def failed(self, error: Exception) -> None:
+        """As the recorder, which ends all traces."""
+        self.faults.append(error)
+        self.trace.stop()
 
     def __enter__(self) -> Traced:
         self.counter.__enter__()
@@ -193,9 +198,8 @@ def test_lines_of_torch_are_not_the_users() -> None:
 
 def test_one_recording_counts_at_a_time() -> None:
     with Traced() as traced:
-        second = LaunchTrace(
-            traced.counter, ModuleCalls(), BackwardCalls(), lambda: "", traced.faults.append
-        )
+        numbers = OperatorPlaces(ModuleCalls(), BackwardCalls(), traced.faults.append)
+        second = LaunchTrace(traced.counter, numbers, ModuleCalls(), lambda: "")
         second.begin()
         assert not second.on
         assert second.take() is None
@@ -206,7 +210,7 @@ def test_one_recording_counts_at_a_time() -> None:
 
 def test_a_fault_ends_the_counting_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     with Traced() as traced:
-        monkeypatch.setattr(traced.trace, "_place_now", lambda: 1 // 0)
+        monkeypatch.setattr(traced.numbers, "_place_now", lambda: 1 // 0)
         assert float((torch.ones(1) + 1)[0]) == 2
         assert not traced.trace.on
         assert [type(fault) for fault in traced.faults] == [ZeroDivisionError]
