@@ -77,6 +77,10 @@ _RENDERERS: dict[str, dict[str, str]] = {
         "sections": ".sections.plans:estimate_sections",
         "document": ".json.estimate:document",
     },
+    "Explanation": {
+        "sections": ".sections.explain:explain_sections",
+        "document": ".json.explain:document",
+    },
     "Fit": {
         "sections": ".sections.plans:fit_sections",
         "document": ".json.fit:document",

@@ -296,6 +296,7 @@ def run(
     on_step: Callable[[Step], None] | None = None,
     measure: bool = False,
     holders: bool = True,
+    endless: bool = False,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
@@ -306,7 +307,8 @@ def run(
     raise; an exception of the program is in the result. With ``measure`` and ``compute="real"``, a
     large program makes its first step without values, so that their cost is known: CostMeasured if
     they are affordable, and the program must run again from its start, without a recording.
-    ``holders``: at level ``trace``, record what holds tensors at the end.
+    ``holders``: at level ``trace``, record what holds tensors at the end. ``endless``: the
+    simulated GPU never runs out of memory.
     """
     if gpu is not None:
         from gpuprobe.api.simulated_gpu import require_torch
@@ -315,7 +317,7 @@ def run(
         from gpuprobe.native.session import EngineOptions
         from gpuprobe.native.session import session as session_of
 
-        with session_of(EngineOptions(gpu, compute, measure=measure)) as session:
+        with session_of(EngineOptions(gpu, compute, measure=measure, endless=endless)) as session:
             session.assume_unknown()  # the result reports it
             result = _recorded(
                 loaded, output, level, force, warn, hazards, trace_steps, on_step, session, holders

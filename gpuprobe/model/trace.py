@@ -147,7 +147,7 @@ COLUMNS: dict[str, str] = {
     # Where the uses of memory were watched (`gpuprobe.sampler.tracing.uses`). Operators are counted
     # from 1 as they begin, from the start of the recording; 0 means none.
     "operator": "I",  # the last one that had begun when the event happened
-    "made": "I",  # alloc only: the operator that made a tensor on the block; 0: never a tensor's
+    "made": "I",  # alloc only: the operator that made a tensor on the block; 0: none, a library's
     "first_use": "I",  # alloc only: the first operator that used its values
     "last_use": "I",  # alloc only: the last one that used it, in this trace
     "last_stack": "I",  # index into StackTable.stacks: the line of that one
@@ -375,8 +375,8 @@ class UsedLater:
     steps: int
     ended: bool
     whole: bool
-    events: frozenset[int]
-    baseline: frozenset[int]
+    events: tuple[int, ...]
+    baseline: tuple[int, ...]
 
 
 @dataclass(slots=True)

@@ -202,8 +202,8 @@ class StreamParser:
             len(steps) - at,
             ended,
             ended and at == len(steps) > 0 and steps[at - 1].ended_by == "end",
-            frozenset(row for uses in known for row in uses.events),
-            frozenset(row for uses in known for row in uses.baseline),
+            tuple(row for uses in known for row in uses.events),
+            tuple(row for uses in known for row in uses.baseline),
         )
 
     def _take_later_uses(self, plain: dict[str, object]) -> None:

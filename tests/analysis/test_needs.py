@@ -53,9 +53,7 @@ def trace_of(lives: list[Life], *, steps: int = 1, ended: bool = True) -> Memory
             columns.last_name[row] = name
         if life.later:
             later[bool(life.born)].add(row)
-    trace.used_later = UsedLater(
-        steps, ended, False, frozenset(later[True]), frozenset(later[False])
-    )
+    trace.used_later = UsedLater(steps, ended, False, tuple(later[True]), tuple(later[False]))
     return trace
 
 

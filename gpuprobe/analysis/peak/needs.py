@@ -36,8 +36,8 @@ class Biographies:
         self.first = values("first_use", everything)
         self.last = values("last_use", everything)
         later = self.ledger.trace.used_later
-        self._later_events = later.events if later else frozenset()
-        self._later_baseline = later.baseline if later else frozenset()
+        self._later_events = frozenset(later.events if later else ())
+        self._later_baseline = frozenset(later.baseline if later else ())
         self._steps_after = later.steps if later else 0
         self._ended = bool(later and later.ended)
         self._whole = bool(later and later.whole)

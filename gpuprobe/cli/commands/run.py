@@ -44,7 +44,7 @@ EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
-        "[--gpu GPU [--compute auto|real|shapes]] [--hazards] "
+        "[--gpu GPU [--compute auto|real|shapes] [--endless]] [--hazards] "
         "[--hazards-patch FILE] [-o DIR] [--force] [--quiet] "
         "(SCRIPT | -m MODULE | [--] COMMAND) [ARGS ...]"
     )
@@ -70,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="with --gpu: compute all values while they cost seconds, then only those of small "
         "tensors (auto, the default); all (real); or only those of small tensors (shapes)",
+    )
+    parser.add_argument(
+        "--endless",
+        action="store_true",
+        help="with --gpu: the simulated GPU never runs out of memory, to see how much the program "
+        "would take",
     )
     parser.add_argument(
         "--hazards",
@@ -136,7 +142,7 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
     if args.gpu is not None and target.module:
         from gpuprobe.api.simulated_gpu import load_gpu
 
-        load_gpu(args.gpu)
+        load_gpu(args.gpu, endless=args.endless)
     program = watch.program(*target)
     output = args.output or watch.default_output(
         target.target, module=target.module, replace=args.force
@@ -158,6 +164,7 @@ def _run_program(args: argparse.Namespace, target: Target) -> int:
             trace_steps=args.trace_steps,
             on_step=None if silent else StatusLine().step,
             measure=os.environ.pop(_MEASURED, None) is None,
+            endless=args.endless,
         )
     except CostMeasured as cost:
         _start_again(str(cost), folder)
@@ -230,6 +237,8 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
     from gpuprobe.api import watch
     from gpuprobe.api.commands import failed_ranks, name_of, run_command
 
+    if args.endless:
+        raise UsageError(f"--endless needs a script or a module, and {words[0]} is a command")
     if args.hazards or any(getattr(args, name) for name in (*_FILES, "hazards_annotations")):
         raise UsageError(
             f"--hazards needs a script or a module, and {words[0]} is a command",
@@ -286,6 +295,8 @@ def _require_gpu(args: argparse.Namespace) -> None:
     """Raises UsageError for options that only a simulated GPU has."""
     if args.gpu is not None:
         return
+    if args.endless:
+        raise UsageError("--endless needs --gpu GPU", hint="--gpu h100-80gb")
     if args.compute != "auto":
         raise UsageError(f"--compute {args.compute} needs --gpu GPU", hint="--gpu h100-80gb")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Final
+from typing import Any, Final
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
@@ -132,11 +132,11 @@ class LineNeed:
 def _line_needs(row: NeedRow) -> tuple[LineNeed, ...]:
     return tuple(
         LineNeed(
-            _line(line.key),
+            code_line(line.key),
             line.bytes,
             line.blocks,
             line.category,
-            None if line.last_use is None else _line(line.last_use),
+            None if line.last_use is None else code_line(line.last_use),
             line.by,
             line.phase,
         )
@@ -144,7 +144,8 @@ def _line_needs(row: NeedRow) -> tuple[LineNeed, ...]:
     )
 
 
-def _line(key: Key) -> CodeLine:
+def code_line(key: Key) -> CodeLine:
+    """A key with its file, line and function."""
     if isinstance(key, Place):
         known = bool(key.file)
         return CodeLine(
@@ -154,15 +155,15 @@ def _line(key: Key) -> CodeLine:
 
 
 def _line_of_key(row: LeakRow) -> CodeLine:
-    return _line(row.key)
+    return code_line(row.key)
 
 
 def _line_of_place(row: Transfer | LaunchRow | OutOfMemory) -> CodeLine:
-    return _line(row.place)
+    return code_line(row.place)
 
 
 def _line_shares(rows: tuple[ShareRow, ...]) -> tuple[CodeLineShare, ...]:
-    return tuple(CodeLineShare(_line(row.key), row.bytes, row.blocks) for row in rows)
+    return tuple(CodeLineShare(code_line(row.key), row.bytes, row.blocks) for row in rows)
 
 
 def _named_shares(table: ShareTable) -> tuple[NamedShare, ...]:
@@ -198,7 +199,7 @@ def _pin_lines(row: PinRow) -> tuple[CodeLineShare, ...]:
 
 
 def _line_differences(memory: RankMemory) -> tuple[LineDifference, ...]:
-    return tuple(LineDifference(_line(row.key), row.bytes) for row in memory.lines)
+    return tuple(LineDifference(code_line(row.key), row.bytes) for row in memory.lines)
 
 
 def _named_differences(memory: RankMemory) -> tuple[NamedDifference, ...]:
@@ -211,6 +212,14 @@ def _step_rows(rows: StepRows) -> Iterator[StepRow]:
 
 def _fields(kind: type, *without: str) -> str:
     return " ".join(field.name for field in fields(kind) if field.name not in without)
+
+
+def need_shapes() -> dict[type, Any]:
+    """The shapes of a `NeedTable`, of every document that has one."""
+    return {
+        LineNeed: {"*key": "key", **keys(_fields(LineNeed, "key"))},
+        NeedRow: {**keys(_fields(NeedRow)), "lines": _line_needs},
+    }
 
 
 DOCUMENT: Final = Document(
@@ -231,8 +240,7 @@ DOCUMENT: Final = Document(
         LeakRow: {"*key": _line_of_key, **keys(_fields(LeakRow, "key"))},
         LineDifference: {"*key": "key", "bytes": "bytes"},
         CodeLineShare: {"*key": "key", **keys("bytes blocks")},
-        LineNeed: {"*key": "key", **keys(_fields(LineNeed, "key"))},
-        NeedRow: {**keys(_fields(NeedRow)), "lines": _line_needs},
+        **need_shapes(),
         OutOfMemory: {"*place": _line_of_place, **keys(_fields(OutOfMemory, "place"))},
         Peak: keys("at_least at_most exact"),
         Phase: {

@@ -178,6 +178,7 @@ class Traces:
             self.uses = cuda.uses = Uses(
                 self.places, lambda: timeline.path, self._places_are_asked, on_fault
             )
+            self.uses.traces_now = lambda: cuda.now(self._step + 1, ())
             self.uses.install(self._patches)
         self.begin_step(0)
 

@@ -27,6 +27,7 @@ from gpuprobe.model.trace import USE_COLUMNS, EventColumns, MemoryTrace
 from gpuprobe.patching import Patches
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.calls import now_us
+from gpuprobe.sampler.tracing.inspection import requested
 from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
@@ -92,11 +93,14 @@ class Uses:
         self._placed = placed
         self._on_fault = on_fault
         self._on = False
+        self._inspection = requested()
         self._operators = _Operators()
         self._count = 0
         """Operators that have begun since the recording did."""
         self._last: dict[int, int] = {}
         """By address, the last operator that used the block there; 0: it was made, and not used."""
+        self._made: dict[int, int] = {}
+        """By address, the operator that made a tensor on the block there, or first used it."""
         self._watched: dict[int, list[tuple[str, bool, int]]] = {}
         """By address, the block there if it was alive when traces ended, and is not used since: the
         name of each trace, whether its row is one of the baseline, and the row."""
@@ -105,12 +109,14 @@ class Uses:
         self._later: dict[str, tuple[list[int], list[int]]] = {}
         self._capturing: set[int] | None = None
         self._in_graph = 0  # where the uses by the compiled graph that runs begin in the log
+        self.traces_now: Callable[[], list[MemoryTrace]] = list
+        """Returns the traces of the step so far, for an inspection."""
         self._begin_log()
 
     def _begin_log(self) -> None:
         """Forget the uses so far, for the next trace."""
         self._base = self._count
-        self._before = dict(self._last)
+        self._before = {at: (self._made[at], last) for at, last in self._last.items()}
         self._began = array("q")  # microseconds, by operator
         self._place = array("I")
         self._phase: list[str] = []
@@ -217,6 +223,8 @@ class Uses:
                 self._note(value, number, _USE)
         if about.makes and result is not None:
             self._note(result, number, _MADE)
+        if self._inspection is not None and number >= self._inspection.operator:
+            self._inspection.search_and_exit(self.traces_now)
 
     def _note(self, value: object, number: int, kind: int) -> None:
         """Note the memory of a tensor, or of those in lists of them."""
@@ -239,6 +247,8 @@ class Uses:
         self._address.append(address)
         self._entry.append(number * _KINDS + kind)
         self._last[address] = 0 if kind == _MADE else number
+        if kind == _MADE or address not in self._made:
+            self._made[address] = number
         if self._capturing is not None:
             self._capturing.add(address)
         if address in self._watched:
@@ -286,7 +296,7 @@ class Uses:
                     address = self._address[at]
                     if address not in inputs:
                         self._entry[at] += _MADE - _USE
-                        self._last[address] = 0
+                        self._last[address], self._made[address] = 0, self._count
 
     def _capture_began(self, graph: torch.cuda.CUDAGraph) -> None:
         self._capturing = set()
@@ -316,9 +326,8 @@ class Uses:
                 column.extend([0] * (len(rows) - len(column)))
         blocks = _Blocks(trace)
         for row, address in enumerate(trace.baseline.address):
-            last = self._before.get(address)
-            if last is not None:  # else the block is older than the recording
-                trace.baseline.made[row] = 1
+            if address in self._before:  # else the block is older than the recording
+                trace.baseline.made[row], last = self._before[address]
                 trace.baseline.first_use[row] = trace.baseline.last_use[row] = last
         for address, entry in zip(self._address, self._entry, strict=True):
             number, kind = divmod(entry, _KINDS)
@@ -326,8 +335,9 @@ class Uses:
             if found is None:
                 continue
             columns, row = found
-            if kind == _MADE:
+            if kind == _MADE or not columns.made[row]:
                 columns.made[row] = number
+            if kind == _MADE:
                 continue
             if kind == _USE and not columns.first_use[row]:
                 columns.first_use[row] = number

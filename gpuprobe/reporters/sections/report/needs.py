@@ -44,14 +44,17 @@ def needs_section(report: Report, *, full: bool = False) -> list[Section]:
         return [Section(title, (Line(text),), name, short)] if full else []
     if report.peak.nearest_trace is not None and table.step is not None:
         title += f" at the high water mark of step {table.step}"
-    rows = tuple(_row(row, table) for row in table.rows)
-    total = Row((size(table.total), "", "", "", "total"))
-    parts: list[Part] = [
-        Table("memory by need", _COLUMNS, rows, (total,), header=False),
-        *_needless(table, full=full),
-    ]
+    parts = needs_parts(table, full=full)
     hint = "By the operators that used each block, at level trace on a simulated GPU."
     return [Section(title, tuple(parts), name, short, hint=hint)]
+
+
+def needs_parts(table: NeedTable, *, full: bool = False) -> list[Part]:
+    """The table of needs, and the lines of what is not needed."""
+    rows = tuple(_row(row, table) for row in table.rows)
+    total = Row((size(table.total), "", "", "", "total"))
+    shown = Table("memory by need", _COLUMNS, rows, (total,), header=False)
+    return [shown, *_needless(table, full=full)]
 
 
 def _row(row: NeedRow, table: NeedTable) -> Row:

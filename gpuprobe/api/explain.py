@@ -1,0 +1,288 @@
+"""What the memory of a program is for, who holds what is not needed, and what changes without it.
+
+The program runs on a simulated GPU, each time in a process of its own: once to be recorded, once
+more to the operator of the peak, where what holds the memory is searched for, and once with each
+change that is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.model.values import Unavailable
+
+if TYPE_CHECKING:
+    from gpuprobe.analysis.peak.high_water import HighWater
+    from gpuprobe.analysis.peak.peaks import PeakSite
+    from gpuprobe.causes.find import Found
+    from gpuprobe.model.causes import Cause, Explanation
+    from gpuprobe.model.run.holders import Holder
+
+BUDGET: Final = 120.0
+"""Seconds for all runs of an explanation, by default."""
+
+_MOST_CAUSES: Final = 5
+_FAILED: Final = Unavailable("what the program would allocate next was not tried")
+_COMPLETE: Final = "complete"
+_OUT_OF_MEMORY: Final = "out of memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A program, and the simulated GPU that it runs on."""
+
+    target: str
+    arguments: Sequence[str]
+    module: bool = False
+    gpu: str = "h100-80gb"
+    compute: str = "auto"
+
+    @property
+    def words(self) -> list[str]:
+        """The program as arguments of a command."""
+        return [*(["-m"] if self.module else []), self.target, *self.arguments]
+
+
+def explain(
+    subject: Subject,
+    *,
+    budget: float = BUDGET,
+    notify: Callable[[str], None] = lambda text: None,
+) -> Explanation:
+    """Run the program and explain its memory, in about ``budget`` seconds: what has no time left
+    is named in the notes. ``notify`` gets a line before each run.
+
+    Raises ProgramFailed if the program fails for another reason than the GPU's memory, UsageError
+    if it does not use the GPU.
+    """
+    from gpuprobe.api.simulated_gpu import load_gpu, require_torch
+
+    require_torch("the program is run on a simulated GPU")
+    load_gpu(subject.gpu)
+    with tempfile.TemporaryDirectory(prefix="gpuprobe-explain-") as name:
+        return _Explaining(subject, Path(name), budget, notify).run()
+
+
+class _Explaining:
+    def __init__(
+        self, subject: Subject, folder: Path, budget: float, notify: Callable[[str], None]
+    ) -> None:
+        self._subject = subject
+        self._folder = folder
+        self._notify = notify
+        self._began = time.monotonic()
+        self._until = self._began + budget
+        self._notes: list[str] = []
+
+    def run(self) -> Explanation:
+        ended, recording = self._recorded()
+        if ended.startswith(_OUT_OF_MEMORY):
+            # What frames of the exception hold is seen where memory runs out, and only there.
+            found = self._explained(recording, ended, failed=True)
+            if found.causes:
+                return found
+            self._notify("running it again, on a GPU that never runs out of memory")
+            recording = self._again()
+        return self._explained(recording, ended)
+
+    def _explained(self, recording: Any, ended: str, *, failed: bool = False) -> Explanation:
+        """``failed``: at the point where the memory ran out."""
+        from gpuprobe.analysis.peak.needs import Biographies, needs_at
+        from gpuprobe.catalogue.gpus import parse_spec
+        from gpuprobe.causes.find import causes_at
+        from gpuprobe.model.causes import Explanation
+
+        site, mark = _peak_of(recording)
+        if failed:
+            mark = _failure_in(mark)
+        lives = Biographies(mark.ledger)
+        needs = needs_at(mark.ledger, mark.event)
+        if isinstance(needs, Unavailable):
+            raise UsageError(f"nothing to explain: {needs.reason}")
+        endless = bool(ended != _COMPLETE and not failed)
+        holders = self._holders(lives, mark, endless=endless, failed=failed)
+        found = causes_at(lives, mark.event, holders, failed=failed)
+        reserved = site.reserved
+        index = int(site.device.partition(":")[2] or 0)
+        return Explanation(
+            program=shlex.join(self._subject.words),
+            gpu=self._subject.gpu,
+            device=site.device,
+            step=needs.step,
+            phase=site.phase,
+            capacity=parse_spec(self._subject.gpu)[index].total_memory,
+            allocated=mark.allocated,
+            reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
+            ended=ended,
+            needs=needs,
+            causes=tuple(self._cause(one, failed) for one in islice(found, _MOST_CAUSES)),
+            notes=tuple(self._notes),
+            seconds=time.monotonic() - self._began,
+        )
+
+    # -- the runs
+
+    def _recorded(self) -> tuple[str, Any]:
+        """How the program ended, and its recording."""
+        from gpuprobe.api.recordings import load
+
+        self._notify("running the program")
+        path = self._folder / "first.gpuprobe"
+        done = self._run(path, endless=False)
+        recording = load(path) if path.exists() else None
+        end = None if recording is None else recording.ranks[0].end
+        error = None if end is None else end.error
+        if error is not None and error.out_of_memory:
+            return f"{_OUT_OF_MEMORY}: {error.message}", recording
+        if done.returncode or recording is None:
+            raise _failed(done)
+        return _COMPLETE, recording
+
+    def _again(self) -> Any:
+        """A recording of the program on GPUs that never run out of memory."""
+        from gpuprobe.api.recordings import load
+
+        path = self._folder / "endless.gpuprobe"
+        done = self._run(path, endless=True)
+        if done.returncode:
+            raise _failed(done)
+        return load(path)
+
+    def _run(
+        self, output: Path, *, endless: bool, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Record one run of the program."""
+        subject = self._subject
+        left = self._until - time.monotonic()
+        try:
+            return subprocess.run(
+                [
+                    *(sys.executable, "-m", "gpuprobe", "run", "--quiet", "--level", "trace"),
+                    *("--trace-steps", "all", "--gpu", subject.gpu, "--compute", subject.compute),
+                    *(["--endless"] if endless else []),
+                    *("--output", str(output), *subject.words),
+                ],
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                timeout=max(1.0, left),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UsageError(
+                "the program did not end within the time that an explanation has",
+                hint="let it make fewer steps, with an option of its own, or give more: --budget",
+            ) from None
+
+    def _holders(
+        self, lives: Any, mark: HighWater, *, endless: bool, failed: bool
+    ) -> Mapping[int, Holder]:
+        """What holds the memory that is not needed, by row of the ledger."""
+        from gpuprobe.causes.groups import LEAST, blocks_at
+        from gpuprobe.model.io.codec import from_plain
+        from gpuprobe.model.run.holders import Holder
+        from gpuprobe.sampler.tracing.inspection import REQUEST
+
+        wanted = [b for b in blocks_at(lives, mark.event, failed=failed) if lives.made[b.row]]
+        if sum(block.bytes for block in wanted) < LEAST * mark.allocated or mark.event < 0:
+            return {}
+        if time.monotonic() > self._until:
+            self._notes.append("what holds the memory was not searched: the time was over")
+            return {}
+        self._notify("running it to the peak, to find what holds the memory")
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        request, result = folder / "request.json", folder / "holders.json"
+        ledger = lives.ledger
+        document = {
+            "operator": lives.operator_at(mark.event),
+            "device": mark.device,
+            "blocks": [(lives.made[block.row], ledger.requested[block.row]) for block in wanted],
+            "result": str(result),
+        }
+        request.write_text(json.dumps(document), encoding="utf-8")
+        with contextlib.suppress(UsageError):  # it says below that there is no result
+            self._run(folder / "second.gpuprobe", endless=endless, **{REQUEST: str(request)})
+        if not result.exists():
+            self._notes.append(
+                "what holds the memory is unknown: a second run did not reach the same operator"
+            )
+            return {}
+        answer = json.loads(result.read_text(encoding="utf-8"))
+        if answer["incomplete"]:
+            self._notes.append(f"the search for holders is incomplete: {answer['incomplete']}")
+        return {
+            wanted[int(number)].row: from_plain(Holder, plain)
+            for number, plain in answer["holders"].items()
+        }
+
+    def _cause(self, found: Found, failed: bool) -> Cause:
+        from gpuprobe.model.causes import Cause, Effect, Evidence
+
+        group, diagnosis = found.group, found.diagnosis
+        main = group.main
+        return Cause(
+            rule=diagnosis.rule,
+            bytes=group.bytes,
+            blocks=len(group.blocks),
+            born=main.born,
+            last_use=main.last_use,
+            holder=group.holder,
+            kept_at=None,
+            sentence=diagnosis.sentence,
+            remedy=diagnosis.remedy,
+            code=diagnosis.code,
+            effect=Effect(Evidence.UNTRIED, group.peak, _FAILED)
+            if failed
+            else Effect(Evidence.REPLAYED, group.peak, found.freed_early),
+        )
+
+
+def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:
+    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    return ProgramFailed(
+        f"the program ended with code {done.returncode}: {last.strip()}",
+        hint="gpuprobe explain runs it as it is; its own options come after the script",
+    )
+
+
+def _failure_in(mark: HighWater) -> HighWater:
+    """The blocks at the last allocation that failed in the trace of a peak; the peak without one."""
+    from gpuprobe.analysis.peak.high_water import live_at
+    from gpuprobe.model.memory import TraceAction
+
+    failures = [
+        event
+        for event, action in enumerate(mark.ledger.trace.events.action)
+        if action == TraceAction.OOM.code
+    ]
+    return live_at(mark.ledger, failures[-1]) if failures else mark
+
+
+def _peak_of(recording: Any) -> tuple[PeakSite, HighWater]:
+    """The highest peak of a device, and its blocks."""
+    from gpuprobe.analysis.peak.peaks import device_peaks, high_water_at, overall_peak
+
+    sites = [site for site in device_peaks(recording) if site.device.startswith("cuda")]
+    site = overall_peak(recording, sites)
+    if site is None or not site.device:
+        raise UsageError("the program allocated no memory on the GPU")
+    mark = high_water_at(site)
+    if isinstance(mark, Unavailable):
+        raise UsageError(f"the peak cannot be explained: {mark.reason}")
+    return site, mark

@@ -1,0 +1,1 @@
+"""Causes: why memory that a program does not need is there. One rule a file, in `causes.rules`."""

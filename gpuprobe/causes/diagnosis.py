@@ -1,0 +1,36 @@
+"""What a rule says of a group of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Remedy(Enum):
+    """Changes of the program that can be made, and so tried, without its author."""
+
+    NONE = "none"
+    DETACH = "detach"  # what is stored at the line that keeps it
+    DELETE = "delete"  # the variable after its last use
+    NO_GRAD = "no_grad"  # around the call
+    MAP_LOCATION = "map_location"  # of torch.load, "cpu"
+    TO_CPU = "to_cpu"  # what is stored at the line that keeps it
+    COLLECT = "collect"  # gc.collect() after each step
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The name of the rule, a sentence with the cause and its holder, and the remedy in words and
+    as ``code``. ``edit``: the change that can be tried.
+    """
+
+    rule: str
+    sentence: str
+    remedy: str
+    code: str = ""
+    edit: Remedy = Remedy.NONE
+
+    @classmethod
+    def none(cls) -> Diagnosis:
+        """That the group is as it must be: no further rule is asked."""
+        return cls("", "", "")

@@ -1,0 +1,136 @@
+"""The memory at a peak that is not needed, in groups with one holder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuprobe.analysis.peak.needs import Biographies
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.analysis.trace.frames import Lines
+from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
+from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
+
+LEAST = 0.05
+"""The share of the peak from which memory is worth a cause."""
+
+
+_CONTAINERS = {"dict", "list", "tuple", "set", "deque", "cell"}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block at the peak: its row in the ledger, size in bytes, and life."""
+
+    row: int
+    bytes: int
+    need: Need
+    category: Category
+    born: Place | NoPlace
+    file_names: tuple[str, ...]
+    """Of the frames that made it, innermost first."""
+    last_use: Place | NoPlace | None
+    by: str
+    phase: str
+    earlier: bool
+    """Whether it was alive when the step began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks that one thing of the program holds; ``holder`` is that of the largest."""
+
+    blocks: tuple[Block, ...]
+    holder: Holder | None
+    peak: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(block.bytes for block in self.blocks)
+
+    @property
+    def share(self) -> float:
+        """Of the peak."""
+        return self.bytes / self.peak if self.peak else 0.0
+
+    @property
+    def main(self) -> Block:
+        """A block of the line that made the most."""
+        by_line: Counter[Place | NoPlace] = Counter()
+        for block in self.blocks:
+            by_line[block.born] += block.bytes
+        line = by_line.most_common(1)[0][0]
+        return max((b for b in self.blocks if b.born == line), key=lambda block: block.bytes)
+
+    def mostly(self, *found: Category) -> bool:
+        """Whether most of it has one of these categories."""
+        return 2 * sum(b.bytes for b in self.blocks if b.category in found) > self.bytes
+
+    @property
+    def never_used(self) -> bool:
+        """Whether most of it is never used at all."""
+        return 2 * sum(b.bytes for b in self.blocks if b.need is Need.NEVER) > self.bytes
+
+
+def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[Block]:
+    """The blocks just after an event that are not needed then: never (again), or not yet.
+    ``failed``: and those of which nothing is known, because the program failed.
+    """
+    ledger = lives.ledger
+    needs = {row: lives.need(row, event) for row in ledger.alive(event)}
+    unclear = {Need.NOT_YET, *([Need.OPEN] if failed else [])}
+    rows = [row for row, need in needs.items() if need.needless or need in unclear]
+    stacks = ledger.trace.stacks
+    lines, strings = Lines(stacks), stacks.strings
+    columns = [ledger.values(name, rows) for name in ("last_stack", "last_name", "last_phase")]
+    codes = categories(ledger, rows)
+    return [
+        Block(
+            row=row,
+            bytes=ledger.size[row],
+            need=needs[row],
+            category=Category.from_code(code),
+            born=lines.place(ledger.stack[row], before=row >= ledger.made),
+            file_names=tuple(
+                stacks.frames[frame].filename for frame in stacks.stacks[ledger.stack[row]]
+            ),
+            last_use=lines.place(stack) if stack else None,
+            by=strings[name],
+            phase=strings[phase],
+            earlier=row >= ledger.made,
+        )
+        for row, code, stack, name, phase in zip(rows, codes, *columns, strict=True)
+    ]
+
+
+def groups_of(blocks: list[Block], holders: Mapping[int, Holder], peak: int) -> Iterator[Group]:
+    """The groups that are large enough, the largest first. ``holders``: by row of the ledger;
+    what nothing is known to hold is grouped by its line.
+    """
+    found: dict[tuple[object, ...], list[Block]] = {}
+    for block in blocks:
+        holder = holders.get(block.row)
+        early = block.need if not block.need.needless else None
+        if holder is None or holder.root is HolderRoot.OUTSIDE:
+            key: tuple[object, ...] = (early, block.born)
+            if holder is not None and holder.kept in (Kept.SAVED, Kept.VARIABLE):
+                key = (early, holder.root)
+        elif holder.root is HolderRoot.EXCEPTION:
+            key = (early, holder.root, holder.error)
+        elif holder.root is HolderRoot.CYCLE:
+            classes = {one.kind for one in holder.cycle} - _CONTAINERS
+            key = (early, holder.root, frozenset(classes))
+        else:
+            name = holder.path[0].label if holder.path else ""
+            key = (early, holder.root, holder.module, holder.function, name)
+        found.setdefault(key, []).append(block)
+    groups = [
+        Group(tuple(members), holders.get(max(members, key=lambda b: b.bytes).row), peak)
+        for members in found.values()
+    ]
+    for group in sorted(groups, key=lambda group: -group.bytes):
+        if group.share >= LEAST:
+            yield group

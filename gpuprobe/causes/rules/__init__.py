@@ -1,0 +1,40 @@
+"""The rules, in the order in which they are asked; the first that knows a group names its cause.
+
+A rule is a function from a `Group` to a `Diagnosis`, or None. To add one: a file here, and a line
+in `RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gpuprobe.causes.diagnosis import Diagnosis
+from gpuprobe.causes.groups import Group
+from gpuprobe.causes.rules import (
+    autocast,
+    cycles,
+    early,
+    exceptions,
+    files,
+    gradients,
+    graphs,
+    holders,
+    optimizer_state,
+    replicas,
+    unheld,
+)
+
+RULES: Final[tuple[Callable[[Group], Diagnosis | None], ...]] = (
+    early.diagnose,
+    gradients.diagnose,
+    cycles.diagnose,
+    exceptions.diagnose,
+    autocast.diagnose,
+    replicas.diagnose,
+    files.diagnose,
+    optimizer_state.diagnose,
+    graphs.diagnose,
+    holders.diagnose,
+    unheld.diagnose,
+)

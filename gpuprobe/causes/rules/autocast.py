@@ -1,0 +1,23 @@
+"""Autocast's cache of converted weights."""
+
+from __future__ import annotations
+
+from gpuprobe.causes.diagnosis import Diagnosis
+from gpuprobe.causes.groups import Group
+from gpuprobe.model.run.holders import HolderRoot
+from gpuprobe.model.text import human_bytes
+
+
+def diagnose(group: Group) -> Diagnosis | None:
+    """Converted weights that autocast caches until its outermost context ends."""
+    holder = group.holder
+    if holder is None or holder.root is not HolderRoot.AUTOCAST:
+        return None
+    return Diagnosis(
+        "autocast-cache",
+        f"{human_bytes(group.bytes)} are weights that autocast has converted and keeps until its "
+        "outermost context ends",
+        "end the context after each forward pass, or do not cache: "
+        "torch.autocast(..., cache_enabled=False)",
+        code='torch.autocast("cuda", cache_enabled=False)',
+    )

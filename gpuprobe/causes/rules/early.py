@@ -1,0 +1,38 @@
+"""Memory that is allocated long before its first use: a data set, or a queue that runs ahead."""
+
+from __future__ import annotations
+
+from gpuprobe.causes.diagnosis import Diagnosis
+from gpuprobe.causes.groups import Group
+from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
+from gpuprobe.model.text import human_bytes
+
+_EXPECTED = (
+    Category.PARAMETER,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+    Category.BUFFER,
+    Category.WORKSPACE,
+)
+"""Categories that wait for their use in every step."""
+
+
+def diagnose(group: Group) -> Diagnosis | None:
+    """Blocks of which no operator of this step has used one, nor uses one before a later step."""
+    if any(block.need is not Need.NOT_YET for block in group.blocks):
+        return None
+    waiting = [b for b in group.blocks if b.last_use is None and b.category not in _EXPECTED]
+    held = sum(block.bytes for block in waiting)
+    if 2 * held <= group.bytes:
+        return Diagnosis.none()
+    many = len(waiting)
+    what = f"{many} tensors" if many > 1 else "a tensor"
+    holder = "" if group.holder is None else f" in {group.holder.place}"
+    return Diagnosis(
+        "too-early",
+        f"{human_bytes(held)} in {what}{holder} from {group.main.born} wait on the GPU for a step "
+        "that comes later",
+        "keep them on the CPU, and move each to the GPU in the step that uses it (with pinned "
+        "memory and non_blocking=True, if the copies take time)",
+    )

@@ -1,0 +1,21 @@
+"""Memory in the frames of an exception that is being handled."""
+
+from __future__ import annotations
+
+from gpuprobe.causes.diagnosis import Diagnosis
+from gpuprobe.causes.groups import Group
+from gpuprobe.model.run.holders import HolderRoot
+from gpuprobe.model.text import human_bytes
+
+
+def diagnose(group: Group) -> Diagnosis | None:
+    """Memory that the traceback of a handled exception keeps."""
+    holder = group.holder
+    if holder is None or holder.root is not HolderRoot.EXCEPTION:
+        return None
+    return Diagnosis(
+        "handled-exception",
+        f"{human_bytes(group.bytes)} from {group.main.born} are kept by {holder.place}: while an "
+        "exception is handled, its traceback keeps the variables of the functions that it ended",
+        "only set a flag inside the except block, and try again after it",
+    )

@@ -1,0 +1,31 @@
+"""What torch.load put on the GPU, and the program keeps after it has copied it."""
+
+from __future__ import annotations
+
+from gpuprobe.causes.diagnosis import Diagnosis, Remedy
+from gpuprobe.causes.groups import Group
+from gpuprobe.causes.wording import kept_in
+from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.text import human_bytes
+
+_LOADS = ("torch/serialization.py", "safetensors/torch.py")
+
+
+def diagnose(group: Group) -> Diagnosis | None:
+    """Tensors of a file, that are not used again once they have been copied."""
+    main = group.main
+    if not any(name.endswith(_LOADS) for name in main.file_names):
+        return None
+    return Diagnosis(
+        "loaded-file",
+        f"{human_bytes(group.bytes)} were loaded onto the GPU at {main.born} and copied from there"
+        f"{_kept(group.holder)}",
+        'load the file onto the CPU (map_location="cpu"), or delete what was loaded once it is '
+        "copied",
+        code='torch.load(file, map_location="cpu")',
+        edit=Remedy.MAP_LOCATION,
+    )
+
+
+def _kept(holder: Holder | None) -> str:
+    return "" if holder is None else f"; {kept_in(holder)} still holds them"

@@ -1,0 +1,64 @@
+"""Autograd graphs that a variable or a container keeps, with all that they saved."""
+
+from __future__ import annotations
+
+from gpuprobe.causes.diagnosis import Diagnosis, Remedy
+from gpuprobe.causes.groups import Group
+from gpuprobe.causes.wording import kept_in
+from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
+from gpuprobe.model.text import human_bytes
+
+
+def diagnose(group: Group) -> Diagnosis | None:
+    """Memory that was saved for backward passes which do not come."""
+    holder = group.holder
+    if holder is None or holder.kept not in (Kept.SAVED, Kept.VARIABLE):
+        return None
+    size = human_bytes(group.bytes)
+    of_gradients = any(step.label == ".grad" for step in holder.path)
+    if of_gradients or holder.root is HolderRoot.OUTSIDE:
+        whose = f"{_name(holder)} and its graph" if of_gradients else "gradients and their graphs"
+        return Diagnosis(
+            "gradient-graph",
+            f"{size} are kept by autograd graphs of gradients: after backward(create_graph=True), "
+            f"{whose} refer to each other",
+            "compute these gradients with torch.autograd.grad(..., create_graph=True), which "
+            "stores none in .grad; or set .grad to None after their last use",
+            code="torch.autograd.grad(loss, parameters, create_graph=True)",
+        )
+    if _is_of_this_call(holder):
+        return Diagnosis(
+            "evaluation-with-graph",
+            f"{size} from {group.main.born} are saved for a backward pass that does not come: this "
+            "forward pass trains nothing",
+            "run it under torch.no_grad()",
+            code="with torch.no_grad():",
+            edit=Remedy.NO_GRAD,
+        )
+    many = holder.container
+    if many is not None:
+        return Diagnosis(
+            "kept-graphs",
+            f"{size} are saved for backward passes that do not come: each tensor in "
+            f"{kept_in(holder)} keeps its autograd graph",
+            "store it without its graph: .detach(), or .item() for a number",
+            code=".detach()",
+            edit=Remedy.DETACH,
+        )
+    return Diagnosis(
+        "kept-graph",
+        f"{size} are saved for a backward pass that does not come: {holder.place} keeps the "
+        "autograd graph of all that was added to it",
+        "add values without their graph: .detach(), or .item() for a number",
+        code=".detach()",
+        edit=Remedy.DETACH,
+    )
+
+
+def _name(holder: Holder) -> str:
+    return holder.name.partition(".grad_fn")[0]
+
+
+def _is_of_this_call(holder: Holder) -> bool:
+    """Whether only a call in progress holds it: the variable is one of a library's function."""
+    return bool(holder.file) and "site-packages" in holder.file.replace("\\", "/")

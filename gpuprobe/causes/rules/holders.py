@@ -1,0 +1,44 @@
+"""Tensors that a variable, an attribute or a container of the program keeps."""
+
+from __future__ import annotations
+
+from gpuprobe.causes.diagnosis import Diagnosis, Remedy
+from gpuprobe.causes.groups import Group
+from gpuprobe.causes.wording import kept_in
+from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
+from gpuprobe.model.text import human_bytes
+
+
+def diagnose(group: Group) -> Diagnosis | None:
+    """Memory with a path from a name of the program."""
+    holder = group.holder
+    if holder is None or holder.root in (HolderRoot.OUTSIDE, HolderRoot.AUTOCAST):
+        return None
+    if holder.kept is Kept.GRAD:
+        return None  # gradients live from the backward pass to zero_grad
+    used = "never used" if group.never_used else "not used again"
+    size, main = human_bytes(group.bytes), group.main
+    if holder.container is not None or len(holder.path) > 1:
+        return Diagnosis(
+            "kept-tensors",
+            f"{size} from {main.born} are {used} and kept by {kept_in(holder)}",
+            "drop what is not needed any more, or keep copies on the CPU (.detach().cpu())",
+            code=".detach().cpu()",
+            edit=Remedy.TO_CPU,
+        )
+    if not holder.path:
+        return None
+    name = holder.path[0].label
+    last = "" if main.last_use is None else f", last used at {main.last_use}"
+    return Diagnosis(
+        "live-variable",
+        f"{size} from {main.born} are {used}{last}: the variable {_variable(holder, name)} keeps "
+        "them",
+        f"delete it after its last use: del {name}",
+        code=f"del {name}",
+        edit=Remedy.DELETE,
+    )
+
+
+def _variable(holder: Holder, name: str) -> str:
+    return f"{name} in {holder.function}" if holder.function else name

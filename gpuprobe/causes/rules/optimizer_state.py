@@ -1,0 +1,21 @@
+"""The state of an optimizer that makes no step any more."""
+
+from __future__ import annotations
+
+from gpuprobe.causes.diagnosis import Diagnosis
+from gpuprobe.causes.groups import Group
+from gpuprobe.model.memory import Category
+from gpuprobe.model.text import human_bytes
+
+
+def diagnose(group: Group) -> Diagnosis | None:
+    """Optimizer state that nothing uses again."""
+    if not group.mostly(Category.OPTIMIZER_STATE) or group.holder is None:
+        return None
+    return Diagnosis(
+        "stale-optimizer-state",
+        f"{human_bytes(group.bytes)} are the state of an optimizer that makes no step again: "
+        f"{group.holder.place}",
+        "delete the optimizer (and what else refers to it) after its last step",
+        code=f"del {group.holder.path[0].label}" if group.holder.path else "",
+    )

@@ -1,0 +1,27 @@
+"""Memory that is not needed, and that no name of the program leads to."""
+
+from __future__ import annotations
+
+from gpuprobe.causes.diagnosis import Diagnosis
+from gpuprobe.causes.groups import Group
+from gpuprobe.model.text import human_bytes
+
+_LEAST = 0.2
+"""The share of the peak: autograd frees some memory later than it could."""
+
+
+def diagnose(group: Group) -> Diagnosis | None:
+    """A large part of the peak, held by a library or by C++."""
+    if group.holder is not None and group.holder.path:
+        return None
+    if group.share < _LEAST:
+        return None
+    why = "nothing in Python was found to hold them"
+    if group.holder is None:
+        why = "what holds them is unknown"
+    used = "never used" if group.never_used else "not used again"
+    return Diagnosis(
+        "unheld",
+        f"{human_bytes(group.bytes)} from {group.main.born} are {used}; {why}",
+        "",
+    )

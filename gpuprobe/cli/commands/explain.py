@@ -1,0 +1,66 @@
+"""Explain the memory of a program: what it is for, what holds what is not needed, and the fix.
+
+The program runs on a simulated GPU, from its start to its end, several times: it must be one that
+may do so, such as a script with few steps. Everything after the script is the script's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.options import (
+    add_formats,
+    add_gpu,
+    add_program,
+    format_of,
+    program_of,
+    seconds,
+)
+
+EXAMPLES = {
+    "gpuprobe explain train.py --steps 5": "why is its memory full?",
+    "gpuprobe explain --gpu rtx4090 train.py": "on another GPU",
+    "gpuprobe explain --budget 300 train.py": "with more time for runs of the program",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "gpuprobe explain [--gpu GPU] [--compute auto|real|shapes] [--budget SECONDS] [--json] "
+        "(SCRIPT | -m MODULE) [ARGS ...]"
+    )
+    add_gpu(
+        parser,
+        "the GPU to simulate (default: h100-80gb; list: print the supported ones)",
+        default="h100-80gb",
+    )
+    parser.add_argument(
+        "--compute",
+        choices=("auto", "real", "shapes"),
+        default="auto",
+        help="as for gpuprobe run (default: auto)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="the time for all runs of the program (default: 120)",
+    )
+    add_formats(parser, "Explanation")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show everything")
+    add_program(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpuprobe.api.explain import Subject, explain
+    from gpuprobe.api.render import render
+
+    target = program_of(args, "gpuprobe explain SCRIPT, or gpuprobe explain -m MODULE")
+    subject = Subject(target.target, target.arguments, target.module, args.gpu, args.compute)
+    found = explain(subject, budget=args.budget, notify=stderr.note)
+    render(found, format_of(args), sys.stdout, cwd=str(Path.cwd()), full=args.verbose)
+    return exit_codes.FINDINGS if found.causes else exit_codes.OK

@@ -1,0 +1,52 @@
+"""Explanations as a JSON document: ``gpuprobe.explain``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Final
+
+from gpuprobe.model.causes import Cause, Explanation
+from gpuprobe.reporters.json.documents import Document, keys
+from gpuprobe.reporters.json.report import CodeLine, code_line, need_shapes
+
+
+def _born(cause: Cause) -> CodeLine:
+    return code_line(cause.born)
+
+
+def _last_use(cause: Cause) -> CodeLine | None:
+    return None if cause.last_use is None else code_line(cause.last_use)
+
+
+def _kept_at(cause: Cause) -> CodeLine | None:
+    return None if cause.kept_at is None else code_line(cause.kept_at)
+
+
+def _holder(cause: Cause) -> str | None:
+    """The holder in words."""
+    return None if cause.holder is None else cause.holder.text
+
+
+DOCUMENT: Final = Document(
+    "gpuprobe.explain",
+    (1, 0),
+    Explanation,
+    "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
+    "without it. Sizes are bytes.",
+    shapes={
+        Cause: {
+            **keys(" ".join(field.name for field in fields(Cause))),
+            "born": _born,
+            "last_use": _last_use,
+            "kept_at": _kept_at,
+            "holder": _holder,
+        },
+        **need_shapes(),
+    },
+)
+"""History:
+* 1.0: first version.
+"""
+
+document = DOCUMENT.plain
+write = DOCUMENT.write

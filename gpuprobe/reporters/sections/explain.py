@@ -1,0 +1,80 @@
+"""An explanation: the verdict, each cause with its holder, fix and effect, and what is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.model.causes import Cause, Effect, Evidence, Explanation
+from gpuprobe.model.needs import Need
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import Code, Line, Part, Section, bulleted
+from gpuprobe.reporters.sections.report.needs import needs_parts
+
+_FEW = 3
+
+
+def explain_sections(found: Explanation, *, full: bool = False) -> list[Section]:
+    """Verdict, causes, and what the memory is needed for. ``full``: every cause and line."""
+    causes = found.causes if full else found.causes[:_FEW]
+    parts: list[Part] = []
+    for cause in causes:
+        parts += _cause(cause)
+    if len(found.causes) > len(causes):
+        parts.append(Line(f"… {len(found.causes) - len(causes)} more: -v shows them"))
+    sections = [Section(parts=(Line(_verdict(found), indent=0), *parts), name="verdict")]
+    sections.append(
+        Section("What it is needed for", tuple(needs_parts(found.needs, full=full)), "needs")
+    )
+    if found.notes:
+        sections.append(Section("Not looked at", bulleted(found.notes), "notes"))
+    return sections
+
+
+def _verdict(found: Explanation) -> str:
+    """How much, whether it fits, and how much of it is needed."""
+    where = f" in {found.phase}" if found.phase else ""
+    step = f", step {found.step}" if found.step is not None else ""
+    fits = "fits" if found.allocated <= found.capacity else "does not fit"
+    if found.ended != "complete":
+        fits = "ran out of memory; it would take this much"
+    head = (
+        f"{found.program} on {found.gpu}: {human_bytes(found.allocated)} allocated at the peak"
+        f"{where}{step}, of {human_bytes(found.capacity)}: {fits}."
+    )
+    needless = found.needs.bytes_of(*(need for need in Need if need.needless))
+    if not found.causes:
+        return (
+            f"{head} All of it is needed ({human_bytes(needless)} are freed a little later than "
+            "they could be): less memory takes smaller work, fewer bytes for each value, or "
+            "recomputation."
+        )
+    return head
+
+
+def _cause(cause: Cause) -> Iterator[Part]:
+    yield Line(cause.sentence, "numbered", code=True)
+    if cause.remedy:
+        yield Line(cause.remedy, label="fix", indent=5)
+    if cause.code:
+        yield Code(cause.code)
+    yield Line(_effect(cause.effect), indent=5)
+    if cause.effect.patch:
+        yield Code(cause.effect.patch, indent=0)  # as git apply accepts it
+
+
+def _effect(effect: Effect) -> str:
+    if isinstance(effect.after, Unavailable):
+        return f"effect unknown: {effect.after.reason}"
+    saved = effect.before - effect.after
+    text = (
+        f"saves {human_bytes(saved)}: {human_bytes(effect.after)} instead of "
+        f"{human_bytes(effect.before)}"
+    )
+    how = {
+        Evidence.TRIED: "tried: the changed program ran to its end",
+        Evidence.REPLAYED: "untried; the trace replayed with this memory freed after its last use",
+        Evidence.UNTRIED: "untried",
+    }[effect.evidence]
+    note = f"; {effect.note}" if effect.note else ""
+    return f"{text} ({how}{note})"

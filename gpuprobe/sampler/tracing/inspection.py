@@ -1,0 +1,86 @@
+"""A run that ends at the peak of an earlier one, to look for what holds memory there.
+
+A program on a simulated GPU makes the same operators and the same tensors each time, at other
+addresses. So the run that is recorded pays nothing for the search: a second one stops right after
+the operator of the peak, finds the blocks by the operators that made them, and searches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.trace import MemoryTrace
+
+REQUEST: Final = "GPUPROBE_INSPECT"
+"""In the environment: the file with the request, JSON. ``operator``: its number (see
+`gpuprobe.sampler.tracing.uses`); ``device``; ``blocks``: for each the operator that made it, and
+its size in bytes; ``result``: the file to write, JSON with ``holders`` by the position in
+``blocks``, ``incomplete`` and ``visited``."""
+
+
+class Inspection:
+    """A requested search. ``operator``: the number of the operator after which it happens."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.operator: int = request["operator"]
+        self._device: str = request["device"]
+        self._blocks: list[tuple[int, int]] = [(made, size) for made, size in request["blocks"]]
+        self._result = Path(request["result"])
+
+    def search_and_exit(self, traces: Callable[[], list[MemoryTrace]]) -> None:
+        """Write what holds the blocks, and end the process without Python's shutdown. ``traces``
+        returns those of the step so far.
+        """
+        from gpuprobe.torch_support.holding.search import holders_of
+
+        trace = next((one for one in traces() if one.device == self._device), None)
+        places = {} if trace is None else self._addresses(trace)
+        sizes = {(self._device, at): self._blocks[number][1] for at, number in places.items()}
+        found = holders_of(sizes)
+        document = {
+            "holders": {
+                str(places[key[1]]): to_plain(one)
+                for key, one in found.items()
+                if isinstance(key, tuple)
+            },
+            "incomplete": found.incomplete,
+            "visited": found.visited,
+        }
+        self._result.write_text(json.dumps(document), encoding="utf-8")
+        os._exit(0)
+
+    def _addresses(self, trace: MemoryTrace) -> dict[int, int]:
+        """By address, the position of the requested block that is there. Of blocks that one
+        operator made with one size, those in the same order are the same.
+        """
+        freed = {TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code}
+        alive: dict[int, tuple[int, int]] = {}
+        for columns in (trace.baseline, trace.events):
+            rows = zip(columns.action, columns.address, columns.made, columns.size, strict=True)
+            for action, address, made, size in rows:
+                if action == TraceAction.ALLOC.code:
+                    alive[address] = made, size
+                elif action in freed:
+                    alive.pop(address, None)
+        there: dict[tuple[int, int], list[int]] = {}
+        for address, key in alive.items():
+            there.setdefault(key, []).append(address)
+        found = {}
+        for number, key in enumerate(self._blocks):
+            if there.get(key):
+                found[there[key].pop(0)] = number
+        return found
+
+
+def requested() -> Inspection | None:
+    """The search that the environment requests. Processes that the program starts get no request:
+    the operators of this one are counted.
+    """
+    path = os.environ.pop(REQUEST, "")
+    return Inspection(json.loads(Path(path).read_text(encoding="utf-8"))) if path else None
