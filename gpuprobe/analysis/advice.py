@@ -7,15 +7,18 @@ suggestion has its evidence. They are sorted by the amount of memory that they a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
+from gpuprobe.analysis.peak.needs import needed_at, needs_at
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need, NeedTable
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.report import LeakRow, Suggestion
 from gpuprobe.model.rules import define
@@ -28,6 +31,7 @@ RULES = tuple(
     define(id, "suggestion", Level.NOTE, title)
     for id, title in (
         ("growth", "Memory grows from step to step"),
+        ("unneeded", "Memory at the peak is not used again"),
         ("evaluation", "Memory is allocated after training, without a backward pass"),
         ("expandable-segments", "Much reserved memory is not allocated"),
         ("zero-grad", "Gradients are alive during the forward pass"),
@@ -67,9 +71,17 @@ class AdviceFacts:
     when: str = "the peak"
     shares: dict[Category, int] = field(init=False, default_factory=dict)
     after_training: str = field(init=False, default="")
+    needs: NeedTable | Unavailable = field(init=False)
 
     def __post_init__(self) -> None:
         self.after_training = _after_training(self)
+        if isinstance(self.mark, Unavailable):
+            self.needs = self.mark
+        else:
+            self.needs = needs_at(self.mark.ledger, self.mark.event)
+            if not isinstance(self.needs, Unavailable):
+                # What is not used again needs no smaller work: other rules are about the rest.
+                self.mark = _chosen(self.mark, needed_at(self.mark.ledger, self.mark.event))
         if not isinstance(self.mark, Unavailable):
             self.shares = {Category(s.key): s.bytes for s in by_category(self.mark)}
 
@@ -135,7 +147,11 @@ def advise(evidence: AdviceFacts) -> list[Suggestion]:
 
 def _only(mark: HighWater, category: Category) -> HighWater:
     """The mark with the blocks of one category only."""
-    rows = [i for i, code in enumerate(mark.category) if code == category.code]
+    return _chosen(mark, [i for i, code in enumerate(mark.category) if code == category.code])
+
+
+def _chosen(mark: HighWater, rows: Sequence[int]) -> HighWater:
+    """The mark with these of its blocks."""
     selected = {}
     for name in ("address", "size", "stack", "category", "module", "is_baseline"):
         column = getattr(mark, name)
@@ -228,6 +244,31 @@ def _leaking(evidence: AdviceFacts) -> Iterator[Suggestion]:
         f"{human_bytes(size)} allocated {place} outlived its step: "
         f"{human_bytes(per_step)} per step{more}",
         max(evidence.peak, size) + 1,
+    )
+
+
+_UNNEEDED = 0.1
+"""The share of the peak from which memory that is not used again is reported: autograd itself frees
+some memory later than it could."""
+
+
+def _unneeded(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    table = evidence.needs
+    if isinstance(table, Unavailable) or evidence.peak == 0:
+        return
+    needless = table.bytes_of(*(need for need in Need if need.needless))
+    if needless < _UNNEEDED * table.total:
+        return
+    lines = [line for row in table.rows if Need(row.need).needless for line in row.lines]
+    most = max(lines, key=lambda line: line.bytes)
+    argv = evidence.site.rank.session.argv
+    yield Suggestion(
+        "unneeded",
+        f"Find what keeps memory that is not used again: most of it was made at {most.key}.",
+        shlex.join(["gpuprobe", "explain", *argv]) if argv else "",
+        f"{human_bytes(needless)} of {evidence.when} are not used again; freed after its last use, "
+        f"the trace would need {human_bytes(table.freed_after_use)}",
+        max(evidence.peak, needless),
     )
 
 
@@ -407,6 +448,7 @@ def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:
 
 _RULES: tuple[Callable[[AdviceFacts], Iterator[Suggestion]], ...] = (
     _growing,
+    _unneeded,
     _evaluation,
     _fragmented,
     _gradients_in_forward,

@@ -27,8 +27,8 @@ from gpuprobe.model.values import Unavailable
 if TYPE_CHECKING:
     from gpuprobe.analysis.peak.high_water import HighWater
     from gpuprobe.analysis.peak.peaks import PeakSite
-    from gpuprobe.causes.find import Found
-    from gpuprobe.model.causes import Cause, Explanation
+    from gpuprobe.causes.find import Diagnosed
+    from gpuprobe.model.causes import Explanation, MemoryCause
     from gpuprobe.model.run.holders import Holder
 
 BUDGET: Final = 120.0
@@ -231,25 +231,25 @@ class _Explaining:
             for number, plain in answer["holders"].items()
         }
 
-    def _cause(self, found: Found, failed: bool) -> Cause:
-        from gpuprobe.model.causes import Cause, Effect, Evidence
+    def _cause(self, found: Diagnosed, failed: bool) -> MemoryCause:
+        from gpuprobe.model.causes import Certainty, Effect, MemoryCause
 
         group, diagnosis = found.group, found.diagnosis
         main = group.main
-        return Cause(
+        return MemoryCause(
             rule=diagnosis.rule,
             bytes=group.bytes,
             blocks=len(group.blocks),
-            born=main.born,
+            made_at=main.made_at,
             last_use=main.last_use,
             holder=group.holder,
             kept_at=None,
             sentence=diagnosis.sentence,
             remedy=diagnosis.remedy,
             code=diagnosis.code,
-            effect=Effect(Evidence.UNTRIED, group.peak, _FAILED)
+            effect=Effect(Certainty.UNTRIED, group.peak, _FAILED)
             if failed
-            else Effect(Evidence.REPLAYED, group.peak, found.freed_early),
+            else Effect(Certainty.REPLAYED, group.peak, found.freed_early),
         )
 
 
@@ -262,7 +262,7 @@ def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:
 
 
 def _failure_in(mark: HighWater) -> HighWater:
-    """The blocks at the last allocation that failed in the trace of a peak; the peak without one."""
+    """The blocks at the last allocation that failed in the trace of a peak, if one did."""
     from gpuprobe.analysis.peak.high_water import live_at
     from gpuprobe.model.memory import TraceAction
 

@@ -6,24 +6,24 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
-from gpuprobe.causes.diagnosis import Diagnosis
-from gpuprobe.causes.groups import Block, Group, blocks_at, groups_of
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.groups import HeldBlock, HeldGroup, blocks_at, groups_of
 from gpuprobe.causes.rules import RULES, exceptions
 from gpuprobe.model.run.holders import Holder
 
 
-class Found(NamedTuple):
+class Diagnosed(NamedTuple):
     """A group of memory, and what the first rule that knows it says."""
 
-    group: Group
-    diagnosis: Diagnosis
+    group: HeldGroup
+    diagnosis: Answer
     freed_early: int
     """The most memory in the trace, in bytes, if the group were freed after its last use."""
 
 
 def causes_at(
     lives: Biographies, event: int, holders: Mapping[int, Holder], *, failed: bool = False
-) -> Iterator[Found]:
+) -> Iterator[Diagnosed]:
     """The causes of memory just after an event, the most memory first. ``holders``: what holds the
     blocks, by row of the ledger. ``failed``: memory ran out here, so what the program would have
     used later is unknown: only what its exception holds is a cause.
@@ -34,11 +34,11 @@ def causes_at(
             diagnosis = rule(group)
             if diagnosis is not None:
                 if diagnosis.rule:
-                    yield Found(group, diagnosis, _without(lives, group.blocks))
+                    yield Diagnosed(group, diagnosis, _without(lives, group.blocks))
                 break
 
 
-def _without(lives: Biographies, blocks: tuple[Block, ...]) -> int:
+def _without(lives: Biographies, blocks: tuple[HeldBlock, ...]) -> int:
     """The most memory in the trace if these blocks were freed after their last use."""
     ends = list(lives.ledger.freed)
     early = lives.ends_of_use()

@@ -22,14 +22,14 @@ _CONTAINERS = {"dict", "list", "tuple", "set", "deque", "cell"}
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class HeldBlock:
     """A block at the peak: its row in the ledger, size in bytes, and life."""
 
     row: int
     bytes: int
     need: Need
     category: Category
-    born: Place | NoPlace
+    made_at: Place | NoPlace
     file_names: tuple[str, ...]
     """Of the frames that made it, innermost first."""
     last_use: Place | NoPlace | None
@@ -40,10 +40,10 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class HeldGroup:
     """Blocks that one thing of the program holds; ``holder`` is that of the largest."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[HeldBlock, ...]
     holder: Holder | None
     peak: int
 
@@ -57,13 +57,13 @@ class Group:
         return self.bytes / self.peak if self.peak else 0.0
 
     @property
-    def main(self) -> Block:
+    def main(self) -> HeldBlock:
         """A block of the line that made the most."""
         by_line: Counter[Place | NoPlace] = Counter()
         for block in self.blocks:
-            by_line[block.born] += block.bytes
+            by_line[block.made_at] += block.bytes
         line = by_line.most_common(1)[0][0]
-        return max((b for b in self.blocks if b.born == line), key=lambda block: block.bytes)
+        return max((b for b in self.blocks if b.made_at == line), key=lambda block: block.bytes)
 
     def mostly(self, *found: Category) -> bool:
         """Whether most of it has one of these categories."""
@@ -75,7 +75,7 @@ class Group:
         return 2 * sum(b.bytes for b in self.blocks if b.need is Need.NEVER) > self.bytes
 
 
-def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[Block]:
+def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[HeldBlock]:
     """The blocks just after an event that are not needed then: never (again), or not yet.
     ``failed``: and those of which nothing is known, because the program failed.
     """
@@ -88,12 +88,12 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[B
     columns = [ledger.values(name, rows) for name in ("last_stack", "last_name", "last_phase")]
     codes = categories(ledger, rows)
     return [
-        Block(
+        HeldBlock(
             row=row,
             bytes=ledger.size[row],
             need=needs[row],
             category=Category.from_code(code),
-            born=lines.place(ledger.stack[row], before=row >= ledger.made),
+            made_at=lines.place(ledger.stack[row], before=row >= ledger.made),
             file_names=tuple(
                 stacks.frames[frame].filename for frame in stacks.stacks[ledger.stack[row]]
             ),
@@ -106,16 +106,18 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[B
     ]
 
 
-def groups_of(blocks: list[Block], holders: Mapping[int, Holder], peak: int) -> Iterator[Group]:
+def groups_of(
+    blocks: list[HeldBlock], holders: Mapping[int, Holder], peak: int
+) -> Iterator[HeldGroup]:
     """The groups that are large enough, the largest first. ``holders``: by row of the ledger;
     what nothing is known to hold is grouped by its line.
     """
-    found: dict[tuple[object, ...], list[Block]] = {}
+    found: dict[tuple[object, ...], list[HeldBlock]] = {}
     for block in blocks:
         holder = holders.get(block.row)
         early = block.need if not block.need.needless else None
         if holder is None or holder.root is HolderRoot.OUTSIDE:
-            key: tuple[object, ...] = (early, block.born)
+            key: tuple[object, ...] = (early, block.made_at)
             if holder is not None and holder.kept in (Kept.SAVED, Kept.VARIABLE):
                 key = (early, holder.root)
         elif holder.root is HolderRoot.EXCEPTION:
@@ -128,7 +130,7 @@ def groups_of(blocks: list[Block], holders: Mapping[int, Holder], peak: int) -> 
             key = (early, holder.root, holder.module, holder.function, name)
         found.setdefault(key, []).append(block)
     groups = [
-        Group(tuple(members), holders.get(max(members, key=lambda b: b.bytes).row), peak)
+        HeldGroup(tuple(members), holders.get(max(members, key=lambda b: b.bytes).row), peak)
         for members in found.values()
     ]
     for group in sorted(groups, key=lambda group: -group.bytes):

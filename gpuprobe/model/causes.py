@@ -11,7 +11,7 @@ from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.values import Unavailable
 
 
-class Evidence(str, Enum):
+class Certainty(str, Enum):
     """How the effect of a remedy is known."""
 
     TRIED = "tried"  # the changed program ran to its end
@@ -25,7 +25,7 @@ class Effect:
     ``git apply``; ``note``: why it was not tried, or what is different about the tried run.
     """
 
-    evidence: Evidence
+    certainty: Certainty
     before: int
     after: int | Unavailable
     patch: str = ""
@@ -33,16 +33,16 @@ class Effect:
 
 
 @record(frozen=True)
-class Cause:
+class MemoryCause:
     """Memory at the peak that the program does not need, all for one reason. ``rule`` names the
-    rule that found it; ``born`` is the line that made most of it, ``last_use`` the line that used
+    rule that found it; ``made_at`` is the line that made most of it, ``last_use`` the line that used
     that last, ``kept_at`` the line that stores what holds it.
     """
 
     rule: str
     bytes: int
     blocks: int
-    born: Place | NoPlace
+    made_at: Place | NoPlace
     last_use: Place | NoPlace | None
     holder: Holder | None
     kept_at: Place | None
@@ -68,6 +68,6 @@ class Explanation:
     reserved: int | Unavailable
     ended: str
     needs: NeedTable
-    causes: tuple[Cause, ...]
+    causes: tuple[MemoryCause, ...]
     notes: tuple[str, ...]
     seconds: float

@@ -86,7 +86,7 @@ def device_fit(
     simulated = high
     if run.ranks > 1:
         low, high = int(low * (1 - _RANK_UNCERTAINTY)), int(high * (1 + _RANK_UNCERTAINTY))
-    need = Need(
+    need = NeededMemory(
         model.total_memory,
         peak,
         simulated,
@@ -231,7 +231,7 @@ def estimate_of(
     )
 
 
-class Need(NamedTuple):
+class NeededMemory(NamedTuple):
     """The memory that a run needs on a GPU with ``capacity`` bytes. ``low`` to ``high`` is the
     printed range of reserved memory, as simulated without a limit, ``simulated`` its upper end
     before it was widened; ``outside_low`` to ``outside_high`` is the memory of the CUDA context, of
@@ -247,7 +247,7 @@ class Need(NamedTuple):
     outside_high: int
 
 
-def verdict_of(need: Need, within: Callable[[int], WhatIfOutcome]) -> tuple[str, str]:
+def verdict_of(need: NeededMemory, within: Callable[[int], WhatIfOutcome]) -> tuple[str, str]:
     """The verdict, and a sentence that explains it ("" for `FITS`).
 
     ``within`` simulates the run with a limit in bytes for the allocator, which releases cached

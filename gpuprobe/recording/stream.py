@@ -172,7 +172,8 @@ class StreamParser:
 
         def load(name: str) -> MemoryTrace:
             trace = load_trace(name)
-            trace.used_later = self._used_later(name, trace.step, steps)
+            if trace.events.operator:
+                trace.used_later = self._used_later(name, trace.step, steps)
             return trace
 
         return RankRecording(

@@ -29,9 +29,10 @@ class Biographies:
 
     def __init__(self, trace: MemoryTrace | Ledger) -> None:
         self.ledger = ledger_of(trace)
-        everything = range(len(self.ledger))
-        values = self.ledger.values
         self.operator = self.ledger.trace.events.column("operator")
+        # A million events take a second, and most traces have no uses.
+        everything = range(len(self.ledger) if self.ledger.trace.events.operator else 0)
+        values = self.ledger.values
         self.made = values("made", everything)
         self.first = values("first_use", everything)
         self.last = values("last_use", everything)
@@ -51,7 +52,7 @@ class Biographies:
     @property
     def watched(self) -> bool:
         """Whether uses were watched."""
-        return bool(len(self.operator)) and any(self.made)
+        return any(self.made)
 
     def operator_at(self, event: int) -> int:
         """The operator that runs at an event; that before the first event for -1."""
@@ -140,6 +141,15 @@ def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable
         rows=tuple(_row(lives, need, found[need], top) for need in Need if need in found),
         freed_after_use=max(ledger.running(ends)),
     )
+
+
+def needed_at(trace: MemoryTrace | Ledger, event: int) -> list[int]:
+    """The positions, among the blocks alive just after ``event``, of those that are needed. Only if
+    uses were watched.
+    """
+    lives = Biographies(trace)
+    alive = lives.ledger.alive(event)
+    return [at for at, row in enumerate(alive) if not lives.need(row, event).needless]
 
 
 def _row(lives: Biographies, need: Need, rows: list[int], top: int) -> NeedRow:

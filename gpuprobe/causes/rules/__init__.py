@@ -1,6 +1,6 @@
 """The rules, in the order in which they are asked; the first that knows a group names its cause.
 
-A rule is a function from a `Group` to a `Diagnosis`, or None. To add one: a file here, and a line
+A rule is a function from a `HeldGroup` to a `Answer`, or None. To add one: a file here, and a line
 in `RULES`.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gpuprobe.causes.diagnosis import Diagnosis
-from gpuprobe.causes.groups import Group
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.rules import (
     autocast,
     cycles,
@@ -25,7 +25,7 @@ from gpuprobe.causes.rules import (
     unheld,
 )
 
-RULES: Final[tuple[Callable[[Group], Diagnosis | None], ...]] = (
+RULES: Final[tuple[Callable[[HeldGroup], Answer | None], ...]] = (
     early.diagnose,
     gradients.diagnose,
     cycles.diagnose,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.diagnosis import Diagnosis, Remedy
-from gpuprobe.causes.groups import Group
+from gpuprobe.causes.answer import Answer, Remedy
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.run.holders import HolderRoot
 from gpuprobe.model.text import human_bytes
 
 
-def diagnose(group: Group) -> Diagnosis | None:
+def diagnose(group: HeldGroup) -> Answer | None:
     """Memory of objects that only refer to one another."""
     holder = group.holder
     if holder is None or holder.root is not HolderRoot.CYCLE:
         return None
     ring = " → ".join(f"{one.kind}{one.label}" for one in holder.cycle)
-    return Diagnosis(
+    return Answer(
         "cycle",
-        f"{human_bytes(group.bytes)} from {group.main.born} wait for the garbage collector: a "
+        f"{human_bytes(group.bytes)} from {group.main.made_at} wait for the garbage collector: a "
         f"reference cycle keeps them ({ring})",
         "break the cycle: let one of these objects not refer to the next (for a custom autograd "
         "function: ctx.save_for_backward instead of an attribute), or use a weakref",

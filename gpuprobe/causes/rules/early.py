@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.diagnosis import Diagnosis
-from gpuprobe.causes.groups import Group
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.text import human_bytes
@@ -18,20 +18,20 @@ _EXPECTED = (
 """Categories that wait for their use in every step."""
 
 
-def diagnose(group: Group) -> Diagnosis | None:
+def diagnose(group: HeldGroup) -> Answer | None:
     """Blocks of which no operator of this step has used one, nor uses one before a later step."""
     if any(block.need is not Need.NOT_YET for block in group.blocks):
         return None
     waiting = [b for b in group.blocks if b.last_use is None and b.category not in _EXPECTED]
     held = sum(block.bytes for block in waiting)
     if 2 * held <= group.bytes:
-        return Diagnosis.none()
+        return Answer.none()
     many = len(waiting)
     what = f"{many} tensors" if many > 1 else "a tensor"
     holder = "" if group.holder is None else f" in {group.holder.place}"
-    return Diagnosis(
+    return Answer(
         "too-early",
-        f"{human_bytes(held)} in {what}{holder} from {group.main.born} wait on the GPU for a step "
+        f"{human_bytes(held)} in {what}{holder} from {group.main.made_at} wait on the GPU for a step "
         "that comes later",
         "keep them on the CPU, and move each to the GPU in the step that uses it (with pinned "
         "memory and non_blocking=True, if the copies take time)",

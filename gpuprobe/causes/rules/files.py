@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.diagnosis import Diagnosis, Remedy
-from gpuprobe.causes.groups import Group
+from gpuprobe.causes.answer import Answer, Remedy
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.text import human_bytes
@@ -11,14 +11,14 @@ from gpuprobe.model.text import human_bytes
 _LOADS = ("torch/serialization.py", "safetensors/torch.py")
 
 
-def diagnose(group: Group) -> Diagnosis | None:
+def diagnose(group: HeldGroup) -> Answer | None:
     """Tensors of a file, that are not used again once they have been copied."""
     main = group.main
     if not any(name.endswith(_LOADS) for name in main.file_names):
         return None
-    return Diagnosis(
+    return Answer(
         "loaded-file",
-        f"{human_bytes(group.bytes)} were loaded onto the GPU at {main.born} and copied from there"
+        f"{human_bytes(group.bytes)} were loaded onto the GPU at {main.made_at} and copied from there"
         f"{_kept(group.holder)}",
         'load the file onto the CPU (map_location="cpu"), or delete what was loaded once it is '
         "copied",

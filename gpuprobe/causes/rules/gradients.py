@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.diagnosis import Diagnosis
-from gpuprobe.causes.groups import Group
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.holders import Kept
 from gpuprobe.model.text import human_bytes
 
 
-def diagnose(group: Group) -> Diagnosis | None:
+def diagnose(group: HeldGroup) -> Answer | None:
     """Gradients that are computed and never used: their tensors are in no optimizer."""
     of_gradients = group.mostly(Category.GRADIENT) or (
         group.holder is not None and group.holder.kept is Kept.GRAD
@@ -17,7 +17,7 @@ def diagnose(group: Group) -> Diagnosis | None:
     if not of_gradients or not group.never_used:
         return None
     whose = "" if group.holder is None else f" ({group.holder.place})"
-    return Diagnosis(
+    return Answer(
         "unread-gradients",
         f"{human_bytes(group.bytes)} of gradients{whose} are computed, and nothing reads them",
         "do not compute them: requires_grad_(False) on these tensors, or the part of the model "

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.diagnosis import Diagnosis, Remedy
-from gpuprobe.causes.groups import Group
+from gpuprobe.causes.answer import Answer, Remedy
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 
 
-def diagnose(group: Group) -> Diagnosis | None:
+def diagnose(group: HeldGroup) -> Answer | None:
     """Memory that was saved for backward passes which do not come."""
     holder = group.holder
     if holder is None or holder.kept not in (Kept.SAVED, Kept.VARIABLE):
@@ -18,7 +18,7 @@ def diagnose(group: Group) -> Diagnosis | None:
     of_gradients = any(step.label == ".grad" for step in holder.path)
     if of_gradients or holder.root is HolderRoot.OUTSIDE:
         whose = f"{_name(holder)} and its graph" if of_gradients else "gradients and their graphs"
-        return Diagnosis(
+        return Answer(
             "gradient-graph",
             f"{size} are kept by autograd graphs of gradients: after backward(create_graph=True), "
             f"{whose} refer to each other",
@@ -27,9 +27,9 @@ def diagnose(group: Group) -> Diagnosis | None:
             code="torch.autograd.grad(loss, parameters, create_graph=True)",
         )
     if _is_of_this_call(holder):
-        return Diagnosis(
+        return Answer(
             "evaluation-with-graph",
-            f"{size} from {group.main.born} are saved for a backward pass that does not come: this "
+            f"{size} from {group.main.made_at} are saved for a backward pass that does not come: this "
             "forward pass trains nothing",
             "run it under torch.no_grad()",
             code="with torch.no_grad():",
@@ -37,7 +37,7 @@ def diagnose(group: Group) -> Diagnosis | None:
         )
     many = holder.container
     if many is not None:
-        return Diagnosis(
+        return Answer(
             "kept-graphs",
             f"{size} are saved for backward passes that do not come: each tensor in "
             f"{kept_in(holder)} keeps its autograd graph",
@@ -45,7 +45,7 @@ def diagnose(group: Group) -> Diagnosis | None:
             code=".detach()",
             edit=Remedy.DETACH,
         )
-    return Diagnosis(
+    return Answer(
         "kept-graph",
         f"{size} are saved for a backward pass that does not come: {holder.place} keeps the "
         "autograd graph of all that was added to it",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.diagnosis import Diagnosis, Remedy
-from gpuprobe.causes.groups import Group
+from gpuprobe.causes.answer import Answer, Remedy
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 from gpuprobe.model.text import human_bytes
 
 
-def diagnose(group: Group) -> Diagnosis | None:
+def diagnose(group: HeldGroup) -> Answer | None:
     """Memory with a path from a name of the program."""
     holder = group.holder
     if holder is None or holder.root in (HolderRoot.OUTSIDE, HolderRoot.AUTOCAST):
@@ -19,9 +19,9 @@ def diagnose(group: Group) -> Diagnosis | None:
     used = "never used" if group.never_used else "not used again"
     size, main = human_bytes(group.bytes), group.main
     if holder.container is not None or len(holder.path) > 1:
-        return Diagnosis(
+        return Answer(
             "kept-tensors",
-            f"{size} from {main.born} are {used} and kept by {kept_in(holder)}",
+            f"{size} from {main.made_at} are {used} and kept by {kept_in(holder)}",
             "drop what is not needed any more, or keep copies on the CPU (.detach().cpu())",
             code=".detach().cpu()",
             edit=Remedy.TO_CPU,
@@ -30,9 +30,9 @@ def diagnose(group: Group) -> Diagnosis | None:
         return None
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
-    return Diagnosis(
+    return Answer(
         "live-variable",
-        f"{size} from {main.born} are {used}{last}: the variable {_variable(holder, name)} keeps "
+        f"{size} from {main.made_at} are {used}{last}: the variable {_variable(holder, name)} keeps "
         "them",
         f"delete it after its last use: del {name}",
         code=f"del {name}",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.diagnosis import Diagnosis
-from gpuprobe.causes.groups import Group
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 
 
-def diagnose(group: Group) -> Diagnosis | None:
+def diagnose(group: HeldGroup) -> Answer | None:
     """Optimizer state that nothing uses again."""
     if not group.mostly(Category.OPTIMIZER_STATE) or group.holder is None:
         return None
-    return Diagnosis(
+    return Answer(
         "stale-optimizer-state",
         f"{human_bytes(group.bytes)} are the state of an optimizer that makes no step again: "
         f"{group.holder.place}",

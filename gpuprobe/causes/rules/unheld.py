@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.diagnosis import Diagnosis
-from gpuprobe.causes.groups import Group
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.text import human_bytes
 
 _LEAST = 0.2
 """The share of the peak: autograd frees some memory later than it could."""
 
 
-def diagnose(group: Group) -> Diagnosis | None:
+def diagnose(group: HeldGroup) -> Answer | None:
     """A large part of the peak, held by a library or by C++."""
     if group.holder is not None and group.holder.path:
         return None
@@ -20,8 +20,8 @@ def diagnose(group: Group) -> Diagnosis | None:
     if group.holder is None:
         why = "what holds them is unknown"
     used = "never used" if group.never_used else "not used again"
-    return Diagnosis(
+    return Answer(
         "unheld",
-        f"{human_bytes(group.bytes)} from {group.main.born} are {used}; {why}",
+        f"{human_bytes(group.bytes)} from {group.main.made_at} are {used}; {why}",
         "",
     )

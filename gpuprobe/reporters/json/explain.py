@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Final
 
-from gpuprobe.model.causes import Cause, Explanation
+from gpuprobe.model.causes import Explanation, MemoryCause
 from gpuprobe.reporters.json.documents import Document, keys
 from gpuprobe.reporters.json.report import CodeLine, code_line, need_shapes
 
 
-def _born(cause: Cause) -> CodeLine:
-    return code_line(cause.born)
+def _made_at(cause: MemoryCause) -> CodeLine:
+    return code_line(cause.made_at)
 
 
-def _last_use(cause: Cause) -> CodeLine | None:
+def _last_use(cause: MemoryCause) -> CodeLine | None:
     return None if cause.last_use is None else code_line(cause.last_use)
 
 
-def _kept_at(cause: Cause) -> CodeLine | None:
+def _kept_at(cause: MemoryCause) -> CodeLine | None:
     return None if cause.kept_at is None else code_line(cause.kept_at)
 
 
-def _holder(cause: Cause) -> str | None:
+def _holder(cause: MemoryCause) -> str | None:
     """The holder in words."""
     return None if cause.holder is None else cause.holder.text
 
@@ -34,9 +34,9 @@ DOCUMENT: Final = Document(
     "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
     "without it. Sizes are bytes.",
     shapes={
-        Cause: {
-            **keys(" ".join(field.name for field in fields(Cause))),
-            "born": _born,
+        MemoryCause: {
+            **keys(" ".join(field.name for field in fields(MemoryCause))),
+            "made_at": _made_at,
             "last_use": _last_use,
             "kept_at": _kept_at,
             "holder": _holder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuprobe.model.causes import Cause, Effect, Evidence, Explanation
+from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
 from gpuprobe.model.needs import Need
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
@@ -52,7 +52,7 @@ def _verdict(found: Explanation) -> str:
     return head
 
 
-def _cause(cause: Cause) -> Iterator[Part]:
+def _cause(cause: MemoryCause) -> Iterator[Part]:
     yield Line(cause.sentence, "numbered", code=True)
     if cause.remedy:
         yield Line(cause.remedy, label="fix", indent=5)
@@ -72,9 +72,9 @@ def _effect(effect: Effect) -> str:
         f"{human_bytes(effect.before)}"
     )
     how = {
-        Evidence.TRIED: "tried: the changed program ran to its end",
-        Evidence.REPLAYED: "untried; the trace replayed with this memory freed after its last use",
-        Evidence.UNTRIED: "untried",
-    }[effect.evidence]
+        Certainty.TRIED: "tried: the changed program ran to its end",
+        Certainty.REPLAYED: "untried; the trace replayed with this memory freed after its last use",
+        Certainty.UNTRIED: "untried",
+    }[effect.certainty]
     note = f"; {effect.note}" if effect.note else ""
     return f"{text} ({how}{note})"

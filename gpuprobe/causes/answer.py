@@ -19,7 +19,7 @@ class Remedy(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Answer:
     """The name of the rule, a sentence with the cause and its holder, and the remedy in words and
     as ``code``. ``edit``: the change that can be tried.
     """
@@ -31,6 +31,6 @@ class Diagnosis:
     edit: Remedy = Remedy.NONE
 
     @classmethod
-    def none(cls) -> Diagnosis:
+    def none(cls) -> Answer:
         """That the group is as it must be: no further rule is asked."""
         return cls("", "", "")
