@@ -31,8 +31,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
     holder = "" if group.holder is None else f" in {group.holder.place}"
     return Answer(
         "too-early",
-        f"{human_bytes(held)} in {what}{holder} from {group.main.made_at} wait on the GPU for a step "
-        "that comes later",
+        f"{human_bytes(held)} in {what}{holder} from {group.main.made_at} wait on the GPU for a "
+        "later step",
         "keep them on the CPU, and move each to the GPU in the step that uses it (with pinned "
         "memory and non_blocking=True, if the copies take time)",
     )

@@ -15,7 +15,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return None
     return Answer(
         "handled-exception",
-        f"{human_bytes(group.bytes)} from {group.main.made_at} are kept by {holder.place}: while an "
-        "exception is handled, its traceback keeps the variables of the functions that it ended",
+        f"{human_bytes(group.bytes)} from {group.main.made_at} are kept by {holder.place}: while "
+        "an exception is handled, its traceback keeps the variables of the functions that it ended",
         "only set a flag inside the except block, and try again after it",
     )

@@ -18,8 +18,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return None
     return Answer(
         "loaded-file",
-        f"{human_bytes(group.bytes)} were loaded onto the GPU at {main.made_at} and copied from there"
-        f"{_kept(group.holder)}",
+        f"{human_bytes(group.bytes)} were loaded onto the GPU at {main.made_at} and copied from "
+        f"there{_kept(group.holder)}",
         'load the file onto the CPU (map_location="cpu"), or delete what was loaded once it is '
         "copied",
         code='torch.load(file, map_location="cpu")',

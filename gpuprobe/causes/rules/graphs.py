@@ -29,8 +29,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
     if _is_of_this_call(holder):
         return Answer(
             "evaluation-with-graph",
-            f"{size} from {group.main.made_at} are saved for a backward pass that does not come: this "
-            "forward pass trains nothing",
+            f"{size} from {group.main.made_at} are saved for a backward pass that does not come: "
+            "this forward pass trains nothing",
             "run it under torch.no_grad()",
             code="with torch.no_grad():",
             edit=Remedy.NO_GRAD,

@@ -32,8 +32,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     return Answer(
         "live-variable",
-        f"{size} from {main.made_at} are {used}{last}: the variable {_variable(holder, name)} keeps "
-        "them",
+        f"{size} from {main.made_at} are {used}{last}: the variable {_variable(holder, name)} "
+        "keeps them",
         f"delete it after its last use: del {name}",
         code=f"del {name}",
         edit=Remedy.DELETE,

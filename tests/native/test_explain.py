@@ -1,0 +1,185 @@
+"""``gpuprobe explain``: cause, holder and remedy of programs whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from native_commands import gpuprobe
+
+MIB = 1 << 20
+
+
+def explain(
+    tmp_path: Path, program: str, *options: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    (tmp_path / "train.py").write_text(program)
+    done = gpuprobe("explain", "--gpu", "t4", "--json", *options, "train.py", cwd=tmp_path)
+    return done, json.loads(done.stdout)
+
+
+def line_of(program: str, text: str) -> int:
+    """The number of the first line that contains a text."""
+    return next(number for number, line in enumerate(program.splitlines(), 1) if text in line)
+
+
+START = """\
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+"""
+
+LOSSES = (
+    START
+    + """\
+losses = []
+for step in range(6):
+    x = torch.randn(2048, 512, device="cuda")
+    reg = net(x).square().mean()
+    loss = net(x).abs().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(reg)
+"""
+)
+
+VARIABLE = (
+    START
+    + """\
+def train(steps):
+    for step in range(steps):
+        x = torch.randn(2048, 512, device="cuda")
+        big = torch.cat([net(x).detach(), x] * 8)
+        total = big.sum()
+        loss = net(x).abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+train(4)
+"""
+)
+
+CYCLE = (
+    START
+    + """\
+class State:
+    def __init__(self, data):
+        self.data = data
+        self.me = self
+
+for step in range(6):
+    x = torch.randn(2048, 512, device="cuda")
+    state = State(x.repeat(4, 1))
+    loss = net(x).abs().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+)
+
+CONTROL = (
+    START
+    + """\
+for step in range(4):
+    x = torch.randn(2048, 512, device="cuda")
+    loss = net(x).abs().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    del x, loss
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "rule", "made", "holder"),
+    [
+        (LOSSES, "kept-graphs", "reg = net(x)", "losses"),
+        (VARIABLE, "live-variable", "big = torch.cat", "big (a Tensor in train"),
+        (CYCLE, "cycle", "x.repeat", "State.me"),
+    ],
+)
+def test_the_first_cause_names_line_and_holder(
+    tmp_path: Path, program: str, rule: str, made: str, holder: str
+) -> None:
+    done, found = explain(tmp_path, program)
+    assert done.returncode == 1, done.stderr
+    first = found["causes"][0]
+    assert first["rule"] == rule
+    assert first["made_at"]["line"] == line_of(program, made)
+    assert holder in first["holder"]
+    assert first["remedy"]
+    assert first["effect"]["before"] == found["allocated"]
+    assert first["effect"]["after"] < found["allocated"]
+    assert sum(row["bytes"] for row in found["needs"]["rows"]) == found["allocated"]
+
+
+def test_a_program_that_needs_its_memory_has_no_cause(tmp_path: Path) -> None:
+    done, found = explain(tmp_path, CONTROL)
+    assert (done.returncode, found["causes"]) == (0, [])
+    shown = gpuprobe("explain", "--gpu", "t4", "train.py", cwd=tmp_path)
+    assert "All of it is needed" in shown.stdout
+
+
+RETRY = (
+    START.replace("import nn", "import nn  # noqa")
+    + """\
+def work(n):
+    x = torch.randn(n << 28, device="cuda")
+    return (x + 1) * (x + 2)
+
+try:
+    work(6)
+except torch.OutOfMemoryError:
+    work(4)
+"""
+)
+
+
+def test_frames_of_a_handled_exception_are_found_where_memory_runs_out(tmp_path: Path) -> None:
+    done, found = explain(tmp_path, RETRY)
+    assert done.returncode == 1, done.stderr
+    assert found["causes"][0]["rule"] == "handled-exception"
+    assert "kept by OutOfMemoryError" in found["causes"][0]["holder"]
+    assert found["ended"].startswith("out of memory")
+
+
+LARGE = """\
+import torch
+
+blocks = [torch.randn(1 << 30, device="cuda") for _ in range(5)]
+print(sum(float(block.sum()) for block in blocks))
+"""
+
+
+def test_a_program_without_enough_memory_is_explained_on_an_endless_gpu(tmp_path: Path) -> None:
+    done, found = explain(tmp_path, LARGE, "--compute", "shapes")
+    assert found["allocated"] >= 5 << 32
+    assert found["ended"].startswith("out of memory")
+    assert found["causes"] == [], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "text"),
+    [
+        ("raise ValueError('no data')\n", 5, "ValueError: no data"),
+        ("print('nothing')\n", 2, "allocated no memory on the GPU"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(
+    tmp_path: Path, program: str, code: int, text: str
+) -> None:
+    (tmp_path / "train.py").write_text(program)
+    done = gpuprobe("explain", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert text in errors[0]
