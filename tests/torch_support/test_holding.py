@@ -18,15 +18,21 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
+from gpuprobe.analysis.growth import keeper
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
+from gpuprobe.model.values import Bytes
+from gpuprobe.torch_support.holding.objects import OUTSIDE
 from gpuprobe.torch_support.holding.search import (
     Holders,
     SearchLimits,
     holders_of,
     largest_holders,
+    with_earlier,
 )
 from gpuprobe.torch_support.tensors import storage_key
 
@@ -239,7 +245,7 @@ def test_counts_of_containers(main: dict[str, Any]) -> None:
         ("list", 300, 298),
         ("Tensor", None, None),
     ]
-    assert one.text == "history['val'][7] (a dict); 298 of 300 elements hold such memory"
+    assert one.text == "history['val'][7] (a list); 298 of 300 elements hold such memory"
 
 
 def test_the_shortest_path_is_named(main: dict[str, Any]) -> None:
@@ -269,7 +275,7 @@ def test_a_global_of_a_module_of_the_program(
     module.__dict__.update(__file__="/home/me/steps.py", outputs=[new()])
     monkeypatch.setitem(sys.modules, "steps", module)
     one = found(module.__dict__["outputs"][0])
-    assert (one.module, one.place) == ("steps", "steps.outputs[0] (a list)")
+    assert one.place == "steps.outputs[0] (a list)"
 
 
 # Functions
@@ -339,7 +345,7 @@ def decorated(tensor: torch.Tensor) -> Any:
         (with_closure, HolderRoot.CLOSURE, "history[0] (a list in with_closure"),
         (with_default, HolderRoot.DEFAULT, "seen[0] (a list in collect"),
         (with_named_default, HolderRoot.DEFAULT, "seen[0] (a list in collect"),
-        (with_attribute, HolderRoot.GLOBAL, "x.outputs[0] (a function"),
+        (with_attribute, HolderRoot.GLOBAL, "x.outputs[0] (a list"),
         (with_cache, HolderRoot.CACHE, "x, a functools.cache"),
         (with_bounded_cache, HolderRoot.CACHE, "x, a functools.cache"),
         (decorated, HolderRoot.CLOSURE, "tensor (a Tensor in decorated"),
@@ -370,7 +376,7 @@ def test_an_attribute_of_a_class(
     monkeypatch.setattr(Cache, "shared", [new()])
     main["x"] = value
     one = found(Cache.shared[0])
-    assert (one.root, one.place) == (HolderRoot.CLASS, "Cache.shared[0] (a type)")
+    assert (one.root, one.place) == (HolderRoot.CLASS, "Cache.shared[0] (a list)")
 
 
 # Frames
@@ -652,7 +658,7 @@ def test_a_freed_graph_keeps_nothing(main: dict[str, Any]) -> None:
     main["loss"] = (weight() * factor).sum()
     del factor
     main["loss"].backward()
-    assert found(key) == Holder(HolderRoot.OUTSIDE)  # no tensor has this storage any more
+    assert found(key) == OUTSIDE  # no tensor has this storage any more
 
 
 def test_what_a_function_of_the_program_saves(main: dict[str, Any]) -> None:
@@ -894,8 +900,8 @@ def test_a_value_of_an_expression() -> None:
 
 
 def test_what_nothing_holds(main: dict[str, Any]) -> None:
-    assert found(12345) == Holder(HolderRoot.OUTSIDE)
-    assert Holder(HolderRoot.OUTSIDE).text == "held outside Python"
+    assert found(12345) == OUTSIDE
+    assert OUTSIDE.text == "held outside Python"
 
 
 def test_what_autocast_caches(main: dict[str, Any]) -> None:
@@ -918,7 +924,7 @@ def test_weak_references_hold_nothing(main: dict[str, Any]) -> None:
     main.update(ref=weakref.ref(tensor), values=weakref.WeakValueDictionary({1: tensor}))
     key = key_of(tensor)
     del tensor
-    assert found(key) == Holder(HolderRoot.OUTSIDE)
+    assert found(key) == OUTSIDE
 
 
 def test_device_and_address(main: dict[str, Any]) -> None:
@@ -1071,3 +1077,151 @@ def test_a_variable_whose_graph_grows(main: dict[str, Any]) -> None:
 
 def test_results_are_typed() -> None:
     assert isinstance(holders_of([], frames=()), Holders)
+
+
+def outputs(count: int = 4) -> list[torch.Tensor]:
+    return [new(256) for _ in range(count)]
+
+
+def largest() -> list[str]:
+    return [one.place for one in largest_holders(frames=())]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: {"a": {"b": deque(outputs())}}, "x['a']['b'] (a deque)"),
+        (lambda: dict(enumerate(outputs())), "x (a dict)"),
+        (lambda: [(1, one, {"y": 2}) for one in outputs()], "x (a list)"),
+        (lambda: [Plain(kept=one) for one in outputs()], "x (a list)"),
+        (lambda: {"train": [new(1)], "val": outputs(9)}, "x['val'] (a list)"),
+        (lambda: functools.partial(print, outputs()), "x.args[0] (a list)"),
+    ],
+)
+def test_where_the_largest_is(main: dict[str, Any], make: Callable[[], Any], name: str) -> None:
+    main["x"] = make()
+    assert largest() == [name]
+
+
+def test_few_tensors_are_no_leak(main: dict[str, Any]) -> None:
+    main["batch"] = outputs(2)
+    assert largest() == []
+
+
+def test_two_names_for_one_list_are_one_holder(main: dict[str, Any]) -> None:
+    main["a"] = main["b"] = outputs()
+    assert largest() == ["a (a list)"]
+
+
+def test_weights_and_the_state_of_optimizers_are_no_holders(main: dict[str, Any]) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(4)))
+    model[2].cache = outputs()  # type: ignore[assignment]
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    main.update(
+        optimizer=optimizer, model=model, parameters=list(model.parameters()), layers=list(model)
+    )
+    assert largest() == ["model.2.cache (a list)"]
+
+
+def test_the_variables_of_functions_that_failed(main: dict[str, Any]) -> None:
+    def inner() -> None:
+        deeper = outputs()
+        raise ValueError(len(deeper))
+
+    def outer() -> None:
+        kept = outputs()
+        inner()
+        del kept
+
+    with pytest.raises(ValueError, match="4") as caught:
+        outer()
+    ended = {one.name: one.function for one in largest_holders(caught.value, frames=())}
+    assert {name: ended[name] for name in ("kept", "deeper")} == {
+        "kept": "outer",
+        "deeper": "inner",
+    }
+
+
+def test_the_variables_of_functions_that_run(main: dict[str, Any]) -> None:
+    def inner() -> tuple[Holder, ...]:
+        return largest_holders(frames=[sys._getframe()])
+
+    def outer() -> tuple[Holder, ...]:
+        kept = outputs()
+        result = inner()
+        del kept
+        return result
+
+    assert ("kept", "outer") in [(one.name, one.function) for one in outer()]
+
+
+def test_a_large_module_does_not_hide_what_the_script_keeps(
+    main: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = ModuleType("many")
+    many.__dict__.update({f"one{number}": Plain(kept=[number]) for number in range(60_000)})
+    many.__file__ = "/home/me/many.py"
+    monkeypatch.setitem(sys.modules, "many", many)
+    main["x"] = {"a": {"b": Plain(kept=outputs())}}
+    assert largest() == ["x['a']['b'].kept (a list)"]
+
+
+def test_the_one_that_keeps_memory() -> None:
+    losses = Holder("losses", "list", "", 20, 20, Bytes(80))
+    kept = Holder("outputs", "list", "", 20, 0, Bytes(9000))
+    batch = Holder("batch", "dict", "", 3, 0, Bytes(90_000))
+    every = (losses, batch, kept)
+    assert keeper(every, 18, 10_000) is kept  # most of the bytes
+    assert keeper(every, 18, 10_000_000) is losses  # graphs keep more than their tensors
+    assert keeper((batch, kept), 18, 10_000_000) is None
+    assert with_earlier((kept,), (kept, losses)) == (kept,)  # a global of before
+    inner = Holder("kept", "list", "train", 20, 0, Bytes(100))
+    assert with_earlier((kept,), (inner,)) == (kept, inner)
+    assert keeper(every, 60, 10_000) is None  # fewer tensors than steps
+
+
+# A search finds what evaluates to the tensor
+
+
+def in_containers(draw: Any, depth: int, leaf: torch.Tensor) -> Any:
+    """A random graph of containers that has the tensor once."""
+    if depth == 0:
+        return leaf
+    inner = in_containers(draw, depth - 1, leaf)
+    kind = draw(st.sampled_from(["list", "tuple", "dict", "deque", "attribute", "named", "slots"]))
+    around = [[number] for number in range(draw(st.integers(0, 3)))]
+    if kind == "dict":
+        key = draw(st.one_of(st.text("ab'\"", max_size=3), st.integers(-2, 2)))
+        return {**{f"other{at}": one for at, one in enumerate(around)}, key: inner}
+    if kind == "attribute":
+        return Plain(other=around, kept=inner)
+    if kind == "named":
+        return Typed(3, inner)
+    if kind == "slots":
+        return FrozenData(inner)
+    made: Any = [*around, inner, *around]
+    return {"list": list, "tuple": tuple, "deque": deque}[kind](made)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_the_path_leads_to_the_tensor(data: st.DataObject) -> None:
+    tensor = new()
+    module = ModuleType("gpuprobe_example")
+    module.__file__ = "/home/me/gpuprobe_example.py"
+    namespace = vars(module)
+    namespace["x"] = in_containers(data.draw, data.draw(st.integers(0, 6)), tensor)
+    # Other names and cycles must not lead astray.
+    loop: list[Any] = [namespace["x"]]
+    loop.append(loop)
+    namespace["zz"] = [[loop]]
+    key = key_of(tensor)
+    sys.modules[module.__name__] = module
+    try:
+        one = holders_of([key], frames=())[key]
+        expression = one.name.removeprefix("gpuprobe_example.")
+        assert eval(expression, dict(namespace)) is tensor
+    finally:
+        del sys.modules[module.__name__]

@@ -14,7 +14,7 @@ class HolderRoot(str, Enum):
     """Where the path to a tensor begins."""
 
     LOCAL = "local"  # a variable of a function that runs
-    GLOBAL = "global"  # of the script, or of the module that `Holder.module` names
+    GLOBAL = "global"  # of the script, or of a module, whose name is in the expression
     CLASS = "class"  # an attribute of a class
     CLOSURE = "closure"  # a variable that an inner function uses
     DEFAULT = "default"  # of a parameter
@@ -69,50 +69,47 @@ class CycleObject:
 
 @record(frozen=True, slots=True)
 class Holder:
-    """What keeps memory. ``path`` begins with a name, and may be empty if the root is not an object
-    of Python. ``function``, ``file`` and ``line`` are those of the frame that runs (a local, an
-    exception, a generator), or of the function's definition (a closure, a default, a cache).
+    """What keeps memory of ``tensors`` storages, ``graphs`` of them with an autograd graph.
+
+    ``name`` is the expression for it in ``function`` (empty: a global), such as
+    ``tracker.history``, ``kind`` the type of the innermost container of it, or of the tensor.
+    ``path`` has its steps, and begins with a name; without one, the root is not an object of
+    Python. ``file`` and ``line`` are those of the frame that runs (a local, an exception, a
+    generator), or of the function's definition (a closure, a default, a cache).
 
     ``via``: the function, exception or generator by its own path. ``node``: of the autograd node
     that saved the tensor. ``error``: the exception's type. ``inferred``: the evidence, if the
-    holder cannot be read from Python. ``tensors`` storages of ``bytes`` in total are kept so,
-    ``graphs`` of them with an autograd graph.
+    holder cannot be read from Python.
     """
 
-    root: HolderRoot
+    name: str
+    kind: str
+    function: str
+    tensors: Count
+    graphs: Count
+    bytes: Bytes
+    root: HolderRoot = HolderRoot.GLOBAL
     path: tuple[HeldBy, ...] = ()
     kept: Kept = Kept.TENSOR
     node: str = ""
-    function: str = ""
     file: str = ""
     line: LineNumber = 0
-    module: str = ""
     error: str = ""
     via: str = ""
     cycle: tuple[CycleObject, ...] = ()
     inferred: str = ""
-    tensors: Count = 1
-    graphs: Count = 0
-    bytes: Bytes = Bytes(0)
-
-    @property
-    def name(self) -> str:
-        """The expression: ``history['val'][3].grad_fn``."""
-        text = "".join(step.label for step in self.path)
-        return f"{self.module}.{text}" if self.module and text else text
 
     @property
     def place(self) -> str:
         """The expression and where its first name is: ``history[3] (a list in train)``."""
-        if not self.path:
+        if not self.name:
             return _NAMELESS[self.root]
-        kind = self.path[0].kind
-        where = _WHERE[self.root].format(function=self.function, error=self.error, via=self.via)
+        where = _WHERE[self.root].format(function=self.function, error=self.error)
         if self.root is HolderRoot.HOOK and self.function:
             where += f" in {self.function}"
         line = f", {PurePath(self.file).name}:{self.line}" if self.file and self.line else ""
-        article = "an" if kind[:1].lower() in "aeiou" else "a"
-        return f"{self.name} ({article} {kind}{where}{line})"
+        article = "an" if self.kind[:1].lower() in "aeiou" else "a"
+        return f"{self.name} ({article} {self.kind}{where}{line})"
 
     @property
     def container(self) -> HeldBy | None:

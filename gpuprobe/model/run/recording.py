@@ -155,7 +155,7 @@ class ChildRow:
 SCHEMA = "gpuprobe.recording"
 """The schema in the first line of every rank's stream."""
 
-SCHEMA_VERSION = (2, 7)
+SCHEMA_VERSION = (2, 8)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
@@ -168,6 +168,7 @@ History:
 * 2.5: ``LaunchPlace.decoding``, ``StepLaunches.decoded``.
 * 2.6: ``SessionEnd.gpus``, ``SessionEnd.holders``.
 * 2.7: `Gap`, ``SessionEnd.incomplete_processes``.
+* 2.8: the path of a ``Holder``, and where it begins.
 """
 
 

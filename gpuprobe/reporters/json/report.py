@@ -184,7 +184,7 @@ def _fields(kind: type, *without: str) -> str:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 10),
+    (2, 11),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -235,6 +235,8 @@ DOCUMENT: Final = Document(
         "2.8": "LaunchReport.decoded LaunchRow.decoding",
         "2.9": "gpus holders",
         "2.10": "RecordingInfo.missing",
+        "2.11": "Holder.root Holder.path Holder.kept Holder.node Holder.file Holder.line "
+        "Holder.error Holder.via Holder.cycle Holder.inferred",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -259,6 +261,7 @@ DOCUMENT: Final = Document(
 * 2.8: ``launches.decoded``, ``launches.rows[].decoding``.
 * 2.9: ``gpus``; ``holders``.
 * 2.10: ``recording.missing``; the status ``killed`` is called ``incomplete``.
+* 2.11: the path of each of ``holders``, and where it begins; variables with a growing graph.
 """
 
 to_document = DOCUMENT.plain

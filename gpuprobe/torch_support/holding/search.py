@@ -16,9 +16,7 @@ import gc
 import itertools
 import sys
 import threading
-import time
-import types
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import FrameType, ModuleType, TracebackType
@@ -29,23 +27,47 @@ import torch
 from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables, variables_elsewhere
-from gpuprobe.model.record import record
 from gpuprobe.model.run.holders import HeldBy, Holder, HolderRoot, Kept
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bytes
 from gpuprobe.torch_support.holding.names import SUSPENDED, Names, Path, Start, is_a
-from gpuprobe.torch_support.tensors import parts
+from gpuprobe.torch_support.holding.objects import (
+    ARRAY,
+    CLASS,
+    EXACT_DATA,
+    FRAME,
+    GRAPH,
+    LOCAL,
+    LOCAL_DATA,
+    MODEL,
+    NODE,
+    OUTSIDE,
+    PLAIN,
+    SKIPPED,
+    STATE,
+    STORAGE,
+    TENSOR,
+    Budget,
+    Graphs,
+    Key,
+    Kinds,
+    Reached,
+    SearchLimits,
+    Stopped,
+    dtype_of,
+    grad_fn,
+    gradient,
+    holder,
+    is_leaf,
+    kind_of,
+    requires_grad,
+    retains_grad,
+    storage_keys,
+)  # fmt: skip
+from gpuprobe.torch_support.holding.unreached import Backwards
 
-Key: TypeAlias = int | tuple[str, int]
-"""A storage: its identity (`torch_support.tensors.storage_key`), or its device and address."""
-
-
-@record(frozen=True, slots=True)
-class SearchLimits:
-    """How many objects of Python and nodes of autograd are visited, and for how long."""
-
-    objects: int = 3_000_000
-    seconds: float = 15.0
+_CHUNK: Final = 20_000
+_FOREIGN: Final = (type(None), threading._DummyThread)
 
 
 class Holders(dict[Key, Holder]):
@@ -95,7 +117,7 @@ def largest_holders(
     optimizer state: those with autograd graphs first.
     """
     with _Quiet():
-        search = _Search(None, frames, error, limits or SearchLimits(300_000, 2.0))
+        search = _Search(None, frames, error, limits or SearchLimits(100_000, 1.0))
         found = search.run()
         return _most(_grouped(found, search.sizes))
 
@@ -112,21 +134,30 @@ def _most(found: Iterable[Holder]) -> tuple[Holder, ...]:
     return tuple(ordered[:MOST_HOLDERS])
 
 
+_Group: TypeAlias = tuple[HolderRoot, str, str, str, tuple[str, ...]]
+
+
 def _grouped(found: Holders, sizes: dict[Key, int]) -> Iterator[Holder]:
     """A holder for each container of which several elements, and each graph of which several nodes,
     keep memory.
     """
-    groups: dict[tuple[object, ...], list[tuple[Key, Holder]]] = defaultdict(list)
+    groups: dict[tuple[HolderRoot, str, str, str, tuple[str, ...]], list[tuple[Key, Holder]]] = (
+        defaultdict(list)
+    )
     for key, one in found.items():
         path = _outermost(one.path)
         names = tuple(step.label for step in path)
-        groups[(one.root, one.module, one.function, one.via, names)].append((key, one))
-    for members in groups.values():
+        module = one.name[: len(one.name) - len("".join(step.label for step in one.path))]
+        groups[(one.root, module, one.function, one.via, names)].append((key, one))
+    for (_, module, _, _, names), members in groups.items():
         if len(members) >= _LEAST:
             first = members[0][1]
+            path = _outermost(first.path)
             yield replace(
                 first,
-                path=_outermost(first.path),
+                name=module + "".join(names),
+                kind=kind_of(path),
+                path=path,
                 kept=Kept.TENSOR,
                 node="",
                 tensors=len(members),
@@ -142,12 +173,9 @@ def _outermost(path: tuple[HeldBy, ...]) -> tuple[HeldBy, ...]:
     if most >= _LEAST:
         return path[: counts.index(most) + 1]
     for at, step in enumerate(path):
-        if step.label.startswith(_GRAPH):
-            return (*path[:at], HeldBy(_GRAPH, "graph"))
+        if step.label.startswith(GRAPH):
+            return (*path[:at], HeldBy(GRAPH, "graph"))
     return path
-
-
-_GRAPH: Final = ".grad_fn"
 
 
 class _Quiet:
@@ -169,143 +197,12 @@ class _Quiet:
             gc.enable()
 
 
-class _Stop(Exception):
-    """A limit is reached."""
-
-
 class _Edge(NamedTuple):
     """A step that no referent is: from a tensor, a module or a thread's variables."""
 
     parent: object
     label: str
     kept: Kept
-
-
-class _Found(NamedTuple):
-    """A storage that was reached: from this object, at this distance."""
-
-    distance: int
-    kept: Kept
-    holder: object
-    node: str
-    graph: bool
-
-
-_SKIPPED, _PLAIN, _TENSOR, _STORAGE, _NODE, _CLASS, _FRAME, _LOCAL, _MODEL, _ARRAY, _STATE = range(
-    11
-)
-_CHUNK: Final = 20_000
-
-_LEAVES: Final = (
-    str, bytes, bytearray, int, float, complex, type(None), type(...), range, slice, ModuleType,
-    types.CodeType, types.BuiltinFunctionType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
-    types.ClassMethodDescriptorType, torch.dtype, torch.device, torch.Size, torch.layout,
-)  # fmt: skip
-_LOCAL_DATA: Final[type] = threading.local
-
-
-class _Kinds(dict[type, int]):
-    """How the objects of a type are searched."""
-
-    def __missing__(self, kind: type) -> int:
-        self[kind] = found = self._of(kind)
-        return found
-
-    def _of(self, kind: type) -> int:
-        for base, result in (
-            (types.BuiltinFunctionType, _PLAIN),  # a method of a list refers to it
-            (_LEAVES, _SKIPPED),
-            (torch.Tensor, _TENSOR),
-            (torch.UntypedStorage, _STORAGE),
-            (type, _CLASS),
-            (FrameType, _FRAME),
-            (_LOCAL_DATA, _LOCAL),
-            (torch.nn.Module, _MODEL),
-            (torch.optim.Optimizer, _STATE),
-        ):
-            if issubclass(kind, base):
-                return result
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and issubclass(kind, numpy.ndarray):
-            return _ARRAY
-        mro = type.__getattribute__(kind, "__mro__")
-        if any("next_functions" in type.__getattribute__(base, "__dict__") for base in mro):
-            return _NODE
-        return _PLAIN
-
-
-_FOREIGN: Final = (type(None), threading._DummyThread)
-
-_EXACT_DATA: Final = hasattr(torch._C._autograd.SavedTensor, "data")
-"""Whether a saved tensor can be read without its hooks, which are the program's (torch 2.7)."""
-
-
-def storage_keys(tensor: torch.Tensor, addresses: bool) -> Iterator[Key]:
-    """The keys of a tensor's storage, or of its parts'."""
-    try:
-        yield torch._C._storage_address(tensor)
-        if addresses:
-            yield str(_device(tensor)), torch._C._data_address(tensor)
-    except (NotImplementedError, RuntimeError):  # without a storage
-        for part in parts(tensor):
-            yield from storage_keys(part, addresses)
-
-
-def _getter(name: str) -> Callable[[Any], Any]:
-    """Reads an attribute as torch defines it: a subclass of tensors may have a property."""
-    read: Callable[[Any], Any] = torch._C.TensorBase.__dict__[name].__get__
-    return read
-
-
-_is_leaf, _grad, _grad_fn, _requires_grad, _retains_grad, _dtype, _device = map(
-    _getter, ("is_leaf", "grad", "grad_fn", "requires_grad", "retains_grad", "dtype", "device")
-)
-
-
-class Graphs:
-    """What the nodes of autograd keep, each node once."""
-
-    def __init__(self) -> None:
-        self._saved_names: dict[type, list[str]] = {}
-        self.nodes: dict[int, object] = {}  # by identity, which holds as long as they are kept
-
-    def of(self, node: Any) -> Iterator[Any]:
-        """The nodes of a graph that were not visited, the nearest first."""
-        waiting = deque([node])
-        while waiting:
-            one = waiting.popleft()
-            if one is None or id(one) in self.nodes:
-                continue
-            self.nodes[id(one)] = one
-            yield one
-            waiting.extend(following for following, _ in one.next_functions)
-
-    def kept(self, node: Any) -> Iterator[tuple[object, Kept, bool]]:
-        """The objects that a node keeps: saved tensors, what a hook made of them and the hook
-        (True), and the variable that it accumulates into.
-        """
-        kind = type(node)
-        if kind not in self._saved_names:
-            names = [name for name in dir(kind) if name.startswith("_raw_saved_")]
-            self._saved_names[kind] = [*names, *(["variable"] if hasattr(kind, "variable") else [])]
-        for name in self._saved_names[kind]:
-            try:
-                value = getattr(node, name)
-            except (RuntimeError, ValueError):  # freed after the backward pass
-                continue
-            if name == "variable":
-                yield value, Kept.VARIABLE, False
-                continue
-            for saved in value if type(value) in (tuple, list) else (value,):
-                if saved is None or not _EXACT_DATA:
-                    continue
-                hook = saved.unpack_hook
-                data = saved.data
-                if hook is not None:
-                    yield hook, Kept.SAVED, True
-                if data is not None:
-                    yield data, Kept.SAVED, hook is not None
 
 
 class _Search:
@@ -323,13 +220,12 @@ class _Search:
         self.weights: list[tuple[int, int]] = []  # elements, bytes of an element
         self.parallel: list[object] = []  # DistributedDataParallel
         self._addresses = targets is not None and any(type(key) is tuple for key in targets)
-        self._limits = limits
-        self._until = time.monotonic() + limits.seconds
-        self.kinds = _Kinds()
+        self._budget = Budget(limits)
+        self.kinds = Kinds()
         self.graphs = Graphs()
         self.visited: set[int] = set()
         self._edges: dict[int, _Edge] = {}
-        self._found: dict[Key, _Found] = {}
+        self._found: dict[Key, Reached] = {}
         self._levels: list[list[object]] = []
         self._starts: dict[int, Start] = {}
         self._holders = Holders()
@@ -363,25 +259,26 @@ class _Search:
 
     def run(self) -> Holders:
         """Search from the program's names, then from the library's, then backwards."""
-        from gpuprobe.torch_support.holding.unreached import unreached
-
         found = self._holders
         try:
-            self._from(self._program())
+            self._from(self._script())
+            if self.targets is None or self.missing:
+                self._from(self._modules())
             if self.missing:
                 self._from(self._suspended())
             if self.missing:
                 self._from(self._frames(users=False))
             if self.missing:
                 self._forget()
-                found.update(unreached(self, self.missing))
-        except _Stop as stop:
+                backwards = Backwards(self.kinds, self.visited, self.modules, self.check_limits)
+                found.update(backwards.run(self.missing))
+        except Stopped as stop:
             self._resolve()
             found.incomplete = str(stop)
         finally:
             self._forget()  # the frames refer to the search
         found.visited = len(self.visited) + self._nodes
-        if not _EXACT_DATA and self._nodes:
+        if not EXACT_DATA and self._nodes:
             found.incomplete = found.incomplete or (
                 f"torch {torch.__version__} does not report saved tensors without running hooks"
             )
@@ -395,15 +292,12 @@ class _Search:
         self.graphs = Graphs()
 
     def check_limits(self) -> None:
-        """Raise `_Stop` if a limit is reached."""
-        if len(self.visited) + self._nodes + len(self.graphs.nodes) > self._limits.objects:
-            raise _Stop(f"stopped after {self._limits.objects:,} objects")
-        if time.monotonic() > self._until:
-            raise _Stop(f"stopped after {self._limits.seconds:g} s")
+        """Raise `Stopped` if there was enough."""
+        self._budget.check(len(self.visited) + self._nodes + len(self.graphs.nodes))
 
     # Where paths begin
 
-    def _program(self) -> Iterator[tuple[Start, object]]:
+    def _script(self) -> Iterator[tuple[Start, object]]:
         yield from self._frames(users=True)
         yield from self._exceptions()
         main = sys.modules.get("__main__")
@@ -416,6 +310,9 @@ class _Search:
                 if id(namespace) not in known and _is_program(frame):
                     known.add(id(namespace))
                     yield from _names_of(namespace, "")
+
+    def _modules(self) -> Iterator[tuple[Start, object]]:
+        main = sys.modules.get("__main__")
         for name, module in list(sys.modules.items()):
             if module is not main and is_a(module, ModuleType) and is_program_module(module):
                 yield from _names_of(vars(module), name)
@@ -500,11 +397,11 @@ class _Search:
             chunk = level[start : start + _CHUNK]
             plain = []
             for one, kind in zip(chunk, map(kinds.__getitem__, map(type, chunk)), strict=True):
-                if kind is _PLAIN or self._special(one, kind, following):
+                if kind is PLAIN or self._special(one, kind, following):
                     plain.append(one)
             inner = gc.get_referents(*plain)
             fresh = [
-                one for one in inner if id(one) not in visited and kinds[type(one)] is not _SKIPPED
+                one for one in inner if id(one) not in visited and kinds[type(one)] is not SKIPPED
             ]
             # One that several refer to is in the list several times.
             unique = {id(one): one for one in fresh}
@@ -514,31 +411,31 @@ class _Search:
 
     def _special(self, one: Any, kind: int, following: list[object]) -> bool:
         """Visit an object that is more than its referents; whether to visit these as well."""
-        if kind is _TENSOR:
+        if kind is TENSOR:
             self._tensor(one, following)
-        elif kind is _STORAGE:
+        elif kind is STORAGE:
             self._reach(one._cdata, Kept.STORAGE, one, "", False, one.nbytes)
             if self._addresses:
                 self._reach((str(one.device), one.data_ptr()), Kept.STORAGE, one, "", False)
-        elif kind is _NODE:
+        elif kind is NODE:
             self._graph(one, one, following)
-        elif kind in (_CLASS, _FRAME, _STATE):
+        elif kind in (CLASS, FRAME, STATE):
             return self._is_searched(one, kind)
-        elif kind is _LOCAL:
+        elif kind is LOCAL:
             for name, value in list(_vars_of_thread(one).items()):
                 self._add(_Edge(one, f".{name}", Kept.TENSOR), value, following)
-        elif kind is _MODEL:
+        elif kind is MODEL:
             self._model(one, following)
-        elif kind is _ARRAY and one.dtype.hasobject:
+        elif kind is ARRAY and one.dtype.hasobject:
             for at, each in enumerate(one.ravel().tolist()):
                 self._add(_Edge(one, f".flat[{at}]", Kept.TENSOR), each, following)
-        return kind is not _ARRAY
+        return kind is not ARRAY
 
     def _is_searched(self, one: Any, kind: int) -> bool:
         """Whether a class, frame or optimizer is: a library's classes are not."""
-        if kind is _FRAME:
+        if kind is FRAME:
             return id(one) not in self._running
-        if kind is _STATE:
+        if kind is STATE:
             return self.targets is not None
         module = sys.modules.get(str(type.__getattribute__(one, "__module__")))
         return module is not None and (
@@ -566,9 +463,9 @@ class _Search:
                 self._add(_Edge(model, f".{name}", Kept.TENSOR), part, following)
 
     def _tensor(self, tensor: Any, following: list[object]) -> None:
-        leaf = _is_leaf(tensor)
-        if leaf and _requires_grad(tensor):
-            self.weights.append((torch._C.TensorBase.numel(tensor), _dtype(tensor).itemsize))
+        leaf = is_leaf(tensor)
+        if leaf and requires_grad(tensor):
+            self.weights.append((torch._C.TensorBase.numel(tensor), dtype_of(tensor).itemsize))
         kept = Kept.TENSOR
         if (edge := self._edges.get(id(tensor))) is not None and edge.kept is not Kept.SAVED:
             kept = edge.kept
@@ -576,13 +473,13 @@ class _Search:
         if self.targets is not None or not is_a(tensor, torch.nn.Parameter):
             for key in storage_keys(tensor, self._addresses):
                 self._reach(key, kept, tensor, "", graph, _nbytes(tensor))
-        if leaf or _retains_grad(tensor):
-            grad = _grad(tensor)
+        if leaf or retains_grad(tensor):
+            grad = gradient(tensor)
             if grad is not None and (self.targets is not None or not leaf):
                 self._add(_Edge(tensor, ".grad", Kept.GRAD), grad, following)
         if graph:
             try:
-                node = _grad_fn(tensor)
+                node = grad_fn(tensor)
             except RuntimeError:  # a view whose base was changed in a way that autograd refuses
                 return
             self._graph(node, tensor, following)
@@ -597,7 +494,7 @@ class _Search:
                 label = "" if node is first else f" → {name}"
             for one, kept, packed in self.graphs.kept(node):
                 kind = self.kinds[type(one)]
-                if kind is _TENSOR and not packed and kept is Kept.SAVED:
+                if kind is TENSOR and not packed and kept is Kept.SAVED:
                     if self.targets is None and is_a(one, torch.nn.Parameter):
                         continue
                     for key in storage_keys(one, self._addresses):
@@ -635,7 +532,7 @@ class _Search:
             found.distance,
             found.kept is Kept.SAVED,
         ):
-            self._found[key] = _Found(distance, kept, holder, node, graph)
+            self._found[key] = Reached(distance, kept, holder, node, graph)
 
     # Paths
 
@@ -691,32 +588,6 @@ class _Search:
         return parents
 
 
-def holder(path: Path, found: _Found, counts: Mapping[int, set[int]]) -> Holder:
-    """The record of a path."""
-    steps = [
-        step
-        if step.size is None
-        else HeldBy(step.label, step.kind, step.size, len(counts.get(id(one), ())) or 1)
-        for step, one in zip(path.steps, path.objects, strict=True)
-    ]
-    if found.kept is Kept.SAVED:
-        steps.append(HeldBy(".grad_fn", found.node))
-    start = path.start
-    return Holder(
-        root=start.root,
-        path=tuple(steps),
-        kept=found.kept,
-        node=found.node,
-        function=start.function,
-        file=start.file,
-        line=start.line,
-        module=start.module,
-        error=start.error,
-        via=start.via,
-        graphs=int(found.graph),
-    )
-
-
 def _nbytes(tensor: Any) -> Callable[[], int]:
     def nbytes() -> int:
         try:
@@ -729,7 +600,7 @@ def _nbytes(tensor: Any) -> Callable[[], int]:
 
 def _vars_of_thread(local: Any) -> dict[str, Any]:
     """What a ``threading.local`` has in the calling thread."""
-    read: Any = _LOCAL_DATA.__getattribute__
+    read: Any = LOCAL_DATA.__getattribute__
     found: dict[str, Any] = read(local, "__dict__")
     return found
 
@@ -775,7 +646,7 @@ def _infer(found: Holders, search: _Search, storages: Collection[Key]) -> None:
     buckets = {size for one in search.parallel for size in _buckets(one)}
     for key, size in storages.items():
         one = found.get(key)
-        if one is None or one.root is not HolderRoot.OUTSIDE or one.path:
+        if one is None or one != OUTSIDE:
             continue
         if size in casts:
             why = "autocast is enabled, and a weight has this size in half precision"

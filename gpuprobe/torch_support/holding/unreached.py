@@ -16,18 +16,32 @@ import sys
 import threading
 import tracemalloc
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
 from gpuprobe.model.run.holders import CycleObject, Holder, HolderRoot, Kept
 from gpuprobe.torch_support.holding.names import SUSPENDED, Names, Start, attributes, is_a
-
-if TYPE_CHECKING:
-    from gpuprobe.torch_support.holding.search import Key, _Search
+from gpuprobe.torch_support.holding.objects import (
+    NODE,
+    OUTSIDE,
+    STORAGE,
+    TENSOR,
+    Graphs,
+    Key,
+    Kinds,
+    Reached,
+    grad_fn,
+    gradient,
+    holder,
+    is_leaf,
+    kind_of,
+    retains_grad,
+    storage_keys,
+)  # fmt: skip
 
 _FEW: Final = 24
 """Objects up to which `gc.get_referrers` is faster than comparing in Python."""
@@ -35,17 +49,20 @@ _MOST: Final = 100_000
 """The objects that lead to the tensors, of which all are kept meanwhile."""
 
 
-def unreached(search: _Search, missing: set[Key]) -> dict[Key, Holder]:
-    """The holders of these storages."""
-    return _Backwards(search, missing).run()
+class Backwards:
+    """The search. ``visited``: the objects that names lead to; ``modules``: the names of modules by
+    the identity of their dict; ``check``: raises if a limit is reached.
+    """
 
-
-class _Backwards:
-    def __init__(self, search: _Search, missing: set[Key]) -> None:
-        from gpuprobe.torch_support.holding.search import Graphs
-
-        self._search = search
-        self._missing = missing
+    def __init__(
+        self, kinds: Kinds, visited: set[int], modules: dict[int, str], check: Callable[[], None]
+    ) -> None:
+        self._kinds = kinds
+        self._visited = visited
+        self._modules = modules
+        self._check = check
+        self._missing: set[Key] = set()
+        self._addresses = False
         self._graphs = Graphs()
         # Steps that no referent is, by the object that they lead to: of autograd.
         self._steps: dict[int, list[tuple[int, str]]] = defaultdict(list)
@@ -57,8 +74,10 @@ class _Backwards:
         self._tops: dict[int, Start] = {}
         self._held: set[int] = set()  # components that something else refers to
 
-    def run(self) -> dict[Key, Holder]:
-        """Follow the references backwards, and name what they lead to."""
+    def run(self, missing: set[Key]) -> dict[Key, Holder]:
+        """The holders of these storages: what the references lead to backwards, with its name."""
+        self._missing = missing
+        self._addresses = any(type(key) is tuple for key in missing)
         known = {id(one) for one in gc.get_objects()}
         for one in gc.get_objects():
             if id(one) in known:
@@ -68,47 +87,43 @@ class _Backwards:
 
     def _source(self, one: Any) -> None:
         """Note a tensor, storage or node if it leads to a missing storage."""
-        from gpuprobe.torch_support.holding import search as forward
-
-        kind = self._search.kinds[type(one)]
-        if kind == forward._TENSOR and id(one) not in self._search.visited:
-            for key in forward.storage_keys(one, self._search._addresses):
+        kind = self._kinds[type(one)]
+        if kind == TENSOR and id(one) not in self._visited:
+            for key in storage_keys(one, self._addresses):
                 self._add(key, one, Kept.TENSOR, "")
-            leaf = forward._is_leaf(one)
-            if leaf or forward._retains_grad(one):
-                grad = forward._grad(one)
+            leaf = is_leaf(one)
+            if leaf or retains_grad(one):
+                grad = gradient(one)
                 if grad is not None:
                     self._link(one, grad, ".grad")
-                    for key in forward.storage_keys(grad, self._search._addresses):
+                    for key in storage_keys(grad, self._addresses):
                         self._add(key, grad, Kept.GRAD, "")
             if not leaf:
                 try:
-                    node = forward._grad_fn(one)
+                    node = grad_fn(one)
                 except RuntimeError:
                     return
                 self._link(one, node, ".grad_fn")
                 self._nodes(node)
-        elif kind == forward._STORAGE:
+        elif kind == STORAGE:
             self._add(one._cdata, one, Kept.STORAGE, "")
-        elif kind == forward._NODE:
+        elif kind == NODE:
             self._nodes(one)
 
     def _nodes(self, first: Any) -> None:
-        from gpuprobe.torch_support.holding import search as forward
-
         for node in self._graphs.of(first):
             name = type(node).__name__
             for following, _ in node.next_functions:
                 if following is not None:
                     self._link(node, following, f" → {type(following).__name__}")
             for one, kept, packed in self._graphs.kept(node):
-                if self._search.kinds[type(one)] == forward._TENSOR and not packed:
-                    for key in forward.storage_keys(one, self._search._addresses):
+                if self._kinds[type(one)] == TENSOR and not packed:
+                    for key in storage_keys(one, self._addresses):
                         self._add(key, node, kept, name)
-                elif self._search.kinds[type(one)]:
+                elif self._kinds[type(one)]:
                     self._link(node, one, " → packed")
             if len(self._graphs.nodes) & 0xFFF == 0:
-                self._search.check_limits()
+                self._check()
 
     def _add(self, key: Key, one: object, kept: Kept, node: str) -> None:
         if key in self._missing:
@@ -123,21 +138,20 @@ class _Backwards:
 
     def _climb(self, known: set[int]) -> None:
         """Collect all that leads to the sources."""
-        search = self._search
         level = list(self._objects)
         while level and len(self._objects) < _MOST:
-            search.check_limits()
+            self._check()
             following: list[int] = []
             for child in level:
                 for parent, label in self._steps.get(child, ()):
                     self._labels[parent, child] = label
                     self._parent(self._graphs.nodes[parent], child, following)
-            asked = {one for one in level if one not in self._tops}
-            for parent in self._referrers(asked):
+            level_ids = {one for one in level if one not in self._tops}
+            for parent in self._referrers(level_ids):
                 if id(parent) not in known or is_a(parent, (ModuleType, FrameType)):
                     continue
                 for child in dict.fromkeys(map(id, gc.get_referents(parent))):
-                    if child in asked and not self._is_weak(parent, self._objects[child]):
+                    if child in level_ids and not self._is_weak(parent, self._objects[child]):
                         self._parent(parent, child, following)
             level = following
 
@@ -164,7 +178,7 @@ class _Backwards:
 
     def _top(self, one: Any) -> Start | None:
         """What a path begins with here, if it is a name that stays."""
-        if (module := self._search.modules.get(id(one))) is not None:
+        if (module := self._modules.get(id(one))) is not None:
             return Start(HolderRoot.GLOBAL, "", module=module)
         if is_a(one, type):
             name = type.__getattribute__(one, "__name__")
@@ -224,8 +238,6 @@ class _Backwards:
         start: Start | None = None,
         cycle: tuple[CycleObject, ...] = (),
     ) -> Holder:
-        from gpuprobe.torch_support.holding.search import _Found, holder
-
         objects = [self._objects[one] for one in chain]
         if start is None:
             start = self._tops[chain[0]]
@@ -236,11 +248,13 @@ class _Backwards:
         path = names.path(start, objects, self._labels)
         if start.root is HolderRoot.CYCLE:
             path.start.root = HolderRoot.CYCLE
-        one = _Found(0, source[1], objects[-1], source[2], source[1] is Kept.SAVED)
+        one = Reached(0, source[1], objects[-1], source[2], source[1] is Kept.SAVED)
         record = holder(path, one, {})
         if source[1] is Kept.SAVED and len(record.path) > 1:
             # The path leads to the node itself.
-            record = replace(record, path=record.path[:-1])
+            steps = record.path[:-1]
+            name = "".join(step.label for step in steps)
+            record = replace(record, path=steps, name=name, kind=kind_of(steps))
         return replace(record, cycle=cycle)
 
     def _in_cycle(
@@ -383,7 +397,7 @@ class _Backwards:
                 first = self._objects[chain[-1]]
                 start = Start(HolderRoot.OUTSIDE, type(first).__name__)
                 return self._holder(names, chain[::-1], source, start)
-        return Holder(HolderRoot.OUTSIDE)
+        return OUTSIDE
 
 
 def _origin(one: Any) -> tuple[str, int, bool]:
@@ -399,7 +413,7 @@ def _origin(one: Any) -> tuple[str, int, bool]:
 
 
 def _line_of_class(kind: type) -> tuple[str, int]:
-    """The definition of a class, by the first of its own methods."""
+    """The definition of a class, by its first method."""
     own = type.__getattribute__(kind, "__dict__")
     codes = [each.__code__ for each in own.values() if type(each) is FunctionType]
     module = str(type.__getattribute__(kind, "__module__"))
