@@ -90,6 +90,14 @@ def variables(frame: FrameType) -> dict[str, Any]:
     return found
 
 
+def variables_elsewhere(frame: FrameType) -> dict[str, Any]:
+    """The variables of a frame of another thread, which may continue meanwhile: its record of the
+    call may be gone at any moment. Before Python 3.13 a dict that the program got from ``locals()``
+    in that very call loses them.
+    """
+    return _emptied(frame) if _KEEPS else variables(frame)
+
+
 def _of_dict(namespace: Any) -> dict[str, Any]:
     """The names of a module or of the body of a class, without running code of a class: a namespace
     may have any type (``__prepare__``).

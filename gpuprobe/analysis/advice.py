@@ -23,7 +23,8 @@ from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.report import LeakRow, Suggestion
 from gpuprobe.model.rules import define
 from gpuprobe.model.run.columns import INDEX
-from gpuprobe.model.run.session import DeviceWindow, Holder
+from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 

@@ -21,8 +21,9 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.place import NoPlace, SourceLine
 from gpuprobe.model.record import record
 from gpuprobe.model.run.columns import INDEX, MISSING, TRACED
+from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.run.session import Holder, Step
+from gpuprobe.model.run.session import Step
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import ReadStatus, Unavailable
 

@@ -127,7 +127,7 @@ def groups_of(
             key = (early, holder.root, frozenset(classes))
         else:
             name = holder.path[0].label if holder.path else ""
-            key = (early, holder.root, holder.module, holder.function, name)
+            key = (early, holder.root, holder.function, name)
         found.setdefault(key, []).append(block)
     groups = [
         HeldGroup(tuple(members), holders.get(max(members, key=lambda b: b.bytes).row), peak)

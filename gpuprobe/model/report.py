@@ -17,9 +17,10 @@ from gpuprobe.model.needs import NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Communication
+from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.launches import LaunchReport
 from gpuprobe.model.run.recording import ChildRow, Status, StepRows
-from gpuprobe.model.run.session import Collective, Environment, Holder, Placed, Session
+from gpuprobe.model.run.session import Collective, Environment, Placed, Session
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Displayed, OneOf, Peak, Unavailable
 

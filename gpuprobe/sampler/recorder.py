@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.run.session import MOST_INCOMPLETE, BlindSpot, Holder, SessionEnd
+from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.run.session import MOST_INCOMPLETE, BlindSpot, SessionEnd
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recursion import with_room
 from gpuprobe.sampler import environment
@@ -324,11 +325,11 @@ class Recorder:
         """What holds tensors at the end, at level trace."""
         if not self._searches or self._host is None:
             return ()
-        from gpuprobe.sampler.holders import holders, with_earlier
+        from gpuprobe.torch_support.holding.search import largest_holders, with_earlier
 
         try:
             with self._no_torch_function():
-                return with_earlier(holders(error), self._held)
+                return with_earlier(largest_holders(error, frames=()), self._held)
         except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
             self.fault(fault)
             return ()
@@ -340,9 +341,9 @@ class Recorder:
         done = self._index
         if not self._searches or done < 4 or done & (done - 1):
             return
-        from gpuprobe.sampler.holders import holders
+        from gpuprobe.torch_support.holding.search import largest_holders
 
-        self._held = holders(running=sys._getframe())
+        self._held = largest_holders(frames=[sys._getframe()])
 
     def so_far(self) -> None:
         """Write what the open step has used, if its peaks rose: the process may end here. Any

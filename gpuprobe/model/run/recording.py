@@ -168,7 +168,7 @@ History:
 * 2.5: ``LaunchPlace.decoding``, ``StepLaunches.decoded``.
 * 2.6: ``SessionEnd.gpus``, ``SessionEnd.holders``.
 * 2.7: `Gap`, ``SessionEnd.incomplete_processes``.
-* 2.8: `LaterUses`.
+* 2.8: `LaterUses`; the path of a ``Holder``, and where it begins.
 """
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Final
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Exchange
+from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.launches import NOT_COUNTED, StepLaunches
-from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import (
     MOST_BYTES,
     MOST_DEVICES,
@@ -264,33 +264,6 @@ class ProgramError:
     type: str
     message: str
     out_of_memory: bool = False
-
-
-@record(frozen=True, slots=True)
-class Holder:
-    """A container of the program that held tensors when it ended. ``name`` is the expression for it
-    in ``function`` (empty: a global), such as ``tracker.history``, ``kind`` its type. ``graphs`` of
-    its ``tensors`` have an autograd graph, which keeps others. ``bytes`` are those of the tensors.
-    """
-
-    name: str
-    kind: str
-    function: str
-    tensors: Count
-    graphs: Count
-    bytes: Bytes
-
-    @property
-    def place(self) -> str:
-        """Its name and type: ``history (a list in train)``."""
-        where = f" in {self.function}" if self.function else ""
-        return f"{self.name} (a {self.kind}{where})"
-
-    @property
-    def contents(self) -> str:
-        """What it holds: ``21 tensors, 1.2 GiB, with autograd graphs``."""
-        graphs = ", with autograd graphs" if self.graphs else ""
-        return f"{self.tensors:,} tensors, {human_bytes(self.bytes)}{graphs}"
 
 
 @record(frozen=True, slots=True)

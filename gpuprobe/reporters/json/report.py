@@ -276,7 +276,8 @@ DOCUMENT: Final = Document(
         "2.8": "LaunchReport.decoded LaunchRow.decoding",
         "2.9": "gpus holders",
         "2.10": "RecordingInfo.missing",
-        "2.11": "needs",
+        "2.11": "needs Holder.root Holder.path Holder.kept Holder.node Holder.file Holder.line "
+        "Holder.error Holder.via Holder.cycle Holder.inferred",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -301,7 +302,8 @@ DOCUMENT: Final = Document(
 * 2.8: ``launches.decoded``, ``launches.rows[].decoding``.
 * 2.9: ``gpus``; ``holders``.
 * 2.10: ``recording.missing``; the status ``killed`` is called ``incomplete``.
-* 2.11: ``needs``.
+* 2.11: ``needs``; the path of each of ``holders``, and where it begins; variables with a
+  growing graph.
 """
 
 to_document = DOCUMENT.plain

@@ -21,7 +21,7 @@ from gpuprobe.model.report import (
     Space,
     remainder,
 )
-from gpuprobe.model.run.session import Holder
+from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
