@@ -258,14 +258,15 @@ def _unneeded(evidence: AdviceFacts) -> Iterator[Suggestion]:
     if isinstance(table, Unavailable) or evidence.peak == 0:
         return
     needless = table.bytes_of(*(need for need in Need if need.needless))
-    if needless < _UNNEEDED * table.total:
+    tensors = table.total - table.bytes_of(Need.UNTRACED)
+    if needless < _UNNEEDED * tensors:
         return
     lines = [line for row in table.rows if Need(row.need).needless for line in row.lines]
     most = max(lines, key=lambda line: line.bytes)
     argv = evidence.site.rank.session.argv
     yield Suggestion(
         "unneeded",
-        f"Find what keeps memory that is not used again: most of it was made at {most.key}.",
+        f"Find what keeps memory that is not used again: most of it is from {most.key}.",
         shlex.join(["gpuprobe", "explain", *argv]) if argv else "",
         f"{human_bytes(needless)} of {evidence.when} are not used again; freed after its last use, "
         f"the trace would need {human_bytes(table.freed_after_use)}",

@@ -1,7 +1,7 @@
 """What the memory of a program is for, who holds what is not needed, and what changes without it.
 
-The program runs on a simulated GPU, each time in a process of its own: once to be recorded, once
-more to the operator of the peak, where what holds the memory is searched for, and once with each
+The program runs on a simulated GPU, each time in a separate process: once to be recorded, a second
+time to the operator of the peak, where what holds the memory is searched for, and once with each
 change that is tried.
 """
 
@@ -90,7 +90,7 @@ class _Explaining:
     def run(self) -> Explanation:
         ended, recording = self._recorded()
         if ended.startswith(_OUT_OF_MEMORY):
-            # What frames of the exception hold is seen where memory runs out, and only there.
+            # Only where memory runs out, frames of the exception hold some.
             found = self._explained(recording, ended, failed=True)
             if found.causes:
                 return found
@@ -128,7 +128,9 @@ class _Explaining:
             reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
             ended=ended,
             needs=needs,
-            causes=tuple(self._cause(one, failed) for one in islice(found, _MOST_CAUSES)),
+            causes=tuple(
+                self._cause(one, needs.total, failed) for one in islice(found, _MOST_CAUSES)
+            ),
             notes=tuple(self._notes),
             seconds=time.monotonic() - self._began,
         )
@@ -187,20 +189,21 @@ class _Explaining:
         except subprocess.TimeoutExpired:
             raise UsageError(
                 "the program did not end within the time that an explanation has",
-                hint="let it make fewer steps, with an option of its own, or give more: --budget",
+                hint="let it make fewer steps (an option of the script), or give more time: --budget",
             ) from None
 
     def _holders(
         self, lives: Any, mark: HighWater, *, endless: bool, failed: bool
     ) -> Mapping[int, Holder]:
         """What holds the memory that is not needed, by row of the ledger."""
-        from gpuprobe.causes.groups import LEAST, blocks_at
+        from gpuprobe.causes.groups import LEAST, blocks_at, tensors_at
         from gpuprobe.model.io.codec import from_plain
         from gpuprobe.model.run.holders import Holder
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
-        wanted = [b for b in blocks_at(lives, mark.event, failed=failed) if lives.made[b.row]]
-        if sum(block.bytes for block in wanted) < LEAST * mark.allocated or mark.event < 0:
+        unneeded = [b for b in blocks_at(lives, mark.event, failed=failed) if lives.made[b.row]]
+        least = LEAST * tensors_at(lives, mark.event)
+        if mark.event < 0 or sum(block.bytes for block in unneeded) < least:
             return {}
         if time.monotonic() > self._until:
             self._notes.append("what holds the memory was not searched: the time was over")
@@ -212,11 +215,11 @@ class _Explaining:
         document = {
             "operator": lives.operator_at(mark.event),
             "device": mark.device,
-            "blocks": [(lives.made[block.row], ledger.requested[block.row]) for block in wanted],
+            "blocks": [(lives.made[block.row], ledger.requested[block.row]) for block in unneeded],
             "result": str(result),
         }
         request.write_text(json.dumps(document), encoding="utf-8")
-        with contextlib.suppress(UsageError):  # it says below that there is no result
+        with contextlib.suppress(UsageError):  # reported below: there is no result
             self._run(folder / "second.gpuprobe", endless=endless, **{REQUEST: str(request)})
         if not result.exists():
             self._notes.append(
@@ -227,11 +230,11 @@ class _Explaining:
         if answer["incomplete"]:
             self._notes.append(f"the search for holders is incomplete: {answer['incomplete']}")
         return {
-            wanted[int(number)].row: from_plain(Holder, plain)
+            unneeded[int(number)].row: from_plain(Holder, plain)
             for number, plain in answer["holders"].items()
         }
 
-    def _cause(self, found: Diagnosed, failed: bool) -> MemoryCause:
+    def _cause(self, found: Diagnosed, peak: int, failed: bool) -> MemoryCause:
         from gpuprobe.model.causes import Certainty, Effect, MemoryCause
 
         group, diagnosis = found.group, found.diagnosis
@@ -247,9 +250,9 @@ class _Explaining:
             sentence=diagnosis.sentence,
             remedy=diagnosis.remedy,
             code=diagnosis.code,
-            effect=Effect(Certainty.UNTRIED, group.peak, _FAILED)
+            effect=Effect(Certainty.UNTRIED, peak, _FAILED)
             if failed
-            else Effect(Certainty.REPLAYED, group.peak, found.freed_early),
+            else Effect(Certainty.REPLAYED, peak, found.freed_early),
         )
 
 
@@ -257,7 +260,7 @@ def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
     return ProgramFailed(
         f"the program ended with code {done.returncode}: {last.strip()}",
-        hint="gpuprobe explain runs it as it is; its own options come after the script",
+        hint="gpuprobe explain runs it as it is; its options come after the script",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a rule says of a group of memory."""
+"""The answer of a rule about a group of memory."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class Answer:
 
     @classmethod
     def none(cls) -> Answer:
-        """That the group is as it must be: no further rule is asked."""
+        """That the group is as it must be: no further rule is called."""
         return cls("", "", "")

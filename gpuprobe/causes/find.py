@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.causes.answer import Answer
-from gpuprobe.causes.groups import HeldBlock, HeldGroup, blocks_at, groups_of
+from gpuprobe.causes.groups import HeldBlock, HeldGroup, blocks_at, groups_of, tensors_at
 from gpuprobe.causes.rules import RULES, exceptions
 from gpuprobe.model.run.holders import Holder
 
 
 class Diagnosed(NamedTuple):
-    """A group of memory, and what the first rule that knows it says."""
+    """A group of memory, and the answer of the first rule that knows it."""
 
     group: HeldGroup
     diagnosis: Answer
@@ -28,8 +28,8 @@ def causes_at(
     blocks, by row of the ledger. ``failed``: memory ran out here, so what the program would have
     used later is unknown: only what its exception holds is a cause.
     """
-    peak = sum(lives.ledger.size[row] for row in lives.ledger.alive(event))
-    for group in groups_of(blocks_at(lives, event, failed=failed), holders, peak):
+    blocks = blocks_at(lives, event, failed=failed)
+    for group in groups_of(blocks, holders, tensors_at(lives, event)):
         for rule in (exceptions.diagnose,) if failed else RULES:
             diagnosis = rule(group)
             if diagnosis is not None:

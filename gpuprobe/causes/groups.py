@@ -45,7 +45,7 @@ class HeldGroup:
 
     blocks: tuple[HeldBlock, ...]
     holder: Holder | None
-    peak: int
+    tensors: int
 
     @property
     def bytes(self) -> int:
@@ -53,8 +53,8 @@ class HeldGroup:
 
     @property
     def share(self) -> float:
-        """Of the peak."""
-        return self.bytes / self.peak if self.peak else 0.0
+        """Of the memory of all tensors at the peak: libraries' workspaces are not the program's."""
+        return self.bytes / self.tensors if self.tensors else 0.0
 
     @property
     def main(self) -> HeldBlock:
@@ -106,11 +106,18 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[H
     ]
 
 
+def tensors_at(lives: Biographies, event: int) -> int:
+    """The bytes of all tensors that are alive just after an event."""
+    ledger = lives.ledger
+    rows = ledger.alive(event)
+    return sum(ledger.size[row] for row in rows if lives.need(row, event) is not Need.UNTRACED)
+
+
 def groups_of(
-    blocks: list[HeldBlock], holders: Mapping[int, Holder], peak: int
+    blocks: list[HeldBlock], holders: Mapping[int, Holder], tensors: int
 ) -> Iterator[HeldGroup]:
-    """The groups that are large enough, the largest first. ``holders``: by row of the ledger;
-    what nothing is known to hold is grouped by its line.
+    """The groups that are large enough, the largest first. ``holders``: by row of the ledger; what
+    nothing is known to hold is grouped by its line. ``tensors``: bytes of all tensors at the peak.
     """
     found: dict[tuple[object, ...], list[HeldBlock]] = {}
     for block in blocks:
@@ -130,7 +137,7 @@ def groups_of(
             key = (early, holder.root, holder.function, name)
         found.setdefault(key, []).append(block)
     groups = [
-        HeldGroup(tuple(members), holders.get(max(members, key=lambda b: b.bytes).row), peak)
+        HeldGroup(tuple(members), holders.get(max(members, key=lambda b: b.bytes).row), tensors)
         for members in found.values()
     ]
     for group in sorted(groups, key=lambda group: -group.bytes):

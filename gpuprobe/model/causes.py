@@ -35,7 +35,7 @@ class Effect:
 @record(frozen=True)
 class MemoryCause:
     """Memory at the peak that the program does not need, all for one reason. ``rule`` names the
-    rule that found it; ``made_at`` is the line that made most of it, ``last_use`` the line that
+    rule that found it; ``made_at`` is the line that allocated the most, ``last_use`` the line that
     used that last, ``kept_at`` the line that stores what holds it.
     """
 

@@ -23,8 +23,8 @@ class Need(str, Enum):
     NOT_YET = "not_used_yet"  # its first use is still to come
     NEVER_AGAIN = "never_used_again"  # used before, and never again
     NEVER = "never_used"  # no operator uses it, from its birth to its death
-    OPEN = "open"  # used in the last step that was watched, and alive when it ended
-    UNWATCHED = "not_watched"  # no operator made or used it: a library's, or older
+    OPEN = "open"  # used in the last step that was traced, and alive when it ended
+    UNTRACED = "not_traced"  # no operator made or used it: a library's, or older
 
     @property
     def label(self) -> str:
@@ -44,7 +44,7 @@ _LABELS = {
     Need.NEVER_AGAIN: "never used again",
     Need.NEVER: "never used",
     Need.OPEN: "kept when the recording ends",
-    Need.UNWATCHED: "not watched: made by a library",
+    Need.UNTRACED: "not traced: made by a library",
 }
 
 NeedName = Annotated[str, OneOf(tuple(need.value for need in Need))]

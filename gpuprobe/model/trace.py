@@ -144,7 +144,7 @@ COLUMNS: dict[str, str] = {
     "phase": "I",  # index into StackTable.strings: phase path such as "forward"
     "pool": "I",  # index into MemoryTrace.pools; 0 is the default pool
     "device_free": "Q",  # oom only: bytes the driver had free; else 0
-    # Where the uses of memory were watched (`gpuprobe.sampler.tracing.uses`). Operators are counted
+    # Where the uses of memory were traced (`gpuprobe.sampler.tracing.uses`). Operators are counted
     # from 1 as they begin, from the start of the recording; 0 means none.
     "operator": "I",  # the last one that had begun when the event happened
     "made": "I",  # alloc only: the operator that made a tensor on the block; 0: none, a library's
@@ -156,7 +156,7 @@ COLUMNS: dict[str, str] = {
 }
 
 USE_COLUMNS: Final = frozenset(list(COLUMNS)[-7:])
-"""The columns that are filled where the uses of memory were watched."""
+"""The columns that are filled where the uses of memory were traced."""
 
 
 class TraceEvent(NamedTuple):
@@ -369,7 +369,7 @@ class WeaklyReferable:
 class UsedLater:
     """Which blocks that were alive at the end of a trace are used in the ``steps`` after it: rows
     of its events, and of its baseline. ``ended``: the program has ended, and without an error;
-    ``whole``: and the trace goes on to its end.
+    ``whole``: and the trace continues to its end.
     """
 
     steps: int
@@ -400,7 +400,7 @@ class MemoryTrace(WeaklyReferable):
     step: int | None = None  # the training step, where the trace covers just one
     annotations: tuple[Annotation, ...] = ()  # in time order
     used_later: UsedLater | None = field(default=None, compare=False)
-    """Of a recording in which uses are watched: what later steps used."""
+    """Of a recording in which uses are traced: what later steps used."""
     lifetimes: object = field(default=None, compare=False, repr=False)
     """What `gpuprobe.analysis.trace.lifetimes` found of the events while they were being read."""
     accounts: dict[str, Any] | None = field(default=None, init=False, compare=False, repr=False)

@@ -193,7 +193,7 @@ class StreamParser:
         )
 
     def _used_later(self, name: str, step: int | None, steps: Sequence[Step]) -> UsedLater | None:
-        """What later steps used of the blocks of a trace; None if that was not watched."""
+        """What later steps used of the blocks of a trace; None if that was not traced."""
         if step is None:
             return None
         at = bisect_right(steps, step, key=lambda one: one.index)

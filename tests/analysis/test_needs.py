@@ -31,7 +31,7 @@ class Life:
     uses: list[int]
     freed: int | None
     later: bool = False
-    watched: bool = True
+    traced: bool = True
 
 
 def trace_of(lives: list[Life], *, steps: int = 1, ended: bool = True) -> MemoryTrace:
@@ -47,7 +47,7 @@ def trace_of(lives: list[Life], *, steps: int = 1, ended: bool = True) -> Memory
     later: dict[bool, set[int]] = {False: set(), True: set()}  # by whether it is an event's row
     for at, life in enumerate(lives):
         columns, row = trace.events if life.born else trace.baseline, rows[at]
-        columns.made[row] = int(life.watched) * max(1, life.born)
+        columns.made[row] = int(life.traced) * max(1, life.born)
         if life.uses:
             columns.first_use[row], columns.last_use[row] = min(life.uses), max(life.uses)
             columns.last_name[row] = name
@@ -100,7 +100,7 @@ def test_each_need() -> None:
         Life(8, 1, [7], 9),  # 2: its first use is to come
         Life(8, 1, [2], 9),  # 3: used before, freed much later
         Life(8, 1, [], 9),  # 4: never used
-        Life(8, 1, [], 9, watched=False),  # 5: of a library
+        Life(8, 1, [], 9, traced=False),  # 5: of a library
         Life(8, 5, [6], 9),  # 6: just made
         Life(8, 1, [2], None),  # 7: it survives, and no later step uses it
         Life(8, 1, [], None, later=True),  # 8: first used by a later step
@@ -111,7 +111,7 @@ def test_each_need() -> None:
         2: Need.NOT_YET,
         3: Need.NEVER_AGAIN,
         4: Need.NEVER,
-        5: Need.UNWATCHED,
+        5: Need.UNTRACED,
         6: Need.IN_USE,
         7: Need.NEVER_AGAIN,
         8: Need.NOT_YET,
@@ -121,7 +121,7 @@ def test_each_need() -> None:
 def test_what_the_last_step_used_is_open_and_what_it_did_not_use_is_known() -> None:
     lives = [
         Life(8, 0, [2], None),  # a parameter: the step used it
-        Life(8, 0, [], None, watched=True),  # of an earlier step, and not used in this one
+        Life(8, 0, [], None, traced=True),  # of an earlier step, and not used in this one
         Life(8, 1, [1], None),  # made in this step
         Life(8, 5, [6], 7),
     ]
@@ -158,7 +158,7 @@ def test_the_rows_sum_to_the_peak_and_earlier_frees_never_raise_it(
     lives: list[Life], steps: int, ended: bool
 ) -> None:
     trace = trace_of(lives, steps=steps, ended=ended)
-    if not trace.events.action or not Biographies(trace).watched:
+    if not trace.events.action or not Biographies(trace).traced:
         return
     ledger = ledger_of(trace)
     table = needs_at(ledger, ledger.peak())
@@ -175,7 +175,7 @@ def test_the_rows_sum_to_the_peak_and_earlier_frees_never_raise_it(
 def test_the_peak_with_early_frees_is_that_of_shorter_lives(lives: list[Life]) -> None:
     """The figure equals a trace in which each block really is freed after its last use."""
     trace = trace_of(lives)
-    if not trace.events.action or not Biographies(trace).watched:
+    if not trace.events.action or not Biographies(trace).traced:
         return
     table = needs_at(trace, ledger_of(trace).peak())
     assert isinstance(table, NeedTable)
@@ -185,7 +185,7 @@ def test_the_peak_with_early_frees_is_that_of_shorter_lives(lives: list[Life]) -
             held = 0
             for life in lives:
                 last = max(life.uses, default=life.born)
-                known = bool(life.uses or life.watched)
+                known = bool(life.uses or life.traced)
                 end = life.freed if not known else min(life.freed or 99, last)
                 if life.freed is None and life.later:
                     end = None

@@ -18,8 +18,8 @@ _STATE = frozenset(
     category.code for category in (Category.PARAMETER, Category.OPTIMIZER_STATE, Category.BUFFER)
 )
 
-_NOT_WATCHED = Unavailable(
-    "the uses of memory were not watched: on a simulated GPU, level 'trace' does",
+_NOT_TRACED = Unavailable(
+    "the uses of memory were not traced: on a simulated GPU, level 'trace' does",
     ReadStatus.NOT_COLLECTED,
 )
 
@@ -43,15 +43,15 @@ class Biographies:
         self._ended = bool(later and later.ended)
         self._whole = bool(later and later.whole)
         self._state: set[int] = set()
-        """Rows of a model and of its optimizer's state, if the trace is of a whole program."""
+        """Rows of a model and of its optimizer's state, if the trace covers a whole program."""
         if self._whole:
             codes = categories(self.ledger, everything)
             self._state = {row for row, code in enumerate(codes) if code in _STATE}
         self._in_trace = values("last_name", everything)
 
     @property
-    def watched(self) -> bool:
-        """Whether uses were watched."""
+    def traced(self) -> bool:
+        """Whether uses were traced."""
         return any(self.made)
 
     def operator_at(self, event: int) -> int:
@@ -98,11 +98,11 @@ class Biographies:
                 return Need.OPEN
         if last:
             return Need.NEVER_AGAIN
-        return Need.NEVER if self.made[row] else Need.UNWATCHED
+        return Need.NEVER if self.made[row] else Need.UNTRACED
 
     def ends_of_use(self) -> list[int]:
         """For each row, the event before which it could be freed: after its last use; its own end
-        where that is not known to be later. A row that is never used ends as it begins.
+        where a later one is possible. A row that is never used ends as it begins.
         """
         ledger, operator = self.ledger, self.operator
         ends = list(ledger.freed)
@@ -114,7 +114,7 @@ class Biographies:
                 continue
             start = ledger.start[row]
             if start < 0 and not self._in_trace[row]:
-                ends[row] = -1  # the trace has no use of it: it would not be there
+                ends[row] = -1  # no operator of the trace uses it
                 continue
             # The first event after that operator: it has a larger number.
             after = bisect_right(operator, last or self.made[row])
@@ -123,12 +123,12 @@ class Biographies:
 
 
 def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable | Unavailable:
-    """The blocks alive just after ``event``, by `Need`; `Unavailable` if uses were not watched.
+    """The blocks alive just after ``event``, by `Need`; `Unavailable` if uses were not traced.
     Each row has its ``top`` lines.
     """
     lives = Biographies(trace)
-    if not lives.watched:
-        return _NOT_WATCHED
+    if not lives.traced:
+        return _NOT_TRACED
     ledger = lives.ledger
     rows = ledger.alive(event)
     found: dict[Need, list[int]] = {}
@@ -145,7 +145,7 @@ def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable
 
 def needed_at(trace: MemoryTrace | Ledger, event: int) -> list[int]:
     """The positions, among the blocks alive just after ``event``, of those that are needed. Only if
-    uses were watched.
+    uses were traced.
     """
     lives = Biographies(trace)
     alive = lives.ledger.alive(event)

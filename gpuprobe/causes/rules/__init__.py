@@ -1,4 +1,4 @@
-"""The rules, in the order in which they are asked; the first that knows a group names its cause.
+"""The rules, in the order in which they are called; the first that knows a group names its cause.
 
 A rule is a function from a `HeldGroup` to a `Answer`, or None. To add one: a file here, and a line
 in `RULES`.

@@ -16,10 +16,10 @@ def diagnose(group: HeldGroup) -> Answer | None:
     )
     if not of_gradients or not group.never_used:
         return None
-    whose = "" if group.holder is None else f" ({group.holder.place})"
+    owner = "" if group.holder is None else f" ({group.holder.place})"
     return Answer(
         "unread-gradients",
-        f"{human_bytes(group.bytes)} of gradients{whose} are computed, and nothing reads them",
+        f"{human_bytes(group.bytes)} of gradients{owner} are computed, and nothing reads them",
         "do not compute them: requires_grad_(False) on these tensors, or the part of the model "
         "that makes them under torch.no_grad()",
         code="module.requires_grad_(False)",

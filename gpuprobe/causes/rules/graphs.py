@@ -17,11 +17,11 @@ def diagnose(group: HeldGroup) -> Answer | None:
     size = human_bytes(group.bytes)
     of_gradients = any(step.label == ".grad" for step in holder.path)
     if of_gradients or holder.root is HolderRoot.OUTSIDE:
-        whose = f"{_name(holder)} and its graph" if of_gradients else "gradients and their graphs"
+        owner = f"{_name(holder)} and its graph" if of_gradients else "gradients and their graphs"
         return Answer(
             "gradient-graph",
             f"{size} are kept by autograd graphs of gradients: after backward(create_graph=True), "
-            f"{whose} refer to each other",
+            f"{owner} refer to each other",
             "compute these gradients with torch.autograd.grad(..., create_graph=True), which "
             "stores none in .grad; or set .grad to None after their last use",
             code="torch.autograd.grad(loss, parameters, create_graph=True)",

@@ -106,7 +106,7 @@ class Traces:
         self.cpu: CpuTrace | None = None
         self.cuda: CudaTrace | None = None
         self.launches: LaunchTrace | None = None
-        self.places: Any = None  # OperatorPlaces, where something numbers them
+        self.places: Any = None  # OperatorPlaces, if anything numbers them
         self.uses: Uses | None = None
         self._patches = Patches()
         self.peak = -1
@@ -176,7 +176,7 @@ class Traces:
             from gpuprobe.sampler.tracing.uses import Uses
 
             self.uses = cuda.uses = Uses(
-                self.places, lambda: timeline.path, self._places_are_asked, on_fault
+                self.places, lambda: timeline.path, self._places_are_counted, on_fault
             )
             self.uses.traces_now = lambda: cuda.now(self._step + 1, ())
             self.uses.install(self._patches)
@@ -201,8 +201,8 @@ class Traces:
                 self._blind(refused)
                 self._stop_cuda()
 
-    def _places_are_asked(self) -> bool:
-        """Whether the counter of launches asks for the place of each operator."""
+    def _places_are_counted(self) -> bool:
+        """Whether the counter of launches queries the place of each operator."""
         return self.launches is not None and self.launches.on
 
     def _is_traced(self, index: int) -> bool:

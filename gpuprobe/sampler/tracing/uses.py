@@ -7,7 +7,7 @@ that were at these addresses then, by the clock of the history, as the calls of 
 (`gpuprobe.sampler.tracing.calls`). Calls of compiled graphs and replays of CUDA graphs count as one
 use of what they touch. Blocks that are alive when a traced step ends are followed into later steps.
 
-Nothing is kept alive and nothing is asked of the GPU: an address is read from the tensor.
+Nothing is kept alive and the GPU is not queried: an address is read from the tensor.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Uses:
         on_fault: Callable[[Exception], None],
     ) -> None:
         """``path`` returns the phase that the program is in; ``placed``: whether something else
-        asks ``places`` for the place of each operator.
+        queries the place of each operator.
         """
         self._places = places
         self._path = path
@@ -101,7 +101,7 @@ class Uses:
         """By address, the last operator that used the block there; 0: it was made, and not used."""
         self._made: dict[int, int] = {}
         """By address, the operator that made a tensor on the block there, or first used it."""
-        self._watched: dict[int, list[tuple[str, bool, int]]] = {}
+        self._followed: dict[int, list[tuple[str, bool, int]]] = {}
         """By address, the block there if it was alive when traces ended, and is not used since: the
         name of each trace, whether its row is one of the baseline, and the row."""
         self._alive: dict[str, list[tuple[int, bool, int]]] = {}
@@ -124,7 +124,7 @@ class Uses:
         self._address = array("Q")
         self._entry = array("Q")  # operator × _KINDS + kind
 
-    # -- watching
+    # -- tracing
 
     def install(self, patches: Patches) -> None:
         """Watch until ``patches`` are undone."""
@@ -251,10 +251,10 @@ class Uses:
             self._made[address] = number
         if self._capturing is not None:
             self._capturing.add(address)
-        if address in self._watched:
-            watched = self._watched.pop(address)
+        if address in self._followed:
+            traced = self._followed.pop(address)
             if kind != _MADE:  # else another block is there now
-                for trace, baseline, row in watched:
+                for trace, baseline, row in traced:
                     self._later.setdefault(trace, ([], []))[baseline].append(row)
 
     # -- graphs
@@ -365,7 +365,7 @@ class Uses:
     def saved(self, trace: MemoryTrace, name: str) -> None:
         """The completed trace was written under this name: follow what is alive at its end."""
         for address, baseline, row in self._alive.pop(trace.device, ()):
-            self._watched.setdefault(address, []).append((name, baseline, row))
+            self._followed.setdefault(address, []).append((name, baseline, row))
 
     def take_later(self, step: int) -> list[LaterUses]:
         """The blocks of traces of earlier steps that this one, ``step``, was the first to use."""

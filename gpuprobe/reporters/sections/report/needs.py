@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def needs_section(report: Report, *, full: bool = False) -> list[Section]:
-    """What the memory is needed for; nothing if the uses of memory were not watched."""
+    """What the memory is needed for; nothing if the uses of memory were not traced."""
     table = report.needs
     title, name, short = "What it is needed for", "needs", "Needs"
     if isinstance(table, Unavailable):
