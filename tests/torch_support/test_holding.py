@@ -919,6 +919,22 @@ def test_what_autocast_caches(main: dict[str, Any]) -> None:
     assert holders_of({12345: size}, frames=())[12345].root is HolderRoot.OUTSIDE
 
 
+def test_the_buckets_of_ddp(main: dict[str, Any], tmp_path: Path) -> None:
+    group: Any = torch.distributed
+    group.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        main["model"] = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(37, 11))
+        size = (37 * 11 + 11) * 4
+        one = holders_of({12345: size}, frames=())[12345]
+        main.clear()
+    finally:
+        group.destroy_process_group()
+    assert one.root is HolderRoot.DDP
+    assert one.text == (
+        "the buckets of DistributedDataParallel's reducer (inferred: a bucket has this size)"
+    )
+
+
 def test_weak_references_hold_nothing(main: dict[str, Any]) -> None:
     tensor = new()
     main.update(ref=weakref.ref(tensor), values=weakref.WeakValueDictionary({1: tensor}))

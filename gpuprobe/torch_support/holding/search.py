@@ -358,8 +358,8 @@ class _Search:
 
     def _suspended(self) -> Iterator[tuple[Start, object]]:
         """Variables of the program's generators that no name refers to: a loop runs them."""
-        for one in gc.get_objects():
-            if type(one) not in SUSPENDED or id(one) in self.visited:
+        for one in [one for one in gc.get_objects() if type(one) in SUSPENDED]:
+            if id(one) in self.visited:
                 continue
             frame_name, code_name = SUSPENDED[type(one)]
             code = getattr(one, code_name)
@@ -395,10 +395,12 @@ class _Search:
         for start in range(0, len(level), _CHUNK):
             self.check_limits()
             chunk = level[start : start + _CHUNK]
-            plain = []
-            for one, kind in zip(chunk, map(kinds.__getitem__, map(type, chunk)), strict=True):
-                if kind is PLAIN or self._special(one, kind, following):
-                    plain.append(one)
+            plain = [one for one in chunk if kinds[type(one)] is PLAIN]
+            if len(plain) < len(chunk):
+                for one in chunk:
+                    kind = kinds[type(one)]
+                    if kind is not PLAIN and self._special(one, kind, following):
+                        plain.append(one)
             inner = gc.get_referents(*plain)
             fresh = [
                 one for one in inner if id(one) not in visited and kinds[type(one)] is not SKIPPED

@@ -78,10 +78,16 @@ class Backwards:
         """The holders of these storages: what the references lead to backwards, with its name."""
         self._missing = missing
         self._addresses = any(type(key) is tuple for key in missing)
-        known = {id(one) for one in gc.get_objects()}
-        for one in gc.get_objects():
-            if id(one) in known:
-                self._source(one)
+        every = gc.get_objects()
+        known = set(map(id, every))
+        leading = {
+            kind for kind in set(map(type, every)) if self._kinds[kind] in (TENSOR, STORAGE, NODE)
+        }
+        sources = [one for one in every if type(one) in leading]
+        del every  # or it would refer to each of them
+        for one in sources:
+            self._source(one)
+        del sources
         self._climb(known)
         return self._named()
 
