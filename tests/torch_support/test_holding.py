@@ -1074,8 +1074,8 @@ def test_the_containers_that_keep_the_most(main: dict[str, Any]) -> None:
     main["parameters"] = list(main["model"].parameters())
     first, second = largest_holders(frames=())
     assert first.place == "losses (a list)"
-    assert first.tensors == 12  # and the weights and factors of their graphs
-    assert first.graphs >= 4
+    assert (first.tensors, first.graphs) == (4, 4)
+    assert first.saved_tensors == 8  # the weights and factors of their graphs
     assert (second.place, second.contents) == ("outputs (a list)", "4 tensors, 4.0 KiB")
 
 
@@ -1087,8 +1087,10 @@ def test_a_variable_whose_graph_grows(main: dict[str, Any]) -> None:
     del total
     (one,) = largest_holders(frames=())
     assert one.name == "total.grad_fn"
-    assert one.tensors >= 6
-    assert one.bytes >= 6 * 1024
+    assert (one.of_graph, one.tensors, one.kind) == (True, 0, "Tensor")
+    assert one.saved_tensors >= 6
+    assert one.saved_bytes >= 6 * 1024
+    assert keeper([one], 6, 6 * 1024) is one
 
 
 def test_results_are_typed() -> None:

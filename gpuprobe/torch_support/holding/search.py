@@ -47,7 +47,7 @@ from gpuprobe.torch_support.holding.objects import (
     STATE,
     STORAGE,
     TENSOR,
-    Budget,
+    Allowance,
     Graphs,
     Key,
     Kinds,
@@ -130,7 +130,14 @@ def with_earlier(found: tuple[Holder, ...], before: tuple[Holder, ...]) -> tuple
 
 
 def _most(found: Iterable[Holder]) -> tuple[Holder, ...]:
-    ordered = sorted(found, key=lambda one: (not one.graphs, -one.bytes, -one.tensors, one.name))
+    ordered = sorted(
+        found,
+        key=lambda one: (
+            not (one.graphs or one.saved_tensors),
+            -one.bytes - one.saved_bytes,
+            one.name,
+        ),
+    )
     return tuple(ordered[:MOST_HOLDERS])
 
 
@@ -153,6 +160,8 @@ def _grouped(found: Holders, sizes: dict[Key, int]) -> Iterator[Holder]:
         if len(members) >= _LEAST:
             first = members[0][1]
             path = _outermost(first.path)
+            own = [(key, one) for key, one in members if one.kept not in _BY_GRAPH]
+            size = sum(sizes[key] for key, _ in own)
             yield replace(
                 first,
                 name=module + "".join(names),
@@ -160,10 +169,15 @@ def _grouped(found: Holders, sizes: dict[Key, int]) -> Iterator[Holder]:
                 path=path,
                 kept=Kept.TENSOR,
                 node="",
-                tensors=len(members),
-                graphs=sum(one.graphs for _, one in members),
-                bytes=Bytes(sum(sizes[key] for key, _ in members)),
+                tensors=len(own),
+                graphs=sum(one.graphs for _, one in own),
+                bytes=Bytes(size),
+                saved_tensors=len(members) - len(own),
+                saved_bytes=Bytes(sum(sizes[key] for key, _ in members) - size),
             )
+
+
+_BY_GRAPH: Final = (Kept.SAVED, Kept.VARIABLE)
 
 
 def _outermost(path: tuple[HeldBy, ...]) -> tuple[HeldBy, ...]:
@@ -220,7 +234,7 @@ class _Search:
         self.weights: list[tuple[int, int]] = []  # elements, bytes of an element
         self.parallel: list[object] = []  # DistributedDataParallel
         self._addresses = targets is not None and any(type(key) is tuple for key in targets)
-        self._budget = Budget(limits)
+        self._budget = Allowance(limits)
         self.kinds = Kinds()
         self.graphs = Graphs()
         self.visited: set[int] = set()
