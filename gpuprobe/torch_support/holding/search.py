@@ -94,7 +94,7 @@ def holders_of(
     its objects, if possible: an object that does may be missed.
 
     Nothing of the program is called or changed, and no reference remains; the collector does not
-    run meanwhile.
+    run meanwhile. Nothing is raised: `Holders.incomplete` has the reason.
     """
     with _Quiet():
         search = _Search(set(storages), frames, error, limits or SearchLimits())
@@ -286,9 +286,12 @@ class _Search:
                 self._forget()
                 backwards = Backwards(self.kinds, self.visited, self.modules, self.check_limits)
                 found.update(backwards.run(self.missing))
+                found.incomplete = backwards.incomplete
         except Stopped as stop:
             self._resolve()
             found.incomplete = str(stop)
+        except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
+            found.incomplete = f"an internal error: {type(fault).__name__}: {fault}"
         finally:
             self._forget()  # the frames refer to the search
         found.visited = len(self.visited) + self._nodes

@@ -63,6 +63,7 @@ class Backwards:
         self._check = check
         self._missing: set[Key] = set()
         self._addresses = False
+        self.incomplete = ""
         self._graphs = Graphs()
         # Steps that no referent is, by the object that they lead to: of autograd.
         self._steps: dict[int, list[tuple[int, str]]] = defaultdict(list)
@@ -160,6 +161,7 @@ class Backwards:
                     if child in level_ids and not self._is_weak(parent, self._objects[child]):
                         self._parent(parent, child, following)
             level = following
+        self.incomplete = f"stopped after {_MOST:,} objects that lead to tensors" if level else ""
 
     def _is_weak(self, parent: object, child: object) -> bool:
         """Whether a class refers to it as its own part, or an instance to its class."""
