@@ -72,7 +72,7 @@ class Holder:
     """What keeps memory of ``tensors`` storages, ``graphs`` of them with an autograd graph.
 
     ``name`` is the expression for it in ``function`` (empty: a global), such as
-    ``tracker.history``, ``kind`` the type of the innermost container of it, or of the tensor.
+    ``tracker.history``, ``kind`` the type of its innermost container, or the tensor's.
     ``path`` has its steps, and begins with a name; without one, the root is not an object of
     Python. ``file`` and ``line`` are those of the frame that runs (a local, an exception, a
     generator), or of the function's definition (a closure, a default, a cache).
