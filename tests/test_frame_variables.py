@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuprobe import frame_variables
-from gpuprobe.frame_variables import variables
+from gpuprobe.frame_variables import variables, variables_elsewhere
 
 KEEPS = sys.version_info < (3, 13)
 GPUPROBE = Path(frame_variables.__file__).parent
@@ -300,3 +301,33 @@ def test_no_other_file_reads_the_variables_of_frames() -> None:
             if name in readers:
                 found.add(file.relative_to(GPUPROBE).as_posix())
     assert found == {"frame_variables.py"}
+
+
+def test_the_variables_of_another_thread_end_when_it_deletes_them() -> None:
+    steps = threading.Semaphore(0), threading.Semaphore(0)
+    ends: list[weakref.ref[Thing]] = []
+
+    def work() -> None:
+        thing = Thing()
+        ends.append(weakref.ref(thing))
+        steps[0].release()
+        steps[1].acquire()
+        del thing
+        steps[0].release()
+        steps[1].acquire()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        steps[0].acquire()
+        frame: FrameType | None = sys._current_frames()[thread.ident or 0]
+        while frame is not None and frame.f_code is not work.__code__:
+            frame = frame.f_back
+        assert frame is not None
+        assert variables_elsewhere(frame)["thing"] is ends[0]()
+        steps[1].release()
+        steps[0].acquire()
+        assert ends[0]() is None
+    finally:
+        steps[1].release(2)
+        thread.join()

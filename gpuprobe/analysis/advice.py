@@ -212,6 +212,11 @@ _A_NUMBER: Final = 1 << 10
 
 
 def _keep_none(kept: Holder) -> str:
+    if kept.of_graph:
+        return (
+            f"Keep no autograd graph in {kept.place}: add numbers (loss.item()), or tensors "
+            "without their graph (loss.detach())."
+        )
     instead = "copies on the CPU without their graph (tensor.detach().cpu())"
     if kept.bytes <= _A_NUMBER * kept.tensors:
         instead = f"keep numbers (loss.item()), or {instead}"

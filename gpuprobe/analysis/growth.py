@@ -64,11 +64,11 @@ class Growth:
 def keeper(holders: Iterable[Holder], steps: int, grown: int) -> Holder | None:
     """The one that may keep ``grown`` bytes, which were added in so many steps. It has at least a
     tensor for half of the steps, as it may have been found when half of them were over, and as
-    much of the bytes; or graphs, which keep tensors unseen.
+    much of the bytes; or graphs, of which not all that they keep may have been found.
     """
-    enough = [one for one in holders if one.tensors >= max(3, 0.4 * steps)]
-    most = max(enough, key=lambda one: one.bytes, default=None)
-    if most is not None and 4 * most.bytes >= grown:
+    enough = [one for one in holders if one.tensors + one.saved_tensors >= max(3, 0.4 * steps)]
+    most = max(enough, key=lambda one: one.bytes + one.saved_bytes, default=None)
+    if most is not None and 4 * (most.bytes + most.saved_bytes) >= grown:
         return most
     return max((one for one in enough if one.graphs), key=lambda one: one.graphs, default=None)
 

@@ -919,6 +919,22 @@ def test_what_autocast_caches(main: dict[str, Any]) -> None:
     assert holders_of({12345: size}, frames=())[12345].root is HolderRoot.OUTSIDE
 
 
+def test_the_buckets_of_ddp(main: dict[str, Any], tmp_path: Path) -> None:
+    group: Any = torch.distributed
+    group.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        main["model"] = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(37, 11))
+        size = (37 * 11 + 11) * 4
+        one = holders_of({12345: size}, frames=())[12345]
+        main.clear()
+    finally:
+        group.destroy_process_group()
+    assert one.root is HolderRoot.DDP
+    assert one.text == (
+        "the buckets of DistributedDataParallel's reducer (inferred: a bucket has this size)"
+    )
+
+
 def test_weak_references_hold_nothing(main: dict[str, Any]) -> None:
     tensor = new()
     main.update(ref=weakref.ref(tensor), values=weakref.WeakValueDictionary({1: tensor}))
@@ -1058,8 +1074,8 @@ def test_the_containers_that_keep_the_most(main: dict[str, Any]) -> None:
     main["parameters"] = list(main["model"].parameters())
     first, second = largest_holders(frames=())
     assert first.place == "losses (a list)"
-    assert first.tensors == 12  # and the weights and factors of their graphs
-    assert first.graphs >= 4
+    assert (first.tensors, first.graphs) == (4, 4)
+    assert first.saved_tensors == 8  # the weights and factors of their graphs
     assert (second.place, second.contents) == ("outputs (a list)", "4 tensors, 4.0 KiB")
 
 
@@ -1071,8 +1087,10 @@ def test_a_variable_whose_graph_grows(main: dict[str, Any]) -> None:
     del total
     (one,) = largest_holders(frames=())
     assert one.name == "total.grad_fn"
-    assert one.tensors >= 6
-    assert one.bytes >= 6 * 1024
+    assert (one.of_graph, one.tensors, one.kind) == (True, 0, "Tensor")
+    assert one.saved_tensors >= 6
+    assert one.saved_bytes >= 6 * 1024
+    assert keeper([one], 6, 6 * 1024) is one
 
 
 def test_results_are_typed() -> None:

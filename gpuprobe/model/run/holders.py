@@ -72,14 +72,15 @@ class Holder:
     """What keeps memory of ``tensors`` storages, ``graphs`` of them with an autograd graph.
 
     ``name`` is the expression for it in ``function`` (empty: a global), such as
-    ``tracker.history``, ``kind`` the type of the innermost container of it, or of the tensor.
+    ``tracker.history``, ``kind`` the type of its innermost container, or the tensor's.
     ``path`` has its steps, and begins with a name; without one, the root is not an object of
     Python. ``file`` and ``line`` are those of the frame that runs (a local, an exception, a
     generator), or of the function's definition (a closure, a default, a cache).
 
     ``via``: the function, exception or generator by its own path. ``node``: of the autograd node
     that saved the tensor. ``error``: the exception's type. ``inferred``: the evidence, if the
-    holder cannot be read from Python.
+    holder cannot be read from Python. ``saved_tensors``: what autograd saved for the backward pass
+    of these tensors, in addition.
     """
 
     name: str
@@ -98,6 +99,8 @@ class Holder:
     via: str = ""
     cycle: tuple[CycleObject, ...] = ()
     inferred: str = ""
+    saved_tensors: Count = 0
+    saved_bytes: Bytes = Bytes(0)
 
     @property
     def place(self) -> str:
@@ -119,9 +122,16 @@ class Holder:
         return next((step for step in self.path if (step.holding or 0) > 1), None)
 
     @property
+    def of_graph(self) -> bool:
+        """Whether it is the graph of one tensor that keeps the memory, and no container."""
+        return bool(self.path) and self.path[-1].label == ".grad_fn"
+
+    @property
     def contents(self) -> str:
         """What it keeps: ``21 tensors, 1.2 GiB, with autograd graphs``."""
         graphs = ", with autograd graphs" if self.graphs else ""
+        if self.saved_tensors:
+            graphs = f", with autograd graphs that keep {human_bytes(self.saved_bytes)}"
         several = "" if self.tensors == 1 else "s"
         return f"{self.tensors:,} tensor{several}, {human_bytes(self.bytes)}{graphs}"
 

@@ -277,7 +277,8 @@ DOCUMENT: Final = Document(
         "2.9": "gpus holders",
         "2.10": "RecordingInfo.missing",
         "2.11": "needs Holder.root Holder.path Holder.kept Holder.node Holder.file Holder.line "
-        "Holder.error Holder.via Holder.cycle Holder.inferred",
+        "Holder.error Holder.via Holder.cycle Holder.inferred "
+        "Holder.saved_tensors Holder.saved_bytes",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,

@@ -35,7 +35,7 @@ class Stopped(Exception):
     """A limit is reached."""
 
 
-class Budget:
+class Allowance:
     """What is left of the limits."""
 
     def __init__(self, limits: SearchLimits) -> None:

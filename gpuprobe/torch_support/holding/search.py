@@ -47,7 +47,7 @@ from gpuprobe.torch_support.holding.objects import (
     STATE,
     STORAGE,
     TENSOR,
-    Budget,
+    Allowance,
     Graphs,
     Key,
     Kinds,
@@ -94,7 +94,7 @@ def holders_of(
     its objects, if possible: an object that does may be missed.
 
     Nothing of the program is called or changed, and no reference remains; the collector does not
-    run meanwhile.
+    run meanwhile. Nothing is raised: `Holders.incomplete` has the reason.
     """
     with _Quiet():
         search = _Search(set(storages), frames, error, limits or SearchLimits())
@@ -130,7 +130,14 @@ def with_earlier(found: tuple[Holder, ...], before: tuple[Holder, ...]) -> tuple
 
 
 def _most(found: Iterable[Holder]) -> tuple[Holder, ...]:
-    ordered = sorted(found, key=lambda one: (not one.graphs, -one.bytes, -one.tensors, one.name))
+    ordered = sorted(
+        found,
+        key=lambda one: (
+            not (one.graphs or one.saved_tensors),
+            -one.bytes - one.saved_bytes,
+            one.name,
+        ),
+    )
     return tuple(ordered[:MOST_HOLDERS])
 
 
@@ -153,6 +160,8 @@ def _grouped(found: Holders, sizes: dict[Key, int]) -> Iterator[Holder]:
         if len(members) >= _LEAST:
             first = members[0][1]
             path = _outermost(first.path)
+            own = [(key, one) for key, one in members if one.kept not in _BY_GRAPH]
+            size = sum(sizes[key] for key, _ in own)
             yield replace(
                 first,
                 name=module + "".join(names),
@@ -160,10 +169,15 @@ def _grouped(found: Holders, sizes: dict[Key, int]) -> Iterator[Holder]:
                 path=path,
                 kept=Kept.TENSOR,
                 node="",
-                tensors=len(members),
-                graphs=sum(one.graphs for _, one in members),
-                bytes=Bytes(sum(sizes[key] for key, _ in members)),
+                tensors=len(own),
+                graphs=sum(one.graphs for _, one in own),
+                bytes=Bytes(size),
+                saved_tensors=len(members) - len(own),
+                saved_bytes=Bytes(sum(sizes[key] for key, _ in members) - size),
             )
+
+
+_BY_GRAPH: Final = (Kept.SAVED, Kept.VARIABLE)
 
 
 def _outermost(path: tuple[HeldBy, ...]) -> tuple[HeldBy, ...]:
@@ -220,7 +234,7 @@ class _Search:
         self.weights: list[tuple[int, int]] = []  # elements, bytes of an element
         self.parallel: list[object] = []  # DistributedDataParallel
         self._addresses = targets is not None and any(type(key) is tuple for key in targets)
-        self._budget = Budget(limits)
+        self._budget = Allowance(limits)
         self.kinds = Kinds()
         self.graphs = Graphs()
         self.visited: set[int] = set()
@@ -272,9 +286,12 @@ class _Search:
                 self._forget()
                 backwards = Backwards(self.kinds, self.visited, self.modules, self.check_limits)
                 found.update(backwards.run(self.missing))
+                found.incomplete = backwards.incomplete
         except Stopped as stop:
             self._resolve()
             found.incomplete = str(stop)
+        except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
+            found.incomplete = f"an internal error: {type(fault).__name__}: {fault}"
         finally:
             self._forget()  # the frames refer to the search
         found.visited = len(self.visited) + self._nodes
@@ -358,8 +375,8 @@ class _Search:
 
     def _suspended(self) -> Iterator[tuple[Start, object]]:
         """Variables of the program's generators that no name refers to: a loop runs them."""
-        for one in gc.get_objects():
-            if type(one) not in SUSPENDED or id(one) in self.visited:
+        for one in [one for one in gc.get_objects() if type(one) in SUSPENDED]:
+            if id(one) in self.visited:
                 continue
             frame_name, code_name = SUSPENDED[type(one)]
             code = getattr(one, code_name)
@@ -395,10 +412,12 @@ class _Search:
         for start in range(0, len(level), _CHUNK):
             self.check_limits()
             chunk = level[start : start + _CHUNK]
-            plain = []
-            for one, kind in zip(chunk, map(kinds.__getitem__, map(type, chunk)), strict=True):
-                if kind is PLAIN or self._special(one, kind, following):
-                    plain.append(one)
+            plain = [one for one in chunk if kinds[type(one)] is PLAIN]
+            if len(plain) < len(chunk):
+                for one in chunk:
+                    kind = kinds[type(one)]
+                    if kind is not PLAIN and self._special(one, kind, following):
+                        plain.append(one)
             inner = gc.get_referents(*plain)
             fresh = [
                 one for one in inner if id(one) not in visited and kinds[type(one)] is not SKIPPED

@@ -63,6 +63,7 @@ class Backwards:
         self._check = check
         self._missing: set[Key] = set()
         self._addresses = False
+        self.incomplete = ""
         self._graphs = Graphs()
         # Steps that no referent is, by the object that they lead to: of autograd.
         self._steps: dict[int, list[tuple[int, str]]] = defaultdict(list)
@@ -78,10 +79,16 @@ class Backwards:
         """The holders of these storages: what the references lead to backwards, with its name."""
         self._missing = missing
         self._addresses = any(type(key) is tuple for key in missing)
-        known = {id(one) for one in gc.get_objects()}
-        for one in gc.get_objects():
-            if id(one) in known:
-                self._source(one)
+        every = gc.get_objects()
+        known = set(map(id, every))
+        leading = {
+            kind for kind in set(map(type, every)) if self._kinds[kind] in (TENSOR, STORAGE, NODE)
+        }
+        sources = [one for one in every if type(one) in leading]
+        del every  # or it would refer to each of them
+        for one in sources:
+            self._source(one)
+        del sources
         self._climb(known)
         return self._named()
 
@@ -154,6 +161,7 @@ class Backwards:
                     if child in level_ids and not self._is_weak(parent, self._objects[child]):
                         self._parent(parent, child, following)
             level = following
+        self.incomplete = f"stopped after {_MOST:,} objects that lead to tensors" if level else ""
 
     def _is_weak(self, parent: object, child: object) -> bool:
         """Whether a class refers to it as its own part, or an instance to its class."""

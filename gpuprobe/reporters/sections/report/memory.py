@@ -353,10 +353,19 @@ def _holders(holders: Sequence[Holder]) -> Table:
         Column("bytes", 10, number=True),
         Column("tensors", 8, gap=1, number=True),
         Column("graphs", 8, gap=1, number=True),
+        Column("saved", 10, gap=1, number=True),
         Column("container", 0, gap=2, cut=False),
     )
     rows = [
-        Row((size(one.bytes), Cell(f"{one.tensors:,}"), Cell(f"{one.graphs:,}"), one.place))
+        Row(
+            (
+                size(one.bytes),
+                Cell(f"{one.tensors:,}"),
+                Cell(f"{one.graphs:,}"),
+                size(one.saved_bytes),
+                one.place,
+            )
+        )
         for one in holders
     ]
     return Table("containers", columns, tuple(rows))
