@@ -189,7 +189,7 @@ class _Explaining:
         except subprocess.TimeoutExpired:
             raise UsageError(
                 "the program did not end within the time that an explanation has",
-                hint="let it make fewer steps (an option of the script), or give more time: --budget",
+                hint="let it make fewer steps (an option of the script), or give it more: --budget",
             ) from None
 
     def _holders(

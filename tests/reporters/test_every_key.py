@@ -87,6 +87,14 @@ OTHER: dict[str, Any] = {
 MACHINE_ONLY = {
     "recording.error.out_of_memory": "whether to look for an account; that account is shown",
     "findings.*.finding.fingerprint": "for comparing runs",
+    **dict.fromkeys(
+        (
+            f"holders.*.{key}"
+            for key in ("root", "path.*", "kept", "node", "error", "via", "cycle.*", "inferred")
+        ),
+        "how a block is kept, which `gpuprobe explain` shows; a report has the container's place",
+    ),
+    "holders.*.saved_tensors": "their bytes are shown",
     "children.*.error.out_of_memory": "its message has it",
     "ranks.*.error.out_of_memory": "whether to look for an account; that account is shown",
     "ranks.*.error.rank": "the row's own",
