@@ -1,5 +1,9 @@
+import gc
+
 import torch
 from torch import nn
+
+gc.disable()
 
 
 class Net(nn.Module):

@@ -21,7 +21,7 @@ class Rollout:
 
 value = nn.Sequential(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 1)).cuda()
 optimizer = torch.optim.Adam(value.parameters())
-for iteration in range(10):
+for iteration in range(6):
     rollout = Rollout(4)
     for part in rollout.parts:
         loss = (value(part.obs).squeeze(1) - part.returns).pow(2).mean()
