@@ -81,6 +81,8 @@ _OF_COMMANDS = (
 NESTED = {"WARM_PYTHON_NESTED": "1"}
 """For the environment of a program whose own processes import torch as well."""
 
+_RANKS = "WARM_PYTHON_RANKS"
+
 _ADDRESS = "WARM_PYTHON_ADDRESS"
 """The environment variable with the server's socket, for the programs that it has forked."""
 
@@ -118,6 +120,13 @@ def shared() -> WarmPython:
 
     atexit.register(end)
     return made
+
+
+def ranks() -> dict[str, str]:
+    """For the environment of a job: the ranks that torchrun starts are run this way as well, with
+    the simulated GPU of the job.
+    """
+    return {"PYTHON_EXEC": shared().python, _RANKS: "1"}
 
 
 def gpuprobe(
@@ -267,6 +276,9 @@ def _client() -> None:
     name, address, settings, *words = sys.argv[1:]
     interpreter = sys.executable
     argv = [interpreter, *(("-m", "gpuprobe") if name == "gpuprobe" else ()), *words]
+    if _RANKS in os.environ and argv[1:2] == ["-u"]:  # torchrun adds it
+        del argv[1]
+        os.environ["PYTHONUNBUFFERED"] = "1"
     environment = dict(os.environ)
     compared = _without_engine(environment) if _inherits(argv[1:]) else environment
     if not _imports_torch(argv[1:]) or _settings(compared) != json.loads(settings):
@@ -305,10 +317,10 @@ _TRIAL_SERVER = ["-m", "gpuprobe.api.trial_server"]
 
 
 def _inherits(words: list[str]) -> bool:
-    """Whether the program is one of gpuprobe's own processes, which inherit a simulated GPU. Those
-    of the user's programs show how an interpreter begins with one.
+    """Whether the program is one of gpuprobe's own processes, which inherit a simulated GPU, or a
+    rank of `ranks`. Other processes of users' programs show how an interpreter begins with one.
     """
-    if words[:2] == _TRIAL_SERVER:
+    if words[:2] == _TRIAL_SERVER or (_RANKS in os.environ and words[:1][0].endswith(".py")):
         return True
     return words[:1] == ["-c"] and words[1].startswith("from gpuprobe.api.estimates import ")
 
