@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -87,11 +87,13 @@ def on_cpu(name: str) -> Outcome:
     return run(command_of(name), env)
 
 
-def simulated(name: str, compute: str = "real", gpu: str = "4xt4") -> Outcome:
-    """The program on simulated GPUs."""
+def simulated(
+    name: str, compute: str = "real", gpu: str = "4xt4", more: Mapping[str, str] | None = None
+) -> Outcome:
+    """The program on simulated GPUs, with ``more`` in its environment."""
     options = ["--gpu", gpu, "--compute", compute]
     command = ["gpuprobe", "run", *options, "--", *command_of(name)]
-    return run(command, environment())
+    return run(command, {**environment(), **(more or {})})
 
 
 def differences(lines: Iterable[str], truth: Iterable[str]) -> list[str]:

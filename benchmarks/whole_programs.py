@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import pkgutil
 import random
 import re
 import resource
@@ -55,7 +54,6 @@ import program as _program  # noqa: E402, F401 - registers the parts
 import warm_python  # noqa: E402
 from parts import PARTS, Part  # noqa: E402
 
-import gpuprobe  # noqa: E402
 from gpuprobe.native.process import loaded  # noqa: E402
 
 PROGRAM = ROOT / "tests" / "faults" / "program.py"
@@ -242,10 +240,10 @@ class Runs:
         }
         self._warm = {}
         # Both have the simulated GPU's: a program may refuse to import others.
-        bare = ["program", *(_modules("native") if engine == "cuda" else [])]
+        bare = ["program", *(warm_python.modules_of("native") if engine == "cuda" else [])]
         for name, modules in (
             ("bare", bare),
-            ("gpuprobe", [*bare, *_OF_A_RUN, *_modules(*_ROOMS)]),
+            ("gpuprobe", [*bare, *_OF_A_RUN, *warm_python.modules_of(*_ROOMS)]),
         ):
             (base / name).mkdir()
             environment = {
@@ -283,7 +281,7 @@ class Runs:
                 numbers=[*streams],
                 limits=[*launch.limits],
                 umask=launch.umask,
-                teardown=plan.teardown,
+                end="interpreter" if plan.teardown else "at once",
                 seconds=SECONDS,
             )
             if plan.flags is not None:
@@ -310,15 +308,6 @@ _OF_A_RUN = (
     "gpuprobe.api.hazards",
     "gpuprobe.cli.parser",
 )
-
-
-def _modules(*rooms: str) -> list[str]:
-    """gpuprobe's modules that a run imports sooner or later, of these packages."""
-    names = []
-    for room in rooms:
-        paths = [str(Path(path) / room) for path in gpuprobe.__path__]
-        names += [one.name for one in pkgutil.walk_packages(paths, f"gpuprobe.{room}.")]
-    return names
 
 
 def _opened(

@@ -31,7 +31,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +42,7 @@ HOST = "myhost"
 
 _FENCE = re.compile(r"^(`{3,})(\w*)\s*$")
 _ABOUT_DEVICES = re.compile(r"(CUDA_\w+=\S+ )*gpuprobe (info|doctor|top)\b")
+_ADDS_FILES = re.compile(r"gpuprobe (run|estimate) ")
 _DIRECTIVE = re.compile(r"^<!-- (exit|skip|needs|output|file): (.+?) -->$")
 _SAMPLE = re.compile(r"^<!-- project: (\S+) -->$", re.MULTILINE)
 _GATE = re.compile(
@@ -164,14 +165,23 @@ class Result:
 class Runner:
     """Runs commands in scratch directories under ``base``; remembers expensive ones.
 
-    Many pages begin with the same ``gpuprobe run``. It only adds files, so it is run once and
-    its files are copied into the directory of the next page that runs it.
+    Many pages begin with the same ``gpuprobe run``, and some have the same ``gpuprobe estimate``.
+    These only add files, so each is run once and its files are copied into the directory of the
+    next page that runs it.
     """
 
-    def __init__(self, base: Path, commands: Path | None = None) -> None:
-        """``commands``: the folder of ``python`` and ``gpuprobe``, of this interpreter if None."""
+    def __init__(
+        self,
+        base: Path,
+        commands: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """``commands``: the folder of ``python`` and ``gpuprobe``, of this interpreter if None.
+        ``environment``: added to that of the commands.
+        """
         self.base = base
         self.commands = Path(sys.executable).parent if commands is None else commands
+        self._environment = dict(environment or {})
         self._made: dict[str, tuple[Result, Path]] = {}
 
     def scratch(self, name: str) -> Path:
@@ -205,7 +215,7 @@ class Runner:
 
     def shell(self, command: str, cwd: Path) -> Result:
         """Run a command line as a user's shell would."""
-        if not command.startswith("gpuprobe run ") or re.search(r"[|<>;&]", command):
+        if not _ADDS_FILES.match(command) or re.search(r"[|<>;&]", command):
             return self._call(["bash", "-c", command], cwd)
         if command not in self._made:
             before = set(cwd.iterdir())
@@ -244,6 +254,7 @@ class Runner:
             # No personal settings, such as signed commits.
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_CONFIG_NOSYSTEM": "1",
+            **self._environment,
         }
         if _ABOUT_DEVICES.match(argv[-1]):
             del env["CUDA_VISIBLE_DEVICES"]  # here it is what the page is about

@@ -89,11 +89,12 @@ def test_a_command_that_is_gone_ends_its_program(tmp_path: Path) -> None:
 
 IN_THE_BACKGROUND = f"""
 import signal, subprocess, sys
+from pathlib import Path
 sys.path.insert(0, {str(Path(warm_python.__file__).parent)!r})
 import warm_python
 from default_sigint import default_sigint
 interrupted = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
-warm = warm_python.shared().python
+warm = warm_python.WarmPython(Path.cwd()).python
 print(subprocess.run([warm, "-c", interrupted], stderr=subprocess.PIPE).returncode)
 with default_sigint():
     process = subprocess.Popen([sys.executable, "-c", interrupted], stderr=subprocess.PIPE)

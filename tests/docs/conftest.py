@@ -9,6 +9,6 @@ import warm_python
 
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> blocks.Runner:
-    """A runner that reuses recordings of ``gpuprobe run`` for the next page that begins with
-    one."""
-    return blocks.Runner(tmp_path_factory.mktemp("docs"), warm_python.shared().folder)
+    """A runner that reuses recordings and estimates for the next page that has the command."""
+    base = tmp_path_factory.mktemp("docs")
+    return blocks.Runner(base, warm_python.shared().folder, warm_python.NESTED)

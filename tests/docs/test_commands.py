@@ -46,6 +46,11 @@ SKIPPED = {
         "it would download packages",
     ),
     (
+        "docs/how-to/estimate-a-model.md",
+        "gpuprobe estimate --model llama-3.1-8b --gpu rtx-4090",
+        "run with a smaller model by tests/native/test_models_natively.py",
+    ),
+    (
         "docs/how-to/run-on-a-simulated-gpu.md",
         "gpuprobe cuda-torch install",
         "it would download 0.5 GB",

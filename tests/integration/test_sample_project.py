@@ -1,7 +1,8 @@
 """A project with a memory gate: its files are edited as people edit them.
 
 Ten edits raise memory or add a synchronisation: the check must fail, and its first cause must be
-the right line. Ten others do no harm, and must pass. The baseline is the committed one.
+the right line. Ten others, some of them together, do no harm, and must pass. The baseline is the
+committed one.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ PLANTED = {
 }
 
 HARMLESS: dict[str, tuple[Edit, ...]] = {
-    "comments and a docstring": (
+    "comments, a docstring, what nobody uses, more words in the log": (
         Edit(
             TRAIN,
             "def make_optimizer",
@@ -152,44 +153,36 @@ HARMLESS: dict[str, tuple[Edit, ...]] = {
             "class Attention(nn.Module):\n",
             'class Attention(nn.Module):\n    """Heads."""\n\n',
         ),
-    ),
-    "a renamed module": (
-        Edit(MODEL, "self.attention", "self.mixer"),
-        Edit(MODEL, "self.before_attention", "self.norm"),
-    ),
-    "a renamed class": (
-        Edit(MODEL, "Tagger", "Classifier"),
-        Edit(TRAIN, "Tagger", "Classifier"),
-    ),
-    "a renamed function": (
-        Edit(TRAIN, "train_epoch", "one_epoch"),
-        Edit(EVALUATE, "accuracy", "share_right"),
-        Edit(TRAIN, "accuracy", "share_right"),
-    ),
-    "a renamed variable": (Edit(TRAIN, "optimizer", "opt"),),
-    "code moved to another file": (
-        Edit(TRAIN, MAKE_OPTIMIZER, ""),
-        Edit(EVALUATE, "def accuracy", f"{MAKE_OPTIMIZER}\n\ndef accuracy"),
-        Edit(TRAIN, "import accuracy", "import accuracy, make_optimizer"),
-    ),
-    "reordered methods": (
-        Edit(MODEL, POSITIONS, ""),
-        Edit(MODEL, LAST_LINE, f"{LAST_LINE}\n{POSITIONS.rstrip()}\n"),
-    ),
-    "a new module that nobody uses": (
         Edit(MODEL, "class Tagger(", "class Gate(nn.Module):\n    size = 3\n\n\nclass Tagger("),
         Edit(DATA, "BATCH_SIZE = 16", "BATCH_SIZE = 16\nUNUSED = 99"),
-    ),
-    "another seed": (
-        Edit(TRAIN, '"--seed", type=int, default=0', '"--seed", type=int, default=7'),
-    ),
-    "more words in the log": (
         Edit(
             TRAIN,
             "    for epoch in range(",
             '    print("training on", device)\n    for epoch in range(',
         ),
         Edit(TRAIN, 'print(f"epoch {epoch}: loss', 'print(f"after epoch {epoch}: mean loss'),
+    ),
+    "a renamed module": (
+        Edit(MODEL, "self.attention", "self.mixer"),
+        Edit(MODEL, "self.before_attention", "self.norm"),
+    ),
+    "a renamed class, function and variable": (
+        Edit(MODEL, "Tagger", "Classifier"),
+        Edit(TRAIN, "Tagger", "Classifier"),
+        Edit(TRAIN, "train_epoch", "one_epoch"),
+        Edit(EVALUATE, "accuracy", "share_right"),
+        Edit(TRAIN, "accuracy", "share_right"),
+        Edit(TRAIN, "optimizer", "opt"),
+    ),
+    "code moved to another file, and reordered methods": (
+        Edit(TRAIN, MAKE_OPTIMIZER, ""),
+        Edit(EVALUATE, "def accuracy", f"{MAKE_OPTIMIZER}\n\ndef accuracy"),
+        Edit(TRAIN, "import accuracy", "import accuracy, make_optimizer"),
+        Edit(MODEL, POSITIONS, ""),
+        Edit(MODEL, LAST_LINE, f"{LAST_LINE}\n{POSITIONS.rstrip()}\n"),
+    ),
+    "another seed": (
+        Edit(TRAIN, '"--seed", type=int, default=0', '"--seed", type=int, default=7'),
     ),
 }
 

@@ -71,6 +71,16 @@ def test_a_written_script_has_the_same_peak_by_hand(options: list[str], tmp_path
     assert peaks("mine.py", folder=tmp_path) == found
 
 
+def test_changes_that_make_a_model_fit_are_estimated(tmp_path: Path) -> None:
+    words = ["--model", "pythia-70m", "--method", "lora", "--gpu", "t4", "--batch-size", "64"]
+    environment = {"TRANSFORMERS_VERBOSITY": "error"}
+    done = gpuprobe("estimate", *words, "--json", cwd=tmp_path, **environment)
+    assert done.returncode == 1, done.stderr
+    tried = {change["name"] for change in json.loads(done.stdout)["suggestions"]}
+    assert "activation checkpointing" in tried
+    assert any("FSDP2" in name for name in tried)
+
+
 CALL = """\
 import json
 import sys

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import native_jobs
 import pytest
+import warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -27,14 +28,14 @@ TRUTH: dict[str, list[str]] = json.loads(native_jobs.TRUTH.read_text(encoding="u
     ["all_reduce_operations", "all_to_all", "asynchronous", "gathers", "objects", "point_to_point"],
 )
 def test_collectives_carry_values(name: str) -> None:
-    outcome = native_jobs.simulated(name)
+    outcome = native_jobs.simulated(name, more=warm_python.ranks())
     assert outcome.code == 0, outcome.errors[-3000:]
     assert native_jobs.differences(outcome.lines, TRUTH[name]) == []
 
 
 @pytest.mark.parametrize("name", ["ddp_uneven", "pipeline", "processes", "queue_of_tensors"])
 def test_programs_take_the_path_of_the_cpu(name: str) -> None:
-    outcome = native_jobs.simulated(name)
+    outcome = native_jobs.simulated(name, more=warm_python.ranks())
     assert outcome.code == 0, outcome.errors[-3000:]
     assert native_jobs.differences(outcome.lines, TRUTH[name]) == []
 
@@ -108,7 +109,7 @@ def run(text: str, folder: Path, *options: str, ranks: int = 2) -> subprocess.Co
     return subprocess.run(
         command(*options, ranks=ranks),
         cwd=folder,
-        env=native_jobs.environment(),
+        env={**native_jobs.environment(), **warm_python.ranks()},
         capture_output=True,
         text=True,
         timeout=300,

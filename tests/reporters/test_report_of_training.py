@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import warm_python
 
 from gpuprobe.reporters.json import schema
 
@@ -34,14 +32,7 @@ PARAMETERS = 4 * (64 * 256 + 256 + 256 * 64 + 64)
 
 
 def gpuprobe(*arguments: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONIOENCODING": "utf-8"},
-    )
+    done = warm_python.gpuprobe(*arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

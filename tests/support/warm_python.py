@@ -3,13 +3,15 @@
 Importing torch, and what the first optimizer imports, takes four seconds of processor time: more
 than most programs of the tests. `WarmPython` starts one process that imports both, and makes a
 folder with commands ``python`` and ``gpuprobe``. Each connects to that process, which forks: the
-child has the command's arguments, environment, folder and streams, and ends as it ends. Only what
-imports torch is run that way, and only with the server's own interpreter settings (`_KEPT`);
-everything else is executed as usual. With `NESTED` in its environment, a program that is run that
-way starts others of its kind that way too: ``sys.executable`` is the command ``python``.
+child has the command's arguments, environment, folder and streams, and ends as it ends, without the
+interpreter's teardown. Only what imports torch is run that way, and only with the server's own
+interpreter settings (`_KEPT`); everything else is executed as usual. With `NESTED` in its
+environment, a program that is run that way starts others of its kind that way too:
+``sys.executable`` is the command ``python``. gpuprobe's own processes for estimates and trials are
+run that way also with a simulated GPU in their environment (`_inherits`).
 
-What a program of this kind cannot show is the import of torch: tests of that, such as
-`tests/test_imports.py`, start interpreters with `sys.executable`.
+What a program of this kind cannot show is the import of torch, and of gpuprobe: tests of that, such
+as `tests/test_imports.py`, start interpreters with `sys.executable`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import functools
 import gc
 import json
 import os
+import pkgutil
 import resource
 import select
 import shutil
@@ -35,7 +38,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import Any, Literal, NamedTuple, NoReturn, TextIO
 
 _COMMANDS = ("baseline", "check", "estimate", "fit", "run")
 """Commands of gpuprobe that import torch, or start a process that does."""
@@ -50,18 +53,64 @@ _ANY = (
 )
 """Of these, the ones that may differ: `_begin` applies them, or they are read at each use."""
 
+_ROOMS = (
+    "allocator",
+    "analysis",
+    "catalogue",
+    "gate",
+    "hazard_watch",
+    "hazards",
+    "model",
+    "native",
+    "planning",
+    "recording",
+    "reporters",
+    "sampler",
+    "torch_support",
+)
+_OF_COMMANDS = (
+    *(f"gpuprobe.cli.commands.{name}" for name in _COMMANDS),
+    *(
+        f"gpuprobe.api.{name}"
+        for name in ("check", "estimates", "hazards", "recordings", "render", "trials", "watch")
+    ),
+    "gpuprobe.cli.parser",
+    "gpuprobe.cli.supervise",
+)
+
 NESTED = {"WARM_PYTHON_NESTED": "1"}
 """For the environment of a program whose own processes import torch as well."""
+
+_RANKS = "WARM_PYTHON_RANKS"
+
+_ADDRESS = "WARM_PYTHON_ADDRESS"
+"""The environment variable with the server's socket, for the programs that it has forked."""
 
 _BEGAN_WITH = dict(os.environ)
 """The environment before the first test that starts a process changes it."""
 
 
+def modules_of(*rooms: str) -> list[str]:
+    """gpuprobe's modules of these packages."""
+    import gpuprobe
+
+    names = []
+    for room in rooms:
+        paths = [str(Path(path) / room) for path in gpuprobe.__path__]
+        names += [one.name for one in pkgutil.walk_packages(paths, f"gpuprobe.{room}.")]
+    return names
+
+
 @functools.cache
 def shared() -> WarmPython:
-    """The one of this process, until its end."""
+    """The one of this process, until its end; in a process that was forked from one, such as a
+    pytest of `tests/native/test_marked_gpu.py`, that one. It has imported what commands of gpuprobe
+    import sooner or later, which takes as long as a small program under one of them.
+    """
+    if _ADDRESS in os.environ:
+        return WarmPython(Path(os.environ[_ADDRESS]).parent)
     base = tempfile.mkdtemp(prefix="warm-")
-    made = WarmPython(Path(base))
+    made = WarmPython(Path(base), [*_OF_COMMANDS, *modules_of(*_ROOMS)])
     owner = os.getpid()
 
     def end() -> None:
@@ -71,6 +120,13 @@ def shared() -> WarmPython:
 
     atexit.register(end)
     return made
+
+
+def ranks() -> dict[str, str]:
+    """For the environment of a job: the ranks that torchrun starts are run this way as well, with
+    the simulated GPU of the job.
+    """
+    return {"PYTHON_EXEC": shared().python, _RANKS: "1"}
 
 
 def gpuprobe(
@@ -94,7 +150,8 @@ def gpuprobe(
 class WarmPython:
     """``folder`` is put first on the PATH of commands; ``python`` is the command in it. They are
     those of this interpreter where the system lacks what the server needs. ``modules``: what the
-    process imports as well. ``environment``: the one it starts with.
+    process imports as well. ``environment``: the one it starts with. If a server listens in
+    ``base`` already, it is used.
     """
 
     def __init__(
@@ -109,13 +166,19 @@ class WarmPython:
         self._address = base / "socket"
         self.folder = Path(sys.executable).parent
         self.python = sys.executable
-        if hasattr(os, "pidfd_open") and sys.platform == "linux":
+        if self._address.exists():
+            self._use(base / "bin")
+        elif hasattr(os, "pidfd_open") and sys.platform == "linux":
             self._start(base)
+
+    def _use(self, folder: Path) -> None:
+        self.folder = folder
+        self.python = str(folder / "python")
 
     def _start(self, base: Path) -> None:
         from default_sigint import default_sigint  # not in the commands: they have no path to it
 
-        self.folder = base / "bin"
+        self._use(base / "bin")
         self.folder.mkdir()
         settings = _settings(self._environment)
         for name in ("python", "gpuprobe"):
@@ -127,7 +190,6 @@ class WarmPython:
                 f"runpy.run_path({__file__!r}, run_name='client')\n"
             )
             command.chmod(0o755)
-        self.python = str(self.folder / "python")
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(self._address))
         listening.listen(16)
@@ -155,6 +217,13 @@ class WarmPython:
             self._server.communicate()
 
 
+End = Literal["interpreter", "libraries", "at once"]
+"""How a process ends: as an interpreter does, which takes 0.3 s of processor time; or when its
+threads, its ``atexit`` handlers and the names of ``__main__`` have ended, then with or without what
+its libraries do at the end: a rank leaves its group.
+"""
+
+
 class Request(NamedTuple):
     """A process to start. ``argv`` excludes the interpreter. ``numbers``: of the descriptors that
     are sent. ``session``: it leads a session. ``command``: its ``sys.executable`` if its
@@ -162,10 +231,9 @@ class Request(NamedTuple):
 
     ``limits``: those of the process, by the numbers of `resource`. ``umask``: -1 keeps the
     server's. ``program``: execute this program, with the arguments ``argv``, instead of forking;
-    ``""``: fork. ``teardown``: end as an interpreter does, which takes 0.3 s of processor time:
-    without it, threads, ``atexit`` and the names of ``__main__`` end, then the process.
-    ``seconds``: how long the process and those that it leaves behind may take in all, after which
-    they are killed; 0: as long as they need, and those left behind are left alone.
+    ``""``: fork. ``end``: see `End`. ``seconds``: how long the process and those that it leaves
+    behind may take in all, after which they are killed; 0: as long as they need, and those left
+    behind are left alone.
     """
 
     argv: list[str]
@@ -177,7 +245,7 @@ class Request(NamedTuple):
     limits: list[tuple[int, int]] = []  # noqa: RUF012
     umask: int = -1
     program: str = ""
-    teardown: bool = True
+    end: End = "interpreter"
     seconds: float = 0.0
 
 
@@ -208,14 +276,20 @@ def _client() -> None:
     name, address, settings, *words = sys.argv[1:]
     interpreter = sys.executable
     argv = [interpreter, *(("-m", "gpuprobe") if name == "gpuprobe" else ()), *words]
-    if not _imports_torch(argv[1:]) or _settings(dict(os.environ)) != json.loads(settings):
+    if _RANKS in os.environ and argv[1:2] == ["-u"]:  # torchrun adds it
+        del argv[1]
+        os.environ["PYTHONUNBUFFERED"] = "1"
+    environment = dict(os.environ)
+    compared = _without_engine(environment) if _inherits(argv[1:]) else environment
+    if not _imports_torch(argv[1:]) or _settings(compared) != json.loads(settings):
         os.execv(interpreter, argv)
     request = Request(
         argv[1:],
         str(Path.cwd()),
-        dict(os.environ),
+        {**environment, _ADDRESS: address},
         session=os.getsid(0) == os.getpid(),
         command=str(Path(address).parent / "bin" / "python"),
+        end="libraries",
     )
     with _sent(address, request, [0, 1, 2]) as replies:
         status = _followed(replies)
@@ -239,8 +313,36 @@ def _send(process: int, number: int) -> None:
         os.kill(process, number)
 
 
+_TRIAL_SERVER = ["-m", "gpuprobe.api.trial_server"]
+
+
+def _inherits(words: list[str]) -> bool:
+    """Whether the program is one of gpuprobe's own processes, which inherit a simulated GPU, or a
+    rank of `ranks`. Other processes of users' programs show how an interpreter begins with one.
+    """
+    if words[:2] == _TRIAL_SERVER or (_RANKS in os.environ and words[:1][0].endswith(".py")):
+        return True
+    return words[:1] == ["-c"] and words[1].startswith("from gpuprobe.api.estimates import ")
+
+
+def _without_engine(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the settings that load the engine, which the server has loaded."""
+    kept = dict(environment)
+    for name, separator, ours in (
+        ("LD_PRELOAD", " ", "libgpuprobe-preload.so"),
+        ("PYTHONPATH", os.pathsep, "startup"),
+    ):
+        entries = environment.get(name, "").split(separator)
+        rest = [entry for entry in entries if entry and Path(entry).name != ours]
+        if rest:
+            kept[name] = separator.join(rest)
+        else:
+            kept.pop(name, None)
+    return kept
+
+
 def _imports_torch(words: list[str]) -> bool:
-    if words[:2] == ["-m", "gpuprobe.api.trial_server"]:
+    if words[:2] == _TRIAL_SERVER:
         return True
     if words[:2] == ["-m", "gpuprobe"]:
         return len(words) > 2 and words[2] in _COMMANDS and not {"-h", "--help"} & {*words}
@@ -366,6 +468,10 @@ def _begin(request: Request, streams: list[int]) -> None:
     if request.command and NESTED.items() <= os.environ.items():
         sys.executable = request.command
     _begin_python(request)
+    if request.command and _inherits(request.argv) and "GPUPROBE_NATIVE" in os.environ:
+        from gpuprobe.api.inherited import follow_torch
+
+        follow_torch()  # as `gpuprobe/startup/sitecustomize.py` does
 
 
 def _begin_python(request: Request) -> None:
@@ -456,10 +562,10 @@ def _flushed(name: str) -> bool:
     return True
 
 
-def _end(code: object, *, teardown: bool) -> NoReturn:
+def _end(code: object, how: End) -> NoReturn:
     """End the process as the interpreter does. KeyboardInterrupt: by SIGINT."""
     interrupted = code is KeyboardInterrupt
-    if teardown:
+    if how == "interpreter":
         if interrupted:
             sys.excepthook = lambda *args: None
             raise KeyboardInterrupt
@@ -480,6 +586,8 @@ def _end(code: object, *, teardown: bool) -> NoReturn:
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+    if how == "libraries":
+        ctypes.PyDLL(None).exit((code or 0) & 0xFF)
     os._exit((code or 0) & 0xFF)
 
 
@@ -496,4 +604,4 @@ elif __name__ == "__main__":
             exec(*_program(_request.argv))
     except BaseException as _error:  # noqa: BLE001 - it ends the process
         _code = _reported(_error)
-    _end(_code, teardown=_request.teardown)
+    _end(_code, _request.end)
