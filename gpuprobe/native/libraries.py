@@ -148,7 +148,7 @@ def ensure_own(*paths: Path) -> None:
             reason = f"{path}: {error.strerror or error}"
         if reason:
             raise EnvironmentUnavailable(
-                f"what is kept for the native engine cannot be used: {reason}",
+                f"what is kept for the simulated GPU cannot be used: {reason}",
                 hint=f"delete {path}, or set XDG_CACHE_HOME to a folder of your own",
             )
 
@@ -168,7 +168,7 @@ def _sources() -> list[Path]:
 def carried_core() -> Path:
     """Where a wheel carries the runtime compiled from these sources: other sources, another name.
 
-    Raises EnvironmentUnavailable where the native engine does not run.
+    Raises EnvironmentUnavailable where the simulated GPU does not run.
     """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in MACHINES:
