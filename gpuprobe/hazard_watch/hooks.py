@@ -42,6 +42,7 @@ from gpuprobe.torch_support.operator_calls import watch
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
 _VALUES: Final = f"{PACKAGE}native/values/"
 _COMPILED: Final = "torch._inductor.output_code"
+_COMPILER: Final = "torch._inductor.compile_fx"
 
 
 def install(source: EventSource, patches: Patches) -> None:
@@ -75,6 +76,7 @@ class _CudaHooks:
         function = torch.autograd.Function
         patches.set(function, "apply", self._applying(vars(function)["apply"].__func__))
         patches.add(when_imported(_COMPILED, lambda: self._compiled(patches)))
+        patches.add(when_imported(_COMPILER, lambda: self._compiling(patches)))
 
     def _compiled(self, patches: Patches) -> None:
         """Report the calls of compiled graphs. Called when torch's compiler has been imported."""
@@ -89,6 +91,23 @@ class _CudaHooks:
             return results
 
         patches.set(kind, "__call__", call)
+
+    def _compiling(self, patches: Patches) -> None:
+        """Allow the synchronisations of torch's compiler, which reads the constants of a graph.
+        Called when it has been imported.
+        """
+        module: Any = sys.modules[_COMPILER]
+        original, source = module._compile_fx_inner, self._source
+
+        @functools.wraps(original)
+        def compile_inner(*args: Any, **kwargs: Any) -> Any:
+            source.allowed += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                source.allowed -= 1
+
+        patches.set(module, "_compile_fx_inner", compile_inner)
 
     def _backward(self, patches: Patches) -> None:
         """Track the lines that call backward passes, and report the passes."""
