@@ -20,6 +20,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "hazards"))
 warnings.simplefilter("ignore")
 
+from gpuprobe.api.simulated_gpu import load_gpu  # noqa: E402
+
+GPUS = "2xh100-80gb"
+load_gpu(GPUS)  # before the programs import torch
+
 from hazard_case import Case  # noqa: E402
 from hazard_corpus import CASES  # noqa: E402
 from test_hazard_corpus import judge  # noqa: E402
@@ -35,7 +40,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()
     totals: Counter[str] = Counter()
-    with gpuprobe.virtual_gpu("2xh100-80gb"):
+    with gpuprobe.virtual_gpu(GPUS):
         for bug in BUGS:
             if not args.names or bug.name in args.names:
                 found = races(bug.name, bug.buggy)

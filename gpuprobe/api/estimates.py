@@ -485,18 +485,21 @@ def fit_program(
     rank: int | Sequence[int] | str = 0,
     assume: Sequence[str] = (),
     suggest: bool = True,
+    max_seconds: float = 600.0,
     notify: Callable[[str], None] = lambda text: None,
 ) -> Fit:
     """Search for the largest value of ``argument`` with which the script fits.
 
     The search starts at the script's value and covers ``least`` to ``most``: it doubles until a
-    value does not fit, or halves until one does, then bisects. With ``compute="auto"`` large values
-    are computed only if the program needs one. ``suggest`` also estimates changes to the run.
+    value does not fit, or halves until one does, then bisects. With ``compute="auto"`` the first
+    value is estimated as `estimate_program` does, the others without large values if no line has
+    decided by one. ``suggest`` also estimates changes to the run.
     ``gpu`` may name several GPUs, separated by commas, or ``"all"`` of the catalogue (then changes
     are not estimated), and ``ranks`` several numbers: the result is that of the combination in
     which most fits on all ranks (`Fit.choices`). ``rank`` is as in `estimate_program`. ``notify``
-    gets a line about every estimate. Ctrl-C ends the search: the result has the values tried so
-    far, and is ``interrupted``. Raises what `estimate_program` raises.
+    gets a line about every estimate. Ctrl-C or ``max_seconds`` end the search: the result has the
+    values tried so far, and is ``interrupted`` or ``out_of_time``. Raises what `estimate_program`
+    raises.
     """
     from gpuprobe.planning.fit import fit_script
 
@@ -515,6 +518,7 @@ def fit_program(
         rank=rank,
         assume=assume,
         suggest=suggest,
+        seconds=max_seconds,
         notify=notify,
     )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import TracebackType
+
 from gpuprobe.native import process
 from gpuprobe.sampler.processes import children
 from gpuprobe.sampler.processes.recorded import note_assumed
@@ -12,6 +15,7 @@ def follow_torch() -> None:
     if process.loaded() is not None:
         process.when_used(_compute)
     children.arrive()
+    _show_errors_without_own_frames()
 
 
 def _compute() -> None:
@@ -22,3 +26,19 @@ def _compute() -> None:
     session = current()
     if session is not None:
         Finalize(None, lambda: note_assumed(session.assumed), exitpriority=90)
+
+
+def _show_errors_without_own_frames() -> None:
+    """An error that ends this process is shown with the frames that it has without gpuprobe."""
+    original = sys.excepthook
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        from gpuprobe.sampler.program import cut_traceback  # 5 ms, in a process that fails
+
+        own = trace is error.__traceback__
+        cut_traceback(error)
+        original(kind, error, error.__traceback__ if own else trace)
+
+    sys.excepthook = excepthook

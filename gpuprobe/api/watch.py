@@ -322,9 +322,9 @@ def run(
             result = _recorded(
                 loaded, output, level, force, warn, hazards, trace_steps, on_step, session, holders
             )
-            if result.error is None:
+            if not isinstance(result.error, (TooLarge, CostMeasured)):
                 try:
-                    session.check_measured()
+                    session.check_measured(result.error)
                 except (TooLarge, CostMeasured) as measured:
                     result = result._replace(error=measured)
         if isinstance(result.error, (TooLarge, CostMeasured)):

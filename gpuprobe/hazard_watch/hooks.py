@@ -35,13 +35,14 @@ from gpuprobe.hazard_watch.node_streams import lifetime_of
 from gpuprobe.hazard_watch.places import backward_frames
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.events import StreamWait
-from gpuprobe.patching import Patches
+from gpuprobe.patching import Patches, when_imported
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
 from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
 
 _AUTOGRAD: Final = f"{folder_of(torch)}autograd/"
 _VALUES: Final = f"{PACKAGE}native/values/"
+_COMPILER: Final = "torch._inductor.compile_fx"
 
 
 def install(source: EventSource, patches: Patches) -> None:
@@ -80,6 +81,24 @@ class _CudaHooks:
             functools.partial(guarded, self._source.graph_called),
             functools.partial(guarded, self._source.graph_returned),
         )
+        patches.add(when_imported(_COMPILER, lambda: self._compiling(patches)))
+
+    def _compiling(self, patches: Patches) -> None:
+        """Allow the synchronisations of torch's compiler, which reads the constants of a graph.
+        Called when it has been imported.
+        """
+        module: Any = sys.modules[_COMPILER]
+        original, source = module._compile_fx_inner, self._source
+
+        @functools.wraps(original)
+        def compile_inner(*args: Any, **kwargs: Any) -> Any:
+            source.allowed += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                source.allowed -= 1
+
+        patches.set(module, "_compile_fx_inner", compile_inner)
 
     def _backward(self, patches: Patches) -> None:
         """Track the lines that call backward passes, and report the passes."""

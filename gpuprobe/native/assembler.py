@@ -1,7 +1,7 @@
 """A stand-in for NVIDIA's assembler, ptxas: machine code that nothing executes is not made.
 
 Triton runs ptxas once a kernel, which takes up to half a second and 0.2 GiB of host memory for
-large ones. The native engine reads no machine code: what Triton itself derives from a kernel (its
+large ones. The simulated GPU reads no machine code: what Triton itself derives from a kernel (its
 shared memory, its warps) comes from earlier stages. That ptxas would refuse a kernel is not found.
 
 No real GPU must find such kernels in a cache or a package that a program writes. So this is for

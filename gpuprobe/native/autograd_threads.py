@@ -5,7 +5,7 @@ returned, and takes Python's lock for the Python objects in it. Where the progra
 Python ends a thread that waits for the lock during its finalization (``pthread_exit`` in
 `PyEval_AcquireThread`, before Python 3.14), which C++ answers with ``std::terminate``: the process
 ends by SIGABRT, exit code 134, after all of the program's work. On a GPU there is usually enough to
-wait for; on the native engine there is not.
+wait for; on the simulated GPU there is not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The native engine in a process: its settings, the libraries loaded, and what they count."""
+"""Simulated GPUs in a process: its settings, the libraries loaded, and what they count."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def settings_text(
 def add_to_environment(
     environment: MutableMapping[str, str], libraries: Libraries, settings: str, build: TorchBuild
 ) -> None:
-    """Make programs that are started with ``environment`` run on the native engine.
+    """Make programs that are started with ``environment`` run on the simulated GPU.
 
     What ``LD_PRELOAD`` and ``LD_LIBRARY_PATH`` name already stays in place.
     """
@@ -457,7 +457,7 @@ def when_used(callback: Callable[[], None]) -> None:
 
 
 def build_to_run() -> TorchBuild | None:
-    """The torch that programs of this process run on the native engine: its own, or the one that
+    """The torch that programs of this process run on a simulated GPU: its own, or the one that
     ``gpuprobe cuda-torch install`` installed if its own has no CUDA; None without torch.
     """
     build = torch_build()
@@ -469,7 +469,7 @@ def build_to_run() -> TorchBuild | None:
 
 
 def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
-    """Load the native engine into this process, before torch, and into the programs it starts.
+    """Load the simulated GPU into this process, before torch, and into the programs it starts.
     ``endless``: its GPUs never run out of memory.
 
     Raises TooLate if torch is imported already, or if this process has other GPUs;

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.errors import TooLate, ValueNeeded
+from gpuprobe.errors import GpuprobeError, TooLate, ValueNeeded
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import hidden, process
@@ -201,7 +201,8 @@ class NativeSession:
             left = _empty_allocator()
             if left:
                 self.assume(
-                    f"tensors of {human_bytes(left)} from before were on the GPUs at the start"
+                    f"tensors of {human_bytes(left)} from before were on the GPUs at the start, "
+                    "and are counted"
                 )
         else:
             self.runtime = process.loaded()
@@ -312,10 +313,12 @@ class NativeSession:
         """The error of a value that could not be assumed, which the program may have caught."""
         return None if self._reads is None else self._reads.refused
 
-    def check_measured(self) -> None:
-        """Raise CostMeasured, or TooLarge, if the program ended before its cost was known."""
+    def check_measured(self, error: BaseException | None = None) -> None:
+        """Raise CostMeasured, or TooLarge, if the program ended before its cost was known, or with
+        an ``error`` that a value which was not computed may have caused.
+        """
         budget = None if self._computed is None else self._computed.computing.budget
-        if budget is not None:
+        if budget is not None and (error is None or (budget.guessed and _may_be_guessed(error))):
             budget.end()
 
     @property
@@ -356,6 +359,15 @@ class NativeSession:
             for index in range(0 if self.runtime is None else len(self.runtime.visible()))
             if torch.cuda.max_memory_allocated(index)
         }
+
+
+def _may_be_guessed(error: BaseException) -> bool:
+    """Whether an error may be that of a wrong value: not one of memory, or of the user's."""
+    import torch
+
+    return isinstance(error, (Exception, SystemExit)) and not isinstance(
+        error, (torch.OutOfMemoryError, GpuprobeError)
+    )
 
 
 _before: Final = {name: os.environ.get(name) for name in _CONF}
@@ -414,7 +426,7 @@ def session(options: EngineOptions) -> Iterator[NativeSession]:
 
 
 class NativeMeasurement:
-    """An estimated run on GPUs of the native engine that never run out of memory."""
+    """An estimated run on simulated GPUs that never run out of memory."""
 
     def __init__(
         self, options: EngineOptions, job: SimulatedRank, *, bounded: bool = False

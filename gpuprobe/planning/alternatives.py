@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from gpuprobe.allocator.settings import in_environment
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.planning.argument import ParameterSource, parameter_source
 from gpuprobe.planning.suggestions import Alternative, Changes, Skipped
@@ -65,6 +66,13 @@ def with_expandable(conf: str | None) -> str:
     return f"{conf},{expandable}" if conf else expandable
 
 
+def expandable_already(conf: str | None) -> bool:
+    """Whether these allocator settings, or for None those of the environment, have expandable
+    segments.
+    """
+    return "expandable_segments:true" in (in_environment() if conf is None else conf).lower()
+
+
 def no_eight_bit() -> str:
     """Why an 8-bit optimizer cannot be estimated; "" if it can."""
     return "" if find_spec("bitsandbytes") else "bitsandbytes is not installed"
@@ -72,7 +80,7 @@ def no_eight_bit() -> str:
 
 def script_changes(request: Request) -> Changes:
     """The changes of a user's script, the easiest to adopt first."""
-    if "expandable_segments" in (request["conf"] or ""):
+    if expandable_already(request["conf"]):
         yield Skipped(EXPANDABLE.name, "set already")
     else:
         conf = with_expandable(request["conf"])

@@ -6,10 +6,10 @@ Each patches torch before the program runs, in a process that only runs this est
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from types import MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -73,8 +73,14 @@ def _repeated(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _checkpoint() -> None:
-    from torch.utils.checkpoint import checkpoint
+    from torch.utils import checkpoint as module
 
+    checkpoint = module.checkpoint
+
+    def on_already(*_: object, **__: object) -> NoReturn:
+        raise UsageError("activation checkpointing is on already")
+
+    module.checkpoint = on_already  # what the program calls; its imports come later
     prepared: set[int] = set()
     found = 0
 
@@ -157,6 +163,7 @@ def _fused() -> None:
 
 def _eight_bit() -> None:
     """Make ``Adam`` and ``AdamW`` those of bitsandbytes, with a state of 8 bits."""
+    _refuse_optimizers(("8bit",), "the optimizer's state has 8 bits already")
     for original, name in ((torch.optim.Adam, "Adam8bit"), (torch.optim.AdamW, "AdamW8bit")):
         original.__new__ = staticmethod(functools.partial(_new_of_eight_bits, original, name))
 
@@ -167,7 +174,29 @@ def _new_of_eight_bits(original: type, name: str, kind: type, *args: object, **r
     # Not earlier: it initialises CUDA, and the program has not selected its GPU yet.
     optimizers = import_module("bitsandbytes.optim")
     rest = {key: value for key, value in rest.items() if key not in _ONLY_TORCH}
-    return getattr(optimizers, name)(*args, **rest)
+    kind = getattr(optimizers, name)
+    _allowed.add(kind)
+    return kind(*args, **rest)
+
+
+_allowed: set[type] = set()
+"""Optimizers that a change makes."""
+
+
+def _refuse_optimizers(names: Sequence[str], why: str) -> None:
+    """Raise UsageError where the program makes an optimizer whose class has one of these in its
+    name.
+    """
+    original = torch.optim.Optimizer.__init__
+
+    @functools.wraps(original)
+    def init(optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
+        kind = type(optimizer)
+        if kind not in _allowed and any(name in kind.__name__ for name in names):
+            raise UsageError(why)
+        original(optimizer, *args, **kwargs)
+
+    torch.optim.Optimizer.__init__ = init
 
 
 _ONLY_TORCH = ("foreach", "fused", "capturable", "differentiable", "maximize")
@@ -177,6 +206,7 @@ def _offload() -> None:
     """Keep the optimizer's state in the host's memory, and step there: the GPU's memory is that of
     a step without parameters, as gradients and parameters are copied one at a time.
     """
+    _refuse_optimizers(("Offload", "CPU"), "the optimizer is on the CPU already")
     original = torch.optim.Optimizer.__init__
 
     @functools.wraps(original)

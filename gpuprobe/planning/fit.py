@@ -5,7 +5,10 @@ Each figure is an estimate of a changed run, in a separate process.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -25,11 +28,12 @@ from gpuprobe.planning.alternatives import (
     FUSED,
     OFFLOAD,
     Change,
+    expandable_already,
     no_eight_bit,
     with_expandable,
 )
 from gpuprobe.planning.argument import ParameterSource, parameter_source
-from gpuprobe.planning.trials import Document, EstimateServer
+from gpuprobe.planning.trials import SUFFICIENT, Document, EstimateServer
 
 
 class _Case(NamedTuple):
@@ -67,9 +71,11 @@ def fit_script(
     rank: int | Sequence[int] | str,
     assume: Sequence[str],
     suggest: bool,
+    seconds: float,
     notify: Callable[[str], None],
 ) -> Fit:
     """See `gpuprobe.api.estimates.fit_program`."""
+    deadline = Deadline(seconds)
     check_bounds(least, most)
     of_all = gpu.strip() == "all"
     models = sorted(all_models(), key=lambda model: (model.total_memory, model.name))
@@ -84,7 +90,7 @@ def fit_script(
             tuple(arguments),
             name,
             steps,
-            "shapes" if compute == "auto" else compute,
+            compute,
             conf,
             count,
             tuple(assume),
@@ -98,48 +104,103 @@ def fit_script(
         searches: list[_CaseSearch] = []
         start = parameter.value
         for case in cases:
-            runner = _Runner(estimate, argument, notify, case.label if len(cases) > 1 else "")
-            one = _CaseSearch(runner, case, least, most, auto=compute == "auto")
+            label = case.label if len(cases) > 1 else ""
+            runner = _Runner(estimate.within, argument, notify, label, deadline)
+            one = _CaseSearch(runner, case, least, most)
             guess = _guess(searches, case)
             searches.append(one)
             one.search(start if guess is None else guess, near=guess is not None)
             start = one.largest or start
-            if one.interrupted:
+            if one.stopped:
                 break
+        left_out = [f"{case.label}: {searches[-1].stopped}" for case in cases[len(searches) :]]
         if all(one.failed for one in searches):
             raise ProgramFailed(searches[0].failed)
         best = max(searches, key=lambda one: (one.choice().total, not one.failed))
         suggestions: list[FitSuggestion] = []
-        left_out: list[str] = []
+        stopped = next(filter(None, (one.stopped for one in searches)), "")
         if of_all and suggest:
             left_out.append("changes to the run: with --gpu all; --gpu GPU tries them")
-        elif suggest and not any(one.interrupted for one in searches):
+        elif suggest and stopped:
+            left_out.append(f"changes to the run: {stopped}")
+        elif suggest:
             result = best.result()
             at = result.proof or result.trials[0]
             try:
                 _suggest(best.runner, best.case, at, most, suggestions, left_out)
-            except KeyboardInterrupt:
-                left_out.append("other changes to the run: interrupted")
+            except (KeyboardInterrupt, OutOfTime) as end:
+                left_out.append(f"other changes to the run: {_reason(end)}")
         return best.result(
             suggestions=tuple(suggestions),
             not_tried=tuple(left_out),
-            interrupted=any(one.interrupted for one in searches),
+            interrupted=stopped == _INTERRUPTED,
+            out_of_time=bool(stopped) and stopped != _INTERRUPTED,
             choices=tuple(one.choice() for one in searches) if len(cases) > 1 else (),
         )
 
 
-class _CaseSearch:
-    """The search for the largest value of one case, and its trials. ``auto``: compute all values if
-    the program needs one.
-    """
+_INTERRUPTED: Final = "interrupted"
 
-    def __init__(self, runner: _Runner, case: _Case, least: int, most: int, *, auto: bool) -> None:
+
+Estimating = Callable[[Mapping[str, object], float], "Document | None"]
+"""Makes the requested estimate within seconds, as `EstimateServer.within`."""
+
+
+class OutOfTime(Exception):
+    """The time of a search is over."""
+
+
+def _reason(end: BaseException) -> str:
+    return _INTERRUPTED if isinstance(end, KeyboardInterrupt) else str(end)
+
+
+class Deadline:
+    """The end of the time that a search may take, and how long its estimates take."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._start = clock()
+        self._last: list[float] = []
+
+    @property
+    def left(self) -> float:
+        """Seconds that remain."""
+        return self._start + self.seconds - self._clock()
+
+    def run(
+        self, estimate: Callable[..., Document | None], request: Mapping[str, object]
+    ) -> Document:
+        """The document of one estimate. Raises OutOfTime if the time is over before it ends."""
+        if self.left > 0:
+            start = self._clock()
+            document = estimate(request, self.left)
+            self._last = [*self._last[-2:], self._clock() - start]
+            if document is not None:
+                return document
+        raise OutOfTime(f"the limit of {self.seconds:.0f} s was reached (--max-seconds)")
+
+    def remaining(self, estimates: int) -> str:
+        """About how long so many estimates take, as text; "" if none is known."""
+        if not self._last or not estimates:
+            return ""
+        seconds = estimates * sum(self._last) / len(self._last)
+        seconds = min(seconds, max(0.0, self.left))
+        return (
+            f"about {seconds:.0f} s left" if seconds < 120 else f"about {seconds / 60:.0f} min left"
+        )
+
+
+class _CaseSearch:
+    """The search for the largest value of one case, and its trials."""
+
+    def __init__(self, runner: _Runner, case: _Case, least: int, most: int) -> None:
         self.runner = runner
         self.case = case
         self.failed = ""
-        self.interrupted = False
+        self.stopped = ""
+        """Why the search ended before its result was known."""
         self._bounds = least, most
-        self._auto = auto
         self._tried: dict[int, Trial] = {}
         self._gpu: dict[str, Any] = {}
 
@@ -147,14 +208,20 @@ class _CaseSearch:
         """Search from ``start``, or from the least value if the program fails with ``start``.
         ``near``: the largest value is expected to be close to that.
         """
+        try:
+            self._search(start, near)
+        except (KeyboardInterrupt, OutOfTime) as end:
+            if not self._tried:
+                if isinstance(end, KeyboardInterrupt):
+                    raise
+                self.failed = f"no estimate was made: {end}"
+            self.stopped = _reason(end)
+
+    def _search(self, start: int, near: bool) -> None:
         least, most = self._bounds
         runner = self.runner
         start = min(max(start, least), most)
         first = runner.document(self.case, start)
-        if first.get("needs_value") and self._auto:
-            runner.notify("the program needs values; computing them takes longer")
-            self.case = self.case._replace(compute="real")
-            first = runner.document(self.case, start)
         if "error" in first and start > least:
             runner.notify(f"{runner.argument} {start}: {first['error']}")
             start = least
@@ -165,12 +232,14 @@ class _CaseSearch:
             return
         self._gpu = {"gpu": str(first["gpu"]), "capacity": Bytes(first["capacity"])}
         self._tried[start] = _trial(start, first)
-        runner.report(self._tried[start])
-        try:
-            trials = runner.trials(self.case)
-            search(trials, least, most, self._tried, start=start, near=near)
-        except KeyboardInterrupt:
-            self.interrupted = True
+        left = partial(estimates_left, self._tried, most)
+        runner.report(self._tried[start], left=left)
+        if self.case.compute == "auto" and first["compute_why"] == SUFFICIENT:
+            # No line decides by a value: the sizes are those with all values, and are known sooner.
+            self.case = self.case._replace(compute="shapes")
+        search(
+            runner.trials(self.case, left=left), least, most, self._tried, start=start, near=near
+        )
 
     @property
     def needs(self) -> dict[int, int]:
@@ -241,12 +310,14 @@ class _Runner:
 
     def __init__(
         self,
-        estimate: Callable[[Mapping[str, object]], Document],
+        estimate: Estimating,
         argument: str,
         notify: Callable[[str], None],
         label: str = "",
+        deadline: Deadline | None = None,
     ) -> None:
         self._estimate = estimate
+        self._deadline = deadline or Deadline(math.inf)
         self.argument = argument
         self._notify = notify
         self._label = f"{label}: " if label else ""
@@ -256,30 +327,46 @@ class _Runner:
         self._notify(f"{self._label}{message}")
 
     def document(self, case: _Case, value: int) -> Document:
-        """The JSON document of one estimate, or ``{"error": ...}``."""
+        """The JSON document of one estimate, or ``{"error": ...}``. Raises OutOfTime."""
         parameter = case.parameter._asdict()
-        return self._estimate({**case._asdict(), "parameter": parameter, "value": value})
+        request = {**case._asdict(), "parameter": parameter, "value": value}
+        return self._deadline.run(self._estimate, request)
 
-    def trials(self, case: _Case, name: str = "", share: int = 1) -> Callable[[int], Trial]:
+    def trials(
+        self,
+        case: _Case,
+        name: str = "",
+        share: int = 1,
+        left: Callable[[Trial], int] = lambda trial: 0,
+    ) -> Callable[[int], Trial]:
         """A function that estimates ``case`` with a value. ``name`` is the change in it, if any;
-        ``share`` times the value is reported.
+        ``share`` times the value is reported. ``left``: how many estimates follow one.
         """
 
         def trial(value: int) -> Trial:
             found = _trial(value, self.document(case, value))
-            self.report(found, name, share)
+            self.report(found, name, share, left)
             return found
 
         return trial
 
-    def report(self, trial: Trial, name: str = "", share: int = 1) -> None:
+    def report(
+        self,
+        trial: Trial,
+        name: str = "",
+        share: int = 1,
+        left: Callable[[Trial], int] = lambda trial: 0,
+    ) -> None:
         changed = f" with {name}" if name else ""
         result = trial.failed or trial.verdict
         if not trial.failed:
             result += f", {human_bytes(trial.needed)} of {human_bytes(trial.capacity)}"
         if not name and trial.fits:
             self._best = max(self._best, trial.value)
-        best = f" (largest so far: {self._best})" if self._best and not name else ""
+        known = [f"largest so far: {self._best}"] if self._best and not name else []
+        remaining = self._deadline.remaining(left(trial))
+        known += [remaining] if remaining else []
+        best = f" ({'; '.join(known)})" if known else ""
         self.notify(f"{self.argument} {trial.value * share}{changed}: {result}{best}")
 
 
@@ -341,13 +428,29 @@ def _suggest(
 
 def _not_tried(change: Change, case: _Case, argument: str, value: int) -> str:
     """Why a change is not tried at a value; "" if it is."""
-    if change is EXPANDABLE and "expandable_segments" in (case.conf or ""):
+    if change is EXPANDABLE and expandable_already(case.conf):
         return "set already"
     if change is ACCUMULATE and "batch" not in argument.lower():
         return f"{argument} does not look like a batch size"
     if change is ACCUMULATE and value < 2:
         return f"a batch of {value} cannot be halved"
     return no_eight_bit() if change is EIGHT_BIT else ""
+
+
+def estimates_left(tried: Mapping[int, Trial], most: int, latest: Trial) -> int:
+    """About how many estimates a search still needs after its latest one: two secants and a halving
+    between bounds; before there are bounds, doublings up to the GPU's memory as well.
+    """
+    known = {**tried, latest.value: latest}
+    low = max((value for value, trial in known.items() if trial.fits), default=0)
+    high = min(
+        (value for value, trial in known.items() if value > low and not trial.fits), default=0
+    )
+    if high:
+        return min(4, (high - low - 1).bit_length()) if low else high.bit_length()
+    trial = known[low]
+    doublings = max(0, (trial.capacity // max(1, trial.needed)).bit_length())
+    return min(doublings, (most // low).bit_length() - 1) + (4 if doublings else 0)
 
 
 _MOST_ESTIMATES: Final = 24  # of one search; halving 2^24 values takes as many

@@ -54,7 +54,8 @@ COMPUTE: Final = ("auto", "shapes", "real")
 
 _REQUESTED: Final = "as requested"
 _AT_ONCE: Final = "they take seconds"
-_SUFFICIENT: Final = "no line of the script decides by them"
+SUFFICIENT: Final = "no line of the script decides by them"
+"""Why all values need not be computed."""
 
 
 class Attempt(NamedTuple):
@@ -96,7 +97,7 @@ def estimate_with(
     else:
         if found.compute == "real":
             return found
-        return _exact(found, place, reason, again) if place else _with_reason(found, _SUFFICIENT)
+        return _exact(found, place, reason, again) if place else _with_reason(found, SUFFICIENT)
     place = needed.place or "the program"
     try:
         return again(f"{place} needs a value, and the run is small enough to compute all values")
@@ -313,6 +314,11 @@ class EstimateServer:
 
     def __call__(self, request: Mapping[str, object]) -> Document:
         """The JSON document of one estimate, or ``{"error": text}``."""
+        found = self.within(request, _LIMIT)
+        return found or {"error": f"the estimate took longer than {_LIMIT} s"}
+
+    def within(self, request: Mapping[str, object], seconds: float) -> Document | None:
+        """The same; None after ``seconds``, when the estimate is ended."""
         server = self._server = self._server or self._start()
         assert server.stdin is not None
         assert server.stdout is not None
@@ -321,10 +327,10 @@ class EstimateServer:
             server.stdin.flush()
         except BrokenPipeError:
             return self._ended(server)
-        ready, _, _ = select.select([server.stdout], [], [], _LIMIT)
+        ready, _, _ = select.select([server.stdout], [], [], seconds)
         if not ready:
             self._end()
-            return {"error": f"the estimate took longer than {_LIMIT} s"}
+            return None
         line = server.stdout.readline()
         if not line:
             return self._ended(server)

@@ -1,5 +1,5 @@
 """Python imports this at its start in every process that inherits gpuprobe's environment: programs
-that a recorded program starts by any means, and those that have the native engine.
+that a recorded program starts by any means, and those that have the simulated GPU.
 
 Nothing else is imported before the process imports torch. An error here is one line on stderr: the
 program runs, without a recording or without its simulated GPU's values.

@@ -50,10 +50,12 @@ _NAME: Final = "Fake"
 _RULES: Final = "torch._dynamo.trace_rules"
 _COMPILED_CALLS: Final = "torch._dynamo.eval_frame"
 _INDUCTOR: Final = "torch._inductor.compile_fx"
+_REPRO: Final = "torch._dynamo.repro.after_aot"
 _STRICT: Final = frozenset({"fail_on_recompile", "eager_on_recompile"})
 """Stances of torch.compile that do not let Dynamo compile a function again."""
 _compiler_patches: list[Callable[[], None]] = []
-"""Functions that undo `_skip_own_frames`, `_respect_stances` and `_exclude_inductor`."""
+"""Functions that undo `_skip_own_frames`, `_respect_stances`, `_exclude_inductor` and
+`_include_constants`."""
 
 
 def _key() -> DispatchKey:
@@ -72,9 +74,6 @@ HANDLED: Final = torch._C.DispatchKeySet(_KEY)
 _Exclude = torch._C._ExcludeDispatchKeyGuard
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _current_node = torch._C._current_autograd_node
-_modes = torch._C._len_torch_dispatch_stack
-_mode = torch._C._get_dispatch_mode
-_FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
 _Tensor: Final = torch.Tensor
 
 
@@ -192,8 +191,7 @@ def _operator(op: Any, *args: Any, **kwargs: Any) -> Any:
             return op.decompose(*args, **kwargs)
         _exclude(_KEY, True)
         try:
-            # In torch's own code for subclasses, or if only shapes are computed.
-            if _has_subclasses(args) or (_modes() and _mode(_FAKE) is not None):
+            if _has_subclasses(args):  # in torch's own code for subclasses
                 return op(*args, **kwargs)
             chain = _local.chain or _chain
             if _current_node() is None:
@@ -344,6 +342,7 @@ def _prepared() -> Iterator[Callable[[], None]]:
     yield when_imported(_RULES, _skip_own_frames)
     yield when_imported(_COMPILED_CALLS, _respect_stances)
     yield when_imported(_INDUCTOR, _exclude_inductor)
+    yield when_imported(_REPRO, _include_constants)
     yield _undo_compiler_patches
 
 
@@ -448,6 +447,24 @@ def _exclude_inductor() -> None:
     _compiler_patches.append(
         patch(module, "_compile_fx_inner", _without_handlers(module._compile_fx_inner))
     )
+
+
+def _include_constants() -> None:
+    """Include the key where Inductor, for its logs, prints the constants of a graph: those are
+    tensors of the device (``torch.tensor([1.0], device="cuda")`` in a compiled function).
+    """
+    module: Any = sys.modules[_REPRO]
+    original = module.save_graph_repro
+
+    @wraps(original)
+    def save_graph_repro(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ForceDispatchKeyGuard(
+            torch._C._dispatch_tls_local_include_set() | HANDLED,
+            torch._C._dispatch_tls_local_exclude_set() - HANDLED,
+        ):
+            return original(*args, **kwargs)
+
+    _compiler_patches.append(patch(module, "save_graph_repro", save_graph_repro))
 
 
 def _without_handlers(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -80,7 +80,7 @@ NATIVE_SETTINGS: Final = "GPUPROBE_NATIVE"
 
 
 STARTUP: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "startup")  # noqa: PTH118, PTH120 - every child imports this
-"""The folder whose ``sitecustomize`` processes import that inherit the native engine, or that are
+"""The folder whose ``sitecustomize`` processes import that inherit the simulated GPU, or that are
 followed."""
 
 

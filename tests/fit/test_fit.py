@@ -253,7 +253,7 @@ def test_ctrl_c_prints_the_best_so_far(script: Path) -> None:
                 break
         out, words = process.communicate()
     assert process.returncode == 130, words
-    assert re.search(r"interrupted; batch_size \d+ is the largest found so far", out)
+    assert re.search(r"interrupted; largest batch_size that fits so far: \d+, not yet tried: ", out)
 
 
 def test_a_run_that_dies_is_an_answer_too(tmp_path: Path) -> None:

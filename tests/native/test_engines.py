@@ -208,7 +208,8 @@ if __name__ == "__main__":
     ("settings", "message"),
     [
         ({"PATH": "/nowhere", "CC": ""}, "no C compiler"),
-        ({"CC": "/bin/false"}, "cannot compile the simulated GPU"),
+        ({"PATH": "/nowhere", "CC": "nosuch"}, "CC=nosuch (not installed)\n"),
+        ({"PATH": "/nowhere", "CC": "/bin/false"}, "by CC=/bin/false (no output)\n"),
     ],
 )
 def test_without_a_compiler_one_line_names_it(
@@ -229,6 +230,33 @@ def test_without_a_compiler_one_line_names_it(
     assert done.returncode == 3
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 2  # the error and its hint
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        ("nosuch", "not installed"),
+        ("/bin/false -O1", "no output"),
+        ("/bin/true", "it wrote no file"),
+        ("'", "not installed"),
+    ],
+)
+def test_a_chosen_compiler_that_does_not_work_is_named_with_its_replacement(
+    script: Path, tmp_path: Path, chosen: str, reason: str
+) -> None:
+    from gpuprobe.native import libraries
+
+    if libraries.carried_core().exists():
+        pytest.skip("installed from a wheel, which carries the runtime compiled")
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    settings = {"CC": chosen, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = gpuprobe("run", "--quiet", "--gpu", "l4", script, cwd=tmp_path, cold=True, **settings)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        f"gpuprobe: the simulated GPU cannot be compiled by CC={chosen} ({reason}): "
+        "cc is used instead"
+    ]
 
 
 def test_a_cache_that_cannot_be_written_is_replaced(script: Path, tmp_path: Path) -> None:
@@ -295,7 +323,7 @@ with gpuprobe.virtual_gpu("l4"):
     path = os.pathsep.join([str(site), str(EXAMPLES.parent)])
     done = python(text, tmp_path, PYTHONPATH=path, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert done.stdout == "15\n", done.stderr  # CUBLAS_STATUS_NOT_SUPPORTED
-    assert done.stderr == ("gpuprobe: cublasFrobnicate_v9 is not answered by the native engine\n")
+    assert done.stderr == ("gpuprobe: cublasFrobnicate_v9 is not answered by the simulated GPU\n")
 
 
 def test_a_preloaded_library_stays_preloaded(tmp_path: Path) -> None:
@@ -307,6 +335,61 @@ with gpuprobe.virtual_gpu("l4"):
 """
     done = python(text, tmp_path, LD_PRELOAD="libm.so.6")
     assert done.stdout == "libm.so.6\n", done.stderr
+
+
+@pytest.mark.parametrize("compute", ["auto", "real"])
+def test_constants_of_compiled_code_have_values_also_while_hazards_are_detected(
+    tmp_path: Path, compute: str
+) -> None:
+    text = f"""\
+import gpuprobe
+with gpuprobe.virtual_gpu("t4", compute={compute!r}), gpuprobe.detect_hazards() as hazards:
+    import torch
+
+    def constant(x):
+        return x + torch.tensor([1.0, 2.0, 3.0], device=x.device)
+
+    def new_constant(x):
+        return x * x.new_tensor([1.0, 2.0, 3.0])
+
+    def assigned(x):
+        y = x.clone()
+        y[0] = 5.0
+        return y * 2
+
+    x = torch.ones(3, device="cuda")
+    for function in (constant, new_constant, assigned):
+        compiled = torch.compile(function)(x)
+        print(compiled.cpu().tolist())
+print([(found.location.line, found.message) for found in hazards.findings])
+"""
+    done = python(text, tmp_path)
+    assert done.stdout.splitlines() == [
+        "[2.0, 3.0, 4.0]",
+        "[1.0, 2.0, 3.0]",
+        "[10.0, 2.0, 2.0]",
+        "[]",  # nor are the compiler's own reads of constants findings
+    ], done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("command", ["estimate", "run"])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        "torch.nn.Linear(1 << 20, 1 << 18)",
+        "torch.zeros(1 << 20, 1 << 18)",
+        "torch.ones(1).expand(1 << 19, 1 << 19).clone()",
+    ],
+)
+def test_a_tensor_on_the_cpu_that_the_machine_cannot_hold_is_refused_before(
+    tmp_path: Path, command: str, tensor: str
+) -> None:
+    """Of 1 TiB: the kernel would end a process that fills smaller ones, without a word."""
+    (tmp_path / "large.py").write_text(f"import torch\n{tensor}.cuda()\n", encoding="utf-8")
+    done = gpuprobe(command, "--gpu", "h100-80gb", "large.py", cwd=tmp_path)
+    assert done.returncode == (3 if command == "estimate" else 5)
+    assert "the program makes another 1.0 TiB on the CPU, and this machine has " in done.stderr
+    assert done.stderr.count('with torch.device("meta")') == 1
 
 
 def test_code_that_is_compiled_stays_out_of_the_caches_of_real_programs(tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ print(json.dumps([first, estimate(keeps, steps=1)]))
 """
     first, second = python(text, tmp_path)
     assert second[0][0] == first[0][0] + (3 << 20)
-    assert "tensors of 3.0 MiB from before were on the GPUs at the start" in second[3]
+    assert (
+        "tensors of 3.0 MiB from before were on the GPUs at the start, and are counted" in second[3]
+    )
 
 
 def test_a_process_keeps_the_settings_of_its_allocator(tmp_path: Path) -> None:

@@ -253,6 +253,40 @@ def test_a_command_that_fails_to_start_a_job_has_one_line(tmp_path: Path) -> Non
     ]
 
 
+def test_a_job_that_fails_prints_what_it_prints_alone_and_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(2))
+x = torch.ones(10, device="cuda" if torch.cuda.is_available() else "cpu")
+torch.ops.aten.add(x, torch.ones(3, device=x.device))
+""",
+        encoding="utf-8",
+    )
+
+    def printed(*words: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", *words, "torch.distributed.run", "train.py"],
+            cwd=tmp_path, env=native_jobs.environment(), capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == (5 if words else 1)
+        varying = re.compile(r"^[WE]\d{4} \S+ \d+|\d{4}-\d\d-\d\d_\S+|pid: \d+")
+        return [varying.sub("", line) for line in done.stderr.splitlines()]
+
+    recorded = printed("gpuprobe", "run", "--quiet", "--gpu", "t4", "--", sys.executable, "-m")
+    assert "torch/_ops.py" in "".join(recorded)
+    *lines, own = recorded
+    assert lines == printed()
+    assert own.startswith(
+        f"gpuprobe: error: {sys.executable} exited with code 1; the program failed first: "
+        "RuntimeError: The size of tensor a"
+    )
+
+
 def test_graphs_replay_collectives_among_computed_operators(tmp_path: Path) -> None:
     text = """
 x = torch.full((4,), float(rank + 1), device="cuda")

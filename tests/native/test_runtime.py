@@ -460,7 +460,7 @@ def test_refused_functions_are_named_once_and_return_their_status(core: Path) ->
         """,
     )
     assert done.stderr.splitlines() == [
-        f"gpuprobe: {name} is not answered by the native engine"
+        f"gpuprobe: {name} is not answered by the simulated GPU"
         for name in ("cusolverDnSfoo", "cusolverDnSbar", "cudaFoo")
     ]
 

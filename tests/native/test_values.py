@@ -67,7 +67,8 @@ CASES = {
     "swallowed": "True",
     "budget": "it needs more than 5e+09 floating-point operations\n"
     "its tensors need more than 1.0 GiB",
-    "measured": "about a minute of computing for its first step\nsmall\nits tensors take",
+    "measured": "5.1 GiB, and about a minute of computing for its first step\nsmall\n"
+    "its tensors take",
     "at_once": "all values were computed",
     "assumed": "0.25",
     "nan": "nan noted False",

@@ -125,7 +125,9 @@ def measured() -> None:
             model = torch.nn.Linear(16384, 16384, device="cuda")  # 1 GiB
             optimizer = torch.optim.AdamW(model.parameters())
             for _ in range(2):
-                model(torch.ones(8, 16384, device="cuda")).sum().backward()
+                loss = model(torch.ones(8, 16384, device="cuda")).sum()
+                loss.backward()
+                loss.item()
                 optimizer.step()
     except CostMeasured as cost:
         print(cost)

@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gpuprobe fit (SCRIPT --arg NAME | --model NAME | -- vllm serve MODEL) [--gpu GPU,...|all] "
         "[--min N] [--max N] [--steps N] [--input-len N] [--output-len N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
-        "[--ranks N,... [--rank R,...|distinct]] [--no-suggestions] [--json] [--] [ARGS ...]"
+        "[--ranks N,... [--rank R,...|distinct]] [--no-suggestions] [--max-seconds S] [--json] "
+        "[--] [ARGS ...]"
     )
     parser.add_argument(
         "--arg",
@@ -70,6 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-suggestions",
         action="store_true",
         help="only search; do not estimate changes that save memory",
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=positive,
+        default=600,
+        metavar="S",
+        help="end the search after this time, with the largest value that fits so far (default: "
+        "600; not for vLLM)",
     )
     add_formats(parser, "Fit")
     parser.add_argument("--quiet", action="store_true", help="do not print progress")
@@ -114,6 +123,7 @@ def _fit(args: argparse.Namespace, script: str, arguments: Sequence[str], name: 
         rank=rank_of(args),
         assume=args.assume,
         suggest=not args.no_suggestions,
+        max_seconds=args.max_seconds,
         notify=_notify(args),
     )
     render(found, format_of(args), sys.stdout, cwd=str(Path.cwd()))

@@ -331,7 +331,8 @@ def _show_error(error: BaseException) -> int:
     from gpuprobe.api import watch
 
     code = watch.show_error(error)
-    if isinstance(error, GpuprobeError) and error.hint:
+    in_traceback = getattr(error, "__notes__", ())
+    if isinstance(error, GpuprobeError) and error.hint and not in_traceback:
         stderr.print_line(f"  hint: {visible(error.hint)}")
     return code
 

@@ -80,8 +80,8 @@ class Fit(Displayed):
     does not fit, or None if the search ended at its upper bound. ``trials`` are all estimates, by
     value. ``applied`` describes how the value was passed to the program. ``unusual`` lists values
     that needed less memory than a smaller value, which violates the assumption of the search.
-    ``not_tried`` lists skipped suggestions with reasons. ``interrupted``: the search was stopped
-    (Ctrl-C), so a larger value may fit.
+    ``not_tried`` lists what was skipped, with reasons. ``interrupted``: the search was stopped by
+    Ctrl-C, ``out_of_time``: by its limit of time; a larger value may then fit.
 
     ``ranks`` is the number of processes, of which one is estimated, and ``largest`` the value of
     each. If several GPUs or numbers of ranks were given, ``choices`` has a row for each, and the
@@ -105,6 +105,22 @@ class Fit(Displayed):
     interrupted: Annotated[bool, "Ctrl-C ended the search, so a larger value may fit"] = False
     ranks: Annotated[World, "processes, of which one is estimated"] = 1
     choices: Annotated[tuple[FitChoice, ...], "of several GPUs or numbers of ranks, each"] = ()
+    out_of_time: Annotated[bool, "its limit ended the search, so a larger value may fit"] = False
+
+    @property
+    def untried(self) -> tuple[int, int] | None:
+        """The values, first and last, of which it is unknown whether they fit, if the search was
+        stopped.
+        """
+        if not (self.interrupted or self.out_of_time):
+            return None
+        if self.largest is None:
+            smallest = min((trial.value for trial in self.trials), default=self.most + 1)
+            first, last = self.least, smallest - 1
+        else:
+            last = self.most if self.beyond is None else self.beyond.value - 1
+            first = self.largest + 1
+        return (first, last) if first <= last else None
 
     def __repr__(self) -> str:
         found = f"not even {self.least}" if self.largest is None else str(self.largest)

@@ -1,1 +1,1 @@
-"""One rank of a job on the native engine, whose other ranks are no processes."""
+"""One rank of a job on the simulated GPU, whose other ranks are no processes."""

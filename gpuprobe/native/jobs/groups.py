@@ -51,7 +51,7 @@ def place_in_job() -> tuple[str, int]:
 
 def without_splits(patches: Patches) -> None:
     """Communicators are made from the start, and not split off others: ``ncclCommSplit`` gets the
-    size of the new group from its other ranks, of which the native engine's NCCL has none.
+    size of the new group from its other ranks, of which the simulated GPU's NCCL has none.
     """
     import torch.distributed as dist
 

@@ -1,5 +1,5 @@
 """Collectives over gloo of a rank that is alone: it receives what it would send itself, as the
-native engine's NCCL has it.
+simulated GPU's NCCL has it.
 """
 
 from __future__ import annotations

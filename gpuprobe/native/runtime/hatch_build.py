@@ -39,7 +39,7 @@ class RuntimeHook(BuildHookInterface):
             libraries.compile_core(target)
             system = libraries.wheel_platform(target)
         except EnvironmentUnavailable as error:
-            self.app.display_warning(f"a wheel without the native engine's runtime: {error}")
+            self.app.display_warning(f"a wheel without the simulated GPU's runtime: {error}")
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{system}"

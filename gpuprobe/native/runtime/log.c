@@ -70,7 +70,7 @@ int refused(const char *name, int status) {
     if (moved) { unanswered = moved; unanswered[n_unanswered++] = strdup(name); }
   }
   pthread_mutex_unlock(&lock);
-  if (!known && stderr_is_ours()) { fprintf(stderr, "gpuprobe: %s is not answered by the native engine\n", name); fflush(stderr); }
+  if (!known && stderr_is_ours()) { fprintf(stderr, "gpuprobe: %s is not answered by the simulated GPU\n", name); fflush(stderr); }
   return status;
 }
 size_t FN(unanswered_count)(void) { return n_unanswered; }
@@ -90,7 +90,7 @@ int FN(refuse_nvml)(const char *name, void *first) { return refused(name, 3); }
 int FN(refuse_cupti)(const char *name, void *first) { return refused(name, 27); }
 int FN(refuse_other)(const char *name, void *first) { return refused(name, 1); }
 // Functions that return a pointer: to text about a status, or to memory, NULL if there is none.
-const char *FN(refuse_text)(const char *name, void *first) { refused(name, 0); return "not answered by the native engine"; }
+const char *FN(refuse_text)(const char *name, void *first) { refused(name, 0); return "not answered by the simulated GPU"; }
 void *FN(refuse_memory)(const char *name, void *first) { refused(name, 0); return NULL; }
 // Kernels of libraries. The first argument of cuBLAS, cuSOLVER, cuSPARSE and cuDNN is a handle.
 int FN(library_kernel)(const char *name, void *first) { return library_call(name, is_handle(first) ? ((handle *)first)->stream : NULL); }

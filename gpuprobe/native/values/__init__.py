@@ -1,4 +1,4 @@
-"""Values of tensors on the native engine, computed on the CPU over the device's memory."""
+"""Values of tensors on a simulated GPU, computed on the CPU over its memory."""
 
 from gpuprobe.native.values.session import Values
 

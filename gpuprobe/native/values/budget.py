@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -11,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gpuprobe.errors import CostMeasured, TooLarge
+from gpuprobe.errors import CostMeasured, EnvironmentUnavailable, TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
 from gpuprobe.native.values.attention import KEYED
@@ -62,16 +63,52 @@ MEASURING: Final = 30.0
 """Seconds of processor time after which a program without an optimizer's step is measured."""
 
 
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_RESERVE: Final = 512 << 20
+"""Bytes of this machine's memory that a program's tensors on the CPU must leave."""
+
+
+def available_memory() -> int:
+    """Bytes of this machine's memory that a process can still take: also within the limit of its
+    control group (Linux: ``memory.max``, without what its files can give up).
+    """
+    available = int(psutil.virtual_memory().available)
+    try:
+        most = int((_CGROUP / "memory.max").read_text())
+        held = int((_CGROUP / "memory.current").read_text())
+        files = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        return min(available, most - held + int(files.get("inactive_file", 0)))
+    except (OSError, ValueError):  # no limit ("max"), or another system
+        return available
+
+
+def ensure_on_host(nbytes: int) -> None:
+    """Check that a new tensor on the CPU fits in this machine's memory, before the kernel ends the
+    process. Raises EnvironmentUnavailable.
+    """
+    available = available_memory()
+    if nbytes + _RESERVE <= available:
+        return
+    held = psutil.Process().memory_info().rss
+    raise EnvironmentUnavailable(
+        f"the program makes another {human_bytes(nbytes)} on the CPU, and this machine has "
+        f"{human_bytes(max(0, available))} available (the program holds {human_bytes(held)})",
+        hint="make the model on the GPU, where it takes no memory of this machine: with "
+        'torch.device("cuda"): model = Model(); or with torch.device("meta"), then '
+        'model.to_empty(device="cuda")',
+    )
+
+
 def affordable_memory() -> int:
     """Bytes of tensors that may be computed without a request: `MEMORY`, and at most half of what
     this machine has available.
     """
-    return min(MEMORY, psutil.virtual_memory().available // 2)
+    return min(MEMORY, available_memory() // 2)
 
 
 def known_memory() -> int:
     """Bytes of values that `shapes` keeps at a time."""
-    return min(KNOWN, psutil.virtual_memory().available // 4)
+    return min(KNOWN, available_memory() // 4)
 
 
 _COPIES_OF_SCORES: Final = 6
@@ -168,6 +205,8 @@ class Budget:
         self._operations = operations
         self.measuring = 0.0
         """When computing stopped to measure the cost of a step, 0 for never."""
+        self.guessed = False
+        """Whether the program has read a value that was therefore not computed."""
 
     def allows(self, call: Any, result: object) -> bool:
         """Count an operator that has run on the device, before its values are computed. Whether
@@ -181,7 +220,10 @@ class Budget:
         return True
 
     def end(self) -> None:
-        """The program has ended, or reads a value while that is measured."""
+        """The program has ended, or reads a size while its cost is measured."""
+
+    def read(self) -> None:
+        """The program reads a value while its cost is measured."""
 
     def affords(self, operations: float, nbytes: int, *, counted: bool) -> bool:
         """Whether something is computed of which all that it costs is known before."""
@@ -208,11 +250,13 @@ class Requested(Budget):
 
     ``measure``: a program whose tensors take more than `LARGE` runs its first step without values
     (or what it does in `MEASURING` seconds), so that its cost is known. Beyond the bounds that
-    raises `TooLarge`, else `CostMeasured`: it must then start again.
+    raises `TooLarge`, else `CostMeasured`: it must then start again. Until then a value that it
+    reads is what the memory holds, mostly zero: no measurement that ends at the first line of a log
+    would know what an optimizer takes.
     """
 
     def __init__(self, runtime: Runtime, *, measure: bool = False) -> None:
-        super().__init__(runtime, psutil.virtual_memory().available, HOUR * PER_SECOND)
+        super().__init__(runtime, available_memory(), HOUR * PER_SECOND)
         self._measure = measure
 
     def allows(self, call: Any, result: object) -> bool:
@@ -230,8 +274,13 @@ class Requested(Budget):
         return False
 
     def end(self) -> None:
-        """The program has ended, or reads a value: raises what the end of its first step would."""
+        """Raises what the end of the first step would."""
         if self.measuring:
+            self._conclude("beginning")
+
+    def read(self) -> None:
+        self.guessed = True
+        if time.process_time() - self.measuring > MEASURING:  # a loop that waits for a value
             self._conclude("beginning")
 
     def _conclude(self, what: str) -> None:

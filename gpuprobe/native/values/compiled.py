@@ -85,7 +85,7 @@ class OnCpu(torch.fx.Interpreter):
     def fetch_attr(self, target: str) -> Any:
         found = super().fetch_attr(target)
         if isinstance(found, _Tensor) and found.is_cuda:
-            return self._computing.aliases.of(found)
+            return self._computing.aliases.exact(found)
         return found
 
 
@@ -106,6 +106,11 @@ def follow(computing: Any, patches: Patches, unknown: Unknown | None) -> None:
         patches.add(when_imported(module, patch))
 
 
+_CONSTANT: Final = "_tensor_constant"
+"""How a graph's constants are named: tensors that the traced code makes of Python's numbers, which
+torch copies to the device without an operator."""
+
+
 def _patch_inductor(computing: Any, patches: Patches, unknown: Unknown | None) -> None:
     """Keep the graph of each region that Inductor compiles, to compute its values."""
     from torch._inductor import compile_fx
@@ -114,6 +119,9 @@ def _patch_inductor(computing: Any, patches: Patches, unknown: Unknown | None) -
 
     @functools.wraps(before)
     def compile_inner(gm: Any, inputs: Any, **kwargs: Any) -> Any:
+        for name, value in gm.named_buffers(recurse=False):
+            if name.startswith(_CONSTANT) and value.is_cuda:
+                computing.written(value)
         graph = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
         compiled = before(gm, inputs, **kwargs)
         run = getattr(compiled, "current_callable", None)
@@ -262,8 +270,9 @@ def _with_values(run: Any, graph: Any, computing: Any, unknown: Unknown | None) 
         computed = computing.computes(inputs) and computing.allows(operations, nbytes, counted=True)
         if computed:
             with computing.below():
+                # Of exact storages: the graph may hold operators that copy all of a storage.
                 given = [
-                    computing.aliases.of(item)
+                    computing.aliases.exact(item)
                     if isinstance(item, _Tensor) and item.is_cuda
                     else item
                     for item in inputs

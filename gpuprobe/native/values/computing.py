@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from gpuprobe.errors import NotModelled
 from gpuprobe.native.process import ExchangedCollectives
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.attention import KEYED
-from gpuprobe.native.values.budget import Budget
+from gpuprobe.native.values.budget import Budget, ensure_on_host
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
 from gpuprobe.native.values.exchanges import CapturedCollective, check_captured
@@ -62,8 +63,8 @@ _LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
 """What these read decides how kernels are launched, and nothing else."""
 
 
-_READ: Final = frozenset({How.SCALAR, How.ANSWER, How.COUNTS, How.COPY})
-"""Operators by which the host may read values."""
+_SIZED: Final = frozenset({How.ANSWER, How.COUNTS})
+"""Operators that give the host a size or a decision, which cannot be zero instead."""
 
 
 class Call:
@@ -174,19 +175,24 @@ class Computing:
 
     def operate(self, plan: OperatorPlan, func: Any, args: Any, kwargs: Any) -> Any:
         run = self._run.get(plan.how)
-        if self.budget is not None and self.budget.measuring and plan.how in _READ:
-            self._check_read(plan, args, kwargs)
+        if plan.allocates:
+            _check_host(args, kwargs)
+        if self.budget is not None and self.budget.measuring:
+            self._check_read(plan, args)
         if run is None:
             return func(*args, **kwargs)
         return run(plan, func, args, kwargs)
 
-    def _check_read(self, plan: OperatorPlan, args: Any, kwargs: Any) -> None:
-        """End the measurement where the host reads a value, which was not computed."""
-        target = args[0] if plan.name.endswith("copy_") else kwargs.get("device")
-        device = target.device if isinstance(target, _Tensor) else target
-        to_host = plan.how is not How.COPY or (device is not None and _Device(device).type == "cpu")
-        if to_host and any(map(_on_cuda, args)) and self.budget is not None:
-            self.budget.end()
+    def _check_read(self, plan: OperatorPlan, args: Any) -> None:
+        """Note that the host may read a value while the cost is measured: it finds what the memory
+        holds. End the measurement where that would be a size.
+        """
+        budget = self.budget
+        assert budget is not None
+        if plan.how in _SIZED and any(map(_on_cuda, args)):
+            budget.end()
+        elif plan.how is How.SCALAR or plan.how is How.COPY:
+            budget.read()
 
     def computes(self, tensors: Any) -> bool:
         """Whether what does not pass the dispatcher is computed, of these arguments."""
@@ -613,6 +619,26 @@ class Computing:
         finally:
             self._set(before)
         return self.found(call)
+
+
+_LARGE_ON_HOST: Final = 4 << 20
+"""Elements of a tensor on the CPU from which its memory is checked: that takes 50 us."""
+
+
+def _check_host(args: Any, kwargs: Any) -> None:
+    """Check, before it is made, that a large tensor on the CPU fits in this machine's memory."""
+    first: Any = args[0] if args else None
+    given = isinstance(first, _Tensor)
+    size = next((item for item in args if type(item) is list), None)
+    count = math.prod(size) if size is not None else first.numel() if given else 0
+    if count < _LARGE_ON_HOST:
+        return
+    device = kwargs.get("device")
+    if device is None:
+        device = first.device if given else CPU
+    if _Device(device).type == "cpu":
+        dtype = kwargs.get("dtype") or (first.dtype if given else torch.get_default_dtype())
+        ensure_on_host(count * dtype.itemsize)
 
 
 _SIMPLE: Final = frozenset({int, float, bool, str, type(None), torch.dtype})

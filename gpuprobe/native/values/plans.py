@@ -58,6 +58,8 @@ class OperatorPlan:
     """It works on the storages of its arguments."""
     overwrites: bool = False
     """Its result does not depend on what the written argument held."""
+    allocates: bool = False
+    """It makes a tensor of a given size, or of that of its first argument."""
 
 
 _ONLY: Final = frozenset(
@@ -77,6 +79,14 @@ _ONLY: Final = frozenset(
     _validate_sparse_compressed_tensor_args _spdiags_ _nested_tensor_size _nested_tensor_strides
     _nested_tensor_storage_offsets _nested_view_from_buffer unsafe_split unsafe_chunk
     unsafe_split_with_sizes _fw_primal _make_dual _test_ambiguous_defaults
+    """.split()  # noqa: SIM905
+)
+
+_ALLOCATES: Final = frozenset(
+    """
+    empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like
+    new_zeros ones ones_like new_ones full full_like new_full rand rand_like randn randn_like
+    randint randint_like clone _to_copy
     """.split()  # noqa: SIM905
 )
 
@@ -115,7 +125,7 @@ _OVERWRITES: Final = frozenset(
 
 _WHOLE_STORAGE: Final = frozenset(
     """
-    as_strided_copy as_strided_scatter diagonal_scatter select_scatter slice_scatter
+    as_strided_copy as_strided_scatter copy diagonal_scatter select_scatter slice_scatter
     as_strided_scatter_backward
     """.split()  # noqa: SIM905
 )
@@ -174,6 +184,7 @@ def plan_of(func: Any) -> OperatorPlan:
         generator,
         writes=bool(written) or name in HIDDEN_WRITES,
         whole_storage=name in _WHOLE_STORAGE,
+        allocates=name in _ALLOCATES,
         overwrites=name in _OVERWRITES,
     )
 

@@ -26,7 +26,7 @@ COMPUTE: Final = ("auto", "real", "shapes")
 
 
 class Values:
-    """Computes the values of tensors on the devices of the native engine while it is entered."""
+    """Computes the values of tensors on simulated GPUs while it is entered."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Values:
         """``assume`` and ``reported`` apply to ``auto`` and ``shapes``: see `Reads`.
         ``budget``: what ``real`` may spend.
 
-        Raises UsageError where the native engine is not loaded, for an unknown ``compute``, and for
+        Raises UsageError where the simulated GPU is not loaded, for an unknown ``compute``, and for
         wrong assumptions.
         """
         if compute not in COMPUTE:

@@ -44,7 +44,7 @@ def _failed(choice: FitChoice) -> str | None:
 
 DOCUMENT: Final = Document(
     "gpuprobe.fit",
-    (2, 2),
+    (2, 3),
     Fit,
     "The largest value of a setting with which a training script fits on a GPU. Sizes are bytes. A "
     "minor version adds keys.",
@@ -54,7 +54,7 @@ DOCUMENT: Final = Document(
             searched=InnerObject({"from": "least", "to": "most"}),
             largest="largest",
             trials=_trials,
-            **keys("suggestions not_tried unusual interrupted choices"),
+            **keys("suggestions not_tried unusual interrupted out_of_time choices"),
         ),
         FitSuggestion: keys(
             "name how",
@@ -64,13 +64,14 @@ DOCUMENT: Final = Document(
         ),
         FitChoice: keys("gpu ranks largest total needed capacity", failed=_failed),
     },
-    added={"2.1": "interrupted"},
+    added={"2.1": "interrupted", "2.3": "out_of_time"},
 )
 """History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one. ``schemas/fit-2.json``.
 * 2.1: ``interrupted``.
 * 2.2: ``ranks`` and ``choices``.
+* 2.3: ``out_of_time``.
 """
 
 document = DOCUMENT.plain

@@ -379,10 +379,16 @@ def fit_sections(fit: Fit) -> list[Section]:
     name = fit.argument
     each = f" on each of {plural(fit.ranks, 'rank')}" if fit.ranks > 1 else ""
     title = f"{fit.gpu}: {name} {fit.largest} is the largest that fits{each}"
-    if fit.interrupted:
-        title = f"{fit.gpu}: interrupted; {name} {fit.largest} is the largest found so far"
     if fit.largest is None:
         title = f"{fit.gpu}: not even {name} {fit.least} fits"
+    if fit.untried is not None:
+        why = "interrupted" if fit.interrupted else "the time is over"
+        first, last = fit.untried
+        values = str(first) if first == last else f"{first} to {last}"
+        so_far = "none" if fit.largest is None else fit.largest
+        title = (
+            f"{fit.gpu}: {why}; largest {name} that fits so far: {so_far}, not yet tried: {values}"
+        )
     parts: list[Part] = []
     if fit.proof is not None:
         parts.append(_trial(fit, fit.proof))
