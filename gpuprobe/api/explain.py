@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -95,7 +95,14 @@ class _Explaining:
             if found.causes:
                 return found
             self._notify("running it again, on a GPU that never runs out of memory")
-            recording = self._again()
+            again = self._again()
+            if again is None:
+                self._notes.append(
+                    "what the program would need: it fails on a GPU without a limit, too, as with "
+                    "a limit of its own (set_per_process_memory_fraction)"
+                )
+                return replace(found, notes=tuple(self._notes))
+            recording = again
         return self._explained(recording, ended)
 
     def _explained(self, recording: Any, ended: str, *, failed: bool = False) -> Explanation:
@@ -154,14 +161,12 @@ class _Explaining:
         return _COMPLETE, recording
 
     def _again(self) -> Any:
-        """A recording of the program on GPUs that never run out of memory."""
+        """A recording of the program on GPUs that never run out of memory; None if it fails so."""
         from gpuprobe.api.recordings import load
 
         path = self._folder / "endless.gpuprobe"
         done = self._run(path, endless=True)
-        if done.returncode:
-            raise _failed(done)
-        return load(path)
+        return None if done.returncode else load(path)
 
     def _run(
         self, output: Path, *, endless: bool, **environment: str

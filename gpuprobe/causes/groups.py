@@ -14,8 +14,9 @@ from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
 
-LEAST = 0.05
-"""The share of the peak from which memory is worth a cause."""
+LEAST = 0.125
+"""The share of the tensors at the peak from which memory is worth a cause. In programs that need
+all their memory, a tenth can be variables of the iteration before."""
 
 
 _CONTAINERS = {"dict", "list", "tuple", "set", "deque", "cell"}
@@ -82,6 +83,7 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[H
     ledger = lives.ledger
     needs = {row: lives.need(row, event) for row in ledger.alive(event)}
     unclear = {Need.NOT_YET, *([Need.OPEN] if failed else [])}
+    needs.update(dict.fromkeys(_unread_gradients(lives, list(needs)), Need.NEVER))
     rows = [row for row, need in needs.items() if need.needless or need in unclear]
     stacks = ledger.trace.stacks
     lines, strings = Lines(stacks), stacks.strings
@@ -104,6 +106,29 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[H
         )
         for row, code, stack, name, phase in zip(rows, codes, *columns, strict=True)
     ]
+
+
+def _unread_gradients(lives: Biographies, rows: list[int]) -> Iterator[int]:
+    """The gradients among these rows that only backward passes use, which add to them, in a trace
+    in which an optimizer uses others.
+    """
+    ledger = lives.ledger
+    strings = ledger.trace.stacks.strings
+    everything = range(len(ledger))
+    phases = [
+        strings[phase].partition("/")[0]
+        for phase in ledger.values("last_phase", everything if ledger.trace.events.operator else ())
+    ]
+    gradients = [
+        row
+        for row, code in zip(rows, categories(ledger, rows), strict=True)
+        if code == Category.GRADIENT.code
+    ]
+    if not any(phases[row] == "optimizer" for row in gradients):
+        return
+    for row in gradients:
+        if phases[row] in ("backward", "") and lives.survives(row):
+            yield row
 
 
 def tensors_at(lives: Biographies, event: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
-from gpuprobe.model.memory import Category
+from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.trace import MemoryTrace
@@ -17,6 +17,8 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 _STATE = frozenset(
     category.code for category in (Category.PARAMETER, Category.OPTIMIZER_STATE, Category.BUFFER)
 )
+
+_OOM = TraceAction.OOM.code
 
 _NOT_TRACED = Unavailable(
     "the uses of memory were not traced: on a simulated GPU, level 'trace' does",
@@ -40,6 +42,8 @@ class Biographies:
         self._later_events = frozenset(later.events if later else ())
         self._later_baseline = frozenset(later.baseline if later else ())
         self._steps_after = later.steps if later else 0
+        actions = self.ledger.trace.events.action if everything else ()
+        self._failures = [at for at, action in enumerate(actions) if action == _OOM]
         self._ended = bool(later and later.ended)
         self._whole = bool(later and later.whole)
         self._state: set[int] = set()
@@ -96,9 +100,18 @@ class Biographies:
                 return Need.LATER if first else Need.NOT_YET
             if self.is_open(row):
                 return Need.OPEN
-        if last:
-            return Need.NEVER_AGAIN
-        return Need.NEVER if self.made[row] else Need.UNTRACED
+        if not (last or self.made[row]):
+            return Need.UNTRACED
+        if self._failed_before_end(row, event):
+            return Need.OPEN
+        return Need.NEVER_AGAIN if last else Need.NEVER
+
+    def _failed_before_end(self, row: int, event: int) -> bool:
+        """Whether memory ran out between an event and the end of a row, which the exception may
+        have freed before its use.
+        """
+        at = bisect_left(self._failures, event)
+        return at < len(self._failures) and self._failures[at] < self.ledger.freed[row]
 
     def ends_of_use(self) -> list[int]:
         """For each row, the event before which it could be freed: after its last use; its own end

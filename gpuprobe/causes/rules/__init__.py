@@ -22,7 +22,6 @@ from gpuprobe.causes.rules import (
     holders,
     optimizer_state,
     replicas,
-    unheld,
 )
 
 RULES: Final[tuple[Callable[[HeldGroup], Answer | None], ...]] = (
@@ -36,5 +35,4 @@ RULES: Final[tuple[Callable[[HeldGroup], Answer | None], ...]] = (
     optimizer_state.diagnose,
     graphs.diagnose,
     holders.diagnose,
-    unheld.diagnose,
 )

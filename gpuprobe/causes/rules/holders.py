@@ -18,6 +18,14 @@ def diagnose(group: HeldGroup) -> Answer | None:
         return None  # gradients live from the backward pass to zero_grad
     used = "never used" if group.never_used else "not used again"
     size, main = human_bytes(group.bytes), group.main
+    if holder.root is HolderRoot.CACHE:
+        return Answer(
+            "cached-results",
+            f"{size} from {main.made_at} are {used} and kept by {holder.place}",
+            "limit the cache (maxsize), or do not cache tensors: a cache of a method keeps its "
+            "object, too",
+            code="@functools.lru_cache(maxsize=1)",
+        )
     if holder.container is not None or len(holder.path) > 1:
         return Answer(
             "kept-tensors",

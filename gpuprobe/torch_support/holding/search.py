@@ -660,7 +660,7 @@ def _infer(found: Holders, search: _Search, storages: Collection[Key]) -> None:
     if not isinstance(storages, Mapping):
         return
     casts = {}
-    if torch.is_autocast_cache_enabled() and torch._C._is_any_autocast_enabled():
+    if torch.is_autocast_cache_enabled() and _autocasts():
         casts = {2 * count: size for count, size in search.weights if size == 4}
     buckets = {size for one in search.parallel for size in _buckets(one)}
     for key, size in storages.items():
@@ -673,6 +673,16 @@ def _infer(found: Holders, search: _Search, storages: Collection[Key]) -> None:
         elif size in buckets:
             why = "a bucket has this size"
             found[key] = replace(one, root=HolderRoot.DDP, inferred=why)
+
+
+def _autocasts() -> bool:
+    """Whether autocast is enabled: in this thread, or around the operator that it runs, inside of
+    which it is not (``cached_cast`` excludes its key). Then its context is an object.
+    """
+    kind = torch.amp.autocast_mode.autocast
+    return torch._C._is_any_autocast_enabled() or any(
+        is_a(one, kind) and one._enabled for one in gc.get_objects()
+    )
 
 
 def _buckets(parallel: Any) -> Iterator[int]:
