@@ -34,8 +34,8 @@ def diagnose(group: HeldGroup) -> Answer | None:
             code=".detach().cpu()",
             edit=Remedy.TO_CPU,
         )
-    if not holder.path:
-        return None
+    if not holder.path or (main.phase == "backward" and not main.earlier):
+        return None  # the backward pass that runs has just used it
     name = holder.path[0].label
     last = "" if main.last_use is None else f", last used at {main.last_use}"
     return Answer(
