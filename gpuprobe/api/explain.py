@@ -16,25 +16,46 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gpuprobe.analysis.peak.high_water import HighWater, live_at
+from gpuprobe.analysis.peak.needs import Biographies, needs_at
+from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, overall_peak
+from gpuprobe.api.recordings import load
+from gpuprobe.api.remedies import (
+    Remedy,
+    RemedyOptions,
+    RemedyTrials,
+    TriedRemedy,
+    UntriedRemedy,
+)
+from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.causes.edits import Candidate, candidates, files_of
+from gpuprobe.causes.find import Diagnosed, causes_at
+from gpuprobe.causes.groups import LEAST, blocks_at, tensors_at
 from gpuprobe.errors import ProgramFailed, UsageError
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
+from gpuprobe.model.io.codec import from_plain
+from gpuprobe.model.io.files import read_regular
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.place import Place
+from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.values import LineNumber, Unavailable
+from gpuprobe.remedies.edits import Detach, ToCpu
+from gpuprobe.remedies.text import Refused, parsed
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.peak.high_water import HighWater
-    from gpuprobe.analysis.peak.peaks import PeakSite
-    from gpuprobe.causes.find import Diagnosed
-    from gpuprobe.model.causes import Explanation, MemoryCause
-    from gpuprobe.model.run.holders import Holder
+    pass
 
 BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
 
 _MOST_CAUSES: Final = 5
+_MOST_SOURCE: Final = 1 << 20  # bytes of a file that is edited
 _FAILED: Final = Unavailable("what the program would allocate next was not tried")
 _COMPLETE: Final = "complete"
 _OUT_OF_MEMORY: Final = "out of memory"
@@ -107,10 +128,6 @@ class _Explaining:
 
     def _explained(self, recording: Any, ended: str, *, failed: bool = False) -> Explanation:
         """``failed``: at the point where the memory ran out."""
-        from gpuprobe.analysis.peak.needs import Biographies, needs_at
-        from gpuprobe.catalogue.gpus import parse_spec
-        from gpuprobe.causes.find import causes_at
-        from gpuprobe.model.causes import Explanation
 
         site, mark = _peak_of(recording)
         if failed:
@@ -135,9 +152,7 @@ class _Explaining:
             reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
             ended=ended,
             needs=needs,
-            causes=tuple(
-                self._cause(one, needs.total, failed) for one in islice(found, _MOST_CAUSES)
-            ),
+            causes=self._causes(list(islice(found, _MOST_CAUSES)), needs.total, failed=failed),
             notes=tuple(self._notes),
             seconds=time.monotonic() - self._began,
         )
@@ -146,7 +161,6 @@ class _Explaining:
 
     def _recorded(self) -> tuple[str, Any]:
         """How the program ended, and its recording."""
-        from gpuprobe.api.recordings import load
 
         self._notify("running the program")
         path = self._folder / "first.gpuprobe"
@@ -162,7 +176,6 @@ class _Explaining:
 
     def _again(self) -> Any:
         """A recording of the program on GPUs that never run out of memory; None if it fails so."""
-        from gpuprobe.api.recordings import load
 
         path = self._folder / "endless.gpuprobe"
         done = self._run(path, endless=True)
@@ -201,9 +214,6 @@ class _Explaining:
         self, lives: Any, mark: HighWater, *, endless: bool, failed: bool
     ) -> Mapping[int, Holder]:
         """What holds the memory that is not needed, by row of the ledger."""
-        from gpuprobe.causes.groups import LEAST, blocks_at, tensors_at
-        from gpuprobe.model.io.codec import from_plain
-        from gpuprobe.model.run.holders import Holder
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
         unneeded = [b for b in blocks_at(lives, mark.event, failed=failed) if lives.made[b.row]]
@@ -239,26 +249,99 @@ class _Explaining:
             for number, plain in answer["holders"].items()
         }
 
-    def _cause(self, found: Diagnosed, peak: int, failed: bool) -> MemoryCause:
-        from gpuprobe.model.causes import Certainty, Effect, MemoryCause
+    # -- causes and trials
 
-        group, diagnosis = found.group, found.diagnosis
-        main = group.main
-        return MemoryCause(
-            rule=diagnosis.rule,
-            bytes=group.bytes,
-            blocks=len(group.blocks),
-            made_at=main.made_at,
-            last_use=main.last_use,
-            holder=group.holder,
-            kept_at=None,
-            sentence=diagnosis.sentence,
-            remedy=diagnosis.remedy,
-            code=diagnosis.code,
-            effect=Effect(Certainty.UNTRIED, peak, _FAILED)
-            if failed
-            else Effect(Certainty.REPLAYED, peak, found.freed_early),
+    def _causes(
+        self, found: Sequence[Diagnosed], peak: int, *, failed: bool
+    ) -> tuple[MemoryCause, ...]:
+        """The causes, with the remedies that could be tried. ``peak``: bytes."""
+        if failed:
+            return tuple(_cause(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in found)
+        with ExitStack() as stack:
+            trials: RemedyTrials | None = None
+            causes = []
+            for one in found:
+                effect = Effect(Certainty.REPLAYED, peak, one.freed_early)
+                edits = self._edits(one)
+                if edits and trials is None:
+                    trials = stack.enter_context(self._trials())
+                kept_at = _kept_at(one, edits)
+                for candidate in edits:
+                    if effect.certainty is Certainty.REPLAYED and trials is not None:
+                        effect = self._tried(trials, candidate, effect)
+                causes.append(_cause(one, effect, kept_at))
+        return tuple(causes)
+
+    def _trials(self) -> RemedyTrials:
+
+        subject = self._subject
+        return RemedyTrials(
+            [subject.target, *subject.arguments],
+            RemedyOptions(subject.gpu, subject.compute),
+            module=subject.module,
+            progress=self._notify,
         )
+
+    def _edits(self, found: Diagnosed) -> list[Candidate]:
+        """The edits that can be tried for a cause."""
+
+        script = "" if self._subject.module else os.path.realpath(self._subject.target)
+        for path in files_of(found.group, script):
+            try:
+                text = parsed(path, read_regular(Path(path), most=_MOST_SOURCE))
+            except OSError:
+                continue
+            if not isinstance(text, Refused):
+                edits = candidates(found.diagnosis, found.group, path, text)
+                if edits:
+                    return edits
+        return []
+
+    def _tried(self, trials: RemedyTrials, candidate: Candidate, replayed: Effect) -> Effect:
+        """The effect of an edit, if the changed program needs less; otherwise the replayed one."""
+
+        left = self._until - time.monotonic()
+        if left <= 0:
+            return replace(replayed, note="there was no time left to try it (--budget)")
+        result = trials.try_remedy(Remedy({candidate.path: [candidate.edit]}), left)
+        if isinstance(result, TriedRemedy) and result.helps:
+            return Effect(
+                Certainty.TRIED,
+                result.before_allocated,
+                result.peak_allocated,
+                result.remedy.patch.decode("utf-8", "replace"),
+                result.output.value,
+            )
+        if isinstance(result, TriedRemedy):
+            return replace(replayed, note="an edit was tried, and did not help")
+        why = "not tried" if isinstance(result, UntriedRemedy) else "an edit was tried, and failed"
+        return replace(replayed, note=f"{why}: {result.reason}")
+
+
+def _cause(found: Diagnosed, effect: Effect, kept_at: Place | None = None) -> MemoryCause:
+    group, answer = found.group, found.diagnosis
+    return MemoryCause(
+        rule=answer.rule,
+        bytes=group.bytes,
+        blocks=len(group.blocks),
+        made_at=group.main.made_at,
+        last_use=group.main.last_use,
+        holder=group.holder,
+        kept_at=kept_at,
+        sentence=answer.sentence,
+        remedy=answer.remedy,
+        code=answer.code,
+        effect=effect,
+    )
+
+
+def _kept_at(found: Diagnosed, edits: Sequence[Candidate]) -> Place | None:
+    """The line that stores what holds the memory."""
+
+    for candidate in edits:
+        if isinstance(candidate.edit, (Detach, ToCpu)):
+            return Place(candidate.path, LineNumber(candidate.edit.line))
+    return None
 
 
 def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:
@@ -271,8 +354,6 @@ def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:
 
 def _failure_in(mark: HighWater) -> HighWater:
     """The blocks at the last allocation that failed in the trace of a peak, if one did."""
-    from gpuprobe.analysis.peak.high_water import live_at
-    from gpuprobe.model.memory import TraceAction
 
     failures = [
         event
@@ -284,7 +365,6 @@ def _failure_in(mark: HighWater) -> HighWater:
 
 def _peak_of(recording: Any) -> tuple[PeakSite, HighWater]:
     """The highest peak of a device, and its blocks."""
-    from gpuprobe.analysis.peak.peaks import device_peaks, high_water_at, overall_peak
 
     sites = [site for site in device_peaks(recording) if site.device.startswith("cuda")]
     site = overall_peak(recording, sites)

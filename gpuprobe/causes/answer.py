@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Remedy(Enum):
+class EditKind(Enum):
     """Changes of the program that can be made, and so tried, without its author."""
 
     NONE = "none"
@@ -28,7 +28,7 @@ class Answer:
     sentence: str
     remedy: str
     code: str = ""
-    edit: Remedy = Remedy.NONE
+    edit: EditKind = EditKind.NONE
 
     @classmethod
     def none(cls) -> Answer:

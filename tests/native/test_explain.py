@@ -100,15 +100,15 @@ for step in range(4):
 
 
 @pytest.mark.parametrize(
-    ("program", "rule", "made", "holder"),
+    ("program", "rule", "made", "holder", "edit"),
     [
-        (LOSSES, "kept-graphs", "reg = net(x)", "losses"),
-        (VARIABLE, "live-variable", "big = torch.cat", "big (a Tensor in train"),
-        (CYCLE, "cycle", "x.repeat", "State.me"),
+        (LOSSES, "kept-graphs", "reg = net(x)", "losses", "    losses.append(reg.detach())"),
+        (VARIABLE, "live-variable", "big = torch.cat", "big (a Tensor in train", ""),
+        (CYCLE, "cycle", "x.repeat", "State.me", ""),
     ],
 )
-def test_the_first_cause_names_line_and_holder(
-    tmp_path: Path, program: str, rule: str, made: str, holder: str
+def test_the_first_cause_names_line_and_holder_and_its_fix_was_tried(
+    tmp_path: Path, program: str, rule: str, made: str, holder: str, edit: str
 ) -> None:
     done, found = explain(tmp_path, program)
     assert done.returncode == 1, done.stderr
@@ -119,6 +119,13 @@ def test_the_first_cause_names_line_and_holder(
     assert first["remedy"]
     assert first["effect"]["before"] == found["allocated"]
     assert first["effect"]["after"] < found["allocated"]
+    if edit:
+        assert first["effect"]["certainty"] == "tried"
+        assert f"+{edit}" in first["effect"]["patch"]
+        (tmp_path / "fix.patch").write_text(first["effect"]["patch"])
+        subprocess.run(["git", "apply", "fix.patch"], cwd=tmp_path, check=True)
+        fixed, report = explain(tmp_path, (tmp_path / "train.py").read_text())
+        assert report["allocated"] == first["effect"]["after"], fixed.stderr
     assert sum(row["bytes"] for row in found["needs"]["rows"]) == found["allocated"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.answer import Answer, Remedy
+from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.run.holders import HolderRoot
 from gpuprobe.model.text import human_bytes
@@ -20,5 +20,5 @@ def diagnose(group: HeldGroup) -> Answer | None:
         f"reference cycle keeps them ({ring})",
         "break the cycle: let one of these objects not refer to the next (for a custom autograd "
         "function: ctx.save_for_backward instead of an attribute), or use a weakref",
-        edit=Remedy.COLLECT,
+        edit=EditKind.COLLECT,
     )

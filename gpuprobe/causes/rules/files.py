@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.answer import Answer, Remedy
+from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder
@@ -23,7 +23,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         'load the file onto the CPU (map_location="cpu"), or delete what was loaded once it is '
         "copied",
         code='torch.load(file, map_location="cpu")',
-        edit=Remedy.MAP_LOCATION,
+        edit=EditKind.MAP_LOCATION,
     )
 
 

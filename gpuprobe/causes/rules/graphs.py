@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.answer import Answer, Remedy
+from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
@@ -33,7 +33,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
             "this forward pass trains nothing",
             "run it under torch.no_grad()",
             code="with torch.no_grad():",
-            edit=Remedy.NO_GRAD,
+            edit=EditKind.NO_GRAD,
         )
     many = holder.container
     if many is not None:
@@ -43,7 +43,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
             f"{kept_in(holder)} keeps its autograd graph",
             "store it without its graph: .detach(), or .item() for a number",
             code=".detach()",
-            edit=Remedy.DETACH,
+            edit=EditKind.DETACH,
         )
     return Answer(
         "kept-graph",
@@ -51,7 +51,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         "autograd graph of all that was added to it",
         "add values without their graph: .detach(), or .item() for a number",
         code=".detach()",
-        edit=Remedy.DETACH,
+        edit=EditKind.DETACH,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.answer import Answer, Remedy
+from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.wording import kept_in
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
@@ -32,7 +32,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
             f"{size} from {main.made_at} are {used} and kept by {kept_in(holder)}",
             "drop what is not needed any more, or keep copies on the CPU (.detach().cpu())",
             code=".detach().cpu()",
-            edit=Remedy.TO_CPU,
+            edit=EditKind.TO_CPU,
         )
     if not holder.path or (main.phase == "backward" and not main.earlier):
         return None  # the backward pass that runs has just used it
@@ -44,7 +44,7 @@ def diagnose(group: HeldGroup) -> Answer | None:
         "keeps them",
         f"delete it after its last use: del {name}",
         code=f"del {name}",
-        edit=Remedy.DELETE,
+        edit=EditKind.DELETE,
     )
 
 

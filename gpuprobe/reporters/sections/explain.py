@@ -56,7 +56,7 @@ def _cause(cause: MemoryCause) -> Iterator[Part]:
     yield Line(cause.sentence, "numbered", code=True)
     if cause.remedy:
         yield Line(cause.remedy, label="fix", indent=5)
-    if cause.code:
+    if cause.code and not cause.effect.patch:
         yield Code(cause.code)
     yield Line(_effect(cause.effect), indent=5)
     if cause.effect.patch:
