@@ -34,7 +34,7 @@ from gpuprobe.api.remedies import (
     UntriedRemedy,
 )
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.causes.edits import Candidate, candidates, files_of
+from gpuprobe.causes.edits import EditCandidate, candidates, files_of
 from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import LEAST, blocks_at, tensors_at
 from gpuprobe.errors import ProgramFailed, UsageError
@@ -120,7 +120,7 @@ class _Explaining:
             if again is None:
                 self._notes.append(
                     "what the program would need: it fails on a GPU without a limit, too, as with "
-                    "a limit of its own (set_per_process_memory_fraction)"
+                    "a limit that it sets (set_per_process_memory_fraction)"
                 )
                 return replace(found, notes=tuple(self._notes))
             recording = again
@@ -282,7 +282,7 @@ class _Explaining:
             progress=self._notify,
         )
 
-    def _edits(self, found: Diagnosed) -> list[Candidate]:
+    def _edits(self, found: Diagnosed) -> list[EditCandidate]:
         """The edits that can be tried for a cause."""
 
         script = "" if self._subject.module else os.path.realpath(self._subject.target)
@@ -297,7 +297,7 @@ class _Explaining:
                     return edits
         return []
 
-    def _tried(self, trials: RemedyTrials, candidate: Candidate, replayed: Effect) -> Effect:
+    def _tried(self, trials: RemedyTrials, candidate: EditCandidate, replayed: Effect) -> Effect:
         """The effect of an edit, if the changed program needs less; otherwise the replayed one."""
 
         left = self._until - time.monotonic()
@@ -335,7 +335,7 @@ def _cause(found: Diagnosed, effect: Effect, kept_at: Place | None = None) -> Me
     )
 
 
-def _kept_at(found: Diagnosed, edits: Sequence[Candidate]) -> Place | None:
+def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:
     """The line that stores what holds the memory."""
 
     for candidate in edits:

@@ -25,7 +25,7 @@ from gpuprobe.remedies.text import ProgramText, Refused
 _MOST = 3
 
 
-class Candidate(NamedTuple):
+class EditCandidate(NamedTuple):
     """An edit of the file ``path``."""
 
     path: str
@@ -40,12 +40,12 @@ def files_of(group: HeldGroup, script: str) -> list[str]:
     return [name for name in dict.fromkeys([holder, *found, script]) if name.endswith(".py")]
 
 
-def candidates(answer: Answer, group: HeldGroup, path: str, text: ProgramText) -> list[Candidate]:
+def candidates(answer: Answer, group: HeldGroup, path: str, text: ProgramText) -> list[EditCandidate]:
     """The edits of a file that apply, at most three."""
     found = []
     for edit in _edits(answer.edit, group, path, text):
         if not isinstance(apply(text, [edit]), Refused):
-            found.append(Candidate(path, edit))
+            found.append(EditCandidate(path, edit))
         if len(found) == _MOST:
             break
     return found

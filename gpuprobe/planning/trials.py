@@ -55,7 +55,7 @@ COMPUTE: Final = ("auto", "shapes", "real")
 _REQUESTED: Final = "as requested"
 _AT_ONCE: Final = "they take seconds"
 SUFFICIENT: Final = "no line of the script decides by them"
-"""Why all values need not be computed."""
+"""Why it is enough to compute some values."""
 
 
 class Attempt(NamedTuple):
