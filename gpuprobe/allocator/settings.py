@@ -74,6 +74,16 @@ def parse_conf(text: str, base: AllocatorSettings | None = None) -> AllocatorSet
     return replace(settings, conf=text.strip())
 
 
+def merged_conf(text: str, changes: str) -> str:
+    """The settings of ``text`` with those of ``changes`` replaced and added, each key once.
+
+    Raises ConfigError for text that is not pairs of a key and a value.
+    """
+    pairs = dict(_pairs(text))
+    pairs.update(_pairs(changes))
+    return ",".join(f"{key}:{value}" for key, value in pairs.items())
+
+
 def _with(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     """``settings`` with one key changed."""
     if key == "large_segment_size_mb" or key in _IGNORED:

@@ -9,6 +9,7 @@ The folder of the trials is then removed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.abc
 import importlib.machinery
@@ -20,8 +21,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -131,9 +132,7 @@ def _run(request: TrialRequest, wake: int, own: Sequence[int]) -> str | None:
             _program(request)
         except BaseException as error:  # noqa: BLE001 - it ends the process below
             with contextlib.suppress(OSError):
-                name = type(error).__name__
-                text = f"{name}: {error}".removeprefix("ProgramFailed: the program failed: ")
-                _write_figures(request, TrialFigures({}, {}, visible(text)[:300]))
+                _write_figures(request, TrialFigures({}, {}, _reason(error)))
         finally:
             os._exit(0)
     with contextlib.suppress(OSError):
@@ -162,12 +161,23 @@ def _run(request: TrialRequest, wake: int, own: Sequence[int]) -> str | None:
     return "" if Path(request.result).exists() else "it ended the process"
 
 
+def _reason(error: BaseException) -> str:
+    """Why a program was not measured, in one line."""
+    text = f"{type(error).__name__}: {error}".removeprefix("ProgramFailed: the program failed: ")
+    return visible(text)[:300]
+
+
 def _program(request: TrialRequest) -> None:
     """Run the program in its copy of the project, in this process, and write its figures."""
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    began = time.monotonic()
     os.dup2(1, 0)  # the null device, to read and write
+    if request.output:
+        output = os.open(request.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(output, 1)
+        os.close(output)
     os.chdir(request.folder)
     sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
@@ -178,9 +188,89 @@ def _program(request: TrialRequest) -> None:
     sys.path[:] = ["", *moved_all(sys.path[1:], request.root, request.tree)]
     sys.meta_path.insert(0, _InCopy(request.root, request.tree))
     sys.path_importer_cache.clear()
+    if request.confined:
+        _run_confined(request, began)
+        return
     if request.test:
         _write_figures(request, _test_figures(request))
         return
+    _write_figures(request, _figures(request))
+
+
+def _run_confined(request: TrialRequest, began: float) -> None:
+    """Run the program while it can only write in the folder of its trial."""
+    from gpuprobe.gate.confinement import Confinement
+
+    confinement = Confinement(request.confined, request.tree)
+    confinement.start()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:  # equal numbers in all runs, so that their outputs can be compared
+        torch.default_generator.manual_seed(0)
+    memory = _MemoryQueries()
+    try:
+        figures = _figures(request)
+    except Exception as error:  # noqa: BLE001 - it is the result
+        figures = TrialFigures({}, {}, _reason(error))
+    sys.stdout.flush()
+    figures = replace(
+        figures,
+        seconds=time.monotonic() - began,
+        memory=tuple(memory.figures),
+        outside=confinement.outside,
+    )
+    _write_figures(request, figures)
+
+
+class _MemoryQueries:
+    """Records the figures in bytes that the program queries from torch, from now on."""
+
+    def __init__(self) -> None:
+        self.figures: dict[int, None] = {}
+        self._inside = False
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            return
+        for name in _QUERIES:
+            function = getattr(torch.cuda.memory, name, None)
+            if function is not None:
+                wrapped = self._recording(function)
+                setattr(torch.cuda.memory, name, wrapped)
+                setattr(torch.cuda, name, wrapped)
+
+    def _recording(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def query(*arguments: Any, **options: Any) -> Any:
+            if self._inside:
+                return function(*arguments, **options)
+            self._inside = True
+            try:
+                found = function(*arguments, **options)
+            finally:
+                self._inside = False
+            if isinstance(found, dict):
+                values = [
+                    size for name, size in found.items() if ".all." in name and "bytes" in name
+                ]
+            else:
+                values = [*found] if isinstance(found, tuple) else [found]
+            self.figures.update(dict.fromkeys(values))
+            return found
+
+        return query
+
+
+_QUERIES: Final = (
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "memory_stats",
+    "mem_get_info",
+    "device_memory_used",
+)
+
+
+def _figures(request: TrialRequest) -> TrialFigures:
     from gpuprobe.api.check import measure
 
     found = measure(
@@ -194,7 +284,7 @@ def _program(request: TrialRequest) -> None:
         compute=request.compute,
         figures_only=True,
     )
-    _write_figures(request, TrialFigures(dict(found.metrics), dict(found.phases)))
+    return TrialFigures(dict(found.metrics), dict(found.phases))
 
 
 def _test_figures(request: TrialRequest) -> TrialFigures:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gpuprobe.gate.plan import CheckPlan
-    from gpuprobe.gate.trials import TrialFigures
+    from gpuprobe.gate.trials import TrialFigures, TrialRequest
 
 OVER_LIMITS: Final = "GPU memory: "
 """The beginning of a failed test's message if it needs more memory than its limit."""
 
 COMPILER: Final = "torch._dynamo"
 """The module of torch's compiler. The trials import it in advance if the check's program did."""
+
+_MOST_OUTPUT: Final = 8 << 20  # bytes of a program's output that are compared
 
 _PATIENCE: Final = 10.0
 """Seconds that the process of the trials has to end."""
@@ -37,8 +40,21 @@ class Trials:
     """The trials of one check, a context manager: on exit the process that runs them is ended, and
     the folder of their copies is removed."""
 
-    def __init__(self, plan: CheckPlan, root: str, gpu: str) -> None:
-        """``gpu``: the simulated GPU of the programs; ``""`` for the machine's own."""
+    def __init__(
+        self,
+        plan: CheckPlan,
+        root: str,
+        gpu: str,
+        *,
+        confined: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """``gpu``: the simulated GPU of the programs; ``""`` for the machine's own. ``confined``:
+        the programs write in their copies only, and their output is recorded. ``environment``:
+        variables that are set for them.
+        """
+        self._confined = confined
+        self._environment = dict(environment or {})
         self._plan = plan
         self._root = root
         self._gpu = gpu
@@ -51,6 +67,10 @@ class Trials:
         """Raises EnvironmentUnavailable if the project cannot be copied."""
         if not hasattr(os, "fork"):
             raise EnvironmentUnavailable("trials need a system that can fork")
+        if self._confined:
+            from gpuprobe.gate.confinement import require_landlock
+
+            require_landlock()
         self._require_inside()
         try:
             prefix = f"gpuprobe-trials-{Path(self._root).name[:40]}-"
@@ -108,13 +128,17 @@ class Trials:
             seconds=seconds,
             result=str(base / "figures.json"),
             test=plan.test,
+            confined=str(base) if self._confined else "",
+            output=str(base / "output") if self._confined else "",
         )
         try:
             failed = self._response(request.line(), seconds)
             if failed:
-                return TrialFigures({}, {}, failed)
-            figures = json.loads(Path(request.result).read_text(encoding="utf-8"))
-            return TrialFigures(**figures)
+                figures = TrialFigures({}, {}, failed)
+            else:
+                text = Path(request.result).read_text(encoding="utf-8")
+                figures = TrialFigures(**json.loads(text))
+            return replace(figures, output=_output(request)) if self._confined else figures
         finally:
             shutil.rmtree(base, ignore_errors=True)
 
@@ -142,6 +166,7 @@ class Trials:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C goes to the check, which ends this process
+            env={**os.environ, **self._environment},
         )
         return self._server
 
@@ -159,6 +184,16 @@ class Trials:
         except subprocess.TimeoutExpired:  # it still imports torch, from a slow disk
             server.kill()
             server.wait()
+
+
+def _output(request: TrialRequest) -> str:
+    """What a program has printed, with the project's paths in place of those of its copy."""
+    try:
+        with Path(request.output).open("rb") as file:
+            text = file.read(_MOST_OUTPUT).decode("utf-8", "replace")
+    except FileNotFoundError:  # it did not start
+        return ""
+    return text.replace(request.tree, request.root)
 
 
 def _inside(path: str, root: str) -> str | None:

@@ -25,7 +25,8 @@ class TrialRequest:
     """A run, with the arguments of `gpuprobe.api.check.measure`, in the copy ``tree`` of the
     project ``root``. ``folder``: the working directory, in the copy. ``seconds``: its time limit.
     ``result``: the file for its figures. ``test``: the node id of a test of pytest, whose options
-    are ``arguments`` then.
+    are ``arguments`` then. ``confined``: the folder that it may write in, "" for all; its output is
+    then in the file ``output``.
     """
 
     tree: str
@@ -41,6 +42,8 @@ class TrialRequest:
     seconds: float
     result: str
     test: str = ""
+    confined: str = ""
+    output: str = ""
 
     def line(self) -> str:
         """The request as a line of JSON, which the server reads."""
@@ -49,11 +52,19 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class TrialFigures:
-    """The figures of a run: metrics and phases as in a baseline; or why it was not measured."""
+    """The figures of a run: metrics and phases as in a baseline; or why it was not measured.
+
+    Of a confined run also its ``seconds`` and ``output``, the figures of ``memory`` (bytes) that it
+    has queried from torch, and the first path outside that it tried to change, ``outside``.
+    """
 
     metrics: dict[str, int]
     phases: dict[str, int]
     failed: str = ""
+    seconds: float = 0.0
+    output: str = ""
+    memory: Sequence[int] = ()
+    outside: str = ""
 
 
 _MOST_COPIED: Final = 256 << 10  # bytes of a file that is copied, not linked

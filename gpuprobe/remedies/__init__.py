@@ -1,0 +1,1 @@
+"""Remedies as edits of a program's source, and as settings: what a trial runs and a patch shows."""

@@ -1,0 +1,349 @@
+"""Edits that lower the memory of a program: each is data, and `apply` makes it in the source.
+
+An edit that cannot be made without a change of what the program computes is `Refused`, with the
+reason. Lines count in the file before all edits.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias, cast
+
+from gpuprobe.remedies.blocks import appended_to_loop, inserted_after, inserted_before, is_elif
+from gpuprobe.remedies.calls import keyword_set
+from gpuprobe.remedies.flow import (
+    Liveness,
+    binds,
+    bound_before,
+    leaves,
+    reads,
+    shared,
+)
+from gpuprobe.remedies.grad_mode import with_autograd_grad, without_grad
+from gpuprobe.remedies.imports import with_import
+from gpuprobe.remedies.stored import stored_as
+from gpuprobe.remedies.text import (
+    FUNCTIONS,
+    LOOPS,
+    ProgramText,
+    Refusal,
+    Refused,
+    Replacement,
+    Scope,
+    Statement,
+)
+
+
+@dataclass(frozen=True)
+class Detach:
+    """``.detach()`` for what the line stores: in a container, an attribute, an item, a sum, a
+    returned value. ``name``: the expression, if the line stores several."""
+
+    line: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class ToCpu:
+    """``.cpu()`` for what the line stores, as for `Detach`. ``detach``: without its graph."""
+
+    line: int
+    name: str = ""
+    detach: bool = False
+
+
+@dataclass(frozen=True)
+class DeleteAfterUse:
+    """``del name`` after the statement of its last use, on this line. If the value is read after
+    the loop, ``name = None`` before the line of the loop that assigns the next one."""
+
+    line: int
+    name: str
+
+
+@dataclass(frozen=True)
+class NoGrad:
+    """``with torch.no_grad():`` around the statements of these lines; the decorator for the lines
+    of a function's header."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class SetKeyword:
+    """A keyword of a call: ``value`` is its source, None removes it. ``call``: the last parts of
+    the callee's name, ``backward`` or ``torch.load``. ``position``: that of the argument, if it can
+    be passed without the keyword, from 0."""
+
+    line: int
+    call: str
+    keyword: str
+    value: str | None
+    position: int | None = None
+
+
+@dataclass(frozen=True)
+class MapLocationCpu:
+    """``map_location="cpu"`` for the ``torch.load`` of the line."""
+
+    line: int
+
+
+class Where(str, Enum):
+    """The place of an inserted call."""
+
+    BEFORE = "before the line"
+    END_OF_LOOP = "at the end of the loop's body"
+    AFTER_LOOP = "after the loop"
+
+
+@dataclass(frozen=True)
+class InsertCall:
+    """A call such as ``gc.collect()``, with the import of torch or of a standard module. ``where``
+    refers to the line, or to the innermost loop that the line is in or begins."""
+
+    line: int
+    call: str
+    where: Where = Where.BEFORE
+
+
+@dataclass(frozen=True)
+class ClearAfterLoop:
+    """``container.clear()`` after the loop that the line is in or begins."""
+
+    line: int
+    container: str
+
+
+@dataclass(frozen=True)
+class AutogradGrad:
+    """`torch.autograd.grad` instead of the line's ``backward(create_graph=True)``, whose gradients
+    the next statement collects from ``.grad``."""
+
+    line: int
+
+
+Edit: TypeAlias = (
+    Detach
+    | ToCpu
+    | DeleteAfterUse
+    | NoGrad
+    | SetKeyword
+    | MapLocationCpu
+    | InsertCall
+    | ClearAfterLoop
+    | AutogradGrad
+)
+
+
+def apply(text: ProgramText, edits: Sequence[Edit]) -> ProgramText | Refused:
+    """The file with all edits, or why one of them does not apply."""
+    changes: list[Replacement] = []
+    for edit in edits:
+        found = _changes(text, edit)
+        if isinstance(found, Refused):
+            return found
+        changes += found
+    return text.edited(changes)
+
+
+def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
+    if not text.statements(edit.first if isinstance(edit, NoGrad) else edit.line):
+        return Refused(Refusal.NO_STATEMENT)
+    match edit:
+        case Detach(line, name):
+            return stored_as(text, line, name, ".detach()")
+        case ToCpu(line, name, detach):
+            return stored_as(text, line, name, ".detach().cpu()" if detach else ".cpu()")
+        case DeleteAfterUse(line, name):
+            return _deleted(text, line, name)
+        case NoGrad(first, last):
+            return without_grad(text, first, last)
+        case SetKeyword():
+            return keyword_set(text, edit.line, edit.call, edit.keyword, edit.value, edit.position)
+        case MapLocationCpu(line):
+            return keyword_set(text, line, "torch.load", "map_location", '"cpu"', 1)
+        case InsertCall(line, call, where):
+            return _inserted(text, line, call, where)
+        case ClearAfterLoop(line, container):
+            return _cleared(text, line, container)
+        case AutogradGrad(line):
+            return with_autograd_grad(text, line)
+
+
+def _deleted(text: ProgramText, line: int, name: str) -> list[Replacement] | Refused:
+    if not name.isidentifier():
+        return Refused(Refusal.NOT_A_LOCAL, name)
+    here = [one for one in text.statements(line) if reads(one, name) or binds(one, name)]
+    if not here:
+        return Refused(Refusal.NO_STATEMENT, name)
+    node = here[-1]
+    scope = text.scope(node)
+    if isinstance(scope, ast.ClassDef) or not _is_variable(scope, name):
+        return Refused(Refusal.NOT_A_LOCAL, name)
+    elsewhere = shared(text, scope, name)
+    if elsewhere:
+        return Refused(Refusal.VISIBLE_ELSEWHERE, elsewhere)
+    live = Liveness(scope.body, name)
+    if live.after[node]:
+        return _released_before_the_next(text, node, name, live)
+    node = _outermost(text, scope, node, name, live)
+    if leaves(node):
+        return Refused(Refusal.NOT_REACHED)
+    bound = bound_before(text, scope, node, name) or _binds_simply(node, name)
+    return inserted_after(text, node, f"del {name}" if bound else f"{name} = None")
+
+
+def _is_variable(scope: Scope, name: str) -> bool:
+    """Whether a scope assigns the name, or has it as a parameter."""
+    own = [] if isinstance(scope, ast.Module) else list(ast.walk(scope.args))
+    if any(isinstance(one, ast.arg) and one.arg == name for one in own):
+        return True
+    return any(
+        isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Store)
+        for one in ast.walk(scope)
+    )
+
+
+def _binds_simply(node: Statement, name: str) -> bool:
+    return not hasattr(node, "body") and binds(node, name)
+
+
+def _outermost(
+    text: ProgramText, scope: Scope, node: Statement, name: str, live: Liveness
+) -> Statement:
+    """The statement after which the variable is deleted: around ``node`` and other branches if it
+    has a value there on all of them.
+    """
+    best = node
+    while True:
+        parent = text.parents[node]
+        if not isinstance(parent, ast.If) or live.after[parent]:
+            return best
+        branch = is_elif(text, best)
+        node = parent
+        if branch:
+            best = parent  # no statement can follow within the branch
+        elif bound_before(text, scope, parent, name):
+            best = parent
+
+
+def _released_before_the_next(
+    text: ProgramText, node: Statement, name: str, live: Liveness
+) -> list[Replacement] | Refused:
+    """``name = None`` before the statement of the same loop that assigns the next value."""
+    loop = next((one for one in text.ancestors(node) if isinstance(one, LOOPS)), None)
+    if loop is None or text.scope(loop) is not text.scope(node):
+        return Refused(Refusal.USED_LATER, name)
+    within = Liveness(loop.body, name, in_loop=True)
+    if node not in within.after or within.after[node]:
+        return Refused(Refusal.USED_LATER, name)
+    assigning = [
+        one
+        for one in ast.walk(loop)
+        if isinstance(one, ast.stmt) and one is not loop and binds(one, name)
+    ]
+    if len(assigning) != 1 or not _is_assignment(assigning[0]):
+        return Refused(Refusal.USED_LATER, name)
+    (first,) = assigning
+    if live.before.get(first, True):
+        return Refused(Refusal.USED_LATER, name)
+    return inserted_before(text, first, f"{name} = None")
+
+
+def _is_assignment(node: Statement) -> bool:
+    return isinstance(node, (ast.Assign, ast.AnnAssign))
+
+
+def _loop_at(text: ProgramText, line: int) -> ast.For | ast.AsyncFor | ast.While | None:
+    """The innermost loop that the line is in or begins."""
+    node = text.statements(line)[0]
+    around = (node, *text.ancestors(node))
+    for one in around:
+        if isinstance(one, LOOPS):
+            return one
+        if isinstance(one, (*FUNCTIONS, ast.ClassDef)):
+            return None
+    return None
+
+
+def _is_module(name: str) -> bool:
+    """Whether the first part of a call is a module; otherwise it is a variable of the program."""
+    return name == "torch" or name in sys.stdlib_module_names
+
+
+def _inserted(text: ProgramText, line: int, call: str, where: Where) -> list[Replacement] | Refused:
+    try:
+        parsed = ast.parse(call, mode="eval").body
+    except (SyntaxError, ValueError):
+        return Refused(Refusal.INVALID, call)
+    if not isinstance(parsed, ast.Call) or "\n" in call:
+        return Refused(Refusal.INVALID, call)
+    node = text.statements(line)[0]
+    if where is not Where.BEFORE:
+        loop = _loop_at(text, line)
+        if loop is None:
+            return Refused(Refusal.NO_STATEMENT, "loop")
+        node = loop
+    root: ast.AST = parsed.func
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    added: list[Replacement] = []
+    module = isinstance(root, ast.Name) and root is not parsed.func and _is_module(root.id)
+    if isinstance(root, ast.Name) and module:
+        imported = with_import(text, root.id, node)
+        if isinstance(imported, Refused):
+            return imported
+        if imported.name != root.id:
+            call = imported.name + call.removeprefix(root.id)
+        added = imported.changes
+    if where is Where.BEFORE:
+        found = inserted_before(text, node, call)
+    elif where is Where.AFTER_LOOP:
+        found = inserted_after(text, node, call)
+    else:
+        found = appended_to_loop(text, cast("ast.For | ast.AsyncFor | ast.While", node), call)
+    return found if isinstance(found, Refused) else [*added, *found]
+
+
+def _cleared(text: ProgramText, line: int, container: str) -> list[Replacement] | Refused:
+    try:
+        parsed = ast.parse(container, mode="eval").body
+    except (SyntaxError, ValueError):
+        return Refused(Refusal.INVALID, container)
+    loop = _loop_at(text, line)
+    if loop is None:
+        return Refused(Refusal.NO_STATEMENT, "loop")
+    scope = text.scope(loop)
+    if isinstance(scope, ast.ClassDef):
+        return Refused(Refusal.NOT_A_LOCAL, container)
+    if isinstance(parsed, ast.Name):
+        name = parsed.id
+        elsewhere = shared(text, scope, name)
+        if elsewhere:
+            return Refused(Refusal.VISIBLE_ELSEWHERE, elsewhere)
+        if not _is_variable(scope, name):
+            return Refused(Refusal.NOT_A_LOCAL, name)
+        if not bound_before(text, scope, loop, name):
+            return Refused(Refusal.MAY_BE_UNBOUND, name)
+        if Liveness(scope.body, name).after[loop]:
+            return Refused(Refusal.USED_LATER, name)
+    elif isinstance(parsed, ast.Attribute) and isinstance(parsed.value, ast.Name):
+        readers = [
+            one
+            for one in ast.walk(text.tree)
+            if isinstance(one, ast.Attribute)
+            and one.attr == parsed.attr
+            and isinstance(one.ctx, ast.Load)
+            and loop not in text.ancestors(one)
+        ]
+        if readers:
+            return Refused(Refusal.USED_LATER, f"line {readers[0].lineno}")
+    else:
+        return Refused(Refusal.NOT_A_LOCAL, container)
+    return inserted_after(text, loop, f"{container}.clear()")

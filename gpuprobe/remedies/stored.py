@@ -1,0 +1,154 @@
+"""The expressions that a line stores, and a method called on them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpuprobe.remedies.flow import ADDING, keys_of, needed_by_backward, without_graph
+from gpuprobe.remedies.text import (
+    FUNCTIONS,
+    ProgramText,
+    Refusal,
+    Refused,
+    Replacement,
+    Scope,
+    Statement,
+)
+
+_ON_THE_CPU = frozenset(("item", "tolist", "numpy", "cpu"))
+_PRIMARY = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+"""Expressions that a method can be called on without parentheses."""
+
+
+class _Stored(NamedTuple):
+    """``node`` is stored under ``keys``, as `gpuprobe.remedies.flow` names them."""
+
+    node: ast.expr
+    keys: frozenset[str]
+
+
+def stored_as(text: ProgramText, line: int, name: str, method: str) -> list[Replacement] | Refused:
+    """Call ``method`` on what the line stores; on the expressions with ``name``, if it is given."""
+    if name:
+        try:
+            name = ast.unparse(ast.parse(name, mode="eval"))
+        except (SyntaxError, ValueError):
+            return Refused(Refusal.INVALID, name)
+    leaves: list[_Stored] = []
+    for statement in text.statements(line):
+        leaves += _leaves_of(text, statement)
+    leaves = [one for one in leaves if not name or _contains(one.node, name)]
+    if not leaves:
+        return Refused(Refusal.NOTHING_STORED, name)
+    done = without_graph if "detach" in method else _is_on_the_cpu
+    left = [one for one in leaves if not done(one.node)]
+    if not left:
+        return Refused(Refusal.NO_TENSOR, ast.unparse(leaves[0].node))
+    if len(left) > 1 and not name:
+        return Refused(Refusal.AMBIGUOUS, ", ".join(ast.unparse(one.node) for one in left))
+    changes = []
+    for one in left:
+        if any(isinstance(around, ast.JoinedStr) for around in text.ancestors(one.node)):
+            return Refused(Refusal.IN_A_STRING)
+        if "detach" in method:
+            backward = needed_by_backward(text, one.keys, _scope_of(text, one.node))
+            if backward:
+                return Refused(Refusal.NEEDED_BY_BACKWARD, backward)
+        start, end = text.span(one.node)
+        opening, closing = ("", "") if isinstance(one.node, _PRIMARY) else ("(", ")")
+        changes += [Replacement(start, start, opening)] if opening else []
+        changes.append(Replacement(end, end, f"{closing}{method}"))
+    return changes
+
+
+def _scope_of(text: ProgramText, node: ast.AST) -> Scope:
+    found = text.scope(node)
+    while isinstance(found, ast.ClassDef):
+        found = text.scope(found)
+    return found
+
+
+def _is_on_the_cpu(node: ast.expr) -> bool:
+    """Whether an expression is surely not a tensor on a GPU."""
+    if isinstance(node, (ast.Constant, ast.JoinedStr, ast.Compare, ast.Lambda)):
+        return True
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in _ON_THE_CPU or (
+            node.func.attr == "detach" and _is_on_the_cpu(node.func.value)
+        )
+    return isinstance(node, ast.Call) and without_graph(node)
+
+
+def _contains(node: ast.expr, name: str) -> bool:
+    return any(isinstance(one, ast.expr) and ast.unparse(one) == name for one in ast.walk(node))
+
+
+def _leaves_of(text: ProgramText, statement: Statement) -> Iterator[_Stored]:
+    if isinstance(statement, ast.Assign):
+        keys = frozenset[str]().union(*(keys_of(target) for target in statement.targets))
+        yield from _expanded(statement.value, keys)
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign)) and statement.value is not None:
+        yield from _expanded(statement.value, keys_of(statement.target))
+    elif isinstance(statement, ast.Return) and statement.value is not None:
+        function = text.scope(statement)
+        assert isinstance(function, FUNCTIONS)
+        yield from _expanded(statement.value, frozenset((f"({function.name}",)))
+    for node in _expressions(statement):
+        if isinstance(node, ast.NamedExpr):
+            yield from _expanded(node.value, keys_of(node.target))
+        elif isinstance(node, (ast.Yield,)) and node.value is not None:
+            function = text.scope(node)
+            if isinstance(function, FUNCTIONS):
+                yield from _expanded(node.value, frozenset((f"({function.name}",)))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr not in ADDING:
+                continue
+            values = node.args[-1:] if node.func.attr != "update" else node.args
+            for value in (*values, *(one.value for one in node.keywords)):
+                yield from _expanded(value, keys_of(node.func.value))
+
+
+def _expressions(statement: Statement) -> Iterator[ast.AST]:
+    """The nodes of a statement without inner statements and functions."""
+    pending: list[ast.AST] = [statement]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += [
+            child
+            for child in ast.iter_child_nodes(node)
+            if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case, ast.Lambda))
+        ]
+
+
+def _expanded(node: ast.expr, keys: frozenset[str]) -> Iterator[_Stored]:
+    """The values in displays, comprehensions, choices and constructors."""
+    parts: list[ast.expr | None] = []
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        parts = [*node.elts]
+    elif isinstance(node, ast.Dict):
+        parts = [*node.values]
+    elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+        parts = [node.elt]
+    elif isinstance(node, ast.DictComp):
+        parts = [node.value]
+    elif isinstance(node, ast.IfExp):
+        parts = [node.body, node.orelse]
+    elif isinstance(node, ast.Starred):
+        return  # its elements are unknown
+    elif isinstance(node, ast.Call) and _constructs(node.func):
+        parts = [*node.args, *(one.value for one in node.keywords)]
+    else:
+        yield _Stored(node, keys)
+        return
+    for part in parts:
+        if part is not None:
+            yield from _expanded(part, keys)
+
+
+def _constructs(function: ast.expr) -> bool:
+    """Whether a name is that of a class, by its spelling."""
+    name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+    return name in ("dict", "list", "tuple", "set") or name[:1].isupper()
