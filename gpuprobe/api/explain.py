@@ -27,8 +27,8 @@ from gpuprobe.analysis.peak.needs import Biographies, needs_at
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, overall_peak
 from gpuprobe.api.recordings import load
 from gpuprobe.api.remedies import (
-    Remedy,
     RemedyOptions,
+    RemedyRequest,
     RemedyTrials,
     TriedRemedy,
     UntriedRemedy,
@@ -303,7 +303,7 @@ class _Explaining:
         left = self._until - time.monotonic()
         if left <= 0:
             return replace(replayed, note="there was no time left to try it (--budget)")
-        result = trials.try_remedy(Remedy({candidate.path: [candidate.edit]}), left)
+        result = trials.try_remedy(RemedyRequest({candidate.path: [candidate.edit]}), left)
         if isinstance(result, TriedRemedy) and result.helps:
             return Effect(
                 Certainty.TRIED,

@@ -40,7 +40,9 @@ def files_of(group: HeldGroup, script: str) -> list[str]:
     return [name for name in dict.fromkeys([holder, *found, script]) if name.endswith(".py")]
 
 
-def candidates(answer: Answer, group: HeldGroup, path: str, text: ProgramText) -> list[EditCandidate]:
+def candidates(
+    answer: Answer, group: HeldGroup, path: str, text: ProgramText
+) -> list[EditCandidate]:
     """The edits of a file that apply, at most three."""
     found = []
     for edit in _edits(answer.edit, group, path, text):

@@ -10,8 +10,8 @@ from warm_python import shared
 
 from gpuprobe.api.remedies import (
     FailedRemedy,
-    Remedy,
     RemedyOptions,
+    RemedyRequest,
     RemedyTrials,
     TriedRemedy,
     UntriedRemedy,
@@ -185,7 +185,7 @@ def test_the_tried_figure_is_that_of_the_edit_made_by_hand(name: str, project: P
     fixed = source.replace(old, new)
     before_files = contents(project)
     with trials() as tried:
-        found = tried.try_remedy(Remedy({"train.py": [edit]}), 300)
+        found = tried.try_remedy(RemedyRequest({"train.py": [edit]}), 300)
     assert isinstance(found, TriedRemedy), found
     assert contents(project) == before_files
     assert found.output in (OutputComparison.SAME, OutputComparison.OTHER_MEMORY)
@@ -219,27 +219,27 @@ print("end")
         + TAIL
     )
     with trials() as tried:
-        other = tried.try_remedy(Remedy({"train.py": [Detach(10)]}), 300)
+        other = tried.try_remedy(RemedyRequest({"train.py": [Detach(10)]}), 300)
         assert isinstance(other, TriedRemedy)
         assert other.output is OutputComparison.DIFFERENT
         assert other.peak_allocated < other.before_allocated
         assert not other.helps
-        failing = Remedy({"train.py": [InsertCall(12, "kept.missing()")]})
+        failing = RemedyRequest({"train.py": [InsertCall(12, "kept.missing()")]})
         failed = tried.try_remedy(failing, 300)
         assert isinstance(failed, FailedRemedy)
         assert "has no attribute 'missing'" in failed.reason
-        stopped = Remedy({"train.py": [InsertCall(12, "os._exit(3)")]})
+        stopped = RemedyRequest({"train.py": [InsertCall(12, "os._exit(3)")]})
         failed = tried.try_remedy(stopped, 300)
         assert isinstance(failed, FailedRemedy)
-        left = Remedy({"train.py": [InsertCall(12, "sys.exit(3)")]})
+        left = RemedyRequest({"train.py": [InsertCall(12, "sys.exit(3)")]})
         failed = tried.try_remedy(left, 300)
         assert isinstance(failed, FailedRemedy)
         assert "exit code 3" in failed.reason
-        endless = Remedy({"train.py": [InsertCall(12, "time.sleep(600)")]})
+        endless = RemedyRequest({"train.py": [InsertCall(12, "time.sleep(600)")]})
         failed = tried.try_remedy(endless, 5)
         assert isinstance(failed, FailedRemedy)
         assert failed.reason == "it did not end in time"
-        refused = tried.try_remedy(Remedy({"train.py": [Detach(1)]}), 300)
+        refused = tried.try_remedy(RemedyRequest({"train.py": [Detach(1)]}), 300)
         assert isinstance(refused, UntriedRemedy)
         assert refused.refused is not None
 
@@ -280,7 +280,7 @@ print(sorted(os.listdir("runs")))
     )
     (project / "train.py").write_text(source)
     line = source[: source.index("x = [net")].count("\n") + 1
-    edit = Remedy({"train.py": [Detach(line)]})
+    edit = RemedyRequest({"train.py": [Detach(line)]})
     before = contents(project.parent)
     with trials() as tried:
         found = tried.try_remedy(edit, 300)
@@ -308,7 +308,7 @@ print("end")
 """
     )
     with trials() as tried:
-        remedy = Remedy(setting=AllocatorSetting("expandable_segments:True"))
+        remedy = RemedyRequest(setting=AllocatorSetting("expandable_segments:True"))
         found = tried.try_remedy(remedy, 300)
     assert isinstance(found, TriedRemedy), found
     assert found.peak_reserved < found.before_reserved
