@@ -215,6 +215,11 @@ _OF_TORCH = re.compile(
     rb'(?m)^((?:  \| )*)  File "[^"\n]*/site-packages/torch/[^\n]*\n(?:\1    [^\n]*\n)*'
 )
 """Frames of torch: it calls modules that have hooks, also those of all modules, in another way."""
+_STACKS = re.compile(
+    rb"(Fatal Python error: [^\n]*\n)(?:\n|(?:Current t|T)hread 0x[^\n]*\n|  File [^\n]*\n"
+    rb"|  <no Python frame>\n|  \.\.\.\n|Extension modules: [^\n]*\n?)*"
+)
+"""After an error that a fault handler reports: all threads, with the frames below the program."""
 _BY_CHANCE = re.compile(r"(?<=^pymp-)\w+$")
 """In names of `multiprocessing`'s temporary folders, the part that chance makes."""
 _DOCUMENTED_CODES = ((1, 5), (-2, 130), (-2, 120))
@@ -378,6 +383,7 @@ def _content(output: Path | int | None) -> bytes:
 
 def _others(text: bytes) -> bytes:
     """What was printed on stderr, without gpuprobe's lines, chance, and torch's own frames."""
+    text = _STACKS.sub(rb"\1", text)
     return _OF_TORCH.sub(b"", _CHANCE.sub(b"", _DOCUMENTED.sub(b"", text)))
 
 
@@ -386,7 +392,7 @@ def _files(folder: Path) -> Iterator[tuple[str, tuple[str, str, bytes]]]:
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         regular = stat.S_ISREG(mode)
-        content = path.read_bytes() if regular else b""
+        content = _STACKS.sub(rb"\1", path.read_bytes()) if regular else b""
         if path.name.startswith("stderr"):
             content = _others(content)
         yield str(path.relative_to(folder)), (stat.filemode(mode)[0], oct(mode & 0o7777), content)

@@ -466,7 +466,8 @@ def _end(code: object, *, teardown: bool) -> NoReturn:
         sys.exit(code)  # type: ignore[arg-type]
     if code is not None and not isinstance(code, int):
         if not interrupted and sys.stderr is not None:
-            print(code, file=sys.stderr)
+            with contextlib.suppress(Exception):  # it is full, or the program's
+                print(code, file=sys.stderr)
         elif not interrupted:  # print would write it to stdout
             with contextlib.suppress(OSError):
                 os.write(2, f"{code}\n".encode())
@@ -477,6 +478,9 @@ def _end(code: object, *, teardown: bool) -> NoReturn:
     gc.collect()
     if not all([*map(_flushed, ("stdout", "stderr"))]):
         code = 120
+    for name in ("__stdout__", "__stderr__"):  # they are flushed when they are deleted
+        with contextlib.suppress(Exception):
+            getattr(sys, name).flush()
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
