@@ -19,7 +19,7 @@ watcher of `tests/faults/planted.py`, which must be reported. Compared are
 
 ``cuda`` is torch's CUDA code on the native engine, which both runs have; ``cpu`` a build without.
 Programs are forked from a process that has imported torch (`tests/support/warm_python.py`), and end
-without the interpreter's teardown; each 10th has it (so have parts that need it), and each 100th is
+without the interpreter's teardown; each 10th has it (so have parts that need it), and each 400th is
 started by an interpreter, both times (so are parts that recurse: their depth is another).
 """
 
@@ -150,7 +150,7 @@ def drawn(seed: int) -> Plan:
     if any(part.name == "limits_its_files" for part in parts) and launch.stderr == "file":
         launch = launch._replace(stderr="pipe")  # gpuprobe's own lines take room in a limited file
     teardown = seed % 10 == 0 or any(part.teardown for part in parts)
-    started = seed % 100 == 0 or any(part.started for part in parts)
+    started = seed % 400 == 0 or any(part.started for part in parts)
     started = started or (any(part.teardown for part in parts) and seed % 20 == 0)
     return Plan(seed, words, launch, teardown, choose.choice(_FLAGS) if started else None)
 
@@ -259,7 +259,9 @@ class Runs:
                     (self._environment["PYTHONPATH"], str(PROGRAM.parent))
                 ),
             }
-            self._warm[name] = warm_python.WarmPython(base / name, modules, environment)
+            self._warm[name] = warm_python.WarmPython(
+                base / name, modules, environment, one_at_a_time=True
+            )
 
     def close(self) -> None:
         for warm in self._warm.values():

@@ -32,6 +32,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -94,7 +95,8 @@ def gpuprobe(
 class WarmPython:
     """``folder`` is put first on the PATH of commands; ``python`` is the command in it. They are
     those of this interpreter where the system lacks what the server needs. ``modules``: what the
-    process imports as well. ``environment``: the one it starts with.
+    process imports as well. ``environment``: the one it starts with. ``one_at_a_time``: programs
+    wait for each other, and each takes one fork instead of two.
     """
 
     def __init__(
@@ -102,7 +104,10 @@ class WarmPython:
         base: Path,
         modules: Sequence[str] = (),
         environment: Mapping[str, str] = _BEGAN_WITH,
+        *,
+        one_at_a_time: bool = False,
     ) -> None:
+        self._order = "one at a time" if one_at_a_time else "together"
         self._server: subprocess.Popen[bytes] | None = None
         self._modules = modules
         self._environment = dict(environment)
@@ -133,7 +138,7 @@ class WarmPython:
         listening.listen(16)
         with default_sigint():  # the programs inherit the server's
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(listening.fileno()), *self._modules],
+                [sys.executable, __file__, str(listening.fileno()), self._order, *self._modules],
                 env=self._environment,
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,  # its end is the server's
@@ -163,7 +168,8 @@ class Request(NamedTuple):
     ``limits``: those of the process, by the numbers of `resource`. ``umask``: -1 keeps the
     server's. ``program``: execute this program, with the arguments ``argv``, instead of forking;
     ``""``: fork. ``teardown``: end as an interpreter does, which takes 0.3 s of processor time:
-    without it, threads, ``atexit`` and the names of ``__main__`` end, then the process.
+    without it, threads, ``atexit`` and the names of ``__main__`` end, then the process (not what
+    the server's modules do at exit by `weakref.finalize`).
     ``seconds``: how long the process and those that it leaves behind may take in all, after which
     they are killed; 0: as long as they need, and those left behind are left alone.
     """
@@ -250,7 +256,7 @@ def _imports_torch(words: list[str]) -> bool:
 # -- the server
 
 
-def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
+def _serve(listening: socket.socket, modules: Sequence[str], *, one_at_a_time: bool) -> Request:
     """Fork for each command. Returns in the forked process, with its request."""
     import importlib
 
@@ -278,10 +284,9 @@ def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
         if 0 in select.select([listening, 0], [], [])[0]:
             os._exit(0)  # the tests have ended
         line, _ = listening.accept()
-        if os.fork():
+        if not one_at_a_time and os.fork():
             line.close()
             continue
-        listening.close()
         head, streams, _, _ = socket.recv_fds(line, 4, 16)
         size = int.from_bytes(head, "little")
         text = b""
@@ -292,7 +297,14 @@ def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         process = os.fork()
         if process:
+            for stream in streams:
+                os.close(stream)
             _wait(process, line, request)
+            line.close()
+            if one_at_a_time:
+                continue
+            os._exit(0)
+        listening.close()
         if request.session:
             os.setsid()
         line.close()
@@ -319,9 +331,9 @@ def _wait(process: int, line: socket.socket, request: Request) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if limit is not None:
         _end_others(limit)
+    os.close(ended)
     with contextlib.suppress(OSError):
         line.sendall(f"{status}\n".encode())
-    os._exit(0)
 
 
 def _end_others(limit: float) -> None:
@@ -361,6 +373,10 @@ def _begin(request: Request, streams: list[int]) -> None:
         resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
     if request.program:
         os.execve(request.program, [request.program, *request.argv], request.environment)
+    if not request.teardown:
+        # Those of the server's imports: torch's take a third of the time of a small program.
+        for living in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            living.atexit = False
     os.environ.clear()
     os.environ.update(request.environment)
     if request.command and NESTED.items() <= os.environ.items():
@@ -491,7 +507,11 @@ if __name__ == "client":
     _client()
 elif __name__ == "__main__":
     # Without functions in between, the program's depth is that of an interpreter, but for one.
-    _request = _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    _request = _serve(
+        socket.socket(fileno=int(sys.argv[1])),
+        sys.argv[3:],
+        one_at_a_time=sys.argv[2] == "one at a time",
+    )
     _code: object = None
     try:
         if _request.argv[0] == "-m":
