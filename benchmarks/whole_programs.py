@@ -60,7 +60,7 @@ from gpuprobe.native.process import loaded  # noqa: E402
 
 PROGRAM = ROOT / "tests" / "faults" / "program.py"
 TEXT = b"of the parent\n"
-SECONDS = 60.0
+SECONDS = 300.0
 TRIES = 6
 
 RECORDING = "recording.gpuprobe"
@@ -162,7 +162,9 @@ def _sample(choose: random.Random, parts: Sequence[Part], count: int) -> list[Pa
     weights = [0.15 if part.started else 0.3 if part.teardown else 1.0 for part in parts]
     chosen = dict.fromkeys(choose.choices(parts, weights, k=count))
     histories = [part for part in chosen if "history" in part.name]
-    return [part for part in chosen if part not in histories[1:]]
+    # torch's pipe to addr2line is then the program's file: it contains addresses of C's stack.
+    most = 0 if any(part.name == "replaces_every_number_up_to_1023" for part in chosen) else 1
+    return [part for part in chosen if part not in histories[most:]]
 
 
 def alone() -> list[Plan]:
@@ -206,7 +208,8 @@ _DOCUMENTED = re.compile(
 """gpuprobe's own lines: messages with its name, with their hints, and the report about hazards
 without a race."""
 _CHANCE = re.compile(
-    rb"(?m)^Exception ignored in: <_io\.[^\n]*\n(?:[^\n]*\n){0,12}?ResourceWarning: [^\n]*\n"
+    rb"(?m)^Exception ignored in: <(?:_io|socket)\.[^\n]*\n"
+    rb"(?:[^\n]*\n){0,12}?ResourceWarning: [^\n]*\n"
     rb"|0x[0-9a-f]{6,}|^\[?[IWE]\d{4} [\d:.]+ (?:\d+ )?|^object refcount : \d+"
 )
 """In what is printed: addresses, times, reference counts of errors that cannot be printed, and

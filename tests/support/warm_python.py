@@ -445,6 +445,15 @@ def _is_ours(file: str) -> bool:
     return file in (__file__, "<frozen runpy>") or file.endswith("runpy.py")
 
 
+def _print(text: str) -> None:
+    """Write to stderr as the interpreter does: to the descriptor if the stream fails."""
+    try:
+        sys.stderr.write(text)
+    except Exception:  # noqa: BLE001 - of the program's stream
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+
+
 def _reported(error: BaseException) -> object:
     """Report a program's error as the interpreter does, and return the code that it exits with."""
     if isinstance(error, SystemExit):
@@ -452,7 +461,18 @@ def _reported(error: BaseException) -> object:
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except SystemExit as ended:
+        return ended.code
+    except BaseException as second:  # noqa: BLE001 - as Python does
+        own = second.__traceback__ and second.__traceback__.tb_next
+        for title, shown, frames in (
+            ("Error in sys.excepthook:\n", second, own),
+            ("\nOriginal exception was:\n", error, trace),
+        ):
+            _print(title)
+            sys.__excepthook__(type(shown), shown, frames)
     return KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else 1
 
 
@@ -483,7 +503,8 @@ def _end(code: object, *, teardown: bool) -> NoReturn:
     if code is not None and not isinstance(code, int):
         if not interrupted and sys.stderr is not None:
             with contextlib.suppress(Exception):  # it is full, or the program's
-                print(code, file=sys.stderr)
+                sys.stderr.write(str(code))
+            _print("\n")
         elif not interrupted:  # print would write it to stdout
             with contextlib.suppress(OSError):
                 os.write(2, f"{code}\n".encode())
