@@ -102,7 +102,9 @@ def _modules() -> _Scopes:
     """The globals of the modules of the program that the script imports."""
     main = sys.modules.get("__main__")
     for name, module in list(sys.modules.items()):
-        if module is not main and _is(module, (ModuleType,)) and _is_program_module(module):
+        if module is main or name.partition(".")[0] == "gpuprobe":  # also where not installed
+            continue
+        if _is(module, (ModuleType,)) and _is_program_module(module):
             yield "", {f"{name}.{key}": one for key, one in list(vars(module).items())}
 
 

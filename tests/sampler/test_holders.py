@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from gpuprobe import recursion
 from gpuprobe.analysis.growth import keeper
 from gpuprobe.model.run.session import Holder
 from gpuprobe.model.values import Bytes
@@ -327,3 +328,10 @@ def test_the_one_that_keeps_memory() -> None:
     inner = Holder("kept", "list", "train", 20, 0, Bytes(100))
     assert with_earlier((outputs,), (inner,)) == (outputs, inner)
     assert keeper(found, 60, 10_000) is None  # fewer tensors than steps
+
+
+def test_gpuprobe_itself_is_not_searched(main: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not installed, its files are in no folder of packages."""
+    monkeypatch.setattr(recursion, "kept", tensors(), raising=False)
+    vars(main)["own"] = tensors()
+    assert [one.name for one in holders()] == ["own"]
