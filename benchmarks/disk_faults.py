@@ -5,9 +5,9 @@
 For each program (on its own, as two ranks, and one that forks a process), level, error (ENOSPC,
 EIO, EROFS, EDQUOT, short writes) and call: that call fails, once and together with all that follow.
 The program's exit code and output must be what they are without a fault, the recording must be
-readable, and no check of it may pass (after short writes, which lose nothing, it must). Where the
-directory or the stream cannot be created, gpuprobe has to refuse before the program runs. Prints a
-row for each program and level; exits with 1 if anything was wrong. Needs a C compiler.
+readable, and no check of it may pass, unless nothing was lost (after short writes it must). Where
+the directory or the stream cannot be created, gpuprobe has to refuse before the program runs.
+Prints a row for each program and level; exits with 1 if anything was wrong. Needs a C compiler.
 """
 
 from __future__ import annotations

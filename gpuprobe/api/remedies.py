@@ -46,11 +46,7 @@ class RemedyOptions:
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
-class Remedy:
-=======
 class RemedyRequest:
->>>>>>> remedies
     """Edits of the program's files, by path (absolute, or relative to the working directory), and a
     setting."""
 
@@ -165,11 +161,7 @@ class RemedyTrials:
     ) -> None:
         self._stack.close()
 
-<<<<<<< HEAD
-    def prepared(self, remedy: Remedy) -> PreparedRemedy | Refused:
-=======
     def prepared(self, remedy: RemedyRequest) -> PreparedRemedy | Refused:
->>>>>>> remedies
         """A remedy's edits made. Raises OSError for a file that cannot be read."""
         texts: dict[str, str] = {}
         patch = b""
@@ -194,11 +186,7 @@ class RemedyTrials:
         words = (f"{name}={shlex.quote(value)}" for name, value in environment.items())
         return PreparedRemedy(texts, environment, patch, " ".join((*words, self._line)))
 
-<<<<<<< HEAD
-    def try_remedy(self, remedy: Remedy, seconds: float) -> RemedyResult:
-=======
     def try_remedy(self, remedy: RemedyRequest, seconds: float) -> RemedyResult:
->>>>>>> remedies
         """Run the program with a remedy. ``seconds``: the limit of all runs that this takes."""
         deadline = time.monotonic() + seconds
         try:

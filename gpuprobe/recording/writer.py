@@ -74,6 +74,8 @@ class RecordingWriter:
         # the program's may end the recording.
         self._lock = threading.RLock()
         self._torn = False
+        self._noted = False
+        """Whether `_REOPENED` is written."""
         self._size = 0
         self._chunks = 0
         self._session = b""
@@ -198,14 +200,26 @@ class RecordingWriter:
             if gap is not None and gap != self._written_gap:
                 before += _line("gap", gap)
             try:
-                self._reopen()
-                self._put(before + data)
+                self._put_or_again(before + data)
             except OSError as error:
                 if data:
                     self._gap = self._gap_after(error).with_record(step)
                 raise
             self._session = b""
             self._written_gap = gap
+
+    def _put_or_again(self, data: bytes) -> None:
+        """Write whole lines; again if the program closes the descriptor meanwhile, which
+        another thread of its can do at any moment.
+        """
+        self._reopen()
+        try:
+            self._put(data)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            self._reopen()
+            self._put(data)
 
     def _put(self, data: bytes) -> None:
         """Write whole lines; the first one starts a line."""
@@ -246,7 +260,9 @@ class RecordingWriter:
                 raise
             if not self._descriptor.replace(again):
                 raise
-            self._put(_line("blind_spot", _REOPENED))
+            if not self._noted:
+                self._put(_line("blind_spot", _REOPENED))
+                self._noted = True
         if not status.st_nlink:
             raise OSError(errno.ENOENT, "the recording was removed or replaced", str(self.path))
 

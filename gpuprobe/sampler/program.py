@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
+from gpuprobe.patching import when_imported
 from gpuprobe.recursion import READS, call_count
 
 _FROM_USER: Final = {
@@ -158,6 +159,12 @@ def python_restored() -> Iterator[None]:
     """
     modules, before = sys.modules, dict(sys.modules)
     missing = object()
+
+    def keep_torch() -> None:  # it cannot be imported twice
+        names = [name for name in modules if name.partition(".")[0] == "torch"]
+        before.update((name, modules[name]) for name in names)
+
+    stop = when_imported("torch", keep_torch)
     own: list[tuple[object, str, object]] = [
         (builtins, "__import__", builtins.__import__),
         (sys, "modules", modules),
@@ -169,8 +176,13 @@ def python_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, module in before.items():
-            modules.setdefault(name, module)
+        stop()
+        removed = [name for name in before if name not in modules]
+        modules.update((name, before[name]) for name in removed)
+        # The interpreter waits for the threads of the module that has the name.
+        register = get(modules["threading"], "_register_atexit", register)
+        for name in removed:
+            register(modules.pop, name, None)
         for owner, name, value in own:
             theirs = get(owner, name, missing)
             if theirs is value or theirs == value:

@@ -159,6 +159,8 @@ def test_which_frames_are_the_users() -> None:
     assert not user("/home/u/project/.venv/bin/gpuprobe")
     assert not user("/usr/local/bin/torchrun")
     assert not user("/home/u/gpuprobe/gpuprobe/native/session.py")
+    assert not user("/home/u/gpuprobe/gpuprobe/recursion.py")
+    assert user("/home/u/gpuprobe/train.py")
     assert not user("??", 0)
     assert not user("", 0)
     assert not user("Functions.cpp", 0)

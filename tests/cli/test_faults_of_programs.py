@@ -101,6 +101,29 @@ def test_the_files_of_a_program_that_closes_unknown_descriptors(
     assert len(notes) == (end > 256)
 
 
+REMOVES_TORCH: Final = """
+import atexit
+atexit.register(lambda: print([name in sys.modules for name in ("json", "threading", "torch")]))
+for name in ("json", "threading", "torch"):
+    sys.modules.pop(name, None)
+"""
+
+
+@pytest.mark.parametrize("more", ["", "try: import torch\nexcept RuntimeError: print('refused')"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_program_that_removes_modules(tmp_path: Path, level: str, more: str) -> None:
+    """Recording ends without importing torch a second time, which torch refuses."""
+    text = TRAINS + REMOVES_TORCH + more
+    bare = run(tmp_path / "bare", text)
+    recorded = run(tmp_path / "run", text, *LEVELS[level])
+    if level == "hazards":  # its report is on stderr
+        recorded = recorded._replace(stderr="")
+    assert recorded == bare
+    (rank,) = read_recording(tmp_path / "run" / "program.gpuprobe").ranks
+    assert rank.end is not None
+    assert rank.end.gpuprobe_faults == ()
+
+
 def test_the_result_of_a_command_whose_program_closes_descriptors(tmp_path: Path) -> None:
     """The program does not get the result, and the command does not lose it."""
     text = TRAINS + CLOSES.format(end=256)

@@ -106,9 +106,11 @@ def dumps_its_history(run: Run) -> None:
         torch.cuda.memory._record_memory_history(max_entries=100)
         _uses_memory(run)
         path = run.folder / "snapshot.pickle"
-        torch.cuda.memory._dump_snapshot(str(path))
-        snapshot = pickle.loads(path.read_bytes())
-        path.unlink()
+        try:
+            torch.cuda.memory._dump_snapshot(str(path))
+            snapshot = pickle.loads(path.read_bytes())
+        finally:  # it contains times, also where a limit has cut it
+            path.unlink(missing_ok=True)
         traces = snapshot["device_traces"]
         run.note("dumped", [[event["action"] for event in trace] for trace in traces])
 

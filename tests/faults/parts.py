@@ -67,8 +67,8 @@ Action = Callable[[Run], None]
 
 class Part(NamedTuple):
     """``places``: where it may run. ``ends``: the process ends there. ``teardown``: what it does
-    happens while the interpreter ends. ``started``: it needs an interpreter's own start: the depth
-    of the stack of a forked process is another.
+    happens while the interpreter ends. ``started``: it needs an interpreter: the depth of the stack
+    of a forked process is another, and it reports a hook that fails in another way.
     """
 
     name: str

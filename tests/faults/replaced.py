@@ -217,8 +217,9 @@ def replaces_methods_of_torch(run: Run) -> None:
     run.later.append(lambda: run.note(calls))
 
 
-@part(*LATER)
+@part(*(place for place in LATER if place != "forward"))
 def has_hooks_of_all_modules(run: Run) -> None:
+    """Not in a forward pass: a watcher's own hook makes torch call them for that one, too."""
     from torch import nn
 
     names: list[str] = []

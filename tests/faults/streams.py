@@ -202,7 +202,7 @@ def replaces_the_hooks_of_errors(run: Run) -> None:
     thread.join()
 
 
-@part(teardown=True)
+@part(teardown=True, started=True)
 def has_a_hook_that_fails(run: Run) -> None:
     def hook(*error: Any) -> None:
         raise RuntimeError("in the hook")

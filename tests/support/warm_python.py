@@ -35,6 +35,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -150,8 +151,9 @@ def gpuprobe(
 class WarmPython:
     """``folder`` is put first on the PATH of commands; ``python`` is the command in it. They are
     those of this interpreter where the system lacks what the server needs. ``modules``: what the
-    process imports as well. ``environment``: the one it starts with. If a server listens in
-    ``base`` already, it is used.
+    process imports as well. ``environment``: the one it starts with. ``one_at_a_time``: programs
+    wait for each other, and each takes one fork instead of two. If a server listens in ``base``
+    already, it is used.
     """
 
     def __init__(
@@ -159,7 +161,10 @@ class WarmPython:
         base: Path,
         modules: Sequence[str] = (),
         environment: Mapping[str, str] = _BEGAN_WITH,
+        *,
+        one_at_a_time: bool = False,
     ) -> None:
+        self._order = "one at a time" if one_at_a_time else "together"
         self._server: subprocess.Popen[bytes] | None = None
         self._modules = modules
         self._environment = dict(environment)
@@ -195,7 +200,7 @@ class WarmPython:
         listening.listen(16)
         with default_sigint():  # the programs inherit the server's
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(listening.fileno()), *self._modules],
+                [sys.executable, __file__, str(listening.fileno()), self._order, *self._modules],
                 env=self._environment,
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,  # its end is the server's
@@ -220,7 +225,8 @@ class WarmPython:
 End = Literal["interpreter", "libraries", "at once"]
 """How a process ends: as an interpreter does, which takes 0.3 s of processor time; or when its
 threads, its ``atexit`` handlers and the names of ``__main__`` have ended, then with or without what
-its libraries do at the end: a rank leaves its group.
+its libraries do at the end: a rank leaves its group. What the server's modules do at exit by
+`weakref.finalize` is left out at once.
 """
 
 
@@ -352,7 +358,7 @@ def _imports_torch(words: list[str]) -> bool:
 # -- the server
 
 
-def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
+def _serve(listening: socket.socket, modules: Sequence[str], *, one_at_a_time: bool) -> Request:
     """Fork for each command. Returns in the forked process, with its request."""
     import importlib
 
@@ -380,10 +386,9 @@ def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
         if 0 in select.select([listening, 0], [], [])[0]:
             os._exit(0)  # the tests have ended
         line, _ = listening.accept()
-        if os.fork():
+        if not one_at_a_time and os.fork():
             line.close()
             continue
-        listening.close()
         head, streams, _, _ = socket.recv_fds(line, 4, 16)
         size = int.from_bytes(head, "little")
         text = b""
@@ -394,7 +399,14 @@ def _serve(listening: socket.socket, modules: Sequence[str]) -> Request:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         process = os.fork()
         if process:
+            for stream in streams:
+                os.close(stream)
             _wait(process, line, request)
+            line.close()
+            if one_at_a_time:
+                continue
+            os._exit(0)
+        listening.close()
         if request.session:
             os.setsid()
         line.close()
@@ -421,9 +433,9 @@ def _wait(process: int, line: socket.socket, request: Request) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if limit is not None:
         _end_others(limit)
+    os.close(ended)
     with contextlib.suppress(OSError):
         line.sendall(f"{status}\n".encode())
-    os._exit(0)
 
 
 def _end_others(limit: float) -> None:
@@ -463,6 +475,10 @@ def _begin(request: Request, streams: list[int]) -> None:
         resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
     if request.program:
         os.execve(request.program, [request.program, *request.argv], request.environment)
+    if request.end == "at once":
+        # Those of the server's imports: torch's take a third of the time of a small program.
+        for living in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            living.atexit = False
     os.environ.clear()
     os.environ.update(request.environment)
     if request.command and NESTED.items() <= os.environ.items():
@@ -535,6 +551,15 @@ def _is_ours(file: str) -> bool:
     return file in (__file__, "<frozen runpy>") or file.endswith("runpy.py")
 
 
+def _print(text: str) -> None:
+    """Write to stderr as the interpreter does: to the descriptor if the stream fails."""
+    try:
+        sys.stderr.write(text)
+    except Exception:  # noqa: BLE001 - of the program's stream
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+
+
 def _reported(error: BaseException) -> object:
     """Report a program's error as the interpreter does, and return the code that it exits with."""
     if isinstance(error, SystemExit):
@@ -542,7 +567,18 @@ def _reported(error: BaseException) -> object:
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except SystemExit as ended:
+        return ended.code
+    except BaseException as second:  # noqa: BLE001 - as Python does
+        own = second.__traceback__ and second.__traceback__.tb_next
+        for title, shown, frames in (
+            ("Error in sys.excepthook:\n", second, own),
+            ("\nOriginal exception was:\n", error, trace),
+        ):
+            _print(title)
+            sys.__excepthook__(type(shown), shown, frames)
     return KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else 1
 
 
@@ -572,7 +608,9 @@ def _end(code: object, how: End) -> NoReturn:
         sys.exit(code)  # type: ignore[arg-type]
     if code is not None and not isinstance(code, int):
         if not interrupted and sys.stderr is not None:
-            print(code, file=sys.stderr)
+            with contextlib.suppress(Exception):  # it is full, or the program's
+                sys.stderr.write(str(code))
+            _print("\n")
         elif not interrupted:  # print would write it to stdout
             with contextlib.suppress(OSError):
                 os.write(2, f"{code}\n".encode())
@@ -583,6 +621,9 @@ def _end(code: object, how: End) -> NoReturn:
     gc.collect()
     if not all([*map(_flushed, ("stdout", "stderr"))]):
         code = 120
+    for name in ("__stdout__", "__stderr__"):  # they are flushed when they are deleted
+        with contextlib.suppress(Exception):
+            getattr(sys, name).flush()
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -595,7 +636,11 @@ if __name__ == "client":
     _client()
 elif __name__ == "__main__":
     # Without functions in between, the program's depth is that of an interpreter, but for one.
-    _request = _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    _request = _serve(
+        socket.socket(fileno=int(sys.argv[1])),
+        sys.argv[3:],
+        one_at_a_time=sys.argv[2] == "one at a time",
+    )
     _code: object = None
     try:
         if _request.argv[0] == "-m":

@@ -23,6 +23,7 @@ _NATIVE_SUFFIXES = (
 _RUNS_PROGRAMS = r"""
     | /gpuprobe/(api|cli|engines|hazard_watch|hazards|integrations|model|native|probes)/
     | /gpuprobe/(pytest_plugin|recording|sampler|torch_support|virtual)/
+    | /gpuprobe/(patching|recursion)\.py$
     | /bin/(accelerate|gpuprobe|ipython|py\.?test|torchrun)$  # the command itself
 """
 """Code below the program on its stacks, and gpuprobe's own where it is not installed."""

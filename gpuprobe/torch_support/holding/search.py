@@ -646,7 +646,9 @@ def _is_program(frame: FrameType) -> bool:
 def is_program_module(module: ModuleType) -> bool:
     """Whether a module is the program's, and not a library's."""
     path = vars(module).get("__file__")
-    return type(path) is str and is_user_frame(Frame(path, 1, ""))
+    if type(path) is not str or path.startswith(PACKAGE):  # gpuprobe may not be installed
+        return False
+    return is_user_frame(Frame(path, 1, ""))
 
 
 def _names_of(namespace: dict[str, Any], module: str) -> Iterator[tuple[Start, object]]:

@@ -179,7 +179,7 @@ class OpenTraces:
             if traces is None:
                 with gc_paused():
                     traces = self._open[key] = open_traces(rank, ref)
-                gc.freeze()  # permanently: the objects of a trace form no cycles
+                gc.freeze()  # the objects of a trace form no cycles; until `release_objects`
             self._open.move_to_end(key)
             while len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)

@@ -19,7 +19,7 @@ from gpuprobe.api.live import Followed, all_findings
 from gpuprobe.model.io.document import header
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import visible, wrapped
-from gpuprobe.tui.probe_app import APP_KEYS, ProbeApp
+from gpuprobe.tui.probe_app import APP_KEYS, RELEASE_AFTER, ProbeApp, release_objects
 from gpuprobe.tui.viewer.panes import (
     FindingsPane,
     NowPane,
@@ -129,6 +129,11 @@ class ViewScreen(Screen[None]):
         self._show_tabs()
         self._focus_pane()
         self._follow()
+
+    def on_unmount(self) -> None:
+        self.app.theme_changed_signal.unsubscribe(self)  # it keeps the subscriber
+        self._shared.traces.forget()
+        self.app.set_timer(RELEASE_AFTER, release_objects)
 
     # -- reading
 
