@@ -309,7 +309,8 @@ def _after_training(evidence: AdviceFacts) -> str:
         return ""
     return (
         f"after step {step.index - 1}, {human_bytes(grown)} were allocated without a backward "
-        f"pass; the training steps needed at most {human_bytes(max(trained))}"
+        "pass, as in an evaluation without no_grad; the training steps needed at most "
+        f"{human_bytes(max(trained))}"
     )
 
 

@@ -136,6 +136,7 @@ def test_an_evaluation_with_gradients_is_the_verdict(tmp_path: Path) -> None:
     lines = [line.removeprefix("gpuprobe:").strip() for line in done.stderr.splitlines()]
     text = " ".join(lines)
     assert re.search(r"Out of memory: after step 5, 1\d\.\d GiB were allocated without", text)
+    assert "without a backward pass, as in an evaluation without no_grad; the training" in text
     assert "try: If these forward passes train nothing, such as an evaluation" in text
     # An estimate of the default number of steps would end before the evaluation.
     assert lines[-1] == "gpuprobe estimate --gpu t4 --steps=7 script.py"

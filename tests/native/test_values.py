@@ -70,6 +70,7 @@ CASES = {
     "measured": "5.1 GiB, and about a minute of computing for its first step\nsmall\n"
     "its tensors take",
     "at_once": "all values were computed",
+    "arrays": "(1, 2) float64\nnan [1. 1.]",
     "assumed": "0.25",
     "nan": "nan noted False",
     "conditions": "none; numbers that were not computed are finite; the check passes; the "

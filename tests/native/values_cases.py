@@ -156,6 +156,14 @@ def at_once() -> None:
     print(values.notes[0].partition(": ")[0].partition(" up to")[0])
 
 
+def arrays() -> None:
+    with Values("shapes", reported=True):
+        unknown = large()[:1, :2].cpu()
+        print(unknown.numpy().shape, unknown.double().__array__().dtype)
+        again = torch.from_numpy(unknown.numpy()).sum().item()
+        print(again, torch.ones(2).numpy())
+
+
 def assumed() -> None:
     line = sys._getframe().f_lineno + 2
     with Values("shapes", assume=[f"values_cases.py:{line}=0.25"]):

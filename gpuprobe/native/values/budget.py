@@ -12,12 +12,13 @@ import torch
 from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gpuprobe.errors import CostMeasured, EnvironmentUnavailable, TooLarge
+from gpuprobe.errors import CostMeasured, ProgramFailed, TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.plans import OperatorPlan
+from gpuprobe.torch_support.callers import place_of, program_line
 from gpuprobe.torch_support.tensors import tensors_in
 
 MEMORY: Final = 16 << 30
@@ -84,18 +85,17 @@ def available_memory() -> int:
 
 def ensure_on_host(nbytes: int) -> None:
     """Check that a new tensor on the CPU fits in this machine's memory, before the kernel ends the
-    process. Raises EnvironmentUnavailable.
+    process. Raises ProgramFailed.
     """
     available = available_memory()
     if nbytes + _RESERVE <= available:
         return
-    held = psutil.Process().memory_info().rss
-    raise EnvironmentUnavailable(
-        f"the program makes another {human_bytes(nbytes)} on the CPU, and this machine has "
-        f"{human_bytes(max(0, available))} available (the program holds {human_bytes(held)})",
-        hint="make the model on the GPU, where it takes no memory of this machine: with "
-        'torch.device("cuda"): model = Model(); or with torch.device("meta"), then '
-        'model.to_empty(device="cuda")',
+    raise ProgramFailed(
+        "this machine does not have enough memory for a tensor that the program creates on the "
+        f"CPU at {place_of(*program_line())}: it needs another {human_bytes(nbytes)}, and "
+        f"{human_bytes(max(0, available))} are available",
+        hint='create it on the GPU, where it takes none: with torch.device("cuda"): model = '
+        'Model(); or with torch.device("meta"), then model.to_empty(device="cuda")',
     )
 
 

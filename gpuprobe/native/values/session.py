@@ -136,8 +136,10 @@ def _follow_reads(computing: ComputingShapes, reads: Reads, patches: Patches) ->
     def truth(tensor: Any) -> bool:
         return reads.decide("true or false")
 
+    numpy = torch.Tensor.numpy  # the replaced one would find the placeholder, which is unknown
+
     def array(tensor: Any) -> Any:
-        return reads.filled(tensor, knowledge.most(tensor)).numpy()
+        return numpy(reads.filled(tensor, knowledge.most(tensor)))
 
     follow("item", item)
     follow("__float__", number)
