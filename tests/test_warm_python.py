@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import warm_python
 from default_sigint import default_sigint
+from waiting import wait_for_end
 
 SEEN = """
 import json, os, sys, warnings
@@ -83,8 +84,7 @@ def test_a_command_that_is_gone_ends_its_program(tmp_path: Path) -> None:
         process.kill()
         assert process.stdout.read() == ""  # the program had the stream, too
     assert process.returncode == -signal.SIGKILL
-    status = Path(f"/proc/{number}/stat")
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    wait_for_end(number)  # it closes its streams a little earlier
 
 
 IN_THE_BACKGROUND = f"""
