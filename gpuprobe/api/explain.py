@@ -105,6 +105,7 @@ class _Explaining:
         self._folder = folder
         self._notify = notify
         self._began = time.monotonic()
+        self._budget = budget
         self._until = self._began + budget
         self._notes: list[str] = []
 
@@ -206,7 +207,7 @@ class _Explaining:
             )
         except subprocess.TimeoutExpired:
             raise UsageError(
-                "the program did not end within the time that an explanation has",
+                f"the program did not end within the {self._budget:g} s of an explanation",
                 hint="let it make fewer steps (an option of the script), or give it more: --budget",
             ) from None
 

@@ -58,8 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.explain import Subject, explain
     from gpuprobe.api.render import render
+    from gpuprobe.api.watch import program
 
     target = program_of(args, "gpuprobe explain SCRIPT, or gpuprobe explain -m MODULE")
+    if not target.module:
+        program(*target)  # raises an error for a script that does not exist, or is not Python
     subject = Subject(target.target, target.arguments, target.module, args.gpu, args.compute)
     found = explain(subject, budget=args.budget, notify=stderr.note)
     render(found, format_of(args), sys.stdout, cwd=str(Path.cwd()), full=args.verbose)
