@@ -92,7 +92,7 @@ class Fit(Displayed):
     capacity: Bytes
     argument: str
     applied: Annotated[str, "how the value was given to the script"]
-    compute: Annotated[str, OneOf(MODES)]
+    compute: Annotated[str, OneOf(("auto", *MODES)), "auto: each estimate computed what it could"]
     least: Annotated[int, Bounds(1)]
     most: Annotated[int, Bounds(1)]
     largest: Annotated[int | None, "null: not even the smallest fits"]
