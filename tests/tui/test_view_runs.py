@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from gpuprobe.recording.running import summarize_run
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.text.runs import line
 from gpuprobe.sampler.environment import describe
-from gpuprobe.tui.viewer.app import RunsScreen, ViewApp
+from gpuprobe.tui.viewer.app import RunsScreen, ViewApp, open_run
 from gpuprobe.tui.viewer.screen import ViewScreen
 from gpuprobe.tui.widgets.table import ItemTable
 
@@ -189,3 +190,20 @@ def test_ages_and_ranks_in_a_line() -> None:
         run = Run("/r.gpuprobe", (9, 7), RunSummary("/r.gpuprobe", 4, session, environment))
         assert f" {expected}  counters 4 ranks · t.py" in line(run, 1000.0 + seconds)
     assert line(Run("/r.gpuprobe", (7,), None)).endswith("(no training step yet)")
+
+
+async def test_recordings_that_were_closed_leave_nothing_in_memory() -> None:
+    """But for the last one, which Textual's current context keeps."""
+    path = str(Path(__file__).parents[1] / "recorded" / "v2" / "virtual.gpuprobe")
+    screens: list[weakref.ref[ViewScreen]] = []
+    app = ViewApp(None)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for _ in range(3):
+            open_run(app, path, None)
+            await until(pilot, lambda: isinstance(app.screen, ViewScreen))
+            await pilot.press("2", "3", "t", "1")
+            assert isinstance(app.screen, ViewScreen)
+            screens.append(weakref.ref(app.screen))
+            await pilot.press("escape")
+            await until(pilot, lambda: not isinstance(app.screen, ViewScreen))
+        await until(pilot, lambda: [ref() for ref in screens[:2]] == [None, None])

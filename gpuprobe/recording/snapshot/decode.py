@@ -145,12 +145,12 @@ class StackInterner:
         if outer > 1:
             frames = frames[: MOST_DEPTH - 1]
         known = self._frames
-        ids = []
-        for frame in frames:
-            index = known.get(id(frame))
-            if index is None:
-                index = known[id(frame)] = self._irregular.index(self._table, frame)
-            ids.append(index)
+        ids = [known.get(id(frame), -1) for frame in frames]
+        if -1 in ids:
+            for at, frame in enumerate(frames):
+                if id(frame) not in known:
+                    known[id(frame)] = self._irregular.index(self._table, frame)
+                ids[at] = known[id(frame)]
         if outer > 1:
             ids.append(self._table.frame(left_out(outer)))
         return self._table.stack(tuple(ids))
