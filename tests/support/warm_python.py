@@ -615,7 +615,9 @@ def _end(code: object, how: End) -> NoReturn:
             with contextlib.suppress(OSError):
                 os.write(2, f"{code}\n".encode())
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
+    threads = sys.modules.get("threading")  # as Python does: of the module that has the name
+    if threads is not None:
+        threads._shutdown()
     atexit._run_exitfuncs()
     vars(sys.modules["__main__"]).clear()
     gc.collect()
