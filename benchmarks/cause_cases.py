@@ -4,16 +4,22 @@ Each folder of `cause_cases` is a program written after a public thread, and, un
 memory is needed, the thread's fix as a patch. `cause_cases/truths.toml` says of each what is to be
 found: frozen before the rules that find it, so no truth is ever changed to fit a rule.
 
-This script checks the set itself: each program and each fixed program ends as the table says, with
-the table's peaks, to the byte.
+Without options, this script checks the set itself: each program and each fixed program ends as the
+table says, with the table's peaks, to the byte. With ``--explain`` it runs `gpuprobe explain` on
+each program and judges the first cause:
 
-Usage: python benchmarks/cause_cases.py [NAME...]    (Python 3.11 or later)
+* its *line*: where the memory was allocated, or what keeps it;
+* its *holder*: it begins with the name of the table's;
+* its *remedy*: a word of the table's remedies, for each rule (`_WORDS`).
+
+Usage: python benchmarks/cause_cases.py [--explain] [NAME...]    (Python 3.11 or later)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -166,12 +172,106 @@ def _exact(bound: Mapping[str, Any]) -> int:
     return int(bound["at_most"])
 
 
+_WORDS = {
+    "kept-graphs": ("detach", "item", "no_grad"),
+    "kept-graph": ("detach", "item", "no_grad"),
+    "evaluation-with-graph": ("no_grad",),
+    "gradient-graph": ("autograd.grad", "none", "create_graph"),
+    "loaded-file": ("map_location", "del the loaded"),
+    "live-variable": ("del", "drop"),
+    "kept-tensors": ("drop", "cpu", "clear", "keep", "remove", "detach", "delete", "free"),
+    "cached-results": ("limit the cache", "do not cache"),
+    "cycle": ("cycle", "weak", "save_for_backward", "collect", "capture", "callbacks"),
+    "handled-exception": ("except", "keep the message"),
+    "autocast-cache": ("cache_enabled",),
+    "unread-gradients": ("requires_grad", "no_grad", "freeze"),
+    "late-zero-grad": ("zero_grad",),
+    "stale-optimizer-state": ("optimizer",),
+    "too-early": ("when it is used", "when used", "fewer batches", "cpu"),
+    "ddp-unused-parameters": ("find_unused",),
+    "ddp-buckets": ("bucket",),
+}
+"""By rule of `gpuprobe.causes`, words of the remedies that are the same as the rule's."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is right about the first cause of a program; ``named``: there is one at all."""
+
+    named: bool
+    line: bool = False
+    holder: bool = False
+    remedy: bool = False
+    rule: str = ""
+
+    def text(self) -> str:
+        if not self.named:
+            return "no cause"
+        parts = {"line": self.line, "holder": self.holder, "remedy": self.remedy}
+        wrong = [name for name, right in parts.items() if not right]
+        return f"{self.rule}: {'right' if not wrong else 'not right: ' + ', '.join(wrong)}"
+
+
+def judge(case: Case, answer: Mapping[str, Any]) -> Judgement:
+    """Compare the first cause of ``gpuprobe explain --json`` with the table."""
+    if not answer["causes"]:
+        return Judgement(named=False)
+    first = answer["causes"][0]
+    if case.cause is None:
+        return Judgement(named=True, rule=first["rule"])
+    lines = {(first[key] or {}).get("line") for key in ("made_at", "kept_at")}
+    name = re.split(r"[.\[( ]", case.cause.holder)[0]
+    remedies = " ".join((case.cause.remedy, *case.cause.also)).lower()
+    return Judgement(
+        named=True,
+        line=bool(lines & {case.cause.born, case.cause.keeps}),
+        holder=name == "none" or name in f"{first['holder']} {first['sentence']}",
+        remedy=any(word in remedies for word in _WORDS[first["rule"]]),
+        rule=first["rule"],
+    )
+
+
+def explained(case: Case) -> Mapping[str, Any]:
+    """The document of ``gpuprobe explain``. Raises RuntimeError where there is none."""
+    with tempfile.TemporaryDirectory() as base:
+        shutil.copy(case.program, Path(base, "program.py"))
+        options = ("--gpu", GPU, "--compute", "shapes", "--json")
+        command = [sys.executable, "-m", "gpuprobe", "explain", *options, "program.py"]
+        done = subprocess.run(command, cwd=base, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stderr)
+    answer: Mapping[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def explain_all(chosen: list[Case]) -> None:
+    """Explain each program, and print what is right, in sum by the state of the memory."""
+    sums: dict[str, list[int]] = {}
+    for case in chosen:
+        found = judge(case, explained(case))
+        state = "control" if case.cause is None else case.cause.state
+        right = not found.named if case.cause is None else found.line
+        row = sums.setdefault(state, [0, 0, 0, 0])
+        for at, value in enumerate((True, right, found.holder, found.remedy)):
+            row[at] += value
+        print(f"{case.kind:8} {case.name:24} {state:8} {found.text()}", flush=True)
+    for state, (count, line, holder, remedy) in sorted(sums.items()):
+        if state == "control":
+            print(f"controls: {line} of {count} silent")
+        else:
+            print(f"{state}: line {line}, holder {holder}, remedy {remedy} of {count}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--explain", action="store_true", help="run gpuprobe explain on each")
     parser.add_argument("names", nargs="*", metavar="NAME")
     args = parser.parse_args()
     wrong = 0
     chosen = [case for case in cases() if not args.names or case.name in args.names]
+    if args.explain:
+        explain_all(chosen)
+        return
     for case in chosen:
         found = list(faults(case))
         wrong += bool(found)
