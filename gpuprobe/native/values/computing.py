@@ -631,7 +631,7 @@ def _check_host(args: Any, kwargs: Any) -> None:
     given = isinstance(first, _Tensor)
     size = next((item for item in args if type(item) is list), None)
     count = math.prod(size) if size is not None else first.numel() if given else 0
-    if count < _LARGE_ON_HOST:
+    if count < _LARGE_ON_HOST or kwargs.get("pin_memory"):  # CUDA refuses that itself
         return
     device = kwargs.get("device")
     if device is None:
