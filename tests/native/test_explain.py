@@ -70,6 +70,9 @@ train(4)
 CYCLE = (
     START
     + """\
+import gc
+gc.disable()  # when it runs by itself depends on what else the process has
+
 class State:
     def __init__(self, data):
         self.data = data
