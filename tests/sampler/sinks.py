@@ -6,7 +6,14 @@ import errno
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.session import (
+    BlindSpot,
+    Environment,
+    LaterUses,
+    Session,
+    SessionEnd,
+    Step,
+)
 from gpuprobe.model.trace import MemoryTrace
 
 
@@ -17,6 +24,7 @@ class KeepingSink:
         self.sessions: list[tuple[Session, Environment]] = []
         self.by_index: dict[int, Step] = {}
         self.traces: dict[str, MemoryTrace] = {}
+        self.uses: list[LaterUses] = []
         self.findings: list[Finding] = []
         self.blind_spots: list[BlindSpot] = []
         self.ends: list[SessionEnd] = []
@@ -42,6 +50,9 @@ class KeepingSink:
         name = f"trace-{len(self.traces)}"
         self.traces[name] = trace
         return name
+
+    def later_uses(self, uses: LaterUses) -> None:
+        self.uses.append(uses)
 
     def finding(self, finding: Finding) -> None:
         self.findings.append(finding)
