@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import TracebackType
 
@@ -35,10 +36,12 @@ def _show_errors_without_own_frames() -> None:
     def excepthook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        from gpuprobe.sampler.program import cut_traceback  # 5 ms, in a process that fails
-
         own = trace is error.__traceback__
-        cut_traceback(error)
+        # The program may have replaced the import: then its error has our frames.
+        with contextlib.suppress(Exception):
+            from gpuprobe.sampler.program import cut_traceback  # 5 ms, in a process that fails
+
+            cut_traceback(error)
         original(kind, error, error.__traceback__ if own else trace)
 
     sys.excepthook = excepthook
