@@ -198,9 +198,9 @@ def test_the_tried_figure_is_that_of_the_edit_made_by_hand(name: str, project: P
     (elsewhere / "applied.py").write_bytes(script.read_bytes())
     assert by_hand(elsewhere / "unchanged.py") == (found.before_allocated, found.before_reserved)
     peaks = found.peak_allocated, found.peak_reserved
-    assert by_hand(elsewhere / "applied.py") == peaks
     # Autograd's thread may release its last block shortly after the backward pass has returned.
-    assert peaks[0] in (by_hand(elsewhere / "fixed.py")[0] for _ in range(3))
+    assert peaks in (by_hand(elsewhere / "applied.py") for _ in range(5))
+    assert peaks[0] in (by_hand(elsewhere / "fixed.py")[0] for _ in range(5))
 
 
 def test_a_program_that_fails_or_computes_something_else_saves_nothing(project: Path) -> None:
