@@ -161,3 +161,17 @@ except torch.OutOfMemoryError:
 def test_an_operator_that_runs_out_of_memory_uses_its_arguments(tmp_path: Path) -> None:
     needs = needs_of(tmp_path, FAILING)
     assert 4 not in lines(needs, "never_used")
+
+
+def test_a_step_with_too_many_uses_has_none(tmp_path: Path) -> None:
+    """Instead of uses that are not complete, which would be taken for all."""
+    (tmp_path / "program.py").write_text(
+        "import gpuprobe.sampler.tracing.uses as uses\nuses.MOST_USES = 5\n" + PROGRAM
+    )
+    done = gpuprobe(
+        *("run", "--gpu", "t4", "--level", "trace", "--output", "run.gpuprobe", "program.py"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = gpuprobe("report", "--json", "run.gpuprobe", cwd=tmp_path)
+    assert "not traced" in json.loads(shown.stdout)["needs"]["unavailable"]

@@ -231,6 +231,8 @@ class Traces:
         """Record nothing more; what is installed stays until `stop`. Never raises."""
         if self.cpu is not None:
             self.cpu.active = False
+        if self.uses is not None:
+            self.uses.stop()
         with contextlib.suppress(RuntimeError):  # CUDA in error
             self._stop_cuda()
 

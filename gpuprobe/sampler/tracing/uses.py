@@ -40,6 +40,10 @@ _USE, _OVERWRITE, _MADE = range(3)
 was made."""
 _KINDS: Final = 4
 
+MOST_USES: Final = 1 << 24
+"""Uses of one step that are noted, in 16 bytes each. A step with more has none: a program without
+steps would fill the memory."""
+
 _OVERWRITES: Final = frozenset(
     """zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_
     log_normal_""".split()  # noqa: SIM905 - a list to be read
@@ -244,6 +248,9 @@ class Uses:
                 self._note(item, number, kind)
 
     def _noted(self, address: int, number: int, kind: int) -> None:
+        if len(self._address) == MOST_USES:
+            self.stop()
+            return
         self._address.append(address)
         self._entry.append(number * _KINDS + kind)
         self._last[address] = 0 if kind == _MADE else number
@@ -313,10 +320,10 @@ class Uses:
     # -- traces
 
     def complete(self, trace: MemoryTrace) -> None:
-        """Fill the columns of uses. A history without times is not modified."""
+        """Fill the columns of uses. A trace is not modified if uses are missing, or times."""
         events = trace.events
         times = events.time_us
-        if not self._began or not times or not times[0]:
+        if not self._on or not self._began or not times or not times[0]:
             return
         base, began = self._base, self._began
         events.operator = array("I", (base + bisect_right(began, time) for time in times))
