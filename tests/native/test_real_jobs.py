@@ -93,8 +93,10 @@ def test_what_differs_is_found() -> None:
     assert native_jobs.differences(lines[1:], lines)
 
 
-START = """\
-import os, time, torch, torch.distributed as dist
+# One write for each line: torchrun's ranks are not buffered, and would mix their lines.
+_PRINT = 'print = lambda *words, flush=True: sys.stdout.write(" ".join(map(str, words)) + "\\n")'
+START = f"""\
+import os, sys, time, torch, torch.distributed as dist; {_PRINT}
 dist.init_process_group("nccl")
 rank = dist.get_rank()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
