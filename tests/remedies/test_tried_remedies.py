@@ -198,9 +198,12 @@ def test_the_tried_figure_is_that_of_the_edit_made_by_hand(name: str, project: P
     (elsewhere / "applied.py").write_bytes(script.read_bytes())
     assert by_hand(elsewhere / "unchanged.py") == (found.before_allocated, found.before_reserved)
     peaks = found.peak_allocated, found.peak_reserved
-    # Autograd's thread may release its last block shortly after the backward pass has returned.
-    assert peaks in (by_hand(elsewhere / "applied.py") for _ in range(5))
-    assert peaks[0] in (by_hand(elsewhere / "fixed.py")[0] for _ in range(5))
+    # Autograd's thread may release its last blocks shortly after a backward pass has returned.
+    late = (1 << 20) * (name == "create_graph")
+    applied = by_hand(elsewhere / "applied.py")
+    assert abs(applied[0] - peaks[0]) <= late
+    assert applied[1] == peaks[1]
+    assert abs(by_hand(elsewhere / "fixed.py")[0] - peaks[0]) <= late
 
 
 def test_a_program_that_fails_or_computes_something_else_saves_nothing(project: Path) -> None:
