@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from gpuprobe.analysis.peak.high_water import HighWater, live_at
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
@@ -44,12 +44,10 @@ from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import LineNumber, Unavailable
 from gpuprobe.remedies.edits import Detach, ToCpu
 from gpuprobe.remedies.text import Refused, parsed
-
-if TYPE_CHECKING:
-    pass
 
 BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
@@ -113,9 +111,9 @@ class _Explaining:
         ended, recording = self._recorded()
         if ended.startswith(_OUT_OF_MEMORY):
             # Only where memory runs out, frames of the exception hold some.
-            found = self._explained(recording, ended, failed=True)
-            if found.causes:
-                return found
+            explanation = self._explained(recording, ended, failed=True)
+            if explanation.causes:
+                return explanation
             self._notify("running it again, on a GPU that never runs out of memory")
             again = self._again()
             if again is None:
@@ -123,13 +121,12 @@ class _Explaining:
                     "what the program would need: it fails on a GPU without a limit, too, as with "
                     "a limit that it sets (set_per_process_memory_fraction)"
                 )
-                return replace(found, notes=tuple(self._notes))
+                return replace(explanation, notes=tuple(self._notes))
             recording = again
         return self._explained(recording, ended)
 
-    def _explained(self, recording: Any, ended: str, *, failed: bool = False) -> Explanation:
+    def _explained(self, recording: Recording, ended: str, *, failed: bool = False) -> Explanation:
         """``failed``: at the point where the memory ran out."""
-
         site, mark = _peak_of(recording)
         if failed:
             mark = _failure_in(mark)
@@ -139,7 +136,7 @@ class _Explaining:
             raise UsageError(f"nothing to explain: {needs.reason}")
         endless = bool(ended != _COMPLETE and not failed)
         holders = self._holders(lives, mark, endless=endless, failed=failed)
-        found = causes_at(lives, mark.event, holders, failed=failed)
+        diagnosed = causes_at(lives, mark.event, holders, failed=failed)
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
         return Explanation(
@@ -153,31 +150,29 @@ class _Explaining:
             reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
             ended=ended,
             needs=needs,
-            causes=self._causes(list(islice(found, _MOST_CAUSES)), needs.total, failed=failed),
+            causes=self._causes(list(islice(diagnosed, _MOST_CAUSES)), needs.total, failed=failed),
             notes=tuple(self._notes),
             seconds=time.monotonic() - self._began,
         )
 
     # -- the runs
 
-    def _recorded(self) -> tuple[str, Any]:
+    def _recorded(self) -> tuple[str, Recording]:
         """How the program ended, and its recording."""
-
         self._notify("running the program")
         path = self._folder / "first.gpuprobe"
         done = self._run(path, endless=False)
         recording = load(path) if path.exists() else None
         end = None if recording is None else recording.ranks[0].end
         error = None if end is None else end.error
-        if error is not None and error.out_of_memory:
+        if recording is not None and error is not None and error.out_of_memory:
             return f"{_OUT_OF_MEMORY}: {error.message}", recording
         if done.returncode or recording is None:
             raise _failed(done)
         return _COMPLETE, recording
 
-    def _again(self) -> Any:
+    def _again(self) -> Recording | None:
         """A recording of the program on GPUs that never run out of memory; None if it fails so."""
-
         path = self._folder / "endless.gpuprobe"
         done = self._run(path, endless=True)
         return None if done.returncode else load(path)
@@ -212,7 +207,7 @@ class _Explaining:
             ) from None
 
     def _holders(
-        self, lives: Any, mark: HighWater, *, endless: bool, failed: bool
+        self, lives: Biographies, mark: HighWater, *, endless: bool, failed: bool
     ) -> Mapping[int, Holder]:
         """What holds the memory that is not needed, by row of the ledger."""
         from gpuprobe.sampler.tracing.inspection import REQUEST
@@ -253,15 +248,15 @@ class _Explaining:
     # -- causes and trials
 
     def _causes(
-        self, found: Sequence[Diagnosed], peak: int, *, failed: bool
+        self, diagnosed: Sequence[Diagnosed], peak: int, *, failed: bool
     ) -> tuple[MemoryCause, ...]:
         """The causes, with the remedies that could be tried. ``peak``: bytes."""
         if failed:
-            return tuple(_cause(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in found)
+            return tuple(_cause(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in diagnosed)
         with ExitStack() as stack:
             trials: RemedyTrials | None = None
             causes = []
-            for one in found:
+            for one in diagnosed:
                 effect = Effect(Certainty.REPLAYED, peak, one.freed_early)
                 edits = self._edits(one)
                 if edits and trials is None:
@@ -274,7 +269,6 @@ class _Explaining:
         return tuple(causes)
 
     def _trials(self) -> RemedyTrials:
-
         subject = self._subject
         return RemedyTrials(
             [subject.target, *subject.arguments],
@@ -285,7 +279,6 @@ class _Explaining:
 
     def _edits(self, found: Diagnosed) -> list[EditCandidate]:
         """The edits that can be tried for a cause."""
-
         script = "" if self._subject.module else os.path.realpath(self._subject.target)
         for path in files_of(found.group, script):
             try:
@@ -300,7 +293,6 @@ class _Explaining:
 
     def _tried(self, trials: RemedyTrials, candidate: EditCandidate, replayed: Effect) -> Effect:
         """The effect of an edit, if the changed program needs less; otherwise the replayed one."""
-
         left = self._until - time.monotonic()
         if left <= 0:
             return replace(replayed, note="there was no time left to try it (--budget)")
@@ -338,7 +330,6 @@ def _cause(found: Diagnosed, effect: Effect, kept_at: Place | None = None) -> Me
 
 def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:
     """The line that stores what holds the memory."""
-
     for candidate in edits:
         if isinstance(candidate.edit, (Detach, ToCpu)):
             return Place(candidate.path, LineNumber(candidate.edit.line))
@@ -355,7 +346,6 @@ def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:
 
 def _failure_in(mark: HighWater) -> HighWater:
     """The blocks at the last allocation that failed in the trace of a peak, if one did."""
-
     failures = [
         event
         for event, action in enumerate(mark.ledger.trace.events.action)
@@ -364,9 +354,8 @@ def _failure_in(mark: HighWater) -> HighWater:
     return live_at(mark.ledger, failures[-1]) if failures else mark
 
 
-def _peak_of(recording: Any) -> tuple[PeakSite, HighWater]:
+def _peak_of(recording: Recording) -> tuple[PeakSite, HighWater]:
     """The highest peak of a device, and its blocks."""
-
     sites = [site for site in device_peaks(recording) if site.device.startswith("cuda")]
     site = overall_peak(recording, sites)
     if site is None or not site.device:

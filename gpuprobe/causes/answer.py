@@ -12,7 +12,6 @@ class EditKind(Enum):
     NONE = "none"
     DETACH = "detach"  # what is stored at the line that keeps it
     DELETE = "delete"  # the variable after its last use
-    NO_GRAD = "no_grad"  # around the call
     MAP_LOCATION = "map_location"  # of torch.load, "cpu"
     TO_CPU = "to_cpu"  # what is stored at the line that keeps it
     COLLECT = "collect"  # gc.collect() after each step

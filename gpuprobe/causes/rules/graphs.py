@@ -33,7 +33,6 @@ def diagnose(group: HeldGroup) -> Answer | None:
             "this forward pass trains nothing",
             "run it under torch.no_grad()",
             code="with torch.no_grad():",
-            edit=EditKind.NO_GRAD,
         )
     many = holder.container
     if many is not None:
