@@ -213,6 +213,8 @@ def estimate_program(
         notify(f"running the program a second time: {why}")
         return start.again(why, **{**order, "output": kept}, compute="real", rank=rank)
 
+    if within:  # the process that asked handles a run that is too large
+        return attempt(compute, within).estimate
     found = estimate_with(compute, attempt, again)
     return _suggested(found, start, {**order, "rank": rank}, alternatives, notify, suggest)
 
@@ -270,7 +272,7 @@ class _ProgramRun:
         from gpuprobe.sampler.hooks.optimizer_steps import Enough, limit
         from gpuprobe.sampler.processes.children import following
         from gpuprobe.sampler.program import restored_if_it_fails, signals_restored
-        from gpuprobe.torch_support.callers import of_host_memory, place_in
+        from gpuprobe.torch_support.callers import beyond_any_gpu, of_host_memory, place_in
 
         steps = self._steps
         with restored_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
@@ -309,6 +311,12 @@ class _ProgramRun:
                     )
                     raise ProgramFailed(text) from None
                 reason = str(error).strip().partition("\n")[0]
+                size = beyond_any_gpu(error)
+                if size:
+                    raise ProgramFailed(
+                        f"does not fit on any GPU: at {place_in(error)} the program asks for "
+                        f"{size} at once, more than this machine has addresses for"
+                    ) from None
                 text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
                 raise _failed(measured, text) from error
             if not count():

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gpuprobe.cli import exit_codes, output, stderr
 from gpuprobe.cli.after_script import sort_options
@@ -36,7 +36,12 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser with gpuprobe's errors: one line, a hint, exit code 2."""
+    """An argument parser with gpuprobe's errors: one line, a hint, exit code 2. An option has one
+    spelling: an abbreviation might be an option of the script.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         hint = f"{self.prog} --help"

@@ -56,11 +56,13 @@ class Style:
 
     def text(self, text: str) -> str:
         """Untrusted text on one line, in characters the stream has."""
-        shown = visible(text)
+        return self.encodable(visible(text))
+
+    def encodable(self, text: str) -> str:
+        """Text in characters that the stream has."""
         if self.unicode:
-            return shown
-        shown = shown.translate(_ASCII)
-        return shown.encode("ascii", "backslashreplace").decode("ascii")
+            return text
+        return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
     def path(self, text: str) -> str:
         """A path, or text that begins with one; relative to ``cwd`` if it is below."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from types import FrameType, TracebackType
@@ -124,6 +125,20 @@ def _places_in(error: BaseException) -> tuple[str, str, str]:
         elif not file.startswith((PACKAGE, TORCH)):
             place = place_of(file, traceback.tb_lineno)
     return place, generated, standard
+
+
+_AT_ONCE = re.compile(r"Tried to allocate ([\d.]+ \w+)")
+
+
+def beyond_any_gpu(error: BaseException) -> str:
+    """The size that a GPU without a limit could not allocate, as torch prints it; "" for another
+    error, as for a limit that the program has set (``set_per_process_memory_fraction``).
+    """
+    text = str(error)
+    if not isinstance(error, torch.OutOfMemoryError) or " allowed" in text:
+        return ""
+    found = _AT_ONCE.search(text)
+    return found[1] if found else ""
 
 
 def of_host_memory(error: BaseException) -> bool:

@@ -179,3 +179,14 @@ def test_other_shells(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["check", "run"])
+def test_an_option_has_one_spelling(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script's ``--n`` is no abbreviation of ``--no-blame`` or ``--no-hazards``."""
+    _, parser = command_parser(name)
+    given = parser.parse_args(["train.py", "--n", "32", "--le", "1"])
+    assert given.args == ["--n", "32", "--le", "1"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--no-bla" if name == "check" else "--lev=trace", "train.py"])
+    assert "unrecognized arguments" in capsys.readouterr().err

@@ -174,3 +174,14 @@ def test_errors_of_the_program_stay_the_programs(tmp_path: Path) -> None:
     assert done.returncode == 5
     error = next(line for line in done.stderr.splitlines() if line.startswith("gpuprobe: error"))
     assert error.startswith(f"gpuprobe: error: the program failed at {script}:3: RuntimeError")
+
+
+def test_more_than_the_machine_has_addresses_for_does_not_fit(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("import torch\n\nx = torch.empty(1 << 50, device='cuda')\n")
+    done = command(script)
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[-1] == (
+        f"gpuprobe: error: does not fit on any GPU: at {script}:3 the program asks for "
+        "4194304.00 GiB at once, more than this machine has addresses for"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -14,7 +15,7 @@ from report_builders import recording, step
 
 from gpuprobe.analysis.summary import summarize
 from gpuprobe.model.report import PhaseTime, TimeShares
-from gpuprobe.reporters.sections.parts import Cell, Table
+from gpuprobe.reporters.sections.parts import Cell, Column, Row, Section, Table
 from gpuprobe.reporters.sections.report import headline, report_sections
 from gpuprobe.reporters.sections.report.steps import time_sections
 from gpuprobe.reporters.terminal import Style
@@ -122,6 +123,20 @@ def test_paths_below_the_working_directory_are_relative() -> None:
 def test_undecodable_and_hostile_text_is_shown() -> None:
     assert Style().text("caf\udce9 \x1b]0;x\x07\n") == r"caf\xe9 \x1b]0;x\x07\x0a"
     assert Style(unicode=False).text("größe") == r"gr\xf6\xdfe"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_long_line_of_source_is_cut_in_any_encoding(tmp_path: Path, encoding: str) -> None:
+    script = tmp_path / "x.py"
+    script.write_text(f"x = [{'1, ' * 60}]  # ü\n")
+    place = Cell(f"{script}:1 in f", place=True)
+    table = Table("", (Column("size"), Column("line")), (Row((Cell("1 B"), place)),), sources=1)
+    stream = Terminal(encoding)
+    draw.write([Section("Lines", (table,))], stream, cwd=str(tmp_path))
+    stream.flush()
+    text = stream.raw_bytes.getvalue().decode(encoding)
+    assert text.splitlines()[-1].endswith("…" if encoding == "utf-8" else "...")
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_steps_are_summed_up_not_listed() -> None:

@@ -289,7 +289,8 @@ def _source_below(
         place = parse_place(shown.text) if shown.place else None
         if isinstance(place, Place) and (source := _source_line(place)):
             start = " " * (indent + 2)
-            yield start + cut(style.text(source), max(8, style.width - len(start)))
+            room = style.width - len(start) - (0 if style.unicode else 2)  # for "..."
+            yield start + style.encodable(cut(style.text(source), max(8, room)))
         indent += width
 
 
