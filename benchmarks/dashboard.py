@@ -3,12 +3,16 @@
     python benchmarks/dashboard.py paint [--rounds 9] [--tools FOLDER]
     python benchmarks/dashboard.py cost  [--seconds 30] [--processes 200] [--tools FOLDER]
     python benchmarks/dashboard.py soak  [--refreshes 100000]
+    python benchmarks/dashboard.py keys  [--minutes 360] [--pause 0.25]
 
 ``paint``: from the start of the process to the first GPU on the screen, in turns, so that
 whatever else the machine does hits both alike. ``cost``: both at the same time, each refreshing
 once a second in a terminal of 160×50, with 8 GPUs and real processes on them; CPU time from
 ``/proc/PID/stat``, resident memory from ``/proc/PID/status``. ``soak``: a day of readings one
 after the other, with processes that come and go; memory, threads and files at ten moments.
+``keys``: the command in a terminal, on the demo fleet, with a random key each ``--pause`` seconds,
+which opens a recording that is being written again and again; its memory every five minutes. After
+the first half hour it may grow by 5 MB.
 
 Needs ``cc`` for the fake NVML of ``tests/support``. ``FOLDER`` is the ``bin`` of an
 environment with nvitop; by default ``.venv-bench``, which is made if it is missing.
@@ -22,7 +26,9 @@ import fcntl
 import json
 import os
 import pty
+import random
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -32,7 +38,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,6 +48,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from fleet_library import build  # noqa: E402
 
+RECORDED = ROOT / "tests" / "recorded" / "v2"
+
 GOAL_PAINT_MS = 400.0
 GOAL_CPU = 1.0
 GOAL_MEMORY = 3.0
@@ -50,15 +58,19 @@ COLUMNS, LINES = 160, 50
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("paint", "cost", "soak"))
+    parser.add_argument("what", choices=("paint", "cost", "soak", "keys"))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--processes", type=int, default=200)
     parser.add_argument("--refreshes", type=int, default=100_000)
+    parser.add_argument("--minutes", type=float, default=360.0)
+    parser.add_argument("--pause", type=float, default=0.25)
     parser.add_argument("--tools", type=Path, default=ROOT / ".venv-bench" / "bin")
     args = parser.parse_args()
     if args.what == "soak":
         return soak(args.refreshes)
+    if args.what == "keys":
+        return press(args.minutes, args.pause)
     if not (args.tools / "nvitop").exists():
         folder = args.tools.parent
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -137,6 +149,9 @@ class Terminal:
                 tail = tail[-4096:] + data
                 if self._wanted in tail:
                     self.seen_after = time.perf_counter() - self.began
+
+    def press(self, key: bytes) -> None:
+        os.write(self._fd, key)
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
@@ -276,6 +291,71 @@ def soak(refreshes: int) -> int:
     grown = last[1] - first[1]
     met = grown <= 2.0 and last[2] <= first[2] and last[3] <= first[3]
     print(f"grown by {grown:+.1f} MiB since {first[0]} refreshes: {'met' if met else 'MISSED'}")
+    return int(not met)
+
+
+# -- keys
+
+_ESCAPE = b"\x1b"
+_MOVES = [
+    b"\x1b[A",
+    b"\x1b[B",
+    b"\x1b[C",
+    b"\x1b[D",
+    b"\x1b[5~",
+    b"\x1b[6~",
+    b"\x1b[H",
+    b"\x1b[F",
+    b"\t",
+]
+_LETTERS = [bytes([code]) for code in range(33, 127) if chr(code) != "q"]
+GROWTH = 5_000_000
+"""Bytes by which ``top`` may grow after `SETTLED` seconds."""
+SETTLED = 1800.0
+
+
+def press(minutes: float, pause: float) -> int:
+    rng = random.Random(0)
+    rows: list[tuple[float, int]] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for path in (RECORDED / "virtual.gpuprobe", RECORDED / "ranks.gpuprobe"):
+            copy = shutil.copytree(path, Path(folder) / path.name)
+            for stream in copy.glob("*.jsonl"):
+                stack.enter_context(stream.open("a"))  # as the process that records
+        command = [sys.executable, "-m", "gpuprobe", "top", "--demo"]
+        environ = {**os.environ, "TERM": "xterm-256color", "XDG_CONFIG_HOME": folder}
+        os.chdir(folder)  # what is saved is saved there
+        terminal = Terminal(command, environ, b"H100")
+        stack.callback(terminal.close)
+        terminal.wait_seen(120)
+        began = time.monotonic()
+        pressed = opened = 0
+        while (spent := time.monotonic() - began) < 60 * minutes:
+            keys = [rng.choice(_MOVES if rng.random() < 0.5 else _LETTERS) for _ in range(20)]
+            keys += [*[_ESCAPE] * 4, b"R", *[_MOVES[1]] * rng.randrange(2), b"\r"]
+            keys += [rng.choice(_MOVES if rng.random() < 0.5 else _LETTERS) for _ in range(10)]
+            for key in (*keys, *[_ESCAPE] * 6):
+                terminal.press(key)
+                time.sleep(pause)
+                pressed += 1
+            opened += 1
+            if not rows or spent - rows[-1][0] >= 300:
+                rows.append((spent, terminal.resident()))
+                print(
+                    f"{spent / 60:6.1f} minutes  {pressed:7} keys  {opened:5} recordings opened"
+                    f"  {rows[-1][1] / 1e6:6.1f} MB  {terminal.cpu_seconds():7.1f} s of CPU",
+                    flush=True,
+                )
+    settled = [memory for spent, memory in rows if spent >= SETTLED]
+    if not settled:
+        print(f"shorter than the {SETTLED / 60:.0f} minutes after which memory is compared")
+        return 1
+    grown = max(settled) - settled[0]
+    met = grown <= GROWTH
+    print(
+        f"after {SETTLED / 60:.0f} minutes grown by {grown / 1e6:.1f} MB at most: "
+        f"{'met' if met else 'MISSED'}"
+    )
     return int(not met)
 
 

@@ -6,14 +6,14 @@
 The corpus (``benchmarks/foreign/corpus.txt``) was frozen before anything was fitted to it: a tiny
 model of every architecture of transformers that trains on the CPU when its configuration is
 shrunk by one rule, models of timm, a short training loop for each library, and scripts of other
-projects. Each program runs in a process of its own, on the CPU for its losses, and on the virtual
+projects. Each program runs in a process of its own, on the CPU for its losses, and on the simulated
 GPU with values and in shapes, as `gpuprobe estimate` runs it. Compared are the losses (CPU
 and simulated GPU with values) and the peaks, allocated and reserved (both ways of computing).
 
-Needed are torch for the CPU and the libraries of the programs that are to run; without a library
-its programs count as unavailable. Results are appended to ``--results``, and what lies there is not
-run again, unless with ``--again``. ``--table`` only prints; ``--publish`` writes the results that
-the page "What runs on the simulated GPU" is generated from.
+Needed are the CUDA build of torch and the libraries of the programs that are to run; without a
+library its programs count as unavailable. Results are appended to ``--results``, and what lies
+there is not run again, unless with ``--again``. ``--table`` only prints; ``--publish`` writes the
+results that the page "What runs on the simulated GPU" is generated from.
 
 ``--unchanged`` runs some thirty small programs under ``gpuprobe run`` and without it: same output,
 same exit code.

@@ -103,7 +103,7 @@ def _runs(folder: Path) -> Any:
 SCREENS: dict[str, Callable[[Path], Any]] = {
     "top": _top,
     "top --replay": _replayed,
-    "view, virtual GPU": _view("virtual.gpuprobe"),
+    "view, simulated GPU": _view("virtual.gpuprobe"),
     "view, two ranks": _view("ranks.gpuprobe"),
     "view, out of memory": _view("oom.gpuprobe"),
     "view, a snapshot": _snapshot,

@@ -236,7 +236,7 @@ PROGRAMS = Path(__file__).parents[1] / "tests" / "native" / "value_programs"
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|nan|inf")
 
 
-def ran(program: Path, device: str, compute: str, limit: int = 120) -> tuple[int, str, str]:
+def ran(program: Path, device: str, compute: str, limit: int = 600) -> tuple[int, str, str]:
     """The exit code, output and messages of a program below ``gpuprobe run`` on a T4, in a process
     that is forked from this one: importing torch takes longer than most of the programs.
     """

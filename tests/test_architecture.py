@@ -66,6 +66,13 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not {name: sorted(imports[name] & left) for name in left}
 
 
+def test_what_runs_in_a_program_has_clocks_that_the_program_cannot_replace() -> None:
+    rooms = ("hazard_watch", "hazards", "model", "native", "recording", "sampler", "torch_support")
+    files = [file for room in rooms for file in (PACKAGE / room).rglob("*.py")]
+    assert len(files) > 100
+    assert not [file for file in files if "time" in _imports(file, {"time"})]
+
+
 @cache
 def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))

@@ -50,7 +50,7 @@ class Difference(NamedTuple):
 
     at: int  # index in the recorded stream
     recorded: Sequence[Event]
-    virtual: Sequence[Event]
+    simulated: Sequence[Event]
 
 
 def stream(trace: MemoryTrace) -> list[Event]:
@@ -86,15 +86,15 @@ def described(frames: Sequence[Frame]) -> str:
     return " ".join([">".join(dict.fromkeys(reversed(operators))), *nodes, *lines]).strip()
 
 
-def differences(recorded: Sequence[Event], virtual: Sequence[Event]) -> Iterator[Difference]:
+def differences(recorded: Sequence[Event], simulated: Sequence[Event]) -> Iterator[Difference]:
     """Where the streams differ in sign or size. Notes on events do not count."""
     left = [event[:2] for event in recorded]
-    right = [event[:2] for event in virtual]
+    right = [event[:2] for event in simulated]
     for kind, i, i_end, j, j_end in difflib.SequenceMatcher(
         None, left, right, autojunk=False
     ).get_opcodes():
         if kind != "equal":
-            yield Difference(i, recorded[i:i_end], virtual[j:j_end])
+            yield Difference(i, recorded[i:i_end], simulated[j:j_end])
 
 
 def lines(found: Sequence[Difference], limit: int) -> Iterator[str]:
@@ -102,13 +102,13 @@ def lines(found: Sequence[Difference], limit: int) -> Iterator[str]:
         yield f"at {difference.at}:"
         for title, events in (
             ("recorded", difference.recorded),
-            ("virtual", difference.virtual),
+            ("simulated", difference.simulated),
         ):
             for event in events[:8]:
                 yield f"  {title:9}{event.sign}{event.size:>13,}  {event.what}"
             if len(events) > 8:
                 yield f"  {title:9}... and {len(events) - 8} more"
-    for title, side in (("only recorded", 1), ("only virtual", 2)):
+    for title, side in (("only recorded", 1), ("only simulated", 2)):
         counts = Counter(
             (event.what, event.size)
             for difference in found
@@ -171,13 +171,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("path", type=Path, help="a truth file, or a snapshot")
     parser.add_argument("--limit", type=int, default=20, help="stretches to print (default 20)")
     args = parser.parse_args(argv)
-    recorded, virtual = (stream(trace) for trace in both(args.path))
+    recorded, simulated = (stream(trace) for trace in both(args.path))
     # Later frees have no counterpart in the recording, which ended before: they are not compared.
-    last = max((i for i, event in enumerate(virtual) if event.sign == "+"), default=-1)
+    last = max((i for i, event in enumerate(simulated) if event.sign == "+"), default=-1)
     final = max((i for i, event in enumerate(recorded) if event.sign == "+"), default=-1)
-    found = list(differences(recorded[: final + 1], virtual[: last + 1]))
+    found = list(differences(recorded[: final + 1], simulated[: last + 1]))
     print("\n".join(lines(found, args.limit)))
-    print(f"{len(recorded)} recorded, {len(virtual)} virtual events, {len(found)} differences")
+    print(f"{len(recorded)} recorded, {len(simulated)} simulated events, {len(found)} differences")
     return 1 if found else 0
 
 

@@ -75,9 +75,11 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
         raise MissingExtra("torch", "torch", why="checking for hazards needs torch")
     if _source is not None:
         raise UsageError("already checking for hazards", hint="exit that one first")
+    from gpuprobe.bytecode import write_whole
     from gpuprobe.hazards.findings.results import Hazards, ending
     from gpuprobe.patching import Patches
 
+    write_whole()
     found, patches = Hazards(), Patches()
     with _on_a_gpu(gpu):
         from gpuprobe.hazard_watch.hooks import install  # it imports torch

@@ -11,10 +11,10 @@ import select
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
+from gpuprobe.clocks import monotonic
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Unavailable
 
@@ -38,7 +38,7 @@ class StatusLine:
     """
 
     def __init__(
-        self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic
+        self, stream: IO[str] | None = None, clock: Callable[[], float] = monotonic
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
@@ -73,7 +73,7 @@ class Progress:
     _SIZE = 200
 
     def __init__(
-        self, stream: IO[str] | None = None, clock: Callable[[], float] = time.monotonic
+        self, stream: IO[str] | None = None, clock: Callable[[], float] = monotonic
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock

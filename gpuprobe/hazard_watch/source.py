@@ -8,13 +8,13 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter  # a program may replace `time.perf_counter`
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from gpuprobe.clocks import perf_counter
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch import rows
 from gpuprobe.hazard_watch.device import HOST, PINNED, untraced

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from time import monotonic, sleep
 from typing import Final
+
+from gpuprobe.clocks import monotonic, sleep
 
 NAME: Final = "pt_autograd"
 """Prefix of the threads' names. Source: ``c10::setThreadName`` in

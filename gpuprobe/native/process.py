@@ -18,6 +18,7 @@ from gpuprobe.errors import EnvironmentUnavailable, TooLate
 from gpuprobe.model.io.trust import private_folder
 from gpuprobe.model.values import Unavailable
 from gpuprobe.native import autograd_threads
+from gpuprobe.native.answers import MODELS
 from gpuprobe.native.libraries import (
     PRELOAD,
     Libraries,
@@ -213,6 +214,8 @@ class Runtime:
         core.gpn_set_settings.restype = ctypes.c_bool
         core.gpn_set_settings.argtypes = (ctypes.c_char_p,)
         core.gpn_used.restype = ctypes.c_ulonglong
+        core.gpn_models_used.restype = ctypes.c_uint
+        core.gpn_models_forget.restype = None
         core.gpn_unanswered_count.restype = ctypes.c_size_t
         core.gpn_unanswered_name.restype = ctypes.c_char_p
         core.gpn_unanswered_name.argtypes = (ctypes.c_size_t,)
@@ -275,6 +278,15 @@ class Runtime:
         """The functions that were called and are not answered, each once."""
         count = self._core.gpn_unanswered_count()
         return tuple(self._core.gpn_unanswered_name(i).decode() for i in range(count))
+
+    def models(self) -> tuple[str, ...]:
+        """What is assumed behind the answers of `MODELS` that the program got."""
+        used = self._core.gpn_models_used()
+        return tuple(text for bit, (_, text) in enumerate(MODELS) if used >> bit & 1)
+
+    def forget_models(self) -> None:
+        """Begin again to note the models that are used."""
+        self._core.gpn_models_forget()
 
     def visible(self) -> tuple[int, ...]:
         """The indices, in the machine, of the devices that CUDA numbers from 0. The first call

@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-WORKSPACES: Final = (
-    "that cuBLASLt and cuDNN need no workspaces beyond those that torch allocates in advance: "
-    "NVIDIA does not document which kernel they pick"
-)
-
 _COMPILED: Final = (
     "that this is the first process that compiles these graphs: it measures variants of kernels on "
     "copies of tensors; a later one finds the choices in torch's cache, and may need less memory"
@@ -186,6 +181,11 @@ class NativeSession:
             ),
         )
 
+    @property
+    def models(self) -> Sequence[str]:
+        """What is assumed about sizes that a closed library decides and that the program needs."""
+        return self.runtime.models() if self.runtime is not None else ()
+
     def assume(self, text: str) -> None:
         """Note an assumption behind the figures, once."""
         if text not in self._assumed:
@@ -197,6 +197,7 @@ class NativeSession:
         if self.gpus:
             _set_conf(self._options.conf)
             self.runtime = process.load(self.gpus, endless=self._options.endless)
+            self.runtime.forget_models()
             hidden.show()
             left = _empty_allocator()
             if left:
@@ -210,7 +211,7 @@ class NativeSession:
             self._pass_on()
         _session = self
         self._ended = False
-        self._end_listing = add_assumptions(lambda: self.assumed)
+        self._end_listing = add_assumptions(lambda: (*self.assumed, *self.models))
         if self.runtime is not None:
             self._launches = NativeLaunches(self.runtime)
             self._end_counting = set_launch_counter(self._launches)
@@ -496,7 +497,8 @@ class NativeMeasurement:
         faults = [text for rank in recording.ranks if rank.end for text in rank.end.gpuprobe_faults]
         if faults:  # the traces end there
             raise RuntimeError(f"the recording stopped: {faults[0]}")
-        self.assume(WORKSPACES)
+        for text in self._session.models:
+            self.assume(text)
         traffic = self._session.traffic
         if self._job.peers is not None and traffic is not None:
             self._job.peers.post_differences(traffic.differences.document())

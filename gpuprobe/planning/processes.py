@@ -80,7 +80,7 @@ class _ProcessPeaks:
         session = self._session
         return {
             "devices": {number: [*peaks] for number, peaks in session.peaks().items()},
-            "assumed": [*session.assumed],
+            "assumed": [*session.assumed, *session.models],
             "unknown_read": [*session.unknown_read()],
         }
 

@@ -6,7 +6,6 @@ import os
 import platform
 import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gpuprobe._version import __version__
+from gpuprobe.clocks import time
 from gpuprobe.model.run.session import Environment, Session
 from gpuprobe.model.values import Bytes, Unavailable
 
@@ -113,7 +113,7 @@ def session(
     except OSError:  # the directory was deleted under us
         cwd = ""
     return Session(
-        started_at=time.time(),
+        started_at=time(),
         pid=getpid(),
         argv=argv,
         level=level,

@@ -12,11 +12,11 @@ while torch's event callbacks have a listener (a race detector): it would receiv
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpuprobe.clocks import monotonic, sleep
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.patching import original_of
 from gpuprobe.sampler.base import TimingEvent
@@ -117,10 +117,10 @@ class GpuClock:
         self._waiting.append((spans, finish))
         self._finish_steps(BEHIND)
 
-    def end(self, sleep: Callable[[float], None] = time.sleep) -> None:
+    def end(self, sleep: Callable[[float], None] = sleep) -> None:
         """End the last steps. Waits for the GPU, at most `_END_TIMEOUT`."""
-        until = time.monotonic() + _END_TIMEOUT
-        while self._waiting and time.monotonic() < until:
+        until = monotonic() + _END_TIMEOUT
+        while self._waiting and monotonic() < until:
             self._finish_steps(len(self._waiting))
             if self._waiting:
                 sleep(0.005)

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final, NoReturn
 
+from gpuprobe.bytecode import write_whole
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
 from gpuprobe.patching import when_imported
@@ -64,6 +65,7 @@ class Program:
         A child that the program forks, and that returns here, ends here as it would in Python: what
         the caller does next (a summary, a comparison) is the parent's.
         """
+        write_whole()
         main = ModuleType("__main__")
         main.__dict__.update(
             __file__=self.file,

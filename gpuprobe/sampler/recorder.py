@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +18,8 @@ from os import getpid
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+from gpuprobe.bytecode import write_whole
+from gpuprobe.clocks import perf_counter_ns
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.holders import Holder
@@ -169,6 +170,7 @@ class Recorder:
 
     def _start(self, write: Callable[[Callable[[], object]], object]) -> None:
         """Start recording. ``write`` runs what writes the session."""
+        write_whole()
         import torch
 
         from gpuprobe.sampler.hooks.torch_hooks import in_engine
@@ -243,7 +245,7 @@ class Recorder:
         runs.
         """
         started: int = self._timeline.started_ns
-        return time.perf_counter_ns() - started
+        return perf_counter_ns() - started
 
     def set_argv(self, argv: Sequence[str]) -> None:
         """Set the command line to record, if it is not this process's."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from os import getpid, pread
 from os import open as os_open
 from typing import TYPE_CHECKING, Any
 
+from gpuprobe.clocks import monotonic, perf_counter_ns
 from gpuprobe.model.io.descriptors import KeptDescriptor, LostDescriptor
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import AllocatorActivity
@@ -176,7 +176,7 @@ class DeviceUse:
         used: Callable[[int], int],
         pinned: Callable[[], dict[str, Any]],
         may_query: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._used = used
         self._pinned = pinned
@@ -237,7 +237,7 @@ class MarkReader:
         self,
         sources: Sequence[MemorySource],
         host: HostMemory,
-        clock: Callable[[], int] = time.perf_counter_ns,
+        clock: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.sources = list(sources)
         self.gpu_mark: Callable[[], TimingEvent | None] | None = None

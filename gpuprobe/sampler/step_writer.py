@@ -16,9 +16,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from gpuprobe.clocks import monotonic
 from gpuprobe.model.run.session import KnownTensors, Step
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler.base import AtEnd, Mark, Sink

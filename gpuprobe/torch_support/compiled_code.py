@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gpuprobe.clocks import time_ns
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.frame_variables import variables
 from gpuprobe.model.trace import phase_tag
@@ -259,7 +259,7 @@ def note_call(*, backward: bool) -> None:
     module = _of_forward() if backward else _called("")
     if len(calls) >= MOST_PASSES:
         calls.clear()
-    calls.append((time.time_ns() // 1000, None if module is None else weakref.ref(module)))
+    calls.append((time_ns() // 1000, None if module is None else weakref.ref(module)))
 
 
 def forget_calls() -> None:

@@ -485,7 +485,7 @@ def test_secrets_and_what_is_outside_are_not_kept(tmp_path: Path) -> None:
 def test_a_finder_that_asks_all_others_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of a virtual GPU's modules do, and of import hooks."""
+    """As those of import hooks do."""
     from gpuprobe.api.trial_server import _InCopy
 
     class AsksAll(importlib.abc.MetaPathFinder):

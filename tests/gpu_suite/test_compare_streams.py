@@ -1,4 +1,4 @@
-"""Two allocation streams side by side, and the record of a run on the virtual GPU as truth."""
+"""Two allocation streams side by side, and the record of a run on the simulated GPU as truth."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_equal_streams_have_no_differences(found: list[Event]) -> None:
 def test_differences_account_for_every_event(left: list[Event], right: list[Event]) -> None:
     found = list(differences(left, right))
     lost = sum(len(difference.recorded) for difference in found)
-    extra = sum(len(difference.virtual) for difference in found)
+    extra = sum(len(difference.simulated) for difference in found)
     assert len(left) - lost == len(right) - extra
     assert len(list(lines(found, 100))) >= len(found)
 

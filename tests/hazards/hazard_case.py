@@ -1,6 +1,6 @@
 """A case of the corpus: a small program, and what has to be found in it.
 
-Every text runs with ``torch``, ``cuda`` (``torch.cuda``), ``nn`` and ``F`` at hand, on virtual
+Every text runs with ``torch``, ``cuda`` (``torch.cuda``), ``nn`` and ``F`` at hand, on simulated
 GPUs with a side stream ``s`` and the default stream current. ``kinds``: what has to be found;
 empty for the safe ones, which must give no race at all. In a safe one, lines with a ``#needed``
 mark are synchronisations without which it would race: the mutation test leaves out one at a time.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 
 import pytest
 
+from gpuprobe import native
 from gpuprobe.native.answers import HARMLESS, MODELS, export_of, stem_of, vendor_of
 from gpuprobe.native.elf import Forward, Needed
 
@@ -96,6 +98,15 @@ def test_an_answer_comes_before_the_list_and_the_major_version_before_both() -> 
     answered = frozenset({"cublasSgemm_v2", "cublasSgemm_v2__12"})
     assert export_of(Needed("cublasSgemm_v2"), answered, 13).target == "gpn_cublasSgemm_v2"
     assert export_of(Needed("cublasSgemm_v2"), answered, 12).target == "gpn_cublasSgemm_v2__12"
+
+
+def test_models_are_in_the_order_of_the_runtimes_numbers() -> None:
+    header = (files(native) / "runtime" / "native.h").read_text(encoding="utf-8")
+    (numbers,) = re.findall(r"enum model \{([^}]+)\}", header)
+    names = [name.strip() for name in numbers.split(",")]
+    assert len(names) == len(MODELS)
+    assert MODELS[names.index("MODEL_CONVOLUTION")][0].startswith("cudnnBackend")
+    assert MODELS[names.index("MODEL_POOL")][0].startswith("cudaMallocAsync")
 
 
 def test_each_pattern_and_model_names_functions_of_a_library() -> None:

@@ -77,16 +77,23 @@ print(json.dumps([found, auto]))
     assert not any("from before" in text for text in assumed)
 
 
-def test_what_is_still_on_the_gpu_is_reported(tmp_path: Path) -> None:
+def test_what_was_there_before_and_the_models_that_were_used_are_reported(
+    tmp_path: Path,
+) -> None:
     text = """
 kept = []
 def keeps():
     import torch
     kept.append(torch.empty(3 << 20, dtype=torch.uint8, device="cuda"))
+trained = estimate(training(), steps=1, compute="shapes")
 first = estimate(keeps, steps=1)
-print(json.dumps([first, estimate(keeps, steps=1)]))
+print(json.dumps([trained, first, estimate(keeps, steps=1)]))
 """
-    first, second = python(text, tmp_path)
+    trained, first, second = python(text, tmp_path)
+    models = ("cuBLASLt needs no workspace", "the workspaces of a model of an H200")
+    for model in models:  # of a linear layer, and of a convolution
+        assert [model in text for text in trained[3]].count(True) == 1
+        assert not any(model in text for text in first[3])
     assert second[0][0] == first[0][0] + (3 << 20)
     assert (
         "tensors of 3.0 MiB from before were on the GPUs at the start, and are counted" in second[3]

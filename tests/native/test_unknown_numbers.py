@@ -7,13 +7,17 @@ import json
 import math
 import pickle
 import statistics
+import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuprobe.native.values import unknown
+from gpuprobe.native.values.conditions import passing
 from gpuprobe.native.values.unknown import PLACEHOLDER, UnknownFloat, UnknownInt, follow_math
 from gpuprobe.patching import Patches
 
@@ -31,8 +35,15 @@ class Noted:
     def healthy(self) -> None:
         self.needs.append("finite")
 
-    def escape(self, need: str) -> None:
+    def extreme(self, comparison: str) -> bool | None:
+        return passing.answer_of_extreme(_caller(), comparison)
+
+    def ordered(self) -> bool:
+        return passing.sorts(_caller())
+
+    def escape(self, need: str, *, floating: bool = True) -> float:
         self.needs.append(need)
+        return PLACEHOLDER
 
     def printed(self) -> None:
         self.needs.append("text")
@@ -40,6 +51,14 @@ class Noted:
     def whole(self, need: str, placeholder: int) -> int:
         self.needs.append(need)
         return placeholder
+
+
+def _caller() -> FrameType | None:
+    """The frame of a test, which calls what compares."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == unknown.__file__:
+        frame = frame.f_back
+    return frame
 
 
 @pytest.fixture
@@ -154,8 +173,11 @@ def test_functions_that_were_imported_before_are_replaced(noted: Noted) -> None:
         lambda x: math.floor(x),
         lambda x: round(x),
         lambda x: 1.0 == x,  # noqa: SIM300
-        lambda x: max(x, 0.5),
+        lambda x: max([x, 0.5], key=abs),
+        lambda x: max((x, 0), (x * 2, 1)),
+        lambda x: min(range(2), key=[x, 0.5].__getitem__),
         lambda x: sorted([x, 0.5]),
+        lambda x: sorted([x, x * 2], key=abs),
         lambda x: x.is_integer(),
         lambda x: statistics.mean([x, 1.0]),
     ],
@@ -163,6 +185,17 @@ def test_functions_that_were_imported_before_are_replaced(noted: Noted) -> None:
 def test_each_decision_is_noted(decide: Any, noted: Noted) -> None:
     decide(UnknownFloat(noted))
     assert noted.needs
+
+
+def test_the_larger_of_an_unknown_number_and_another_is_unknown(noted: Noted) -> None:
+    one, other = UnknownFloat(noted), UnknownFloat(noted)
+    results = [
+        max(one, 0.9), max(0.1, one), max([0.1, one, 0.9]), min(one, 0.1), min(0.9, one),
+        min([0.9, one, 0.1], default=None), max(one, other), sorted([one, other])[0],
+        sorted([other, one], reverse=True)[0],
+    ]  # fmt: skip
+    assert all(isinstance(result, UnknownFloat) for result in results)
+    assert not noted.needs
 
 
 def test_numpy_meets_its_rules(noted: Noted) -> None:

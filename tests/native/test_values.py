@@ -63,7 +63,8 @@ CASES = {
     "real_refuses_by_name": "NotModelled aten",
     "triton_kernels": "[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 10.0]",
     "triton_refused": "NotModelled identity",
-    "unknown_scalar": "ValueNeeded",
+    "unknown_scalar": "text nan nan nan nan\ntext nan 1 nan\n" * 2
+    + "text nan nan [nan nan] nan\ntext nan of 2\nValueNeeded",
     "swallowed": "True",
     "budget": "it needs more than 5e+09 floating-point operations\n"
     "its tensors need more than 1.0 GiB",

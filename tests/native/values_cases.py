@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import sys
 import threading
@@ -12,6 +13,7 @@ from gpuprobe.native.process import load
 
 load(parse_spec("h100-80gb"))
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402 - the engine comes first
 
 from gpuprobe.errors import CostMeasured, NotModelled, TooLarge, UnknownValue  # noqa: E402
@@ -74,9 +76,21 @@ def triton_refused() -> None:
 
 
 def unknown_scalar() -> None:
-    with Values("shapes"):
+    with Values("shapes") as values:
+        total, losses = 0.0, []
+        for _ in range(2):  # all of it becomes text, and no report is needed
+            loss = large().sum()
+            total += float(loss)
+            losses.append(loss.item())
+            print("text", f"{float(loss):.1f} {loss:.1f}", "%.1f" % loss, round(float(loss), 1))  # noqa: UP031
+            print("text", "%.1f %d" % (loss.item(), 1), str(float(loss)))  # noqa: UP031
+        print("text", f"{total / 2:.1f} {np.mean(losses):.1f}", np.array(losses), max(losses))
+        log = logging.getLogger("cases")
+        log.addHandler(logging.StreamHandler(sys.stdout))
+        log.warning("text %.1f of %d", sum(losses) / 2, 2)
+        assert len(values.notes) == 1, values.notes
         try:
-            print(float(large().sum()))
+            losses.append(float(loss))
         except UnknownValue as unknown:
             print(type(unknown.error).__name__, unknown.error, unknown.error.hint)
 

@@ -1,8 +1,8 @@
 """Files of version 2.0 are still read, and pre-release ones of version 1 are refused.
 
 Next to the recordings of `test_old_recordings`, ``v2`` has what gpuprobe 0.1.0 wrote for two small
-scripts on a virtual GPU and for a fake fleet: findings, baselines, a hazards document, readings of
-``top``. They were written as version 1 and converted. Names of the machine were replaced.
+scripts on a simulated GPU and for a fake fleet: findings, baselines, a hazards document, readings
+of ``top``. They were written as version 1 and converted. Names of the machine were replaced.
 """
 
 from __future__ import annotations

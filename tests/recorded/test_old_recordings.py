@@ -2,7 +2,7 @@
 
 ``v2`` has what gpuprobe 0.1.0 recorded of small programs, and next to each the document
 ``gpuprobe.report`` that it made then: training on the CPU with a list that grows, training
-that was killed, training on two ranks (gloo), a virtual GPU with hazards, and one that ran out of
+that was killed, training on two ranks (gloo), a simulated GPU with hazards, and one that ran out of
 memory. The recordings were written in format 1.0 and converted. Names of the machine were replaced.
 """
 

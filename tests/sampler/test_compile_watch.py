@@ -1,4 +1,4 @@
-"""What torch's compiler did becomes notes of a recording, without a virtual GPU too."""
+"""What torch's compiler did becomes notes of a recording, without a simulated GPU too."""
 
 from __future__ import annotations
 

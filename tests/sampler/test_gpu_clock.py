@@ -305,7 +305,7 @@ def test_on_a_virtual_gpu_the_account_of_the_device_closes() -> None:
     assert 0 <= device.inactive_split <= device.reserved
     if hasattr(torch.cuda, "host_memory_stats"):  # not in torch 2.6
         assert pinned_memory(sink.rank) is not None
-    assert isinstance(sink.steps[1].gpu_ns, Unavailable)  # a virtual GPU takes no time
+    assert isinstance(sink.steps[1].gpu_ns, Unavailable)  # a simulated GPU takes no time
 
 
 def test_without_cuda_nothing_of_it_is_recorded() -> None:

@@ -1,4 +1,4 @@
-"""What a call allocates on a virtual GPU."""
+"""What a call allocates on a simulated GPU."""
 
 from __future__ import annotations
 

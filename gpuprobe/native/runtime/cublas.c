@@ -112,6 +112,7 @@ typedef struct { uint64_t algorithm[8]; size_t workspace; int status; float wave
 _Static_assert(sizeof(heuristic) == 96, "cublasLtMatmulHeuristicResult_t has 96 bytes");
 int FN(cublasLtMatmulAlgoGetHeuristic)(void *h, void *d, void *a, void *b, void *c, void *out, void *preference, int wanted, heuristic *results, int *count) {
   if (wanted < 1) return 7;
+  modelled(MODEL_MATRIX_PRODUCT);
   memset(results, 0, (size_t)wanted * sizeof *results);
   results[0].waves = 1;
   *count = 1;

@@ -142,7 +142,7 @@ int FN(cudnnBackendExecute)(handle *h, descriptor *plan, descriptor *variant) {
 }
 
 // --- sizes
-int FN(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize)(void *h, int m, int o, void *x, void *z, void *y, void *s, void *a, size_t *bytes) { *bytes = 0; return 0; }
-int FN(cudnnGetBatchNormalizationBackwardExWorkspaceSize)(void *h, int m, int o, void *x, void *y, void *dy, void *dz, void *dx, void *s, void *a, size_t *bytes) { *bytes = 0; return 0; }
-int FN(cudnnGetBatchNormalizationTrainingExReserveSpaceSize)(void *h, int m, int o, void *a, void *x, size_t *bytes) { *bytes = 0; return 0; }
+int FN(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize)(void *h, int m, int o, void *x, void *z, void *y, void *s, void *a, size_t *bytes) { modelled(MODEL_NORMALISATION); *bytes = 0; return 0; }
+int FN(cudnnGetBatchNormalizationBackwardExWorkspaceSize)(void *h, int m, int o, void *x, void *y, void *dy, void *dz, void *dx, void *s, void *a, size_t *bytes) { modelled(MODEL_NORMALISATION); *bytes = 0; return 0; }
+int FN(cudnnGetBatchNormalizationTrainingExReserveSpaceSize)(void *h, int m, int o, void *a, void *x, size_t *bytes) { modelled(MODEL_NORMALISATION); *bytes = 0; return 0; }
 int FN(cudnnDropoutGetStatesSize)(void *h, size_t *bytes) { device *d = visible_device(current_device()); *bytes = d ? (size_t)d->multiprocessors * (size_t)d->threads_per_multiprocessor * 24 : 0; return 0; }   // a generator's state for each thread: as on an H200

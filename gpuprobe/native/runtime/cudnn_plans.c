@@ -135,6 +135,7 @@ bool is_only_searched(const convolution *c) { return c->operation && c->mode == 
 int64_t plan_workspace(const convolution *c) {
   int type = c->x.type;
   if (c->attention) return 256;   // as on that H200, forward and backward
+  if (c->operation) modelled(MODEL_CONVOLUTION);
   if (c->spare || !c->operation || (type != TYPE_FLOAT && type != TYPE_HALF && type != TYPE_BFLOAT16)) return 0;
   shape s = shape_of(c);
   if (!s.c || !s.k) return 0;

@@ -170,20 +170,22 @@ static size_t workspace_bytes(const network *r, const sequence *x) {
   return fixed + most(a, most(b, c));
 }
 int FN(cudnnGetRNNTempSpaceSizes)(void *h, const network *r, int mode, const sequence *x, size_t *workspace, size_t *reserve) {
+  modelled(MODEL_RECURRENT);
   if (workspace) *workspace = workspace_bytes(r, x);
   if (reserve) *reserve = mode ? reserve_bytes(r, x) : 0;   // 1: training
   return 0;
 }
 
 // --- CTC loss. A model: a forward and a backward variable for each probability.
-int FN(cudnnGetCTCLossWorkspaceSize)(void *h, const tensor *p, const tensor *g, const int *labels, const int *label_lengths, const int *lengths, int algorithm, void *d, size_t *bytes) { *bytes = 2 * tensor_bytes(p); return 0; }
-int FN(cudnnGetCTCLossWorkspaceSize_v8)(void *h, int algorithm, void *d, const tensor *p, const tensor *g, size_t *bytes) { *bytes = 2 * tensor_bytes(p); return 0; }
+int FN(cudnnGetCTCLossWorkspaceSize)(void *h, const tensor *p, const tensor *g, const int *labels, const int *label_lengths, const int *lengths, int algorithm, void *d, size_t *bytes) { modelled(MODEL_CTC); *bytes = 2 * tensor_bytes(p); return 0; }
+int FN(cudnnGetCTCLossWorkspaceSize_v8)(void *h, int algorithm, void *d, const tensor *p, const tensor *g, size_t *bytes) { modelled(MODEL_CTC); *bytes = 2 * tensor_bytes(p); return 0; }
 
 // --- convolutions with TORCH_CUDNN_V8_API_DISABLED. A model: one algorithm, without a workspace.
 typedef struct { int algorithm, status; float time; size_t memory; int determinism, math, reserved[3]; } performance;   // cudnnConvolution*AlgoPerf_t
 _Static_assert(sizeof(performance) == 48, "cudnnConvolutionFwdAlgoPerf_t has 48 bytes");
 static int found(int wanted, int *count, performance *out) {
   if (wanted < 1 || !count || !out) return CUDNN_BAD_PARAM;
+  modelled(MODEL_CONVOLUTION_BEFORE_9);
   *out = (performance){.algorithm = 1, .time = 1, .determinism = 1};   // 1: a deterministic one in all three directions
   *count = 1;
   return 0;

@@ -76,6 +76,7 @@ int FN(cufftXtMakePlanMany)(int number, int rank, long long *n, long long *in_em
     size_t others = all / (size_t)n[i], one = real && i == rank - 1 ? real_area(n[i], others, in_stride == 1) : others * complex_area(n[i]);
     if (one > area) area = one;
   }
+  modelled(MODEL_FOURIER);
   p->bytes = area * element(in_type < 3 ? out_type : in_type);
   if (bytes) *bytes = p->bytes;
   return 0;

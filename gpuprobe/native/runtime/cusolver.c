@@ -63,7 +63,7 @@ static int ran(const char *name, void *h, int *status, i64 batch) {
   set_output(stream, status, 4, (size_t)most(batch, 0));
   return 0;
 }
-static int size_out(int *out, i64 elements) { *out = elements > INT32_MAX ? INT32_MAX : (int)elements; return 0; }
+static int size_out(int *out, i64 elements) { modelled(MODEL_LINEAR_ALGEBRA); *out = elements > INT32_MAX ? INT32_MAX : (int)elements; return 0; }
 
 #define FOUR(X) X(S, SINGLE, or, sy) X(D, DOUBLE, or, sy) X(C, COMPLEX, un, he) X(Z, DOUBLE_COMPLEX, un, he)
 #define LEGACY(T, bytes, orthogonal, symmetric) \
@@ -113,7 +113,7 @@ static i64 element(int type) {   // cudaDataType
     default: return 16;
   }
 }
-static int sizes(size_t *on_device, size_t *on_host, i64 elements, int type) { *on_device = (size_t)(elements * element(type)); *on_host = 0; return 0; }
+static int sizes(size_t *on_device, size_t *on_host, i64 elements, int type) { modelled(MODEL_LINEAR_ALGEBRA); *on_device = (size_t)(elements * element(type)); *on_host = 0; return 0; }
 int FN(cusolverDnXgeqrf_bufferSize)(void *h, void *p, i64 m, i64 n, int type, const void *a, i64 lda, int tau_type, const void *tau, int compute, size_t *d, size_t *host) { return sizes(d, host, geqrf(m, n), compute); }
 int FN(cusolverDnXgeqrf)(void *h, void *p, i64 m, i64 n, int type, void *a, i64 lda, int tau_type, void *tau, int compute, void *work, size_t bytes, void *host, size_t host_bytes, int *status) { return ran("cusolverDnXgeqrf", h, status, 1); }
 int FN(cusolverDnXpotrf_bufferSize)(void *h, void *p, int uplo, i64 n, int type, const void *a, i64 lda, int compute, size_t *d, size_t *host) { return sizes(d, host, potrf(n, uplo), compute); }

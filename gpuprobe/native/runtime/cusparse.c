@@ -79,17 +79,17 @@ int FN(cusparseSpMatSetAttribute)(void *m, int attribute, void *value, size_t by
 // --- products and solvers
 static size_t rows_of(const handle *m) { return is_handle(m) ? (size_t)m->numbers[ROWS] : 0; }
 static size_t nonzeros_of(const handle *m) { return is_handle(m) ? (size_t)m->numbers[NONZEROS] : 0; }
-int FN(cusparseSpMV_bufferSize)(void *h, int op, const void *alpha, const handle *a, const handle *x, const void *beta, const handle *y, int type, int algorithm, size_t *bytes) { *bytes = 8 * rows_of(a); return 0; }
+int FN(cusparseSpMV_bufferSize)(void *h, int op, const void *alpha, const handle *a, const handle *x, const void *beta, const handle *y, int type, int algorithm, size_t *bytes) { modelled(MODEL_SPARSE); *bytes = 8 * rows_of(a); return 0; }
 RAN(cusparseSpMV, int op, const void *alpha, void *a, void *x, const void *beta, void *y, int type, int algorithm, void *buffer)
-int FN(cusparseSpMM_bufferSize)(void *h, int op, int op_b, const void *alpha, const handle *a, const handle *b, const void *beta, const handle *c, int type, int algorithm, size_t *bytes) { *bytes = 8 * rows_of(a); return 0; }
+int FN(cusparseSpMM_bufferSize)(void *h, int op, int op_b, const void *alpha, const handle *a, const handle *b, const void *beta, const handle *c, int type, int algorithm, size_t *bytes) { modelled(MODEL_SPARSE); *bytes = 8 * rows_of(a); return 0; }
 RAN(cusparseSpMM, int op, int op_b, const void *alpha, void *a, void *b, const void *beta, void *c, int type, int algorithm, void *buffer)
-int FN(cusparseSDDMM_bufferSize)(void *h, int op, int op_b, const void *alpha, const handle *a, const handle *b, const void *beta, const handle *c, int type, int algorithm, size_t *bytes) { *bytes = 0; return 0; }
+int FN(cusparseSDDMM_bufferSize)(void *h, int op, int op_b, const void *alpha, const handle *a, const handle *b, const void *beta, const handle *c, int type, int algorithm, size_t *bytes) { modelled(MODEL_SPARSE); *bytes = 0; return 0; }
 RAN(cusparseSDDMM_preprocess, int op, int op_b, const void *alpha, void *a, void *b, const void *beta, void *c, int type, int algorithm, void *buffer)
 RAN(cusparseSDDMM, int op, int op_b, const void *alpha, void *a, void *b, const void *beta, void *c, int type, int algorithm, void *buffer)
-int FN(cusparseSpSV_bufferSize)(void *h, int op, const void *alpha, const handle *a, void *x, void *y, int type, int algorithm, void *d, size_t *bytes) { *bytes = 4 * nonzeros_of(a) + 8 * rows_of(a); return 0; }
+int FN(cusparseSpSV_bufferSize)(void *h, int op, const void *alpha, const handle *a, void *x, void *y, int type, int algorithm, void *d, size_t *bytes) { modelled(MODEL_SPARSE); *bytes = 4 * nonzeros_of(a) + 8 * rows_of(a); return 0; }
 RAN(cusparseSpSV_analysis, int op, const void *alpha, void *a, void *x, void *y, int type, int algorithm, void *d, void *buffer)
 RAN(cusparseSpSV_solve, int op, const void *alpha, void *a, void *x, void *y, int type, int algorithm, void *d)
-int FN(cusparseSpSM_bufferSize)(void *h, int op, int op_b, const void *alpha, const handle *a, const handle *b, void *c, int type, int algorithm, void *d, size_t *bytes) { *bytes = 4 * nonzeros_of(a) + 8 * rows_of(a) + 8 * nonzeros_of(b); return 0; }
+int FN(cusparseSpSM_bufferSize)(void *h, int op, int op_b, const void *alpha, const handle *a, const handle *b, void *c, int type, int algorithm, void *d, size_t *bytes) { modelled(MODEL_SPARSE); *bytes = 4 * nonzeros_of(a) + 8 * rows_of(a) + 8 * nonzeros_of(b); return 0; }
 RAN(cusparseSpSM_analysis, int op, int op_b, const void *alpha, void *a, void *b, void *c, int type, int algorithm, void *d, void *buffer)
 RAN(cusparseSpSM_solve, int op, int op_b, const void *alpha, void *a, void *b, void *c, int type, int algorithm, void *d)
 
@@ -143,7 +143,7 @@ static i64 merged(const pattern *a, const pattern *b, bool product, int32_t *off
   return total;
 }
 int FN(cusparseSpGEMM_workEstimation)(void *h, int op, int op_b, const void *alpha, const handle *a, const handle *b, const void *beta, handle *c, int type, int algorithm, void *d, size_t *bytes, void *buffer) {
-  if (!buffer) { *bytes = 8 * (rows_of(a) + 1) + 4 * nonzeros_of(a); return 0; }
+  if (!buffer) { modelled(MODEL_SPARSE); *bytes = 8 * (rows_of(a) + 1) + 4 * nonzeros_of(a); return 0; }
   return ran("cusparseSpGEMM_workEstimation", h);
 }
 int FN(cusparseSpGEMM_compute)(void *h, int op, int op_b, const void *alpha, const handle *a, const handle *b, const void *beta, handle *c, int type, int algorithm, void *d, size_t *bytes, void *buffer) {
@@ -159,11 +159,11 @@ RAN(cusparseSpGEMM_copy, int op, int op_b, const void *alpha, void *a, void *b, 
 
 // --- the older interface: sums of CSR matrices, block matrices, conversions
 #define SUM(T) \
-int FN(cusparse##T##csrgeam2_bufferSizeExt)(void *h, int m, int n, const void *alpha, void *da, int na, const void *va, const int *oa, const int *ia, const void *beta, void *db, int nb, const void *vb, const int *ob, const int *ib, void *dc, const void *vc, const int *oc, const int *ic, size_t *bytes) { *bytes = 4 * ((size_t)m + 1); return 0; } \
+int FN(cusparse##T##csrgeam2_bufferSizeExt)(void *h, int m, int n, const void *alpha, void *da, int na, const void *va, const int *oa, const int *ia, const void *beta, void *db, int nb, const void *vb, const int *ob, const int *ib, void *dc, const void *vc, const int *oc, const int *ic, size_t *bytes) { modelled(MODEL_SPARSE); *bytes = 4 * ((size_t)m + 1); return 0; } \
 RAN(cusparse##T##csrgeam2) \
-int FN(cusparse##T##bsrsv2_bufferSize)(void *h, int dir, int op, int mb, int nnzb, void *d, void *values, const int *offsets, const int *indices, int block, void *info, int *bytes) { *bytes = 4 * (nnzb + mb + 1); return 0; } \
+int FN(cusparse##T##bsrsv2_bufferSize)(void *h, int dir, int op, int mb, int nnzb, void *d, void *values, const int *offsets, const int *indices, int block, void *info, int *bytes) { modelled(MODEL_SPARSE); *bytes = 4 * (nnzb + mb + 1); return 0; } \
 RAN(cusparse##T##bsrsv2_analysis) RAN(cusparse##T##bsrsv2_solve) \
-int FN(cusparse##T##bsrsm2_bufferSize)(void *h, int dir, int op, int op_x, int mb, int n, int nnzb, void *d, void *values, const int *offsets, const int *indices, int block, void *info, int *bytes) { *bytes = 4 * (nnzb + mb + 1); return 0; } \
+int FN(cusparse##T##bsrsm2_bufferSize)(void *h, int dir, int op, int op_x, int mb, int n, int nnzb, void *d, void *values, const int *offsets, const int *indices, int block, void *info, int *bytes) { modelled(MODEL_SPARSE); *bytes = 4 * (nnzb + mb + 1); return 0; } \
 RAN(cusparse##T##bsrsm2_analysis) RAN(cusparse##T##bsrsm2_solve) RAN(cusparse##T##bsrmm) RAN(cusparse##T##bsrmv)
 SUM(S) SUM(D) SUM(C) SUM(Z)
 int FN(cusparseXcsrgeam2Nnz)(handle *h, int m, int n, const handle *da, int na, const int *oa, const int *ia, const handle *db, int nb, const int *ob, const int *ib, const handle *dc, int *offsets, int *total, void *work) {
@@ -178,10 +178,10 @@ int FN(cusparseXbsrsm2_zeroPivot)(void *h, void *info, int *position) { *positio
 RAN(cusparseXcoo2csr, const int *rows, int nonzeros, int m, int *offsets, int base)
 RAN(cusparseXcsr2coo, const int *offsets, int nonzeros, int m, int *rows, int base)
 RAN(cusparseCreateIdentityPermutation, int n, int *out)
-int FN(cusparseXcoosort_bufferSizeExt)(void *h, int m, int n, int nonzeros, const int *rows, const int *columns, size_t *bytes) { *bytes = 16 * (size_t)most(nonzeros, 0); return 0; }
+int FN(cusparseXcoosort_bufferSizeExt)(void *h, int m, int n, int nonzeros, const int *rows, const int *columns, size_t *bytes) { modelled(MODEL_SPARSE); *bytes = 16 * (size_t)most(nonzeros, 0); return 0; }
 RAN(cusparseXcoosortByRow, int m, int n, int nonzeros, int *rows, int *columns, int *order, void *buffer)
 RAN(cusparseXcoosortByColumn, int m, int n, int nonzeros, int *rows, int *columns, int *order, void *buffer)
-int FN(cusparseXcsrsort_bufferSizeExt)(void *h, int m, int n, int nonzeros, const int *offsets, const int *columns, size_t *bytes) { *bytes = 16 * (size_t)most(nonzeros, 0); return 0; }
+int FN(cusparseXcsrsort_bufferSizeExt)(void *h, int m, int n, int nonzeros, const int *offsets, const int *columns, size_t *bytes) { modelled(MODEL_SPARSE); *bytes = 16 * (size_t)most(nonzeros, 0); return 0; }
 RAN(cusparseXcsrsort, int m, int n, int nonzeros, void *d, const int *offsets, int *columns, int *order, void *buffer)
 
 // --- cuSPARSELt. Its objects are opaque bytes of the caller's, at least 512: what is needed is kept there.
@@ -205,7 +205,7 @@ int FN(cusparseLtMatmulAlgGetAttribute)(const void *h, const void *selection, in
 }
 int FN(cusparseLtMatmulPlanInit)(const void *h, void *plan, const void *d, const void *selection) { return 0; }
 int FN(cusparseLtMatmulPlanDestroy)(const void *plan) { return 0; }
-int FN(cusparseLtMatmulGetWorkspace)(const void *h, const void *plan, size_t *bytes) { *bytes = 0; return 0; }
+int FN(cusparseLtMatmulGetWorkspace)(const void *h, const void *plan, size_t *bytes) { modelled(MODEL_STRUCTURED_SPARSE); *bytes = 0; return 0; }
 static int lt_ran(const char *name, void *const *streams, int count) { return library_call(name, count > 0 && streams ? streams[0] : NULL); }
 int FN(cusparseLtMatmul)(const void *h, const void *plan, const void *alpha, const void *a, const void *b, const void *beta, const void *c, void *out, void *work, void **streams, int count) { return lt_ran("cusparseLtMatmul", streams, count); }
 int FN(cusparseLtMatmulSearch)(const void *h, void *plan, const void *alpha, const void *a, const void *b, const void *beta, const void *c, void *out, void *work, void **streams, int count) { return lt_ran("cusparseLtMatmulSearch", streams, count); }

@@ -73,6 +73,10 @@ int refused(const char *name, int status) {
   if (!known && stderr_is_ours()) { fprintf(stderr, "gpuprobe: %s is not answered by the simulated GPU\n", name); fflush(stderr); }
   return status;
 }
+static atomic_uint models;
+void modelled(enum model which) { atomic_fetch_or_explicit(&models, 1u << which, memory_order_relaxed); }
+unsigned FN(models_used)(void) { return atomic_load(&models); }
+void FN(models_forget)(void) { atomic_store(&models, 0); }
 size_t FN(unanswered_count)(void) { return n_unanswered; }
 const char *FN(unanswered_name)(size_t i) { return i < n_unanswered ? unanswered[i] : ""; }
 

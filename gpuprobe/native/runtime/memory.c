@@ -466,6 +466,7 @@ int FN(cudaMemPoolDestroy)(pool *p) {   // its memory stays until it is freed, s
   return SUCCESS;
 }
 static int pool_allocate(void **out, size_t bytes, pool *p, void *stream) {
+  modelled(MODEL_POOL);
   int result = ensure_context(p->device);
   if (!result) result = bytes ? allocate(out, bytes, p->device, DEVICE_MEMORY, p) : (*out = NULL, SUCCESS);
   LOG(.kind = LOG_MALLOC, .device = p->device, .stream = stream_number(stream), .a = result ? 0 : (uint64_t)*out, .bytes = bytes);

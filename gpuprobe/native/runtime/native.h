@@ -185,6 +185,12 @@ void launch_add(launch_row row);
 #define COUNT(...) do { if (atomic_load_explicit(&counting, memory_order_relaxed)) launch_add((launch_row){__VA_ARGS__}); } while (0)
 
 int refused(const char *name, int status);   // prints and keeps the name of a function without an answer
+// Answers that NVIDIA documents no rule for, in the order of MODELS in gpuprobe/native/answers.py.
+enum model {
+  MODEL_MATRIX_PRODUCT, MODEL_CONVOLUTION, MODEL_CONVOLUTION_BEFORE_9, MODEL_NORMALISATION, MODEL_RECURRENT, MODEL_CTC,
+  MODEL_LINEAR_ALGEBRA, MODEL_FOURIER, MODEL_SPARSE, MODEL_STRUCTURED_SPARSE, MODEL_POOL
+};
+void modelled(enum model which);   // notes that the program got such an answer
 
 // --- kernel.c
 int library_call(const char *name, void *stream);   // a kernel of a library: logged, not run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gpuprobe.clocks import process_time
 from gpuprobe.errors import CostMeasured, ProgramFailed, TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.native.process import Runtime
@@ -262,14 +262,14 @@ class Requested(Budget):
     def allows(self, call: Any, result: object) -> bool:
         memory = self._needed(call)
         if self._measure and not self.measuring and memory > LARGE:
-            self.measuring = time.process_time()
+            self.measuring = process_time()
             register_optimizer_step_post_hook(lambda *_: self._conclude("first step"))
         self.cost.add(call.plan.func, call.args, call.kwargs, result)
         if not self.measuring:
             if memory > self._memory or self.cost.operations > self._operations:
                 raise self._refusal("beginning", memory)
             return True
-        if time.process_time() - self.measuring > MEASURING:
+        if process_time() - self.measuring > MEASURING:
             self._conclude("beginning")
         return False
 
@@ -280,7 +280,7 @@ class Requested(Budget):
 
     def read(self) -> None:
         self.guessed = True
-        if time.process_time() - self.measuring > MEASURING:  # a loop that waits for a value
+        if process_time() - self.measuring > MEASURING:  # a loop that waits for a value
             self._conclude("beginning")
 
     def _conclude(self, what: str) -> None:

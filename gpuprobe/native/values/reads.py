@@ -14,6 +14,8 @@ The policy, in this order, wherever such a value is needed (docs/explanation/unk
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from collections.abc import Iterable
 from types import CodeType, FrameType
@@ -24,7 +26,7 @@ import torch
 from gpuprobe.code_origin import PACKAGE, is_standard_library
 from gpuprobe.errors import UnknownValue, ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions
-from gpuprobe.native.values.conditions import branches
+from gpuprobe.native.values.conditions import branches, passing
 from gpuprobe.native.values.conditions.undecided import MOST, side_of
 from gpuprobe.native.values.unknown import PLACEHOLDER, UnknownFloat, UnknownInt
 from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_line
@@ -58,6 +60,7 @@ class Reads:
         self.refused: ValueNeeded | None = None
         """The first error that was raised: a program's handler may have caught it."""
         self._verdicts: dict[tuple[tuple[CodeType, int], ...], branches.Verdict | None] = {}
+        self._texts: dict[tuple[CodeType, int], bool] = {}
         self._printed = False
         self._streaks: dict[tuple[CodeType, int], int] = {}
 
@@ -76,9 +79,12 @@ class Reads:
             self.notes[known[0]] = None
             return known[1] if dtype.is_floating_point else int(known[1])
         if dtype.is_floating_point:
+            if self._only_text():  # "%.3f" % number calls no method of it
+                self.printed()
+                return math.nan
             return UnknownFloat(self)
         if dtype.is_complex:
-            self.escape("a complex number")
+            self.escape("a complex number", floating=False)
             return complex(PLACEHOLDER, 0.0)
         return UnknownInt(self, self.whole("a whole number", placeholder))
 
@@ -86,8 +92,7 @@ class Reads:
         """`item` for C++ code, which gets a plain number."""
         value = self.item(tensor, placeholder)
         if isinstance(value, UnknownFloat):
-            self.escape("a number")
-            return PLACEHOLDER
+            return self.escape("a number")
         return int.__int__(value) if isinstance(value, UnknownInt) else value
 
     def decide(self, need: str, healthy: bool | None = None) -> bool:
@@ -131,14 +136,29 @@ class Reads:
         streak = self._streaks[key] = (self._streaks.get(key, 0) + 1) % (MOST + 1)
         return side.value if streak else not side.value
 
-    def escape(self, need: str) -> None:
-        """Note a number that is not followed from here on. Raises UnknownValue where no report
-        would show it.
+    def extreme(self, comparison: str) -> bool | None:
+        """The answer by which `max` and `min` return the unknown number; None for others."""
+        return passing.answer_of_extreme(_program_frame(), comparison)
+
+    def ordered(self) -> bool:
+        """Whether a sort compares, in which the order of unknown numbers does not matter."""
+        return passing.sorts(_program_frame())
+
+    def escape(self, need: str, *, floating: bool = True) -> float:
+        """Note a number that is not followed from here on. Its value: what ``--assume`` gives, NaN
+        if it is ``floating`` and only becomes text, else `PLACEHOLDER`. Raises UnknownValue for the
+        last where no report would show it.
         """
+        given = self._given(floating=True)
+        if given is not None:
+            return float(given)
         known = _harmless()
         if known is not None:
             self.notes[known[0]] = None
-            return
+            return PLACEHOLDER
+        if floating and self._only_text():
+            self.printed()
+            return math.nan
         if not self.reported:
             raise self.refuse(need)
         place = _where()[2]
@@ -147,6 +167,7 @@ class Reads:
             f"{place}: {need} that was not computed is {PLACEHOLDER} here; decisions by it are not "
             "followed"
         ] = None
+        return PLACEHOLDER
 
     def whole(self, need: str, placeholder: int) -> int:
         """A whole number, such as a size or an index. Raises UnknownValue where no report would
@@ -173,8 +194,8 @@ class Reads:
         dtype = tensor.dtype
         given = self._given(floating=dtype.is_floating_point)
         if given is None:
-            self.escape("an array")
-            given = PLACEHOLDER if dtype.is_floating_point or dtype.is_complex else placeholder
+            number = self.escape("an array", floating=dtype.is_floating_point)
+            given = number if dtype.is_floating_point or dtype.is_complex else placeholder
         return torch.full(tensor.shape, given, dtype=dtype)
 
     def listed(self, tensor: Any, placeholder: int = 0) -> Any:
@@ -198,10 +219,10 @@ class Reads:
 
     def refuse(self, what: str) -> UnknownValue:
         """The error for what cannot be known."""
-        file, _, place = _where()
+        file, line, place = _where()
         hint = "compute the values (--compute real, compute='real')"
         if file:
-            hint += f", or give this one: --assume {place}=VALUE"
+            hint += f", or give this one: --assume {place_of(file, line)}=VALUE"
         error = ValueNeeded(
             f"{place}: the program needs {what}, which was not computed", hint=hint, place=place
         )
@@ -219,6 +240,18 @@ class Reads:
             return None
         self.notes[f"{place}: {given.text.rpartition('=')[2]}, as --assume has it"] = None
         return given.value if floating or isinstance(given.value, bool) else int(given.value)
+
+    def _only_text(self) -> bool:
+        """Whether the number that the program reads only becomes text."""
+        frame = reader = _program_frame()
+        while reader is not None and _of_numpy(reader):
+            reader = reader.f_back
+        if reader is None:
+            return False
+        key = reader.f_code, reader.f_lasti
+        if key not in self._texts:
+            self._texts[key] = passing.only_text(reader, averaged=reader is not frame)
+        return self._texts[key]
 
     def _verdict(self, frame: FrameType | None) -> branches.Verdict | None:
         """What the condition should be; None where both of its sides work."""
@@ -274,6 +307,11 @@ def _caller(file: str) -> str:
 
 def _of_library(file: str) -> bool:
     return installed(file) or is_standard_library(file)
+
+
+def _of_numpy(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return installed(file) and f"{os.sep}numpy{os.sep}" in file
 
 
 def _passed_by(frame: FrameType) -> bool:

@@ -17,7 +17,7 @@ from gpuprobe.native.values.computing import Computing
 from gpuprobe.native.values.reads import Reads
 from gpuprobe.native.values.shapes import ComputingShapes
 from gpuprobe.native.values.skipping import Skipping
-from gpuprobe.native.values.unknown import follow_math
+from gpuprobe.native.values.unknown import follow_logging, follow_math
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.memory_history import history
 from gpuprobe.torch_support.operator_calls import watch
@@ -72,6 +72,7 @@ class Values:
         compiled.follow(self.computing, self._patches, unknown)
         if isinstance(self.computing, ComputingShapes):
             follow_math(self._patches)
+            follow_logging(self._patches)
             _follow_reads(self.computing, self.reads, self._patches)
             knowledge = self.computing.knowledge
             shared.follow(knowledge.shared, knowledge.share, self._patches)

@@ -12,6 +12,7 @@ functions of `math` are replaced while values are tracked (`follow_math`).
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -38,8 +39,16 @@ class Decisions(Protocol):
     def healthy(self) -> None:
         """Note that numbers passed as finite."""
 
-    def escape(self, need: str) -> None:
-        """Note a number whose use is not followed from here on."""
+    def extreme(self, comparison: str) -> bool | None:
+        """The answer by which `max` and `min` return the unknown number; None for others."""
+
+    def ordered(self) -> bool:
+        """Whether a sort compares, in which the order of unknown numbers does not matter."""
+
+    def escape(self, need: str, *, floating: bool = True) -> float:
+        """Note a number whose use is not followed from here on. Its value, NaN if it is
+        ``floating`` and only becomes text.
+        """
 
     def whole(self, need: str, placeholder: int) -> int:
         """A whole number, such as a size."""
@@ -61,6 +70,11 @@ def _compared(
         if not isinstance(other, (UnknownFloat, UnknownInt)) and not math_isfinite(other):
             decisions.healthy()
             return flips(PLACEHOLDER, other)
+        kept = decisions.extreme(name)
+        if kept is not None:
+            return kept
+        if isinstance(other, (UnknownFloat, UnknownInt)) and decisions.ordered():
+            return same
         return decisions.decide(f"whether a number {mark} another")
 
     compare.__name__ = name
@@ -152,7 +166,7 @@ class _Unknown:
             return self.decisions.decide(f"numpy.{name}")
         if getattr(result, "shape", ()) == ():
             return UnknownFloat(self.decisions)
-        self.decisions.escape(f"what numpy.{name} gets")
+        self.decisions.escape(f"what numpy.{name} gets", floating=False)
         return result
 
 
@@ -168,8 +182,7 @@ class UnknownFloat(_Unknown, float):
         return hash(PLACEHOLDER)
 
     def __float__(self) -> float:
-        self.decisions.escape("a plain number")
-        return PLACEHOLDER
+        return self.decisions.escape("a plain number")
 
     def __int__(self) -> int:
         return self.decisions.whole("a whole number", 1)
@@ -183,8 +196,7 @@ class UnknownFloat(_Unknown, float):
         return self.decisions.decide("whether a number is whole")
 
     def as_integer_ratio(self) -> tuple[int, int]:
-        self.decisions.escape("a plain number")
-        return PLACEHOLDER.as_integer_ratio()
+        return self.decisions.escape("a plain number", floating=False).as_integer_ratio()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return float, (PLACEHOLDER,)
@@ -272,6 +284,32 @@ def follow_math(patches: Patches) -> None:
         if name in vars(math)  # some were added by a later version of Python
     }
     patches.set_all(math, made, within="")  # at once: it reads every module
+
+
+def follow_logging(patches: Patches) -> None:
+    """Replace what makes the text of a log message: ``%`` reads the value of a float without a
+    call.
+    """
+    before = logging.LogRecord.getMessage
+
+    @functools.wraps(before)
+    def message(record: Any) -> str:
+        args = record.args
+        if isinstance(args, tuple) and any(isinstance(one, UnknownFloat) for one in args):
+            record.args = tuple(_read_as_text(one) for one in args)
+        try:
+            return before(record)
+        finally:
+            record.args = args
+
+    patches.set(logging.LogRecord, "getMessage", message)
+
+
+def _read_as_text(value: Any) -> Any:
+    if not isinstance(value, UnknownFloat):
+        return value
+    value.decisions.printed()
+    return math.nan
 
 
 def _passed(decisions: Decisions, truth: bool) -> bool:

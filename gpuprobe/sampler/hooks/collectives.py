@@ -16,12 +16,12 @@ import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable
-from time import perf_counter_ns  # a program may replace `time.perf_counter_ns`
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 
+from gpuprobe.clocks import perf_counter_ns
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.run.communication import (
     MOST_OPERATIONS,

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,6 +35,7 @@ import torch
 from torch.nn import Module
 from torch.utils import checkpoint
 
+from gpuprobe.clocks import monotonic
 from gpuprobe.patching import patch
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
@@ -268,14 +268,12 @@ class Hooks:
         """Search for models that were created since the last time. In a program that creates
         optimizers all the time, this takes a small part of the time (`SEARCHES`).
         """
-        if self._models is not None or (
-            self._searches >= SEARCHES and time.monotonic() < self._next
-        ):
+        if self._models is not None or (self._searches >= SEARCHES and monotonic() < self._next):
             return
-        started = time.monotonic()
+        started = monotonic()
         self._searches += 1
         self._found(live_roots())  # the first call may find more: a root is not always called
-        ended = time.monotonic()
+        ended = monotonic()
         self._next = ended + 50 * (ended - started)
 
     def _wrap(self, owner: Any, name: str, phase: str) -> None:

@@ -20,11 +20,11 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from time import perf_counter_ns  # a program may replace `time.perf_counter_ns`
 from typing import Any, Final, TypeAlias
 
 import torch
 
+from gpuprobe.clocks import perf_counter_ns
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.torch_support.tensors import tensors_in

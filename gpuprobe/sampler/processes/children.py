@@ -14,11 +14,11 @@ import multiprocessing.queues
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from gpuprobe.clocks import monotonic
 from gpuprobe.patching import patch, when_imported
 from gpuprobe.torch_support.process_gpus import (
     NATIVE_SETTINGS,
@@ -132,7 +132,7 @@ def arrive() -> None:
     if not callable(start):
         return
     _follow(start)
-    _await_use(start, time.monotonic())
+    _await_use(start, monotonic())
     # Not what `multiprocessing` starts: `python -c CODE`.
     if _IS_RANK not in os.environ and "-c" not in sys.orig_argv[1:2]:
         _begin_as_rank()
@@ -142,7 +142,7 @@ def _forked() -> None:
     global _finalizer
     _finalizer = None  # the parent's
     if _start is not None and "torch" in sys.modules:
-        _await_use(_start, time.monotonic())
+        _await_use(_start, monotonic())
 
 
 def _await_use(start: StartInProcess, since: float) -> None:
@@ -177,7 +177,7 @@ def _begin_as_rank() -> None:
     if start is not None:
         os.environ[_IS_RANK] = "1"
         not_followed()
-        _begin(start, time.monotonic())
+        _begin(start, monotonic())
 
 
 def _before_messages(action: Callable[[], None]) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import time
 import weakref
 from array import array
 from bisect import bisect_right
@@ -25,6 +24,7 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from gpuprobe.clocks import time_ns
 from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace
@@ -195,7 +195,7 @@ def _name_kept(events: EventColumns) -> None:
 
 def now_us() -> int:
     """The time on the clock of the allocator's history: microseconds since the Unix epoch."""
-    return time.time_ns() // 1000
+    return time_ns() // 1000
 
 
 _THREADING: Final = threading.__file__

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +21,7 @@ import torch
 from torch._ops import OpOverload
 
 from gpuprobe.analysis.trace.categories import BUCKET, UNSHARDED, data_parallel_mark
+from gpuprobe.clocks import time_ns
 from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
@@ -393,7 +393,7 @@ class CpuTrace:
         self._allocated += nbytes
         if self._allocated > self._peak:
             self._peak = self._allocated
-        self._events.append((_ALLOC, entry, time.time_ns() // 1000, path))
+        self._events.append((_ALLOC, entry, time_ns() // 1000, path))
 
     def _take_freed(self) -> None:
         """Account for freed storages: before anything new is recorded, and before each change of
@@ -410,7 +410,7 @@ class CpuTrace:
         del self._live[entry.key]
         self._allocated -= entry.nbytes
         entry.freed_in = path = self._path()
-        self._events.append((_FREE, entry, time.time_ns() // 1000, path))
+        self._events.append((_FREE, entry, time_ns() // 1000, path))
 
     def _resized_elsewhere(self) -> None:
         """Find storages that were resized without an operator (``untyped_storage().resize_``)."""

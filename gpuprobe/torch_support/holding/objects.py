@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
+from gpuprobe.clocks import monotonic
 from gpuprobe.model.record import record
 from gpuprobe.model.run.holders import HeldBy, Holder, HolderRoot, Kept
 from gpuprobe.model.values import Bytes
@@ -40,13 +40,13 @@ class Allowance:
 
     def __init__(self, limits: SearchLimits) -> None:
         self._limits = limits
-        self._until = time.monotonic() + limits.seconds
+        self._until = monotonic() + limits.seconds
 
     def check(self, visited: int) -> None:
         """Raise `Stopped` if a limit is reached."""
         if visited > self._limits.objects:
             raise Stopped(f"stopped after {self._limits.objects:,} objects")
-        if time.monotonic() > self._until:
+        if monotonic() > self._until:
             raise Stopped(f"stopped after {self._limits.seconds:g} s")
 
 

@@ -1,4 +1,4 @@
-"""What is on the wrong device is found, on virtual GPUs; what is right is left alone."""
+"""What is on the wrong device is found, on simulated GPUs; what is right is left alone."""
 
 from __future__ import annotations
 

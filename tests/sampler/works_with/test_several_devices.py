@@ -1,4 +1,4 @@
-"""Several GPUs in one process, on a virtual machine with two: DataParallel, a split model."""
+"""Several simulated GPUs in one process: DataParallel, a split model."""
 
 from __future__ import annotations
 

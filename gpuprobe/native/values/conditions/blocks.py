@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final
 
-from gpuprobe.native.values.conditions.source import SourceTree
+from gpuprobe.native.values.conditions.source import SourceTree, name_of
 
 _ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
 _FAILS: Final = re.compile(r"_?(raise|throw|fail)(_\w+)?")
@@ -55,10 +55,17 @@ def reports(call: ast.expr) -> bool:
     """Whether a call prints, logs or warns."""
     if not isinstance(call, ast.Call):
         return False
+    return bool(_REPORTS.fullmatch(name_of(call.func))) or prints(call)
+
+
+def prints(call: ast.Call) -> bool:
+    """Whether a call makes text of its arguments, and does nothing else: ``print``, a logger's
+    methods, and tqdm's ``set_postfix``.
+    """
     *base, name = dotted(call.func).split(".")
-    if _REPORTS.fullmatch(name):
-        return True
-    return name in _METHODS and any(_LOGGERS.fullmatch(part) for part in base)
+    if name in _METHODS:
+        return name == "print" or any(_LOGGERS.fullmatch(part) for part in base)
+    return name == "set_postfix"
 
 
 def dotted(node: ast.expr) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ from gpuprobe.native.values.conditions.source import (
     SourceTree,
     TruthSource,
     evaluated,
+    loads,
     name_of,
     reading_of,
     source_of,
@@ -228,7 +229,7 @@ def _assigned(
     if len(targets) != 1 or not isinstance(targets[0], ast.Name):
         return None
     name = targets[0].id
-    uses = [use for use in _loads(name, source.function_of(statement)) if _after(use, statement)]
+    uses = [use for use in loads(name, source.function_of(statement)) if _after(use, statement)]
     found: list[_Found] = []
     for use in uses:
         answer = _climb(use, source)
@@ -242,12 +243,6 @@ def _assigned(
 
 
 _PRINTED: Final = "printed output does not matter"
-
-
-def _loads(name: str, scope: ast.AST) -> Iterator[ast.Name]:
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-            yield node
 
 
 def _after(use: ast.Name, statement: ast.stmt) -> bool:

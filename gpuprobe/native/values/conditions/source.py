@@ -181,3 +181,10 @@ def name_of(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def loads(name: str, scope: ast.AST) -> Iterator[ast.Name]:
+    """The places within a node that read a name."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            yield node
