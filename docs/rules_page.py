@@ -8,8 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gpuprobe.analysis import advice, placement
+from gpuprobe.analysis import placement
 from gpuprobe.analysis.baseline import check as baseline
+from gpuprobe.causes import advice
 from gpuprobe.hazards import rules as hazards
 from gpuprobe.model.rules import Rule, registered
 from gpuprobe.probes.distributed.rules import RULES as RANK_RULES

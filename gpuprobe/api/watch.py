@@ -603,9 +603,10 @@ def own_traceback(error: BaseException) -> str:
 
 
 def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
-    """The summary at the end of a run, in lines of text: why it ran out of memory, if it did; the
-    peak, its place and largest causes, the first advice, and the recording's path. Without control
-    characters. ``gpu`` is the name of the GPU in the catalogue, for commands to run next.
+    """The summary at the end of a run, in lines of text: how it ran out of memory, if it did; the
+    peak, its place and largest parts; cause and fix, or what to try; and the recording's path.
+    Without control characters. ``gpu`` is the name of the GPU in the catalogue, for commands to run
+    next.
 
     Under ``torchrun`` only the first rank has a summary, of the path alone: other ranks may still
     be writing. Raises DataError if the recording cannot be read.
@@ -623,12 +624,14 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     from gpuprobe.analysis.completeness import missing_parts
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
+    from gpuprobe.reporters.sections.parts import capitalized
     from gpuprobe.reporters.sections.report import (
         ended_out_of_memory,
         estimate_command,
         estimate_reason,
-        failure_text,
+        head_of,
         headline,
+        main_cause,
     )
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
@@ -637,7 +640,8 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     report = summarize(recording, top=3)
     style = Style(width=width, cwd=report.session.cwd)
     failed = ended_out_of_memory(report)
-    lines = [style.relative(failure_text(report))] if failed else []
+    head = head_of(report)
+    lines = [style.relative(capitalized(head.verdict))] if failed else []
     missing = missing_parts(recording, ended=True)  # this process has closed it
     lines += [f"the recording is incomplete: {text}" for text in missing[:1]]
     if report.peak.measure is None and not missing:
@@ -645,7 +649,10 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     elif report.peak.measure is not None:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
-        lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]
+        told = (("cause", head.cause), ("fix", head.fix), ("saves", head.saves))
+        if not failed and main_cause(report) is None:
+            told = (("try", head.fix),)
+        lines += [f"{label}: {style.relative(text)}" for label, text in told if text]
     shown = style.text(style.path(str(output)))
     lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")
     wrapped = [line for text in lines for line in style.wrapped(text, rest="  ")]

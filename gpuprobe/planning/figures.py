@@ -11,7 +11,6 @@ import torch
 from gpuprobe.allocator.replay import replay_trace
 from gpuprobe.allocator.whatif import WhatIfOutcome, peaks_by_address_order, what_if
 from gpuprobe.analysis.communication import transfers
-from gpuprobe.analysis.summary import device_categories
 from gpuprobe.model.plans.estimate import (
     FITS,
     MARGIN,
@@ -32,6 +31,8 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable, available
 from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
+from gpuprobe.reporters.sections.parts import capitalized
+from gpuprobe.reporters.summary import device_categories
 
 if TYPE_CHECKING:
     from gpuprobe.torch_support.traffic import Traffic
@@ -385,10 +386,9 @@ def _growth_advice(report: Report, device: str) -> tuple[str, ...]:
             f"{human_bytes(early.at_most)} in step {first}, and {human_bytes(late.at_most)}"
         )
         rises.append(f"The peak was {peaks_then} in step {last}.")
-    for advice in report.advice:
-        if advice.id == "growth":
-            reason = advice.evidence[:1].upper() + advice.evidence[1:]
-            return (advice.text, f"{reason}.", *rises)
+    if not isinstance(report.causes, Unavailable) and report.causes:
+        cause = report.causes[0]
+        return (f"{capitalized(cause.sentence)}.", f"{capitalized(cause.remedy)}.", *rises)
     if len(peaks) < _STEPS_FOR_LINES:
         return (f"With --steps {_STEPS_FOR_LINES}, an estimate names the line.",)
     return tuple(rises)

@@ -91,9 +91,11 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
     rows = report.steps.rows
     if not rows or (marks is None and not full):
         return []
+    # What the host takes without a GPU is no time of the program.
+    untimed = report.session.virtual and not full
     named: dict[tuple[int, int], list[str]] = {}
     if marks is not None:
-        for label in ("first", "worst", "slowest", "last"):
+        for label in ("first", "worst", *([] if untimed else ["slowest"]), "last"):
             key = (marks.rank, getattr(marks, label))
             named.setdefault(key, []).append("at peak" if label == "worst" else label)
     informative = sorted({at for rank, index in named for at in rows.positions(rank, index)})
@@ -107,12 +109,12 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
             Column("step", 6, number=True),
             Column("rank" if len(report.ranks) > 1 else "", number=True),
             Column("device"),
-            Column("time", 10, number=True),
+            Column("time", None if untimed else 10, number=True),
             Column("resident" if resident else "peak", 12, number=True),
             Column("reserved", number=True),
             Column("at end", 12, number=True),
             Column("", 14, gap=2, cut=False),
-            Column("longest phase", 0, gap=2),
+            Column("longest phase", None if untimed else 0, gap=2),
         ),
         tuple(_step(row, devices.get(row.rank), resident, named) for row in shown),
     )
@@ -186,8 +188,10 @@ def _longest(row: StepRow) -> str:
 
 
 def time_sections(report: Report, *, full: bool) -> list[Section]:
-    """The first rank's time. In short: only if it adds to the steps."""
+    """The first rank's time. In short: only if it adds to the steps, and if there is a GPU."""
     found = report.time
+    if report.session.virtual and not full:
+        return []
     if found is None or not (full or found.collectives or found.gpu_steps):
         return []
     total = found.duration_ns or 1
