@@ -143,6 +143,7 @@ class _Notifying:
         self.session = writer.session
         self.trace = writer.trace
         self.later_uses = writer.later_uses
+        self.held = writer.held
         self.finding = writer.finding
         self.blind_spot = writer.blind_spot
         self.end = writer.end

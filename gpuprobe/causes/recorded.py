@@ -32,6 +32,9 @@ from gpuprobe.model.values import Peak, Unavailable
 UNNEEDED = "unneeded"
 """The rule of memory that is not used again, whose holder is not in the recording."""
 
+LATE_GRADIENTS = "late-zero-grad"
+"""The rule of gradients that are freed after the next forward pass has begun."""
+
 GROWTH = "growth"
 """The rule of memory that grows from step to step, in a recording without uses."""
 
@@ -103,7 +106,8 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
         found = list(islice(causes_at(lives, event, holders, failed=True), _MOST))
         lives = _Failed(mark, _begin_of_step_before(site, mark))
     if not found:
-        found = list(islice(causes_at(lives, event, holders, otherwise=_unneeded), _MOST))
+        every = causes_at(lives, event, holders, otherwise=_unneeded)
+        found = list(islice((_certain(one, lives) for one in every), _MOST))
     return tuple(
         cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.freed_early)) for one in found
     )
@@ -125,7 +129,34 @@ def _begin_of_step_before(site: PeakSite, mark: HighWater) -> int:
 
 def _holders(mark: HighWater) -> dict[int, Holder]:
     """By row of the ledger, what held it when the program, or a step, ended."""
-    return {}
+    ledger = mark.ledger
+    by_event, by_baseline = {}, {}
+    for holder, events, baseline in ledger.trace.held:
+        by_event.update(dict.fromkeys(events, holder))
+        by_baseline.update(dict.fromkeys(baseline, holder))
+    if not by_event and not by_baseline:
+        return {}
+    found = {
+        row: by_event[start]
+        for row, start in enumerate(ledger.start[: ledger.made])
+        if start in by_event
+    }
+    found.update((ledger.made + row, holder) for row, holder in by_baseline.items())
+    return found
+
+
+def _certain(found: Diagnosed, lives: Biographies) -> Diagnosed:
+    """The cause, or only that memory is not used again, if the answer needs a holder: gradients
+    that outlive the step may be kept by a graph, and are not just freed late.
+    """
+    group = found.group
+    if found.diagnosis.rule != LATE_GRADIENTS or group.holder is not None:
+        return found
+    kept = sum(block.bytes for block in group.blocks if lives.survives(block.row))
+    instead = _unneeded(group)
+    if 2 * kept <= group.bytes or instead is None:
+        return found
+    return found._replace(diagnosis=instead)
 
 
 def _unneeded(group: HeldGroup) -> Answer | None:
@@ -328,7 +359,7 @@ def gradients_cause(site: PeakSite, mark: HighWater) -> MemoryCause | None:
     if held.bytes < _GRADIENTS * mark.allocated:
         return None
     return MemoryCause(
-        rule="late-zero-grad",
+        rule=LATE_GRADIENTS,
         bytes=held.bytes,
         blocks=held.blocks,
         made_at=NoPlace.UNKNOWN,

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gpuprobe.model.memory import Segment, TraceAction
 from gpuprobe.model.record import record
+from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.values import Time
 
 
@@ -401,6 +402,11 @@ class MemoryTrace(WeaklyReferable):
     annotations: tuple[Annotation, ...] = ()  # in time order
     used_later: UsedLater | None = field(default=None, compare=False)
     """Of a recording in which uses are traced: what later steps used."""
+    held: tuple[tuple[Holder, tuple[int, ...], tuple[int, ...]], ...] = field(
+        default=(), compare=False
+    )
+    """What held blocks that were alive at its end, and not used later: a holder, and rows of the
+    events and of the baseline."""
     lifetimes: object = field(default=None, compare=False, repr=False)
     """What `gpuprobe.analysis.trace.lifetimes` found of the events while they were being read."""
     accounts: dict[str, Any] | None = field(default=None, init=False, compare=False, repr=False)

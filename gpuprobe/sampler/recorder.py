@@ -306,6 +306,10 @@ class Recorder:
             )
         else:
             self._host.close()
+        held = self._holders(error)
+        if self._traces.held is not None:
+            for rows in self._traces.held.take():
+                self._write(lambda rows=rows: self._sink.held(rows))  # type: ignore[misc]
         self._write(
             lambda: self._sink.end(
                 SessionEnd(
@@ -314,7 +318,7 @@ class Recorder:
                     gpuprobe_faults=tuple(self._failures.texts),
                     compiled=compile_notes.since(self._compiled_before),
                     gpus=environment.gpu_names(),
-                    holders=self._holders(error),
+                    holders=held,
                     incomplete_processes=tuple(self.incomplete_processes[:MOST_INCOMPLETE]),
                 )
             )
@@ -329,6 +333,11 @@ class Recorder:
 
         try:
             with self._no_torch_function():
+                if self._traces.held is not None:
+                    from gpuprobe.sampler.tracing.held import frames_of
+
+                    running = () if error is None else frames_of(error)
+                    self._traces.held.search(self._index, frames=running, error=error)
                 return with_earlier(largest_holders(error, frames=()), self._held)
         except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
             self.fault(fault)
@@ -344,6 +353,8 @@ class Recorder:
         from gpuprobe.torch_support.holding.search import largest_holders
 
         self._held = largest_holders(frames=[sys._getframe()])
+        if self._traces.held is not None:
+            self._traces.held.search(done - 1, frames=[sys._getframe()])
 
     def so_far(self) -> None:
         """Write what the open step has used, if its peaks rose: the process may end here. Any

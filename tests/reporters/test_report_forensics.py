@@ -174,7 +174,7 @@ def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
         found = checked(recording(state[:count], traces[:count]))
         assert "limit the size of the optimizer's state" in found["causes"][0]["remedy"]
     report = checked(recording(steps, traces))
-    assert "allocated at train.py:9 in loop alive" in report["advice"][0]["text"]
+    assert "that train.py:9 in loop allocates alive" in report["causes"][0]["remedy"]
     (row,) = report["leaks"]["rows"]
     assert row["key"] == "train.py:9 in loop"
     assert row["bytes_per_step"] == 500

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -373,6 +373,18 @@ class Uses:
         """The completed trace was written under this name: follow what is alive at its end."""
         for address, baseline, row in self._alive.pop(trace.device, ()):
             self._followed.setdefault(address, []).append((name, baseline, row))
+
+    def followed(
+        self, steps: Mapping[str, int], before: int
+    ) -> dict[int, list[tuple[str, bool, int]]]:
+        """By address, the rows of blocks that operators made and that nothing has used since the
+        end of a trace of a step before ``before``. ``steps``: by the name of the trace.
+        """
+        return {
+            address: rows
+            for address, rows in self._followed.items()
+            if address in self._made and any(steps[name] < before for name, _, _ in rows)
+        }
 
     def take_later(self, step: int) -> list[LaterUses]:
         """The blocks of traces of earlier steps that this one, ``step``, was the first to use."""

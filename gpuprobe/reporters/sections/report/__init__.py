@@ -114,7 +114,7 @@ def report_sections(
         *non_tensor_sections(report, full=full),
         *time_sections(report, full=full),
         *communication_sections(report, full=full),
-        *(launch_sections(report, full=full) if full else ()),
+        *(launch_sections(report) if full else ()),
         *_compiled(report, full=full),
         *(process_sections(report) if full else ()),
         *_findings(report, full=full),

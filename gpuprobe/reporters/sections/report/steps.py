@@ -295,7 +295,7 @@ def _call(call: Collective, total: int) -> Line:
     return Line(text, "item", call.op)
 
 
-_FEW_LAUNCHES, _MANY_LAUNCHES = 5, 400
+_MANY_LAUNCHES = 400
 """Rows of each table of a short report, and of a full one."""
 
 _TABLES: Final = ("kernel", "line", "module", "phase")
@@ -304,7 +304,7 @@ _MOST_STEPS = 8
 """The most steps whose launches a sentence lists."""
 
 
-def launch_sections(report: Report, *, full: bool) -> list[Section]:
+def launch_sections(report: Report) -> list[Section]:
     """The launches of the first rank in one step."""
     found = report.launches
     if found is None:
@@ -314,17 +314,10 @@ def launch_sections(report: Report, *, full: bool) -> list[Section]:
         return [Section("Launches", (Line(text),), "launches", "Launches")]
     of = f"rank {found.rank}, " if len(report.ranks) > 1 else ""
     title = f"Launches in {of}step {found.step}"
-    tables: tuple[Table, ...]
-    if full:
-        tables = (
-            _configurations(found),
-            *(_table(found.rows, by, _MANY_LAUNCHES) for by in _TABLES),
-        )
-    else:
-        tables = tuple(_table(found.rows, by, _FEW_LAUNCHES) for by in ("kernel", "line", "module"))
+    tables = (_configurations(found), *(_table(found.rows, by, _MANY_LAUNCHES) for by in _TABLES))
     figure = Cell(f"{found.count:,}")
     whole = Section(title, (*_sentences(found), *tables), "launches", "Launches", figure=figure)
-    return [whole, *_decoding(found, of, _MANY_LAUNCHES if full else _FEW_LAUNCHES)]
+    return [whole, *_decoding(found, of, _MANY_LAUNCHES)]
 
 
 def _decoding(found: LaunchReport, of: str, top: int) -> list[Section]:
