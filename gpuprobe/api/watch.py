@@ -623,6 +623,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         where = f"recording of {world_size} ranks: {shown}   ({command})"
         return [where] if rank == 0 else []
     from gpuprobe.analysis.completeness import missing_parts
+    from gpuprobe.analysis.evaluation import WITH_GRADIENTS
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
     from gpuprobe.reporters.sections.parts import capitalized
@@ -650,9 +651,14 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     elif report.peak.measure is not None:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
-        told = (("cause", head.cause), ("fix", head.fix), ("saves", head.saves))
+        told = [("cause", head.cause), ("fix", head.fix), ("saves", head.saves)]
         if not failed and main_cause(report) is None:
-            told = (("try", head.fix),)
+            told = [("try", head.fix)]
+        told += [
+            ("evaluation", f"{row.finding.message} ({row.finding.location})")
+            for row in report.findings
+            if row.finding.rule == WITH_GRADIENTS.id
+        ]
         lines += [f"{label}: {style.relative(text)}" for label, text in told if text]
     shown = style.text(style.path(str(output)))
     lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")

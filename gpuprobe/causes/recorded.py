@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
 from gpuprobe.analysis.peak.high_water import HighWater, by_category, live_at
 from gpuprobe.analysis.peak.needs import Biographies
@@ -20,6 +21,7 @@ from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.errors import DataError
 from gpuprobe.model.causes import Certainty, Effect, MemoryCause
+from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
@@ -31,6 +33,9 @@ from gpuprobe.model.values import Peak, Unavailable
 
 UNNEEDED = "unneeded"
 """The rule of memory that is not used again, whose holder is not in the recording."""
+
+CYCLE = "cycle"
+"""The rule of objects that only refer to one another."""
 
 LATE_GRADIENTS = "late-zero-grad"
 """The rule of gradients that are freed after the next forward pass has begun."""
@@ -106,8 +111,9 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
         found = list(islice(causes_at(lives, event, holders, failed=True), _MOST))
         lives = _Failed(mark, _begin_of_step_before(site, mark))
     if not found:
+        with_gradients = _with_gradients(site) is not None
         every = causes_at(lives, event, holders, otherwise=_unneeded)
-        found = list(islice((_certain(one, lives) for one in every), _MOST))
+        found = list(islice((_certain(one, lives, with_gradients) for one in every), _MOST))
     return tuple(
         cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.freed_early)) for one in found
     )
@@ -145,18 +151,29 @@ def _holders(mark: HighWater) -> dict[int, Holder]:
     return found
 
 
-def _certain(found: Diagnosed, lives: Biographies) -> Diagnosed:
-    """The cause, or only that memory is not used again, if the answer needs a holder: gradients
-    that outlive the step may be kept by a graph, and are not just freed late.
+def _certain(found: Diagnosed, lives: Biographies, with_gradients: bool) -> Diagnosed:
+    """The cause by all that the recording has. ``with_gradients``: an evaluation was found whose
+    forward passes keep what a backward pass would use.
     """
     group = found.group
-    if found.diagnosis.rule != LATE_GRADIENTS or group.holder is not None:
-        return found
-    kept = sum(block.bytes for block in group.blocks if lives.survives(block.row))
-    instead = _unneeded(group)
-    if 2 * kept <= group.bytes or instead is None:
-        return found
-    return found._replace(diagnosis=instead)
+    if found.diagnosis.rule == LATE_GRADIENTS and group.holder is None:
+        # Those that outlive the step may be kept by a graph, and are not just freed late.
+        kept = sum(block.bytes for block in group.blocks if lives.survives(block.row))
+        instead = _unneeded(group)
+        if 2 * kept > group.bytes and instead is not None:
+            return found._replace(diagnosis=instead)
+    evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
+    if found.diagnosis.rule == UNNEEDED and with_gradients and 2 * evaluated > group.bytes:
+        return found._replace(
+            diagnosis=Answer(
+                EVALUATION,
+                f"{human_bytes(group.bytes)} from {group.main.made_at} are kept for a backward "
+                "pass that does not come: an evaluation runs with gradients",
+                "run it without gradients",
+                code="with torch.no_grad():",
+            )
+        )
+    return found
 
 
 def _unneeded(group: HeldGroup) -> Answer | None:
@@ -301,11 +318,71 @@ kind."""
 
 
 def evaluation_cause(site: PeakSite) -> MemoryCause | None:
-    """The cause, if most of the peak was allocated after the last training step without a backward
-    pass; from counters alone.
+    """The cause, if most of the peak is that of forward passes that keep what a backward pass would
+    use, and none follows; from counters and the model's mode alone.
+    """
+    if not site.device.startswith("cuda") or isinstance(site.amount, Unavailable):
+        return None
+    found = _evaluated(site) or _after_training(site)
+    if found is None or 2 * found[0] < site.amount.at_least:
+        return None
+    grown, sentence = found
+    return MemoryCause(
+        rule=EVALUATION,
+        bytes=grown,
+        blocks=0,
+        made_at=NoPlace.UNKNOWN,
+        last_use=None,
+        holder=None,
+        kept_at=None,
+        sentence=sentence,
+        remedy=(
+            "if these forward passes train nothing, run them without gradients: otherwise each "
+            "keeps its activations for as long as its result is kept"
+        ),
+        code="with torch.no_grad():",
+        effect=Effect(
+            Certainty.UNTRIED,
+            site.amount.at_least,
+            Unavailable("the uses of memory were not traced"),
+        ),
+    )
+
+
+def _evaluated(site: PeakSite) -> tuple[int, str] | None:
+    """What an evaluation with gradients took at the peak, and the sentence."""
+    finding = _with_gradients(site)
+    if finding is None or site.step is None or not _is_evaluation(site.phase):
+        return None
+    phases = [one for one in site.step.phases if one.path == EVALUATION]
+    windows = [window_of(one.windows, site.device) for one in phases]
+    starts = [one.start.allocated for one in windows if one is not None]
+    known = [start for start in starts if isinstance(start, int)]
+    if not known or isinstance(site.amount, Unavailable):
+        return None
+    grown = site.amount.at_least - min(known)
+    where = "" if finding.location is None else f" (called at {finding.location})"
+    return grown, (
+        f"{human_bytes(grown)} were allocated by an evaluation: the model{where} is in eval mode, "
+        "and keeps what a backward pass would use"
+    )
+
+
+def _with_gradients(site: PeakSite) -> Finding | None:
+    found = site.rank.findings
+    return next((one for one in found if one.rule == WITH_GRADIENTS.id), None)
+
+
+def _is_evaluation(phase: str) -> bool:
+    return phase.partition("/")[0] == EVALUATION
+
+
+def _after_training(site: PeakSite) -> tuple[int, str] | None:
+    """What was allocated after the last training step, without a backward pass, if that step
+    peaks higher than training; and the sentence.
     """
     step, device = site.step, site.device
-    if step is None or step.ended_by != "end" or not device.startswith("cuda"):
+    if step is None or step.ended_by != "end" or isinstance(site.amount, Unavailable):
         return None
     if {"backward", "optimizer"} & {phase.path.partition("/")[0] for phase in step.phases}:
         return None
@@ -318,31 +395,15 @@ def evaluation_cause(site: PeakSite) -> MemoryCause | None:
     ]
     window = window_of(step.windows, device)
     start = None if window is None else window.start.allocated
-    if not trained or not isinstance(start, int) or isinstance(site.amount, Unavailable):
+    if not trained or not isinstance(start, int):
         return None
     peak = site.amount.at_least
-    grown = peak - start
-    if peak < _MORE_THAN_TRAINING * max(trained) or 2 * grown < peak:
+    if peak < _MORE_THAN_TRAINING * max(trained):
         return None
-    return MemoryCause(
-        rule=EVALUATION,
-        bytes=grown,
-        blocks=0,
-        made_at=NoPlace.UNKNOWN,
-        last_use=None,
-        holder=None,
-        kept_at=None,
-        sentence=(
-            f"after step {step.index - 1}, {human_bytes(grown)} were allocated without a backward "
-            "pass, as in an evaluation without no_grad; the training steps needed at most "
-            f"{human_bytes(max(trained))}"
-        ),
-        remedy=(
-            "if these forward passes train nothing, run them without gradients: otherwise each "
-            "keeps its activations for as long as its result is kept"
-        ),
-        code="with torch.no_grad():",
-        effect=Effect(Certainty.UNTRIED, peak, Unavailable("the uses of memory were not traced")),
+    return peak - start, (
+        f"after step {step.index - 1}, {human_bytes(peak - start)} were allocated without a "
+        "backward pass, as in an evaluation without no_grad; the training steps needed at most "
+        f"{human_bytes(max(trained))}"
     )
 
 
@@ -354,7 +415,7 @@ def gradients_cause(site: PeakSite, mark: HighWater) -> MemoryCause | None:
     """The cause, if gradients are alive at a peak in a forward pass; by categories alone."""
     phase = site.phase if mark.ledger.trace.step == site.step_index else mark.phase
     held = next((s for s in by_category(mark) if s.key == Category.GRADIENT.value), None)
-    if phase.partition("/")[0] != "forward" or held is None:
+    if phase.partition("/")[0] not in ("forward", EVALUATION) or held is None:
         return None
     if held.bytes < _GRADIENTS * mark.allocated:
         return None

@@ -145,6 +145,7 @@ class Recorder:
             nullcontext  # likewise
         )
         self._inference: Any = None  # InferenceSteps, from __enter__ on
+        self._evaluations: Any = None  # Evaluations, likewise
         self._end_sharing: Callable[[], None] = lambda: None  # of torch's memory history
         self.progress: Callable[[int, str], None] | None = None
         """Called with the number of the step and the path of its phase when that changes. Set
@@ -209,11 +210,13 @@ class Recorder:
             self.fault(error)
 
     def _install_hooks(self, reader: MarkReader, *, cuda: bool, simulated: bool) -> None:
+        from gpuprobe.sampler.hooks.evaluation import Evaluations
         from gpuprobe.sampler.hooks.inference import InferenceSteps
         from gpuprobe.sampler.hooks.per_step import PerStep
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
 
         self._inference = InferenceSteps(self._inferred)
+        self._evaluations = Evaluations()
         if self._traces.places is not None:
             self._traces.places.in_generate = self._inference.in_generate
         if self._level == "trace" and not cuda:
@@ -412,14 +415,28 @@ class Recorder:
             self._timeline.leave()
 
     @_guarded
-    def begin(self, phase: str) -> None:
-        """A phase begins: ``forward``, ``backward``, ``recompute`` or ``data``."""
+    def begin(self, phase: str, *, evaluation: bool = False) -> None:
+        """A phase begins: ``forward``, ``backward``, ``recompute`` or ``data``. ``evaluation``: the
+        forward pass of a model in eval mode.
+        """
         self._forget_raised()
         if phase == "forward":
             self._inference.begins()
+            phase = self._pass(evaluation and bool(self._known_optimizers))
+        if phase == "backward" and self._evaluations.backward_begins():
+            self._timeline.was_training()
         if phase == "backward" and self._traces.backward is not None:
             self._traces.backward.called()
         self._passes.begins(phase, self._timeline)
+
+    def _pass(self, evaluation: bool) -> str:
+        """The phase of a forward pass: ``evaluation`` if no backward pass is known to follow."""
+        if self._passes.depth or self._inference.nested:
+            return "forward"
+        phase = self._evaluations.phase_of(evaluation)
+        if phase == "forward":
+            self._evaluations.trains()
+        return phase
 
     @_guarded
     def end(self, phase: str) -> None:
@@ -447,6 +464,7 @@ class Recorder:
     @_guarded
     def outputs(self, result: object) -> None:
         """A model returns this: it may have state that the next call gets, such as KV caches."""
+        self._evaluations.returned(result)
         if self._traces.modules is not None and self._inference.infers():
             self._traces.modules.mark_kept(result)
 
@@ -612,6 +630,9 @@ class Recorder:
         )
         self._last, self._last_traces = spans, traces
         self._index += 1
+        if self._evaluations is not None:
+            for finding in self._evaluations.step_ends():
+                self._write(lambda finding=finding: self._sink.finding(finding))  # type: ignore[misc]
         if ended_by != "end":
             self._search_for_holders()
         self._traces.begin_step(self._index)

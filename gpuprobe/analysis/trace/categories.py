@@ -210,6 +210,7 @@ _PHASES = {
     "backward": "backward",
     "optimizer": "optimizer",
     "forward": "forward",
+    "evaluation": "forward",
     "data": "data",
 }
 

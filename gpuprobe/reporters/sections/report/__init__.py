@@ -57,6 +57,7 @@ from gpuprobe.reporters.sections.report.steps import (
 )
 
 __all__ = [
+    "effect_text",
     "ended_out_of_memory",
     "estimate_command",
     "estimate_reason",
