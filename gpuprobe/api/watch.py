@@ -657,7 +657,7 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         told += [
             ("evaluation", f"{row.finding.message} ({row.finding.location})")
             for row in report.findings
-            if row.finding.rule == WITH_GRADIENTS.id
+            if row.finding.rule == WITH_GRADIENTS.id and "evaluation" not in head.cause
         ]
         lines += [f"{label}: {style.relative(text)}" for label, text in told if text]
     shown = style.text(style.path(str(output)))

@@ -163,7 +163,8 @@ def _certain(found: Diagnosed, lives: Biographies, with_gradients: bool) -> Diag
         if 2 * kept > group.bytes and instead is not None:
             return found._replace(diagnosis=instead)
     evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
-    if found.diagnosis.rule == UNNEEDED and with_gradients and 2 * evaluated > group.bytes:
+    replaced = found.diagnosis.rule in (UNNEEDED, "kept-graph")
+    if replaced and with_gradients and 2 * evaluated > group.bytes:
         return found._replace(
             diagnosis=Answer(
                 EVALUATION,

@@ -310,7 +310,9 @@ class FragmentationReport:
 @record(frozen=True)
 class OutOfMemory:
     """An allocation that failed. ``asked`` is the rounded request, ``needed`` the new segment it
-    would have taken, ``usable_hole`` the largest hole that it could have used.
+    would have taken, ``usable_hole`` the largest hole that it could have used. ``could_use``: what
+    torch could reserve in all; ``limited``: by ``set_per_process_memory_fraction``.
+    ``fits_with``: allocator settings with which no allocation of the trace fails, replayed.
     """
 
     rank: int
@@ -319,6 +321,8 @@ class OutOfMemory:
     asked: int
     needed: int
     device_free: int
+    could_use: int | Unavailable
+    limited: bool
     allocated: int
     reserved: int | Unavailable
     largest_hole: int | Unavailable

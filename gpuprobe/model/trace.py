@@ -154,9 +154,14 @@ COLUMNS: dict[str, str] = {
     "last_stack": "I",  # index into StackTable.stacks: the line of that one
     "last_name": "I",  # index into StackTable.strings: its name
     "last_phase": "I",  # index into StackTable.strings: its phase
+    "grad": "B",  # alloc only: GRAD_ON or GRAD_OFF as the operator ran that made it; 0: unknown
 }
 
-USE_COLUMNS: Final = frozenset(list(COLUMNS)[-7:])
+GRAD_ON: Final = 1
+GRAD_OFF: Final = 2
+"""The grad mode of an allocation. Custom functions of autograd run without gradients."""
+
+USE_COLUMNS: Final = frozenset(list(COLUMNS)[-8:])
 """The columns that are filled where the uses of memory were traced."""
 
 
@@ -181,6 +186,7 @@ class TraceEvent(NamedTuple):
     last_stack: int = 0
     last_name: int = 0
     last_phase: int = 0
+    grad: int = 0
 
 
 class EventColumns:
@@ -210,6 +216,7 @@ class EventColumns:
     last_stack: array[int]
     last_name: array[int]
     last_phase: array[int]
+    grad: array[int]
 
     def __init__(self) -> None:
         for name, typecode in COLUMNS.items():

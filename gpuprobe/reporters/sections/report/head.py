@@ -126,9 +126,9 @@ def _out_of_memory(report: Report) -> str:
 
 
 def _could_use(failure: OutOfMemory) -> str:
-    if isinstance(failure.reserved, Unavailable):
+    if isinstance(failure.could_use, Unavailable):
         return "memory"
-    return human_bytes(failure.reserved + failure.device_free)
+    return human_bytes(failure.could_use)
 
 
 # -- without a cause
@@ -142,10 +142,11 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     if ran_out(report) and report.out_of_memory:
         failure = report.out_of_memory[-1]
         if not isinstance(failure.fits_with, Unavailable) and failure.fits_with:
-            fix = f"the allocator setting {failure.fits_with[0]}"
+            best = min(failure.fits_with, key=lambda text: text.count(","))
+            fix = f"PYTORCH_CUDA_ALLOC_CONF={best}"
             saves = (
-                "replayed: this allocation fits with it; whether the rest of the run does is "
-                "unknown"
+                "replayed: no allocation of the trace fails with it; whether the rest of the run "
+                "fits is unknown"
             )
         return f"{failure.sentences[0]} {capitalized(_largest(report))}", fix, saves
     if isinstance(report.causes, Unavailable):
