@@ -8,15 +8,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gpuprobe.analysis import advice, placement
+from gpuprobe.analysis import evaluation, placement
 from gpuprobe.analysis.baseline import check as baseline
+from gpuprobe.causes import advice
 from gpuprobe.hazards import rules as hazards
 from gpuprobe.model.rules import Rule, registered
 from gpuprobe.probes.distributed.rules import RULES as RANK_RULES
 from gpuprobe.probes.health import RULES
 from gpuprobe.probes.health.xid import XIDS
 
-ROOMS = (advice, placement, baseline, hazards)
+ROOMS = (advice, evaluation, placement, baseline, hazards)
 """Imported for the rules that they register."""
 
 

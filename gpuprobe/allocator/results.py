@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gpuprobe.allocator import whatif
+from gpuprobe.allocator.joined import joined, runs_of
 from gpuprobe.allocator.replay import Divergence, TraceReplay, replay_trace
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.whatif import SettingsAdvice, WhatIfOutcome
@@ -13,12 +15,18 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import Displayed
 
+MOST_EVENTS: Final = 1_000_000
+"""Events of a run of steps that are simulated together: each of the settings that are tried takes
+some seconds for a million."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:
     """The replay of one device's trace (in a recording: of one step), and its what-ifs.
 
     ``baseline`` is the recorded settings, simulated like ``what_if``: compare the two.
+    ``first_step``: with what-ifs, the first of the steps that the replay covers together, without a
+    gap; None for the step alone.
     """
 
     recorded: TraceReplay
@@ -27,6 +35,7 @@ class TraceResult:
     advice: SettingsAdvice | None = None
     capacity: int | None = None
     capacity_source: str = ""
+    first_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,8 @@ def replay_all(
     torch: str = "",
 ) -> tuple[TraceResult, ...]:
     """Replay every trace as recorded, and simulate the one with the highest peak of each device
-    under ``settings``; with ``search``, also find the settings to recommend.
+    under ``settings``, together with those before and after it without a gap; with ``search``, also
+    find the settings to recommend.
 
     Raises what `gpuprobe.replay` does for its arguments. ``torch``: the version that recorded the
     traces, if known.
@@ -110,9 +120,29 @@ def replay_all(
         best = highest.setdefault(result.recorded.device, index)
         if result.recorded.peak_reserved > results[best].recorded.peak_reserved:
             highest[result.recorded.device] = index
+    runs = {at: run for run in runs_of(traces) for at in run}
     for index in highest.values():
-        results[index] = _with_what_ifs(traces[index], results[index], settings, capacity, search)
+        trace, result = _together(traces, runs[index], results[index], torch)
+        if trace is None:
+            trace = traces[index]
+        results[index] = _with_what_ifs(trace, result, settings, capacity, search)
     return tuple(results)
+
+
+def _together(
+    traces: Sequence[MemoryTrace], run: Sequence[int], alone: TraceResult, torch: str
+) -> tuple[MemoryTrace | None, TraceResult]:
+    """The traces of a run as one, and their replay; None, and the result of the one trace ``alone``
+    if there is no other, if they are too many, or if they do not replay exactly together.
+    """
+    found = [traces[at] for at in run]
+    if len(found) < 2 or sum(len(trace.events) for trace in found) > MOST_EVENTS:
+        return None, alone
+    trace = joined(found)
+    recorded = replay_trace(trace, torch=torch)
+    if alone.recorded.exact and not recorded.exact:
+        return None, alone
+    return trace, TraceResult(recorded=recorded, first_step=found[0].step)
 
 
 def _with_what_ifs(

@@ -228,6 +228,15 @@ def _as_pairs(settings: AllocatorSettings) -> dict[str, str]:
     return pairs
 
 
+def with_memory_fraction(settings: AllocatorSettings, fraction: float) -> AllocatorSettings:
+    """The settings of a process that may use this part of the device, by
+    ``torch.cuda.set_per_process_memory_fraction``.
+    """
+    if fraction >= 1.0 and _FRACTION not in settings.extra:
+        return settings
+    return replace(settings, extra={**settings.extra, _FRACTION: fraction})
+
+
 def memory_fraction(settings: AllocatorSettings) -> float:
     """``per_process_memory_fraction``: the part of the device this process may use."""
     value = settings.extra.get(_FRACTION, 1.0)

@@ -221,15 +221,15 @@ def _data_parallel(placement: _RankPlacement) -> Iterator[Finding]:
 
 def imbalance(steps: Sequence[Step]) -> tuple[str, int, int] | None:
     """(device, its peak, the mean peak of the others) if one GPU peaks at more than `IMBALANCE`
-    times the others' mean in the last full step; None if they are balanced. Bytes.
+    times the others' mean; None if they are balanced. Bytes. Of full steps: where a counter does
+    not rise, a step has only a lower bound, so that the highest of all steps counts.
     """
-    full = [step for step in steps if step.ended_by != "end"] or list(steps)
-    peaks = {
-        window.device: window.peak_allocated.at_least
-        for step in full[-1:]
-        for window in step.windows
-        if window.device.startswith("cuda") and isinstance(window.peak_allocated, Peak)
-    }
+    peaks: dict[str, int] = {}
+    for step in [step for step in steps if step.ended_by != "end"] or steps:
+        for window in step.windows:
+            if window.device.startswith("cuda") and isinstance(window.peak_allocated, Peak):
+                least = window.peak_allocated.at_least
+                peaks[window.device] = max(least, peaks.get(window.device, 0))
     if len(peaks) < 2:
         return None
     device = max(peaks, key=lambda name: peaks[name])

@@ -207,6 +207,7 @@ def estimate_program(
                 kept,
                 lambda: (run.others, run.waits),
                 progress,
+                lambda: run.collected,
             )
 
     def again(why: str) -> Estimate:
@@ -258,6 +259,24 @@ class _ProgramRun:
         self._bounded = bounded
         self.others: dict[int, OtherProcesses] = {}
         self.waits = False
+        self.collected: dict[int, int] = {}
+        """What Python's collector freed of each GPU when the program was stopped, in bytes."""
+
+    def _collect(self) -> None:
+        """Run Python's collector, and note what it frees: nothing of the program runs after."""
+        import gc
+
+        import torch
+
+        if not torch.cuda.is_initialized():
+            return
+        devices = range(torch.cuda.device_count())
+        before = [torch.cuda.memory_allocated(device) for device in devices]
+        gc.collect()
+        self.collected = {
+            device: max(0, was - torch.cuda.memory_allocated(device))
+            for device, was in zip(devices, before, strict=True)
+        }
 
     def __call__(self, measured: NativeMeasurement, recorder: Any) -> int:
         """Run the program; returns how many optimizer steps it made."""
@@ -275,7 +294,11 @@ class _ProgramRun:
         from gpuprobe.torch_support.callers import beyond_any_gpu, of_host_memory, place_in
 
         steps = self._steps
-        with restored_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
+        with (
+            restored_if_it_fails(),
+            limit(steps, self._collect) as count,
+            scratch_recording() as scratch,
+        ):
             folder = scratch.parent
             try:
                 started = following(ProcessRecorder(folder, steps))
@@ -409,6 +432,7 @@ def _estimate(
     output: str = "",
     started: Callable[[], tuple[Mapping[int, OtherProcesses], bool]] = lambda: ({}, False),
     progress: Callable[[int, str], None] | None = None,
+    collected: Callable[[], Mapping[int, int]] = dict,
 ) -> Attempt:
     """The estimate of ``run`` on the GPUs of ``options``, and the first line that depends on a
     value which was not computed.
@@ -417,6 +441,7 @@ def _estimate(
     the device. ``bounded``: raise `TooLarge` beyond the limits of ``--compute auto``. ``output``:
     the path to keep the recording at. ``started`` returns the memory of processes that the program
     started, by the GPU's number in the machine, and whether the program waited for a stopped one.
+    ``collected``: what Python's collector freed at the end, in bytes by GPU.
     """
     from gpuprobe.api.recordings import load, scratch_recording, summary
     from gpuprobe.api.watch import record
@@ -472,7 +497,16 @@ def _estimate(
         report = summary(mine, top=1_000_000, device=about)
         rows = device_rows(outcome, fits, mine)
     found = estimate_of(
-        outcome, worst, fits[worst.index], report, steps, why, rows, links, per_node
+        outcome,
+        worst,
+        fits[worst.index],
+        report,
+        steps,
+        why,
+        rows,
+        links,
+        per_node,
+        collected(),
     )
     decided, largest = measured.unknown_read()
     return Attempt(found, decided or largest, measured.too_large())

@@ -37,6 +37,7 @@ from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.causes.edits import EditCandidate, candidates, files_of
 from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import LEAST, blocks_at, tensors_at
+from gpuprobe.causes.recorded import cause_of
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
 from gpuprobe.model.io.codec import from_plain
@@ -252,7 +253,9 @@ class _Explaining:
     ) -> tuple[MemoryCause, ...]:
         """The causes, with the remedies that could be tried. ``peak``: bytes."""
         if failed:
-            return tuple(_cause(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in diagnosed)
+            return tuple(
+                cause_of(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in diagnosed
+            )
         with ExitStack() as stack:
             trials: RemedyTrials | None = None
             causes = []
@@ -265,7 +268,7 @@ class _Explaining:
                 for candidate in edits:
                     if effect.certainty is Certainty.REPLAYED and trials is not None:
                         effect = self._tried(trials, candidate, effect)
-                causes.append(_cause(one, effect, kept_at))
+                causes.append(cause_of(one, effect, kept_at))
         return tuple(causes)
 
     def _trials(self) -> RemedyTrials:
@@ -309,23 +312,6 @@ class _Explaining:
             return replace(replayed, note="an edit was tried, and did not help")
         why = "not tried" if isinstance(result, UntriedRemedy) else "an edit was tried, and failed"
         return replace(replayed, note=f"{why}: {result.reason}")
-
-
-def _cause(found: Diagnosed, effect: Effect, kept_at: Place | None = None) -> MemoryCause:
-    group, answer = found.group, found.diagnosis
-    return MemoryCause(
-        rule=answer.rule,
-        bytes=group.bytes,
-        blocks=len(group.blocks),
-        made_at=group.main.made_at,
-        last_use=group.main.last_use,
-        holder=group.holder,
-        kept_at=kept_at,
-        sentence=answer.sentence,
-        remedy=answer.remedy,
-        code=answer.code,
-        effect=effect,
-    )
 
 
 def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:

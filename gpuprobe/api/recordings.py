@@ -75,7 +75,7 @@ def load_to_report(path: str | os.PathLike[str]) -> Recording:
     from gpuprobe.recording.snapshot.child import pending_read
 
     with pending_read(path) as child:
-        import_module("gpuprobe.analysis.summary")
+        import_module("gpuprobe.reporters.summary")
         from gpuprobe.recording.load import load
 
         return load(path, child)
@@ -198,8 +198,8 @@ def summary(
     reported, "" for the one with the highest; raises UsageError if it was not recorded. ``whole``:
     the lines and modules of the peak are complete; a renderer groups them and has its own ``top``.
     """
-    from gpuprobe.analysis.summary import summarize
     from gpuprobe.model.io.files import gc_paused
+    from gpuprobe.reporters.summary import summarize
 
     with gc_paused():  # half of the time, for a report of 64 ranks
         return summarize(recording, top=top, device=device, whole=whole, is_running=_is_running)

@@ -143,6 +143,7 @@ class _Notifying:
         self.session = writer.session
         self.trace = writer.trace
         self.later_uses = writer.later_uses
+        self.held = writer.held
         self.finding = writer.finding
         self.blind_spot = writer.blind_spot
         self.end = writer.end
@@ -603,9 +604,10 @@ def own_traceback(error: BaseException) -> str:
 
 
 def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
-    """The summary at the end of a run, in lines of text: why it ran out of memory, if it did; the
-    peak, its place and largest causes, the first advice, and the recording's path. Without control
-    characters. ``gpu`` is the name of the GPU in the catalogue, for commands to run next.
+    """The summary at the end of a run, in lines of text: how it ran out of memory, if it did; the
+    peak, its place and largest parts; cause and fix, or what to try; and the recording's path.
+    Without control characters. ``gpu`` is the name of the GPU in the catalogue, for commands to run
+    next.
 
     Under ``torchrun`` only the first rank has a summary, of the path alone: other ranks may still
     be writing. Raises DataError if the recording cannot be read.
@@ -621,14 +623,17 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
         where = f"recording of {world_size} ranks: {shown}   ({command})"
         return [where] if rank == 0 else []
     from gpuprobe.analysis.completeness import missing_parts
+    from gpuprobe.analysis.evaluation import WITH_GRADIENTS
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
+    from gpuprobe.reporters.sections.parts import capitalized
     from gpuprobe.reporters.sections.report import (
         ended_out_of_memory,
         estimate_command,
         estimate_reason,
-        failure_text,
+        head_of,
         headline,
+        main_cause,
     )
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import draw
@@ -637,7 +642,8 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     report = summarize(recording, top=3)
     style = Style(width=width, cwd=report.session.cwd)
     failed = ended_out_of_memory(report)
-    lines = [style.relative(failure_text(report))] if failed else []
+    head = head_of(report)
+    lines = [style.relative(capitalized(head.verdict))] if failed else []
     missing = missing_parts(recording, ended=True)  # this process has closed it
     lines += [f"the recording is incomplete: {text}" for text in missing[:1]]
     if report.peak.measure is None and not missing:
@@ -645,7 +651,15 @@ def summary(output: Path, width: int = 80, *, gpu: str = "") -> list[str]:
     elif report.peak.measure is not None:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
-        lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]
+        told = [("cause", head.cause), ("fix", head.fix), ("saves", head.saves)]
+        if not failed and main_cause(report) is None:
+            told = [("try", head.fix)]
+        told += [
+            ("evaluation", f"{row.finding.message} ({row.finding.location})")
+            for row in report.findings
+            if row.finding.rule == WITH_GRADIENTS.id and "evaluation" not in head.cause
+        ]
+        lines += [f"{label}: {style.relative(text)}" for label, text in told if text]
     shown = style.text(style.path(str(output)))
     lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")
     wrapped = [line for text in lines for line in style.wrapped(text, rest="  ")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
@@ -27,16 +27,24 @@ class Diagnosed(NamedTuple):
 
 
 def causes_at(
-    lives: Biographies, event: int, holders: Mapping[int, Holder], *, failed: bool = False
+    lives: Biographies,
+    event: int,
+    holders: Mapping[int, Holder],
+    *,
+    failed: bool = False,
+    otherwise: Callable[[HeldGroup], Answer | None] | None = None,
 ) -> Iterator[Diagnosed]:
     """The causes of memory just after an event, the most memory first. ``holders``: what holds the
     blocks, by row of the ledger. ``failed``: memory ran out here, so what the program would have
-    used later is unknown: only what its exception holds is a cause.
+    used later is unknown: only what its exception holds is a cause. ``otherwise``: one more rule,
+    the last.
     """
     blocks = blocks_at(lives, event, failed=failed)
     peak = max(lives.ledger.allocated_after())
+    rules = (exceptions.diagnose,) if failed else RULES
+    last = () if otherwise is None else (otherwise,)
     for group in groups_of(blocks, holders, tensors_at(lives, event)):
-        for rule in (exceptions.diagnose,) if failed else RULES:
+        for rule in (*rules, *last):
             diagnosis = rule(group)
             if diagnosis is not None:
                 if diagnosis.rule:

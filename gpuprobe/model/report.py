@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
+from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.needs import NeedTable
@@ -309,7 +310,9 @@ class FragmentationReport:
 @record(frozen=True)
 class OutOfMemory:
     """An allocation that failed. ``asked`` is the rounded request, ``needed`` the new segment it
-    would have taken, ``usable_hole`` the largest hole that it could have used.
+    would have taken, ``usable_hole`` the largest hole that it could have used. ``could_use``: what
+    torch could reserve in all; ``limited``: by ``set_per_process_memory_fraction``.
+    ``fits_with``: allocator settings with which no allocation of the trace fails, replayed.
     """
 
     rank: int
@@ -318,6 +321,8 @@ class OutOfMemory:
     asked: int
     needed: int
     device_free: int
+    could_use: int | Unavailable
+    limited: bool
     allocated: int
     reserved: int | Unavailable
     largest_hole: int | Unavailable
@@ -602,6 +607,19 @@ class Suggestion:
 
 
 @record(frozen=True)
+class Head:
+    """The report in five lines: how the run ended and its peak; why the memory is there and what
+    holds it; what to change; what that saves, and how that is known; the command for more.
+    """
+
+    verdict: str
+    cause: str
+    fix: str
+    saves: str
+    more: str
+
+
+@record(frozen=True)
 class Report(Displayed):
     """The report of a recording. ``time``, ``compiled`` (notes) and other parts that do not cover
     all ranks describe the first one. ``earlier_failures`` counts the failed allocations before
@@ -620,6 +638,11 @@ class Report(Displayed):
     top_modules: ShareTable | Unavailable
     needs: Annotated[
         NeedTable | Unavailable, "what the memory at the high water mark is needed for"
+    ]
+    causes: Annotated[
+        tuple[MemoryCause, ...] | Unavailable,
+        "why memory at the high water mark is there that is not needed, the most memory first; "
+        "unavailable if that cannot be known from the recording",
     ]
     growth: GrowthReport | None
     fragmentation: FragmentationReport | Unavailable
@@ -656,7 +679,9 @@ class Report(Displayed):
     steps: Steps
     findings: tuple[FindingRow, ...]
     blind_spots: tuple[BlindSpotRow, ...]
-    advice: Annotated[tuple[Suggestion, ...], "things to try, the most memory first"]
+    advice: Annotated[
+        tuple[Suggestion, ...], "what to try for memory that is needed, the most first"
+    ]
 
     def __repr__(self) -> str:
         peak = self.peak.allocated

@@ -8,7 +8,7 @@ id is never used for another rule again.
 * ``GP2..``: streams and synchronisation (`gpuprobe.hazards.rules`)
 * ``GP3..``: the placement of memory on devices (`gpuprobe.analysis.placement`)
 * ``GPM-…``: regressions against a baseline (`gpuprobe.analysis.baseline.check`)
-* words: what a report suggests (`gpuprobe.analysis.advice`)
+* words: what a report suggests (`gpuprobe.causes.advice`)
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gpuprobe.model.memory import Segment, TraceAction
 from gpuprobe.model.record import record
+from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.values import Time
 
 
@@ -153,9 +154,14 @@ COLUMNS: dict[str, str] = {
     "last_stack": "I",  # index into StackTable.stacks: the line of that one
     "last_name": "I",  # index into StackTable.strings: its name
     "last_phase": "I",  # index into StackTable.strings: its phase
+    "grad": "B",  # alloc only: GRAD_ON or GRAD_OFF as the operator ran that made it; 0: unknown
 }
 
-USE_COLUMNS: Final = frozenset(list(COLUMNS)[-7:])
+GRAD_ON: Final = 1
+GRAD_OFF: Final = 2
+"""The grad mode of an allocation. Custom functions of autograd run without gradients."""
+
+USE_COLUMNS: Final = frozenset(list(COLUMNS)[-8:])
 """The columns that are filled where the uses of memory were traced."""
 
 
@@ -180,6 +186,7 @@ class TraceEvent(NamedTuple):
     last_stack: int = 0
     last_name: int = 0
     last_phase: int = 0
+    grad: int = 0
 
 
 class EventColumns:
@@ -209,6 +216,7 @@ class EventColumns:
     last_stack: array[int]
     last_name: array[int]
     last_phase: array[int]
+    grad: array[int]
 
     def __init__(self) -> None:
         for name, typecode in COLUMNS.items():
@@ -401,6 +409,11 @@ class MemoryTrace(WeaklyReferable):
     annotations: tuple[Annotation, ...] = ()  # in time order
     used_later: UsedLater | None = field(default=None, compare=False)
     """Of a recording in which uses are traced: what later steps used."""
+    held: tuple[tuple[Holder, tuple[int, ...], tuple[int, ...]], ...] = field(
+        default=(), compare=False
+    )
+    """What held blocks that were alive at its end, and not used later: a holder, and rows of the
+    events and of the baseline."""
     lifetimes: object = field(default=None, compare=False, repr=False)
     """What `gpuprobe.analysis.trace.lifetimes` found of the events while they were being read."""
     accounts: dict[str, Any] | None = field(default=None, init=False, compare=False, repr=False)

@@ -11,7 +11,8 @@ import torch
 from gpuprobe.allocator.replay import replay_trace
 from gpuprobe.allocator.whatif import WhatIfOutcome, peaks_by_address_order, what_if
 from gpuprobe.analysis.communication import transfers
-from gpuprobe.analysis.summary import device_categories
+from gpuprobe.analysis.evaluation import WITH_GRADIENTS
+from gpuprobe.causes.recorded import CYCLE, EVALUATION
 from gpuprobe.model.plans.estimate import (
     FITS,
     MARGIN,
@@ -21,7 +22,9 @@ from gpuprobe.model.plans.estimate import (
     WITHIN_MARGIN,
     DeviceEstimate,
     Estimate,
+    EstimateCause,
     EstimateShare,
+    PhasePeak,
     steps_until_full,
 )
 from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, seconds
@@ -32,6 +35,9 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable, available
 from gpuprobe.native.results import DeviceRun, EngineRun
 from gpuprobe.planning.processes import NO_PROCESSES, OtherProcesses
+from gpuprobe.reporters.sections.parts import capitalized
+from gpuprobe.reporters.sections.report import effect_text
+from gpuprobe.reporters.summary import device_categories
 
 if TYPE_CHECKING:
     from gpuprobe.torch_support.traffic import Traffic
@@ -159,10 +165,12 @@ def estimate_of(
     by_device: tuple[DeviceEstimate, ...] = (),
     links: Links | None = None,
     per_node: int = 1,
+    collected: Mapping[int, int] = {},
 ) -> Estimate:
     """The estimate of a run, from the device with the least room, its fit, and the report of the
     recording about that device. ``why``: the reason for the mode of computing. ``links``: those
-    between the ranks, ``per_node`` on each node.
+    between the ranks, ``per_node`` on each node. ``collected``: what Python's collector freed of
+    each GPU when the program was stopped, in bytes.
     """
     model = device.model
     low, high, lowest, peak, nccl_low, nccl_high, others, verdict, verdict_why, by_addresses = fit
@@ -172,7 +180,15 @@ def estimate_of(
             "cloud sandboxes: the peaks depend on it, and the ranges cover both"
         )
     outside_high = model.context_high + nccl_high + others.high
-    growing = _growing(report, f"cuda:{device.index}")
+    name = f"cuda:{device.index}"
+    growing = _growing(report, name)
+    causes = _causes(report)
+    waits = collected.get(device.index, 0)
+    if growing and waits >= growing:
+        # What Python's collector frees does not grow without end.
+        growing = 0
+        if all(one.rule != CYCLE for one in causes):
+            causes = (_of_cycles(waits), *causes)
     if growing and verdict != NOT:
         more = steps_until_full(model.total_memory - peak - outside_high, growing)
         run.assume(
@@ -204,7 +220,9 @@ def estimate_of(
         verdict=verdict,
         verdict_why=verdict_why,
         growth=Bytes(growing),
-        growth_advice=_growth_advice(report, f"cuda:{device.index}") if growing else (),
+        growth_advice=_growth_advice(report, name) if growing else (),
+        phases=_phases(report, name),
+        causes=causes[:_MOST_CAUSES],
         by_device=by_device,
         attributed=Bytes(_traced(report)),
         by_category=_shares(report.categories),
@@ -229,6 +247,9 @@ def estimate_of(
         communication_time=_times(run.traffic, sent, links, per_node),
         torch=str(torch.__version__),
     )
+
+
+_MOST_CAUSES = 3
 
 
 class NeededMemory(NamedTuple):
@@ -385,13 +406,58 @@ def _growth_advice(report: Report, device: str) -> tuple[str, ...]:
             f"{human_bytes(early.at_most)} in step {first}, and {human_bytes(late.at_most)}"
         )
         rises.append(f"The peak was {peaks_then} in step {last}.")
-    for advice in report.advice:
-        if advice.id == "growth":
-            reason = advice.evidence[:1].upper() + advice.evidence[1:]
-            return (advice.text, f"{reason}.", *rises)
+    if not isinstance(report.causes, Unavailable) and report.causes:
+        cause = report.causes[0]
+        return (f"{capitalized(cause.sentence)}.", f"{capitalized(cause.remedy)}.", *rises)
     if len(peaks) < _STEPS_FOR_LINES:
         return (f"With --steps {_STEPS_FOR_LINES}, an estimate names the line.",)
     return tuple(rises)
+
+
+def _phases(report: Report, device: str) -> tuple[PhasePeak, ...]:
+    """The peak of each phase of depth one."""
+    found: dict[str, int] = {}
+    for row in report.steps.rows:
+        for phase in row.step.phases:
+            for window in phase.windows:
+                peak = window.peak_allocated
+                if window.device == device and isinstance(peak, Peak) and "/" not in phase.path:
+                    found[phase.path] = max(found.get(phase.path, 0), peak.at_least)
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(PhasePeak(phase, Bytes(peak)) for phase, peak in ordered)
+
+
+def _causes(report: Report) -> tuple[EstimateCause, ...]:
+    """The causes of the report; and an evaluation with gradients, which may not be at the peak."""
+    known = () if isinstance(report.causes, Unavailable) else report.causes
+    found = [
+        EstimateCause(one.rule, one.sentence, one.remedy, one.code, effect_text(one.effect))
+        for one in known
+    ]
+    if all(one.rule != EVALUATION for one in found):
+        found += [
+            EstimateCause(
+                EVALUATION,
+                f"{row.finding.message} ({row.finding.location})",
+                "run the evaluation without gradients",
+                "with torch.no_grad():",
+                "not tried",
+            )
+            for row in report.findings
+            if row.finding.rule == WITH_GRADIENTS.id
+        ][:1]
+    return tuple(found)
+
+
+def _of_cycles(freed: int) -> EstimateCause:
+    return EstimateCause(
+        CYCLE,
+        f"{human_bytes(freed)} waited for Python's garbage collector when the program was stopped: "
+        "reference cycles keep them, so memory grows until it runs",
+        "break the cycles, or call gc.collect() where they arise; gpuprobe explain names them",
+        "",
+        f"up to {human_bytes(freed)} (freed by a collection at the end)",
+    )
 
 
 def _shares(table: ShareTable | Unavailable) -> tuple[EstimateShare, ...]:

@@ -18,6 +18,7 @@ from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
     Gap,
+    HeldRows,
     LaterUses,
     Session,
     SessionEnd,
@@ -78,6 +79,7 @@ class StreamParser:
         self._excess = 0
         self._blind_spots: list[BlindSpot] = []
         self._later_uses: dict[str, list[LaterUses]] = {}  # by trace
+        self._held: dict[str, list[HeldRows]] = {}  # likewise
         self._gap: Gap | None = None
         self._end: SessionEnd | None = None
         self._damaged = 0
@@ -88,6 +90,7 @@ class StreamParser:
             "session": self._take_session,
             "step": self._take_step,
             "later_uses": self._take_later_uses,
+            "held": self._take_held,
             "finding": self._take_finding,
             "blind_spot": lambda plain: self._blind_spots.append(from_plain(BlindSpot, plain)),
             "gap": self._take_gap,
@@ -174,6 +177,9 @@ class StreamParser:
             trace = load_trace(name)
             if trace.events.operator:
                 trace.used_later = self._used_later(name, trace.step, steps)
+                trace.held = tuple(
+                    (one.holder, one.events, one.baseline) for one in self._held.get(name, ())
+                )
             return trace
 
         return RankRecording(
@@ -206,6 +212,10 @@ class StreamParser:
             tuple(row for uses in known for row in uses.events),
             tuple(row for uses in known for row in uses.baseline),
         )
+
+    def _take_held(self, plain: dict[str, object]) -> None:
+        held = from_plain(HeldRows, plain)
+        self._held.setdefault(held.trace, []).append(held)
 
     def _take_later_uses(self, plain: dict[str, object]) -> None:
         uses = from_plain(LaterUses, plain)

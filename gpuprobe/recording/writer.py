@@ -23,6 +23,7 @@ from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
     Gap,
+    HeldRows,
     LaterUses,
     Session,
     SessionEnd,
@@ -162,6 +163,10 @@ class RecordingWriter:
     def later_uses(self, uses: LaterUses) -> None:
         """What a later step used of the memory of a trace that was written before."""
         self._write(_line("later_uses", uses))
+
+    def held(self, held: HeldRows) -> None:
+        """What holds memory of a trace that was written before."""
+        self._write(_line("held", held))
 
     def finding(self, finding: Finding) -> None:
         self._write(_line("finding", finding))

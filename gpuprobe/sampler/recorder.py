@@ -146,6 +146,7 @@ class Recorder:
             nullcontext  # likewise
         )
         self._inference: Any = None  # InferenceSteps, from __enter__ on
+        self._evaluations: Any = None  # Evaluations, likewise
         self._end_sharing: Callable[[], None] = lambda: None  # of torch's memory history
         self.progress: Callable[[int, str], None] | None = None
         """Called with the number of the step and the path of its phase when that changes. Set
@@ -211,11 +212,13 @@ class Recorder:
             self.fault(error)
 
     def _install_hooks(self, reader: MarkReader, *, cuda: bool, simulated: bool) -> None:
+        from gpuprobe.sampler.hooks.evaluation import Evaluations
         from gpuprobe.sampler.hooks.inference import InferenceSteps
         from gpuprobe.sampler.hooks.per_step import PerStep
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
 
         self._inference = InferenceSteps(self._inferred)
+        self._evaluations = Evaluations()
         if self._traces.places is not None:
             self._traces.places.in_generate = self._inference.in_generate
         if self._level == "trace" and not cuda:
@@ -308,6 +311,10 @@ class Recorder:
             )
         else:
             self._host.close()
+        held = self._holders(error)
+        if self._traces.held is not None:
+            for rows in self._traces.held.take():
+                self._write(lambda rows=rows: self._sink.held(rows))  # type: ignore[misc]
         self._write(
             lambda: self._sink.end(
                 SessionEnd(
@@ -316,7 +323,7 @@ class Recorder:
                     gpuprobe_faults=tuple(self._failures.texts),
                     compiled=compile_notes.since(self._compiled_before),
                     gpus=environment.gpu_names(),
-                    holders=self._holders(error),
+                    holders=held,
                     incomplete_processes=tuple(self.incomplete_processes[:MOST_INCOMPLETE]),
                 )
             )
@@ -331,6 +338,11 @@ class Recorder:
 
         try:
             with self._no_torch_function():
+                if self._traces.held is not None:
+                    from gpuprobe.sampler.tracing.held import frames_of
+
+                    running = () if error is None else frames_of(error)
+                    self._traces.held.search(self._index, frames=running, error=error)
                 return with_earlier(largest_holders(error, frames=()), self._held)
         except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
             self.fault(fault)
@@ -346,6 +358,8 @@ class Recorder:
         from gpuprobe.torch_support.holding.search import largest_holders
 
         self._held = largest_holders(frames=[sys._getframe()])
+        if self._traces.held is not None:
+            self._traces.held.search(done - 1, frames=[sys._getframe()])
 
     def so_far(self) -> None:
         """Write what the open step has used, if its peaks rose: the process may end here. Any
@@ -403,14 +417,28 @@ class Recorder:
             self._timeline.leave()
 
     @_guarded
-    def begin(self, phase: str) -> None:
-        """A phase begins: ``forward``, ``backward``, ``recompute`` or ``data``."""
+    def begin(self, phase: str, *, evaluation: bool = False) -> None:
+        """A phase begins: ``forward``, ``backward``, ``recompute`` or ``data``. ``evaluation``: the
+        forward pass of a model in eval mode.
+        """
         self._forget_raised()
         if phase == "forward":
             self._inference.begins()
+            phase = self._pass(evaluation and bool(self._known_optimizers))
+        if phase == "backward" and self._evaluations.backward_begins():
+            self._timeline.was_training()
         if phase == "backward" and self._traces.backward is not None:
             self._traces.backward.called()
         self._passes.begins(phase, self._timeline)
+
+    def _pass(self, evaluation: bool) -> str:
+        """The phase of a forward pass: ``evaluation`` if no backward pass is known to follow."""
+        if self._passes.depth or self._inference.nested:
+            return "forward"
+        phase = self._evaluations.phase_of(evaluation)
+        if phase == "forward":
+            self._evaluations.trains()
+        return phase
 
     @_guarded
     def end(self, phase: str) -> None:
@@ -438,6 +466,7 @@ class Recorder:
     @_guarded
     def outputs(self, result: object) -> None:
         """A model returns this: it may have state that the next call gets, such as KV caches."""
+        self._evaluations.returned(result)
         if self._traces.modules is not None and self._inference.infers():
             self._traces.modules.mark_kept(result)
 
@@ -603,6 +632,9 @@ class Recorder:
         )
         self._last, self._last_traces = spans, traces
         self._index += 1
+        if self._evaluations is not None:
+            for finding in self._evaluations.step_ends():
+                self._write(lambda finding=finding: self._sink.finding(finding))  # type: ignore[misc]
         if ended_by != "end":
             self._search_for_holders()
         self._traces.begin_step(self._index)

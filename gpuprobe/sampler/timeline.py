@@ -53,6 +53,11 @@ SETUP = "setup"
 """The phase before any sign of training: imports, building the model."""
 
 
+EVALUATION = "evaluation"
+"""The phase of forward passes that no backward pass follows."""
+
+_PASSES = ("forward", "backward", "optimizer")
+
 HOST_RISE = 16 * 1024 * 1024
 """Bytes by which the peak of resident memory must rise for `counters_rose`."""
 
@@ -156,6 +161,21 @@ class PhaseTimeline:
         self.cut()
         self._rest = OTHER
         self._update_path()
+
+    def was_training(self) -> None:
+        """The evaluations since the last pass of another kind were forward passes of training: the
+        backward pass that begins is theirs.
+        """
+        spans = self._spans
+        for at in range(len(spans) - 1, -1, -1):
+            first, _, rest = spans[at].path.partition("/")
+            if first in _PASSES:
+                break
+            if first == EVALUATION:
+                spans[at] = spans[at]._replace(path=f"forward/{rest}" if rest else "forward")
+        if self._stack and self._stack[0].name == EVALUATION:
+            self._stack[0].name = "forward"
+            self._update_path()
 
     def put_back(self, spans: list[PhaseSpan]) -> None:
         """Undo a `cut`: these spans are counted later."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analysis_programs import MIB, Script
 from trace_recorder import TraceRecorder
 
 from gpuprobe.allocator.driver import SimulatedDriver
+from gpuprobe.allocator.settings import with_memory_fraction
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.analysis.peak.oom import OomReport, oom_reports
 from gpuprobe.model.memory import TraceAction
@@ -153,16 +156,29 @@ def test_what_if_results_are_reported() -> None:
     report = only(oom_reports(trace, what_if=what_if))
     assert report.fits_with == ("expandable_segments:True",)
     assert report.sentences[1] == (
-        "This allocation would have fit with expandable_segments:True; whether the rest of the run "
-        "does is unknown."
+        "Replayed with expandable_segments:True, no allocation of this trace fails; whether the "
+        "rest of the run fits is unknown."
     )
     several = [("max_split_size_mb:20", True), ("max_split_size_mb:64", True), ("x:1", True)]
+    several += [("x:1,y:2", True), ("y:2,z:3", True)]  # the first only adds to one that fits
     found = only(oom_reports(trace, what_if=lambda *_: several)).sentences[1]
     assert found.startswith(
-        "This allocation would have fit with max_split_size_mb:20 or 64, or with x:1; "
+        "Replayed with max_split_size_mb:20 or 64, or with x:1, or with y:2,z:3, no allocation of "
     )
     refused = only(oom_reports(trace, what_if=lambda *_: [("x", False)]))
-    assert "None of the other allocator settings" in refused.sentences[1]
+    assert "With each of the other allocator settings tried, an" in refused.sentences[1]
+
+
+def test_the_part_of_the_device_that_a_program_allows_itself_is_the_limit() -> None:
+    trace, _ = fragmented()
+    usual = only(oom_reports(trace))
+    assert not isinstance(usual.could_use, Unavailable)
+    assert not usual.limited
+    limited = with_memory_fraction(trace.settings or AllocatorSettings(), 0.5)
+    half = only(oom_reports(replace(trace, settings=limited)))
+    assert half.limited
+    assert half.could_use == usual.could_use // 2
+    assert "by its set_per_process_memory_fraction" in half.sentences[0]
 
 
 def test_without_a_layout_figures_are_unavailable() -> None:

@@ -59,6 +59,34 @@ def test_settings_that_torch_takes(machine: Machine, conf: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("conf", "said", "right"),
+    [
+        ("expandable_segments=True", "by a colon", "expandable_segments:True"),
+        ('"expandable_segments:True"', "quotes", "expandable_segments:True"),
+        ("'max_split_size_mb=64'", "quotes", "max_split_size_mb:64"),
+        (
+            "expandable_segments:true;max_split_size_mb:64",
+            "not by semicolons",
+            "expandable_segments:True,max_split_size_mb:64",
+        ),
+    ],
+)
+def test_settings_that_are_written_otherwise_are_corrected(
+    conf: str, said: str, right: str, machine: Machine
+) -> None:
+    found = only("GP140", machine.but(environ={NEW: conf}))
+    assert said in found.message
+    assert found.fix is not None
+    assert found.fix.code == f"export {NEW}={right}"
+    (renamed,) = of("GP142", machine.but(environ={OLD: conf}))
+    assert renamed.fix is not None
+    assert renamed.fix.code == f"export {NEW}={right}; unset {OLD}"
+    (unknown,) = of("GP142", machine.but(environ={OLD: "nonsense:1"}))
+    assert unknown.fix is not None
+    assert not unknown.fix.code  # no command sets what torch refuses
+
+
+@pytest.mark.parametrize(
     ("conf", "refused"),
     [
         ("max_split_size_mb:100", False),

@@ -8,9 +8,10 @@ import re
 
 import pytest
 
-from gpuprobe.analysis import advice, placement
+from gpuprobe.analysis import placement
 from gpuprobe.analysis.baseline import METRICS
 from gpuprobe.analysis.baseline import check as baseline
+from gpuprobe.causes import advice
 from gpuprobe.hazards.rules import RULES as HAZARDS
 from gpuprobe.model.findings import Level
 from gpuprobe.model.rules import define, registered, rule_of

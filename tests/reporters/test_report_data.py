@@ -27,7 +27,6 @@ from report_builders import (
     window,
 )
 
-from gpuprobe.analysis.summary import summarize
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
@@ -59,6 +58,7 @@ from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.json import schema
 from gpuprobe.reporters.sections.report import facts, headline, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
+from gpuprobe.reporters.summary import summarize
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 
@@ -201,7 +201,7 @@ def test_the_document_says_what_it_is() -> None:
         == (report_json.DOCUMENT.name, list(report_json.DOCUMENT.version))
         == (
             "gpuprobe.report",
-            [2, 11],
+            [2, 12],
         )
     )
     assert report["recording"]["name"] == "a.gpuprobe"
@@ -375,10 +375,8 @@ def test_a_failure_that_no_trace_holds_says_how_to_trace_it() -> None:
     steps = [step(i, {"forward": 100 - i}) for i in range(5)]
     made = trace([("/home/u/project/a.py:7", 100, Category.ACTIVATION)], step=0)
     text = words(checked(recording(steps, [made], ended=failed)))
-    assert text.startswith("a.gpuprobe · out of memory ")
-    why = "Why it ran out of memory Out of memory in step 4: at the peak 100 B were allocated on"
-    assert why in text
-    assert text.index(why) < text.index("Peak ")  # the verdict is first
+    assert text.startswith("verdict out of memory in step 4. Peak 100 B on cpu, in forward, step 0")
+    assert "Why it ran out of memory unknown: the failure was not traced" in text
     assert "$ gpuprobe estimate --gpu GPU --steps=5 train.py -- --lr 1" in text
     assert "--trace-steps 4 (or all)" in text
     counted = recording(steps, ended=failed, session=session("counters"))
@@ -593,13 +591,14 @@ class TestGrowth:
         assert growth["bytes_per_step"] == 50
         assert growth["lines"]["rows"][0]["key"] == "train.py:9 in forward"
         assert growth["lines"]["total"] == 350
-        assert report["advice"][0]["id"] == "growth"
-        assert "train.py:9" in report["advice"][0]["text"]
+        assert report["causes"][0]["rule"] == "growth"
+        assert "train.py:9" in report["causes"][0]["remedy"]
+        assert "memory grows by 50 B a step" in report["head"]["cause"]
 
     def test_growth_without_traces_has_no_line(self) -> None:
         report = checked(self.leak(50, traced=False))
         assert report["growth"]["lines"] is None
-        assert "train.py" not in report["advice"][0]["text"]
+        assert "train.py" not in report["causes"][0]["remedy"]
 
     @pytest.mark.parametrize("per_step", [0, -20])
     def test_no_growth(self, per_step: int) -> None:
@@ -660,8 +659,9 @@ class TestAdvice:
 
     def test_gradients_alive_in_the_forward_pass(self) -> None:
         blocks = [("a.py:1", 60, Category.PARAMETER), ("a.py:2", 60, Category.GRADIENT)]
-        assert self.ids(self.of(blocks, "forward/attention")) == ["zero-grad"]
-        assert self.ids(self.of(blocks, "backward")) == []
+        (cause,) = checked(self.of(blocks, "forward/attention"))["causes"]
+        assert (cause["rule"], cause["bytes"]) == ("late-zero-grad", 60)
+        assert "unavailable" in checked(self.of(blocks, "backward"))["causes"]
 
     def test_optimizer_state(self) -> None:
         adam = [("a.py:1", 30, Category.PARAMETER), ("o.py:1", 60, Category.OPTIMIZER_STATE)]

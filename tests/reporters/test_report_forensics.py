@@ -79,6 +79,10 @@ def test_a_failed_allocation_is_explained_first() -> None:
     assert failure["asked"] == 15 * MIB
     assert failure["largest_hole"] == 11 * MIB  # what is left of a segment of 20
     text = words(report)
+    assert text.startswith(
+        "verdict out of memory: 15.0 MiB requested at /home/u/project/model.py:12 in forward, with "
+        "45.0 MiB allocated of the 100.0 MiB that torch could use cause Out of memory, but the GPU"
+    )
     assert (
         "Why it ran out of memory Out of memory, but the GPU is not full: the 15.0 MiB requested "
         "at /home/u/project/model.py:12 in forward failed with 45.0 MiB allocated" in text
@@ -131,12 +135,13 @@ def test_what_ran_out_need_not_be_what_peaked_highest(apart: str, traced: bool) 
 def test_what_others_held_when_memory_ran_out_is_known_from_the_step() -> None:
     made = program([9 * MIB] * 10, 100 * MIB, 2)
     made.step = 0
+    end = SessionEnd(5, error=ProgramError("OutOfMemoryError", "no room", out_of_memory=True))
     failed = step(0, {"forward": 90 * MIB}, device=made.device, reserved=100 * MIB)
     counts = replace(failed.windows[0].end, reserved=Bytes(100 * MIB))
     told = replace(failed.windows[0], end=counts, device_used=Bytes(107 * MIB))
-    untold = words(checked(recording([failed], [made])))
+    untold = words(checked(recording([failed], [made], ended=end)))
     assert "Memory used by other processes is unknown" in untold
-    text = words(checked(recording([replace(failed, windows=(told,))], [made])))
+    text = words(checked(recording([replace(failed, windows=(told,))], [made], ended=end)))
     assert "7.0 MiB of the device were used outside this allocator" in text
 
 
@@ -158,8 +163,8 @@ def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
     steps = [step(i, {"forward": end}, end=end) for i, end in enumerate(ends)]
     short = checked(recording(steps[:5], traces[:5]))
     assert short["growth"] is None  # too few steps for that, and the traces tell all the same
-    assert "allocated at train.py:9 in loop alive" in short["advice"][0]["text"]
-    assert "500 B per step" in short["advice"][0]["evidence"]
+    assert "that train.py:9 in loop allocates alive" in short["causes"][0]["remedy"]
+    assert "500 B a step" in short["causes"][0]["sentence"]
     # The same, where what grows is the state that an optimizer keeps.
     state = [
         replace(s, tensors=(KnownTensors("cpu", {Category.OPTIMIZER_STATE: Bytes(500 * i)}),))
@@ -167,9 +172,9 @@ def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
     ]
     for count in (5, 6):
         found = checked(recording(state[:count], traces[:count]))
-        assert "The optimizer state grows with every step" in found["advice"][0]["text"]
+        assert "limit the size of the optimizer's state" in found["causes"][0]["remedy"]
     report = checked(recording(steps, traces))
-    assert "allocated at train.py:9 in loop alive" in report["advice"][0]["text"]
+    assert "that train.py:9 in loop allocates alive" in report["causes"][0]["remedy"]
     (row,) = report["leaks"]["rows"]
     assert row["key"] == "train.py:9 in loop"
     assert row["bytes_per_step"] == 500

@@ -9,6 +9,7 @@ from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
+    HeldRows,
     LaterUses,
     Session,
     SessionEnd,
@@ -25,6 +26,7 @@ class KeepingSink:
         self.by_index: dict[int, Step] = {}
         self.traces: dict[str, MemoryTrace] = {}
         self.uses: list[LaterUses] = []
+        self.held_rows: list[HeldRows] = []
         self.findings: list[Finding] = []
         self.blind_spots: list[BlindSpot] = []
         self.ends: list[SessionEnd] = []
@@ -53,6 +55,9 @@ class KeepingSink:
 
     def later_uses(self, uses: LaterUses) -> None:
         self.uses.append(uses)
+
+    def held(self, held: HeldRows) -> None:
+        self.held_rows.append(held)
 
     def finding(self, finding: Finding) -> None:
         self.findings.append(finding)

@@ -13,10 +13,10 @@ from models import Mlp, seeded, train
 from sinks import KeepingSink
 
 import gpuprobe
-from gpuprobe.analysis.summary import device_memory, pinned_memory
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.summary import device_memory, pinned_memory
 from gpuprobe.sampler.gpu_clock import BEHIND, GpuClock
 from gpuprobe.sampler.recorder import Recorder
 from gpuprobe.sampler.sources import DeviceUse

@@ -91,8 +91,8 @@ def test_running_out_of_memory_says_what_would_have_fitted(tmp_path: Path) -> No
     assert any("expandable_segments" in change for change in failure["fits_with"])
     verdict, fits, *_ = failure["sentences"]
     assert verdict.startswith("Out of memory, but the GPU is not full: the 8.0 GiB requested at")
-    assert fits.startswith("This allocation would have fit with ")
-    assert fits.endswith("; whether the rest of the run does is unknown.")
+    assert fits.startswith("Replayed with ")
+    assert fits.endswith("; whether the rest of the run fits is unknown.")
 
 
 @pytest.mark.parametrize("steps", ["all", "1"])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size
+from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.analysis.fragmentation import Fragmentation, PoolSpace, fragmentation
 from gpuprobe.analysis.peak.high_water import HighWater, by_category, by_line, live_at
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
@@ -25,6 +26,8 @@ _OOM = TraceAction.OOM.code
 _NEARLY_FULL = 0.98
 """The part of the available memory from which tensors fill a GPU: what is left is less than a
 layout can be expected to leave unused."""
+
+_MOST_SETTINGS = 3
 
 MOST = 20
 """Failures that are reported per trace. Each needs an account of all blocks at that moment, and a
@@ -49,6 +52,8 @@ class OomReport:
     stream: int
     place: SourceLine
     device_free: int
+    could_use: int | Unavailable  # reserved and free memory, within the program's own limit
+    limited: bool  # the program has set a lower limit than the device's memory
     allocated: int
     reserved: int | Unavailable
     usable_hole: int | Unavailable
@@ -66,9 +71,9 @@ class OomReport:
         memory and what the driver had free. Below 0 if that was enough, and only not usable; 0 if
         it is unknown.
         """
-        if isinstance(self.reserved, Unavailable):
+        if isinstance(self.could_use, Unavailable):
             return 0
-        return self.allocated + self.asked - self.reserved - self.device_free
+        return self.allocated + self.asked - self.could_use
 
 
 def oom_reports(
@@ -130,8 +135,20 @@ def _report(
             (p.largest_hole for p in account.pools if _serves(p, request, stream, pool)), default=0
         )
         private = sum(p.reserved for p in account.pools if p.pool != (0, 0))
+    outside = _non_torch(device_memory, device_free, reserved) if not_torch is None else not_torch
+    could_use: int | Unavailable = reserved
+    limited = False
+    if not isinstance(reserved, Unavailable):
+        could_use = whole = reserved + device_free
+        if not isinstance(outside, Unavailable):
+            whole += outside
+        allowed = int(memory_fraction(settings) * whole)
+        if allowed < could_use:
+            could_use, limited = allowed, True
     report = OomReport(
         device=trace.device,
+        could_use=could_use,
+        limited=limited,
         event=event,
         asked=request,
         needed=allocation_size(request, settings.large_segment_size),
@@ -143,9 +160,7 @@ def _report(
         usable_hole=usable,
         largest_hole=largest,
         private_pools=private,
-        non_torch=_non_torch(device_memory, device_free, reserved)
-        if not_torch is None
-        else not_torch,
+        non_torch=outside,
         live=live_at(ledger, event),
         layout=account,
         fits_with=_fits_with(trace, event, what_if),
@@ -193,10 +208,11 @@ def _sentences(report: OomReport) -> Iterable[str]:
         )
     if not isinstance(report.fits_with, Unavailable):
         yield (
-            f"This allocation would have fit with {_settings(report.fits_with)}; whether the rest "
-            "of the run does is unknown."
+            f"Replayed with {_settings(report.fits_with)}, no allocation of this trace fails; "
+            "whether the rest of the run fits is unknown."
             if report.fits_with
-            else "None of the other allocator settings tried makes this allocation fit."
+            else "With each of the other allocator settings tried, an allocation of this trace "
+            "fails, too."
         )
     yield (
         f"It needed {human_bytes(report.needed)} from the driver, which had "
@@ -230,13 +246,16 @@ def _sentences(report: OomReport) -> Iterable[str]:
 def _verdict(report: OomReport) -> str:
     """Why the allocation failed, in one sentence."""
     request = f"{human_bytes(report.asked)} requested at {report.place}"
-    if isinstance(report.reserved, Unavailable):
+    if isinstance(report.could_use, Unavailable):
         return f"Out of memory: {request} failed."
-    could_use = report.reserved + report.device_free
+    could_use = report.could_use
     available = human_bytes(could_use)
+    if report.limited:
+        available += ", by its set_per_process_memory_fraction,"
     if report.shortfall > 0:
+        full = "its part of the GPU is full" if report.limited else "the GPU is full"
         return (
-            f"Out of memory: the GPU is full. With {human_bytes(report.allocated)} allocated, the "
+            f"Out of memory: {full}. With {human_bytes(report.allocated)} allocated, the "
             f"{request} are {human_bytes(report.shortfall)} more than the {available} that torch "
             "could use."
         )
@@ -256,13 +275,23 @@ def _verdict(report: OomReport) -> str:
 
 
 def _settings(names: Iterable[str]) -> str:
-    """The settings as a list, each name once with its values."""
+    """The settings as a list: without those that only add to another one that fits; of one key,
+    its values.
+    """
+    found: list[set[str]] = []
+    for text in sorted(names, key=lambda text: text.count(",")):
+        parts = set(text.split(","))
+        if not any(fewer <= parts for fewer in found):
+            found.append(parts)
     values: dict[str, list[str]] = {}
-    for text in names:
-        name, _, value = text.partition(":")
-        values.setdefault(name, []).append(value)
-    listed = [f"{name}:{' or '.join(found)}" for name, found in values.items()]
-    return ", or with ".join(listed)
+    for parts in found:
+        name, _, value = next(iter(parts)).partition(":")
+        if len(parts) > 1:
+            values.setdefault(",".join(sorted(parts)), [])
+        else:
+            values.setdefault(name, []).append(value)
+    listed = [f"{name}:{' or '.join(of)}" if of else name for name, of in values.items()]
+    return ", or with ".join(listed[:_MOST_SETTINGS])
 
 
 def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:

@@ -42,8 +42,8 @@ from itertools import chain, compress, islice
 from operator import ne
 
 from gpuprobe.analysis.trace.ledger import Ledger
-from gpuprobe.model.memory import Category
-from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
+from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.trace import GRAD_ON, Frame, MemoryTrace, StackTable
 
 WORKSPACE = 1  # library scratch memory
 OPTIMIZER = 2  # inside an optimizer's step
@@ -210,6 +210,7 @@ _PHASES = {
     "backward": "backward",
     "optimizer": "optimizer",
     "forward": "forward",
+    "evaluation": "forward",
     "data": "data",
 }
 
@@ -306,6 +307,10 @@ class Runs:
             and self.at(starts[low]) == self.at(starts[high - 1])
         )
 
+    def follows(self, kind: str, run: int) -> bool:
+        """Whether a stretch of ``kind`` follows a run."""
+        return kind in self._kind[run + 1 :]
+
     def __len__(self) -> int:
         return len(self._start)
 
@@ -337,6 +342,7 @@ def _position(times: Sequence[int], time_us: int, after: bool = False) -> int:
     return bisect_right(times, time_us) if after else bisect_left(times, time_us)
 
 
+_OOM = TraceAction.OOM.code
 _UNKNOWN = Category.UNKNOWN.code
 _PARAMETER = Category.PARAMETER.code
 _GRADIENT = Category.GRADIENT.code
@@ -374,6 +380,11 @@ class Evidence:
         self.parameter_sizes: set[int] | None = None
         self.outcomes: dict[tuple[int, int], int] | None = None
         self.recomputed_until: array[int] | None = None
+        actions = ledger.trace.events.action
+        self.failures = (
+            [at for at, action in enumerate(actions) if action == _OOM] if (_OOM in actions) else []
+        )
+        """The events of failed allocations."""
 
 
 def evidence_of(ledger: Ledger) -> Evidence:
@@ -392,6 +403,7 @@ class Classifier:
         self._marks, self._runs = found.marks, found.runs
         columns = (ledger.trace.events.category, ledger.baseline.category)
         self._has_recorded = any(map(any, columns))
+        self._has_grad = bool(ledger.trace.events.grad)
 
     def category(self, row: int) -> int:
         """The `Category.code` of a row; a recorded one wins."""
@@ -436,6 +448,9 @@ class Classifier:
         if kind == "backward" or (kind == "" and marks & BACKWARD):
             return self._from_backward(row, marks, made_in, freed_in, alive)
         in_module = marks & MODULE_CALL
+        is_forward = kind in ("forward", "") and not marks & INIT
+        if self._has_grad and is_forward and (known := self._without_backward(row, made_in)):
+            return known
         if marks & INIT and not in_module:
             return _TEMPORARY if at_once else _PARAMETER
         if kind == "data" or marks & DATA or (marks & COPY and not in_module):
@@ -445,6 +460,28 @@ class Classifier:
         if in_module or (not alive and runs.kind(freed_in) == "backward"):
             return _ACTIVATION
         return _UNKNOWN
+
+    def _without_backward(self, row: int, made_in: int) -> int:
+        """The category of a block of a forward pass whose backward pass does not come: memory ran
+        out, or it is an evaluation. Unknown if it comes, or if the block's end decides.
+        """
+        ledger = self._ledger
+        if row >= ledger.made:
+            return _UNKNOWN
+        start, freed = ledger.start[row], ledger.freed[row]
+        grad = ledger.value("grad", row)
+        if grad == GRAD_ON and any(start < at < freed for at in self._found.failures):
+            return _ACTIVATION
+        phase = ledger.trace.stacks.strings[ledger.value("last_phase", row)]
+        evaluates = phase.partition("/")[0] == "evaluation" or (
+            self._runs.kind(made_in) and not self._runs.follows("backward", made_in)
+        )
+        if not evaluates or grad != GRAD_ON:
+            return _UNKNOWN
+        # With gradients: what is kept after its last use waits for a backward pass.
+        last = ledger.value("last_use", row)
+        now = ledger.trace.events.operator[freed] if freed < ledger.events else 0
+        return _ACTIVATION if last and (not now or now > last) else _UNKNOWN
 
     def _workspace_by_size(self, row: int) -> int:
         ledger = self._ledger

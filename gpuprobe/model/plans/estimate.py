@@ -37,6 +37,27 @@ class EstimateShare:
 
 
 @dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """The highest memory of one phase of the steps: ``forward``, ``evaluation`` and others."""
+
+    phase: str
+    allocated: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateCause:
+    """Why memory is there that the run does not need. ``rule`` names the cause, ``saves`` is what
+    the remedy saves, in words, with how that is known.
+    """
+
+    rule: str
+    sentence: str
+    remedy: str
+    code: str
+    saves: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceEstimate:
     """What one of several GPUs of a process needs; see `Estimate`. ``device`` is its name in the
     process (``cuda:1``), ``by_category`` what is allocated at the peak of this GPU.
@@ -141,7 +162,9 @@ class Estimate(Displayed):
     with the reason; ``smallest_gpus`` are the smallest GPUs of the catalogue that hold it.
     ``growth`` is what the last step left allocated in addition to what it began with, if that is
     too much to be noise: a longer run needs more than this one. ``growth_advice`` is what to do
-    about it, and why. ``model`` is what a script that gpuprobe wrote does, in words.
+    about it, and why. ``phases`` has the peak of each phase; an evaluation is one if it ran within
+    the steps. ``causes``: why memory is there that is not needed. ``model`` is what a script that
+    gpuprobe wrote does, in words.
     """
 
     gpu: str
@@ -198,6 +221,12 @@ class Estimate(Displayed):
     ] = _NOTHING
     growth_advice: Annotated[
         tuple[str, ...], "if memory grows: what to change, and the reasons, as sentences"
+    ] = ()
+    phases: Annotated[
+        tuple[PhasePeak, ...], "the peak of each phase that ran, the highest first"
+    ] = ()
+    causes: Annotated[
+        tuple[EstimateCause, ...], "memory that the run does not need, the most first"
     ] = ()
     model: Annotated[
         str, "with --model: the model and the choices for it, in words; otherwise empty"

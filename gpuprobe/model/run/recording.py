@@ -155,7 +155,7 @@ class ChildRow:
 SCHEMA = "gpuprobe.recording"
 """The schema in the first line of every rank's stream."""
 
-SCHEMA_VERSION = (2, 8)
+SCHEMA_VERSION = (2, 9)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
@@ -169,6 +169,7 @@ History:
 * 2.6: ``SessionEnd.gpus``, ``SessionEnd.holders``.
 * 2.7: `Gap`, ``SessionEnd.incomplete_processes``.
 * 2.8: `LaterUses`; the path of a ``Holder``, and where it begins.
+* 2.9: `HeldRows`.
 """
 
 

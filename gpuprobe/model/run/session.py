@@ -250,6 +250,19 @@ class LaterUses:
 
 
 @record(frozen=True, slots=True)
+class HeldRows:
+    """Blocks that were alive at the end of ``trace``, that no later step has used, and that
+    ``holder`` held when a step, or the program, ended: rows of the events of the trace, and of its
+    baseline.
+    """
+
+    trace: str
+    holder: Holder
+    events: tuple[Count, ...]
+    baseline: tuple[Count, ...]
+
+
+@record(frozen=True, slots=True)
 class BlindSpot:
     """Something this recording could not see, and what that means for its numbers."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -101,6 +102,44 @@ def _problem(key: str, value: str | None, torch: tuple[int, int] | None) -> str:
     return ""
 
 
+_QUOTES = "\"'"
+
+
+def _corrected(conf: str) -> tuple[str, list[str]]:
+    """The settings as torch would read them, and what was wrong with the way they are written."""
+    wrong = []
+    text = conf.strip()
+    if len(text) > 1 and text[0] in _QUOTES and text[-1] == text[0]:
+        text = text[1:-1]
+        wrong.append("the quotes are part of the value (env files and Dockerfiles keep them)")
+    if ";" in text:
+        text = text.replace(";", ",")
+        wrong.append("settings are separated by commas, not by semicolons")
+    pairs = []
+    for key, value in _split(text):
+        name, equals, after = key.partition("=")
+        if equals and value is None and name in KEYS:
+            wrong.append(f"a key and its value are separated by a colon: {name}:{after}")
+            key, value = name, after
+        name = _ROCM.get(key, key)
+        if name in _BOOLEAN and value in ("true", "false"):
+            wrong.append("torch expects exactly True or False")
+            value = value.capitalize()
+        pairs.append(key if value is None else f"{key}:{value}")
+    return ",".join(pairs), list(dict.fromkeys(wrong))
+
+
+def _valid(conf: str, facts: MachineFacts) -> bool:
+    torch = _torch_version(facts)
+    return not any(_problem(key, value, torch) for key, value in _split(conf))
+
+
+def _export(variable: str, conf: str, facts: MachineFacts) -> str:
+    """The command that sets these settings, written as torch reads them; "" if that is unknown."""
+    text, _ = _corrected(conf)
+    return f"export {variable}={shlex.quote(text)}" if _valid(text, facts) else ""
+
+
 def _set(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(name, environ[name]) for name in (OLD, NEW) if environ.get(name, "").strip()]
 
@@ -124,6 +163,16 @@ def conf_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
         yield facts.environ
         return
     for variable, conf in _set(facts.environ):
+        text, wrong = _corrected(conf)
+        if wrong and _valid(text, facts):
+            yield self.finding(
+                f"{variable}: {'; '.join(wrong)}",
+                (variable, conf),
+                fix="Write the settings as torch reads them.",
+                code=_export(variable, conf, facts),
+                subject=variable,
+            )
+            continue
         for key, value in _split(conf):
             problem = _problem(key, value, _torch_version(facts))
             if problem:
@@ -215,15 +264,16 @@ def conf_name(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable
             f"torch {torch[0]}.{torch[1]} does not read {NEW}",
             (NEW, given[NEW]),
             fix=f"Use {OLD} with torch older than 2.9.",
-            code=f"export {OLD}={given[NEW]}",
+            code=_export(OLD, given[NEW], facts),
             subject=NEW,
         )
     elif OLD in given and torch >= _RENAMED_IN:
+        renamed = _export(NEW, given[OLD], facts)
         yield self.finding(
             f"{OLD} is the old name of {NEW}",
             (OLD, given[OLD]),
             fix=f"Rename it to {NEW}, unless torch older than 2.9 runs in this environment too.",
-            code=f"export {NEW}={given[OLD]}; unset {OLD}",
+            code=f"{renamed}; unset {OLD}" if renamed else "",
             subject=OLD,
             level=Level.NOTE,
         )

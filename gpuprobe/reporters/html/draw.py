@@ -95,7 +95,7 @@ class Drawing:
         if isinstance(part, Line):
             return self._line(part, led=led)
         if isinstance(part, Facts):
-            return _facts(part)
+            return self._facts(part)
         if isinstance(part, Table):
             return self.table(part)
         if isinstance(part, Code):
@@ -110,6 +110,17 @@ class Drawing:
             self.parts(part),
             class_=_kind("card", part),
         )
+
+    def _facts(self, facts: Facts) -> Markup:
+        rows = [
+            el(
+                "tr",
+                el("th", capitalized(label), scope="row"),
+                el("td", self.style.relative(value)),
+            )
+            for label, value in facts.rows
+        ]
+        return el("div", el("table", el("tbody", rows), class_="facts"), class_="scroll")
 
     def _line(self, line: Line, *, led: bool) -> Markup:
         text = line.text if led else line.whole
@@ -228,14 +239,6 @@ def _lowest_shares(table: Table) -> list[float]:
             if isinstance(one, Cell) and one.share is not None:
                 shares[i] = min(shares[i], one.share)
     return shares
-
-
-def _facts(facts: Facts) -> Markup:
-    rows = [
-        el("tr", el("th", capitalized(label), scope="row"), el("td", value))
-        for label, value in facts.rows
-    ]
-    return el("div", el("table", el("tbody", rows), class_="facts"), class_="scroll")
 
 
 def _head(columns: Iterable[Column]) -> Markup:

@@ -30,7 +30,7 @@ from gpuprobe.reporters.html.report import asset
 from gpuprobe.reporters.sections.check import check_sections
 from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
 from gpuprobe.reporters.sections.hazards import finding_section, hazard_sections
-from gpuprobe.reporters.sections.parts import Column, Line, Row, Section, Table, cell, plural
+from gpuprobe.reporters.sections.parts import Column, Row, Section, Table, cell, plural
 from gpuprobe.reporters.sections.plans import estimate_sections, fit_sections
 from gpuprobe.reporters.sections.replay import replay_sections
 from gpuprobe.reporters.sections.report import facts, outcome, report_sections
@@ -86,23 +86,22 @@ class _Plain(Drawing):
 
 
 def of_report(report: Report, tracks: Sequence[Track] = ()) -> Markup:
-    """The peak with its causes, the first advice and, if memory was traced, its curve."""
+    """The five lines, the peak with its causes and, if memory was traced, its curve."""
     draw = _Plain(report.session.cwd)
     found = {section.name: section for section in report_sections(report)}
     error = report.recording.error
-    advice = [part for part in found.get("advice", Section()).parts if isinstance(part, Line)]
     return _fragment(
         el("h4", report.recording.name),
         el("p", " · ".join([outcome(report), *facts(report)]), class_="note"),
         el("p", el("b", error.type), f": {error.message}", class_="banner") if error else None,
         *(el("p", f"not recorded: {text}", class_="note") for text in report.recording.missing),
+        draw.parts(found["head"]),
         el(
             "div",
             draw.figure(found["peak"]),
             draw.titled(causes_section(report)),
             class_="cards",
         ),
-        draw.titled(Section("Try first", (advice[0],))) if advice else None,
         [_curve(track, several=len(tracks) > 1) for track in tracks[:4]] or _steps(report),
         draw.titled(found["categories"]),
         draw.titled(found["lines"]),

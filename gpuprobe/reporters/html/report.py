@@ -46,7 +46,7 @@ ROWS = 400
 """Rows, and groups of rows, of the tables of lines and modules."""
 
 _SCRIPTS = ("base.js", "blocks.js", "timeline.js", "trees.js", "main.js")
-_IN_CARDS = ("recording", "peak", "advice")
+_IN_CARDS = ("head", "recording", "peak", "advice")
 _WORDS = ("findings", "not-seen", "environment")  # after the figures; the last is in every page
 
 Trees = dict[str, FlameNode]
@@ -138,6 +138,7 @@ def _answer(report: Report, found: dict[str, Section], draw: Drawing) -> Markup:
     return el(
         "section",
         banner,
+        draw.card(found["head"]),
         *(el("p", el("b", "not recorded"), f": {text}", class_="banner") for text in missing),
         el("div", cards, class_="cards"),
         el("dl", tiles, class_="tiles") if tiles else None,

@@ -19,7 +19,7 @@ def _range(name: str, about: str = "") -> InnerObject:
 
 DOCUMENT: Final = Document(
     "gpuprobe.estimate",
-    (3, 0),
+    (3, 1),
     Estimate,
     "What a training script would need on a GPU. Sizes are bytes. A minor version adds keys.",
     shapes={
@@ -43,7 +43,7 @@ DOCUMENT: Final = Document(
             "total": _range("total"),
             **keys("attributed by_category by_module by_line assumed not_modelled compiled"),
             **keys("communication link per_node communication_time by_device by_rank"),
-            **keys("suggestions not_tried smallest_gpus growth growth_advice model"),
+            **keys("suggestions not_tried smallest_gpus growth growth_advice phases causes model"),
         },
         EstimatedChange: keys("name how verdict needed"),
         Transfer: keys("op axis ranks dtype count payload wire module", place=_place),
@@ -66,6 +66,7 @@ DOCUMENT: Final = Document(
 * 2.10: ``growth_advice``; ``model``.
 * 3.0: ``engine`` and ``simulated_torch`` are gone: torch's own CUDA code runs, as installed.
   ``schemas/estimate-3.json``.
+* 3.1: ``phases``; ``causes``.
 """
 
 document = DOCUMENT.plain

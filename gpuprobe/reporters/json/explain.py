@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Final
 
-from gpuprobe.model.causes import Explanation, MemoryCause
-from gpuprobe.reporters.json.documents import Document, keys
-from gpuprobe.reporters.json.report import CodeLine, code_line, need_shapes
-
-
-def _made_at(cause: MemoryCause) -> CodeLine:
-    return code_line(cause.made_at)
-
-
-def _last_use(cause: MemoryCause) -> CodeLine | None:
-    return None if cause.last_use is None else code_line(cause.last_use)
-
-
-def _kept_at(cause: MemoryCause) -> CodeLine | None:
-    return None if cause.kept_at is None else code_line(cause.kept_at)
-
-
-def _holder(cause: MemoryCause) -> str | None:
-    """The holder in words."""
-    return None if cause.holder is None else cause.holder.text
-
+from gpuprobe.model.causes import Explanation
+from gpuprobe.reporters.json.documents import Document
+from gpuprobe.reporters.json.report import cause_shapes, need_shapes
 
 DOCUMENT: Final = Document(
     "gpuprobe.explain",
@@ -34,13 +15,7 @@ DOCUMENT: Final = Document(
     "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
     "without it. Sizes are bytes.",
     shapes={
-        MemoryCause: {
-            **keys(" ".join(field.name for field in fields(MemoryCause))),
-            "made_at": _made_at,
-            "last_use": _last_use,
-            "kept_at": _kept_at,
-            "holder": _holder,
-        },
+        **cause_shapes(),
         **need_shapes(),
     },
 )

@@ -34,7 +34,7 @@ def _limits(result: ReplayResult) -> tuple[str, ...]:
 
 DOCUMENT: Final = Document(
     "gpuprobe.replay",
-    (2, 1),
+    (2, 2),
     ReplayResult,
     "A recording's requests, replayed by the rules of torch's caching allocator. Sizes are bytes. "
     "A minor version adds keys.",
@@ -50,6 +50,7 @@ DOCUMENT: Final = Document(
         ),
         TraceResult: {
             "*recorded": "recorded",
+            "first_step": "first_step",
             "*simulated": _simulated,
             "what_if?": "what_if",
             "search?": "advice",
@@ -62,12 +63,13 @@ DOCUMENT: Final = Document(
             undecided="undecided",
         ),
     },
-    added={"2.1": "WhatIfOutcome.undecided"},
+    added={"2.1": "WhatIfOutcome.undecided", "2.2": "TraceResult.first_step"},
 )
 """History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one. ``schemas/replay-2.json``.
 * 2.1: a what-if has ``undecided``.
+* 2.2: ``first_step`` of a trace: what-ifs cover steps without a gap together.
 """
 
 document = DOCUMENT.plain

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Final
 
+from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.needs import NeedRow
@@ -40,6 +41,7 @@ from gpuprobe.model.run.recording import StepRow, StepRows
 from gpuprobe.model.run.session import DeviceWindow, Phase, Step
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.json.documents import FINDING, Document, Each, keys
+from gpuprobe.reporters.sections.report.head import head_of
 
 
 @record(frozen=True)
@@ -214,6 +216,36 @@ def _fields(kind: type, *without: str) -> str:
     return " ".join(field.name for field in fields(kind) if field.name not in without)
 
 
+def _made_at(cause: MemoryCause) -> CodeLine:
+    return code_line(cause.made_at)
+
+
+def _last_use(cause: MemoryCause) -> CodeLine | None:
+    return None if cause.last_use is None else code_line(cause.last_use)
+
+
+def _kept_at(cause: MemoryCause) -> CodeLine | None:
+    return None if cause.kept_at is None else code_line(cause.kept_at)
+
+
+def _holder(cause: MemoryCause) -> str | None:
+    """The holder in words."""
+    return None if cause.holder is None else cause.holder.text
+
+
+def cause_shapes() -> dict[type, Any]:
+    """The shape of a `MemoryCause`, of every document that has one."""
+    return {
+        MemoryCause: {
+            **keys(_fields(MemoryCause)),
+            "made_at": _made_at,
+            "last_use": _last_use,
+            "kept_at": _kept_at,
+            "holder": _holder,
+        }
+    }
+
+
 def need_shapes() -> dict[type, Any]:
     """The shapes of a `NeedTable`, of every document that has one."""
     return {
@@ -224,7 +256,7 @@ def need_shapes() -> dict[type, Any]:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 11),
+    (2, 12),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -241,6 +273,7 @@ DOCUMENT: Final = Document(
         LineDifference: {"*key": "key", "bytes": "bytes"},
         CodeLineShare: {"*key": "key", **keys("bytes blocks")},
         **need_shapes(),
+        **cause_shapes(),
         OutOfMemory: {"*place": _line_of_place, **keys(_fields(OutOfMemory, "place"))},
         Peak: keys("at_least at_most exact"),
         Phase: {
@@ -256,7 +289,12 @@ DOCUMENT: Final = Document(
             "lines": _line_differences,
         },
         RankTime: keys(_fields(RankTime) + " stands_out stable cause"),
-        Report: {**keys(_fields(Report)), "top_lines": _top_lines, "top_modules": _top_modules},
+        Report: {
+            "head": head_of,
+            **keys(_fields(Report)),
+            "top_lines": _top_lines,
+            "top_modules": _top_modules,
+        },
         Step: {
             **keys("index start_ns duration_ns ended_by"),
             "host_rss_peak": "host.rss_peak",
@@ -279,6 +317,7 @@ DOCUMENT: Final = Document(
         "2.11": "needs Holder.root Holder.path Holder.kept Holder.node Holder.file Holder.line "
         "Holder.error Holder.via Holder.cycle Holder.inferred "
         "Holder.saved_tensors Holder.saved_bytes",
+        "2.12": "head causes",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -305,6 +344,7 @@ DOCUMENT: Final = Document(
 * 2.10: ``recording.missing``; the status ``killed`` is called ``incomplete``.
 * 2.11: ``needs``; the path of each of ``holders``, and where it begins; variables with a
   growing graph.
+* 2.12: ``head``; ``causes``, which have what ``advice`` said of memory that is not needed.
 """
 
 to_document = DOCUMENT.plain

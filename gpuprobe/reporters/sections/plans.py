@@ -15,6 +15,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
     AUTO,
     Cell,
+    Code,
     Column,
     Line,
     Part,
@@ -45,6 +46,10 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
             ("Modules", estimate.by_module),
         )
     ]
+    if estimate.causes:
+        tables.insert(0, _not_needed(estimate))
+    if len(estimate.phases) > 1:
+        tables.append(Section("Peak of each phase", (_phases(estimate),), "phases"))
     if estimate.by_device:
         tables.insert(0, _devices(estimate))
     if estimate.by_rank:
@@ -68,6 +73,24 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         *_estimate_suggestions(estimate),
         Section(f"{_verdict(estimate)}{_best_change(estimate)}", name="verdict"),
     ]
+
+
+def _not_needed(estimate: Estimate) -> Section:
+    """The memory that the run does not need, with the remedies."""
+    parts: list[Part] = []
+    for cause in estimate.causes:
+        parts.append(Line(cause.sentence, "numbered", code=True))
+        parts.append(Line(cause.remedy, label="fix", indent=5))
+        if cause.code:
+            parts.append(Code(cause.code))
+        parts.append(Line(cause.saves, label="saves", indent=5))
+    return Section("Memory that is not needed", tuple(parts), "causes")
+
+
+def _phases(estimate: Estimate) -> Table:
+    columns = (Column("bytes", 10, number=True), Column("phase", 0, gap=2))
+    rows = tuple(Row((size(one.allocated), one.phase)) for one in estimate.phases)
+    return Table("peak by phase", columns, rows, header=False)
 
 
 def _verdict(estimate: Estimate) -> str:

@@ -44,6 +44,8 @@ def replay_sections(result: ReplayResult) -> list[Section]:
 def _trace(trace: TraceResult) -> Section:
     recorded = trace.recorded
     step = "" if recorded.step is None else f", step {recorded.step}"
+    if trace.first_step is not None:
+        step = f", steps {trace.first_step} to {recorded.step} together"
     title = f"{recorded.device}{step}: {recorded.events:,} events, {recorded.allocations:,}"
     facts = (
         ("settings", to_conf(recorded.settings) or "torch's defaults"),

@@ -113,7 +113,7 @@ def _plain(part: Part, style: Style, numbers: Iterator[int]) -> Iterator[str]:
     elif isinstance(part, Facts):
         for label, value in part.rows:
             start = f"  {visible(label):<{part.width}} "
-            yield from style.wrapped(value, first=start, rest=" " * len(start))
+            yield from style.wrapped(style.relative(value), first=start, rest=" " * len(start))
     elif isinstance(part, Code):
         for line in part.text.splitlines():
             yield " " * part.indent + style.text(line)

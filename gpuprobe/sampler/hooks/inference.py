@@ -50,6 +50,11 @@ class InferenceSteps:
     def ends(self) -> None:
         self._open -= 1
 
+    @property
+    def nested(self) -> bool:
+        """Whether a model is called by another one."""
+        return self._open > 1
+
     def trains(self) -> None:
         """An optimizer is used: no call ends a step from here on."""
         self._trains = True

@@ -111,9 +111,16 @@ class Enough(BaseException):
 
 
 @contextmanager
-def limit(steps: int) -> Iterator[Callable[[], int]]:
-    """Raise `Enough` once every optimizer has made ``steps``, or one of them one more."""
-    most, remove = _count(steps, Enough)
+def limit(steps: int, at_end: Callable[[], object] = lambda: None) -> Iterator[Callable[[], int]]:
+    """Raise `Enough` once every optimizer has made ``steps``, or one of them one more. ``at_end``
+    is called before, while the program still has all that it has.
+    """
+
+    def end() -> BaseException:
+        at_end()
+        return Enough()
+
+    most, remove = _count(steps, end)
     try:
         yield most
     finally:

@@ -131,7 +131,7 @@ the time: it visits all objects of the process."""
 class Listener(Protocol):
     """What happens in the program. No method may raise."""
 
-    def begin(self, phase: str) -> None: ...
+    def begin(self, phase: str, *, evaluation: bool = False) -> None: ...
     def end(self, phase: str) -> None: ...
     def optimizer_begins(self, optimizer: Optimizer, caller: FrameType) -> None: ...
     def optimizer_ends(self, optimizer: Optimizer) -> None: ...
@@ -252,7 +252,7 @@ class Hooks:
                 return original(*args, **kwargs)
             if self._first is None:
                 self._forget_first_return()  # it belongs to a first call that raised
-            listener.begin("forward")
+            listener.begin("forward", evaluation=not module.training)
             try:
                 listener.inputs(args, kwargs)
                 result = original(*args, **kwargs)
@@ -407,7 +407,7 @@ class Hooks:
             self._first_return = register_module_forward_hook(
                 self._first_returned, always_call=True
             )
-            self._listener.begin("forward")
+            self._listener.begin("forward", evaluation=not module.training)
             self._listener.inputs(args, {})
 
     def _first_returned(self, module: Module, args: Any, output: object) -> None:

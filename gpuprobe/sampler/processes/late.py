@@ -13,6 +13,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
+    HeldRows,
     LaterUses,
     Session,
     SessionEnd,
@@ -68,6 +69,10 @@ class LateSink:
     def later_uses(self, uses: LaterUses) -> None:
         if self._sink is not None:  # else no trace was written
             self._sink.later_uses(uses)
+
+    def held(self, held: HeldRows) -> None:
+        if self._sink is not None:
+            self._sink.held(held)
 
     def finding(self, finding: Finding) -> None:
         sink = self._open()

@@ -522,7 +522,7 @@ def _category(storage: _Storage) -> Category:
     if storage.category is not Category.UNKNOWN:
         return storage.category
     allocated_in, freed_in = _base(storage.path), _base(storage.freed_in)
-    if allocated_in in ("forward", "recompute"):
+    if allocated_in in ("forward", "evaluation", "recompute"):
         category = Category.TEMPORARY if freed_in == allocated_in else Category.ACTIVATION
     elif allocated_in == "backward":
         category = Category.AUTOGRAD_DETAIL
@@ -537,7 +537,7 @@ def _category(storage: _Storage) -> Category:
     return category
 
 
-_PHASES = ("backward", "forward", "recompute", "optimizer", "data")
+_PHASES = ("backward", "forward", "evaluation", "recompute", "optimizer", "data")
 
 
 def _base(path: str | None) -> str | None:

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpuprobe.allocator.settings import with_memory_fraction
 from gpuprobe.analysis.trace.categories import BACKWARD, Marks
 from gpuprobe.catalogue.gpu_model import chosen_workspace, cublas_workspace
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import Block, BlockState, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
-from gpuprobe.model.trace import EventColumns, Frame, MemoryTrace, StackTable
+from gpuprobe.model.trace import AllocatorSettings, EventColumns, Frame, MemoryTrace, StackTable
 from gpuprobe.sampler.hooks.discover import live_tensors
 from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
 from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
@@ -191,6 +192,9 @@ def layout_now(
         if events or index in used:
             trace = convert(snapshot, index)
             trace.step = step
+            trace.settings = with_memory_fraction(
+                trace.settings or AllocatorSettings(), _memory_fraction(index)
+            )
             _drop_own_frames(trace.stacks)
             for column in ("category", "module", "stack"):
                 for rows in (trace.baseline, trace.events):
@@ -203,6 +207,12 @@ def layout_now(
             _categorise(trace, found)
             traces.append(trace)
     return traces
+
+
+def _memory_fraction(device: int) -> float:
+    """The part of the device that the program lets itself use; a snapshot does not have it."""
+    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # since torch 2.8
+    return 1.0 if read is None else float(read(device))
 
 
 def _drop_own_frames(table: StackTable) -> None:

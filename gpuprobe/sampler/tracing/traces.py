@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.tracing.calls import BackwardCalls, ModuleCalls
     from gpuprobe.sampler.tracing.cpu import CpuTrace
     from gpuprobe.sampler.tracing.cuda import CudaTrace
+    from gpuprobe.sampler.tracing.held import HeldMemory
     from gpuprobe.sampler.tracing.launches import LaunchTrace
     from gpuprobe.sampler.tracing.tensors import Known
     from gpuprobe.sampler.tracing.uses import Uses
@@ -108,6 +109,7 @@ class Traces:
         self.launches: LaunchTrace | None = None
         self.places: Any = None  # OperatorPlaces, if anything numbers them
         self.uses: Uses | None = None
+        self.held: HeldMemory | None = None
         self._patches = Patches()
         self.peak = -1
         self._written_peak = -1
@@ -173,6 +175,7 @@ class Traces:
             self.launches = LaunchTrace(counter, self.places, cuda.modules, lambda: timeline.path)
             timeline.path_changed = self.launches.path_changed
         if simulated:
+            from gpuprobe.sampler.tracing.held import HeldMemory
             from gpuprobe.sampler.tracing.uses import Uses
 
             self.uses = cuda.uses = Uses(
@@ -180,6 +183,7 @@ class Traces:
             )
             self.uses.traces_now = lambda: cuda.now(self._step + 1, ())
             self.uses.install(self._patches)
+            self.held = HeldMemory(self.uses)
         self.begin_step(0)
 
     def begin_step(self, index: int) -> None:
@@ -340,6 +344,8 @@ class Traces:
             self._write(lambda trace=trace: names.append(self._sink.trace(trace)))  # type: ignore[misc]
             if self.uses is not None and names[before:]:
                 self.uses.saved(trace, names[before])
+                if self.held is not None:
+                    self.held.saved(trace, names[before])
         return tuple(names)
 
     def _write_later(self, step: int) -> None:

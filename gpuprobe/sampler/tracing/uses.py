@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.run.session import LaterUses
-from gpuprobe.model.trace import USE_COLUMNS, EventColumns, MemoryTrace
+from gpuprobe.model.trace import GRAD_OFF, GRAD_ON, USE_COLUMNS, EventColumns, MemoryTrace
 from gpuprobe.patching import Patches
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.calls import now_us
@@ -53,6 +53,7 @@ _OVERWRITES: Final = frozenset(
 _ALLOC = TraceAction.ALLOC.code
 _FREES = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 _NEVER: Final = 1 << 62
+_grad_enabled: Final = torch.is_grad_enabled
 
 
 class _Operator(NamedTuple):
@@ -123,6 +124,7 @@ class Uses:
         self._before = {at: (self._made[at], last) for at, last in self._last.items()}
         self._began = array("q")  # microseconds, by operator
         self._place = array("I")
+        self._grad = array("B")
         self._phase: list[str] = []
         self._name: list[str] = []
         self._address = array("Q")
@@ -191,6 +193,7 @@ class Uses:
         self._count = number = self._count + 1
         self._began.append(now_us())
         self._place.append(place)
+        self._grad.append(GRAD_ON if _grad_enabled() else GRAD_OFF)
         self._phase.append("")
         self._name.append("")
         return number
@@ -344,6 +347,8 @@ class Uses:
             columns, row = found
             if kind == _MADE or not columns.made[row]:
                 columns.made[row] = number
+                if number > base:
+                    columns.grad[row] = self._grad[number - base - 1]
             if kind == _MADE:
                 continue
             if kind == _USE and not columns.first_use[row]:
@@ -373,6 +378,18 @@ class Uses:
         """The completed trace was written under this name: follow what is alive at its end."""
         for address, baseline, row in self._alive.pop(trace.device, ()):
             self._followed.setdefault(address, []).append((name, baseline, row))
+
+    def followed(
+        self, steps: Mapping[str, int], before: int
+    ) -> dict[int, list[tuple[str, bool, int]]]:
+        """By address, the rows of blocks that operators made and that nothing has used since the
+        end of a trace of a step before ``before``. ``steps``: by the name of the trace.
+        """
+        return {
+            address: rows
+            for address, rows in self._followed.items()
+            if address in self._made and any(steps[name] < before for name, _, _ in rows)
+        }
 
     def take_later(self, step: int) -> list[LaterUses]:
         """The blocks of traces of earlier steps that this one, ``step``, was the first to use."""

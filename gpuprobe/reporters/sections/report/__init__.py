@@ -20,12 +20,20 @@ from gpuprobe.reporters.sections.parts import (
     bulleted,
     plural,
 )
-from gpuprobe.reporters.sections.report.memory import (
+from gpuprobe.reporters.sections.report.failures import (
     ended_out_of_memory,
     estimate_command,
     estimate_reason,
     failure_sections,
-    failure_text,
+)
+from gpuprobe.reporters.sections.report.head import (
+    STATUS,
+    effect_text,
+    head_of,
+    head_section,
+    main_cause,
+)
+from gpuprobe.reporters.sections.report.memory import (
     fragmentation_sections,
     growth_sections,
     largest_rows,
@@ -49,24 +57,20 @@ from gpuprobe.reporters.sections.report.steps import (
 )
 
 __all__ = [
+    "effect_text",
     "ended_out_of_memory",
     "estimate_command",
     "estimate_reason",
     "facts",
-    "failure_text",
+    "head_of",
     "headline",
+    "main_cause",
     "outcome",
     "report_sections",
 ]
 
-_STATUS = {
-    "complete": "complete",
-    "failed": "the program failed",
-    "incomplete": "incomplete",
-    "running": "still running",
-    "unfinished": "no end, or not yet",
-}
 _FEW_ADVICE = 3
+_FEW_CAUSES = 3
 _FEW_MISSING = 3
 
 _MOST_LINES = 20
@@ -94,8 +98,10 @@ def report_sections(
     """
     peak, why = peak_section(report, full=full), failure_sections(report, full=full)
     return [
+        head_section(report),
         _title(report, full=full),
         *((*why, peak) if ended_out_of_memory(report) else (peak, *why)),
+        *_causes(report, full=full),
         *_advice(report, full=full),
         *needs_section(report, full=full),
         *share_sections(report, top),
@@ -109,7 +115,7 @@ def report_sections(
         *non_tensor_sections(report, full=full),
         *time_sections(report, full=full),
         *communication_sections(report, full=full),
-        *launch_sections(report, full=full),
+        *(launch_sections(report) if full else ()),
         *_compiled(report, full=full),
         *(process_sections(report) if full else ()),
         *_findings(report, full=full),
@@ -160,7 +166,7 @@ def _devices(report: Report) -> str:
 
 def outcome(report: Report) -> str:
     """How the run ended, in a few words."""
-    return "out of memory" if ended_out_of_memory(report) else _STATUS[report.recording.status]
+    return "out of memory" if ended_out_of_memory(report) else STATUS[report.recording.status]
 
 
 _ADVICE_OF_TORCH = " If reserved but unallocated memory is large try setting "
@@ -322,9 +328,29 @@ def _blind_spots(report: Report, problems: Sequence[str], *, full: bool) -> list
     return [Section("Blind spots", lines, "not-seen", "Blind spots")] if lines else []
 
 
+def _causes(report: Report, *, full: bool) -> list[Section]:
+    """The causes after the first, which is in the head; ``full``: all of them."""
+    if isinstance(report.causes, Unavailable):
+        return []
+    parts: list[Part] = []
+    for cause in report.causes if full else report.causes[1:_FEW_CAUSES]:
+        parts.append(Line(cause.sentence, "numbered", code=True))
+        parts.append(Line(cause.remedy, label="fix", indent=5))
+        if cause.code:
+            parts.append(Code(cause.code))
+        parts.append(Line(effect_text(cause.effect), label="saves", indent=5))
+    more = len(report.causes) - _FEW_CAUSES
+    if more > 0 and not full:
+        parts.append(Line(f"… {more} more: -v shows them"))
+    title = "Memory that is not needed" if full else "More memory that is not needed"
+    return [Section(title, tuple(parts), "causes", "Causes")] if parts else []
+
+
 def _advice(report: Report, *, full: bool) -> list[Section]:
     """Advice, the most memory first; shared evidence appears once."""
-    title, name, short = "What to try first", "advice", "Try first"
+    title, name, short = "What to try for the rest", "advice", "Try"
+    if main_cause(report) is None:
+        title = "What to try first"
     parts: list[Part] = []
     before = ""
     for item in report.advice[: None if full else _FEW_ADVICE]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuprobe.analysis.growth import keeper
 from gpuprobe.analysis.repeats import REPEATING, RepeatedShare, share_groups
-from gpuprobe.errors import ConfigError
 from gpuprobe.model import report as model
 from gpuprobe.model.report import (
     AT_NEAREST_TRACE,
@@ -26,9 +23,7 @@ from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
     Cell,
-    Code,
     Column,
-    Facts,
     Line,
     Part,
     Row,
@@ -43,9 +38,6 @@ from gpuprobe.reporters.sections.parts import (
     plural,
     size,
 )
-
-_ESTIMATED_STEPS = 3
-"""The steps of an estimate, by default."""
 
 _BAR = 24
 _FEW = 5
@@ -380,180 +372,6 @@ _CHANGES = (
 
 def _blocks(blocks: int | None) -> Cell | str:
     return "" if blocks is None else count(blocks)
-
-
-# -- failures
-
-
-def failure_sections(report: Report, *, full: bool) -> list[Section]:
-    """Why allocations failed; of many, the last ones, as a program may retry."""
-    shown = report.out_of_memory[-(3 if full else 2) :]
-    parts: list[Part] = []
-    cause = _cause_of_failure(report)
-    if ended_out_of_memory(report) and (cause or not shown):
-        parts.append(Line(failure_text(report), "item"))
-    several = len(report.ranks) > 1
-    for failure in shown:
-        if several or len(report.devices) > 1:
-            of = f" of rank {failure.rank}" if several else ""
-            parts.append(Line(f"On {failure.device}{of}:", "item"))
-        if cause and not full:  # another layout of the same memory would only fail later
-            parts.append(Line(_failed_allocation(failure), "item"))
-            continue
-        parts += items(failure.sentences)
-        if full:
-            parts.append(Facts(tuple(_figures(failure))))
-    others = len(report.out_of_memory) - len(shown) + report.earlier_failures
-    if others:
-        parts.append(Line(f"Not shown: {plural(others, 'earlier failure')}", "item"))
-    if any(isinstance(failure.fits_with, Unavailable) for failure in shown):
-        text = "Allocator settings with which this allocation fits: gpuprobe replay --search"
-        parts.append(Line(text, "item"))
-    why = _no_account(report)
-    if why:
-        parts.append(Line(f"unknown: {why}"))
-    command = estimate_command(report)
-    if command:
-        parts.append(Line(estimate_reason(report), "item"))
-        parts.append(Code(f"$ {command}"))
-    if not parts:
-        return []
-    return [Section("Why it ran out of memory", tuple(parts), "out-of-memory", "Out of memory")]
-
-
-def ended_out_of_memory(report: Report) -> bool:
-    """Whether the program failed for lack of GPU memory. One that caught the error continued."""
-    error = report.recording.error
-    return error is not None and error.out_of_memory
-
-
-def failure_text(report: Report) -> str:
-    """Why the program ran out of memory, in a sentence: what made memory grow, or else its last
-    failed allocation, or the peak if that was not traced.
-    """
-    cause = _cause_of_failure(report)
-    if cause:
-        return cause
-    if report.out_of_memory:
-        return report.out_of_memory[-1].sentences[0]
-    peak, last = report.peak, _failed_step(report)
-    step = "" if last is None else f" in step {last}"
-    if peak.measure != "allocated":
-        return f"Out of memory{step}."
-    return (
-        f"Out of memory{step}: at the peak {peak_text(peak.amount)} were allocated on "
-        f"{peak.device}."
-    )
-
-
-def _failed_step(report: Report) -> int | None:
-    """The index of the step in which the program failed; None if it did not, or in none."""
-    error = report.recording.error
-    last = None if error is None else report.steps.rows.last_of(error.rank)
-    return None if last is None else last.step.index
-
-
-def _cause_of_failure(report: Report) -> str:
-    """What made memory grow until the run was out of memory; "" if nothing did, or in another
-    run.
-    """
-    if not ended_out_of_memory(report):
-        return ""
-    after = next((one for one in report.advice if one.id == "evaluation"), None)
-    return f"Out of memory: {after.evidence}." if after else _growth_text(report)
-
-
-def _growth_text(report: Report) -> str:
-    """How memory grew until the run was out of memory; "" if it did not, or in another run."""
-    growth = report.growth
-    if growth is None or not ended_out_of_memory(report):
-        return ""
-    text = (
-        f"Out of memory: memory grew by {human_bytes(growth.bytes_per_step)} a step: "
-        f"{human_bytes(growth.bytes)} from the end of step {growth.first_step} to the end of step "
-        f"{growth.last_step}"
-    )
-    rows = [] if growth.lines is None else [row for row in growth.lines.rows if row.bytes > 0]
-    if rows:
-        text += f", {human_bytes(rows[0].bytes)} of it at {named(rows[0].key)}"
-    kept = keeper(report.holders, growth.last_step - growth.first_step, growth.bytes)
-    if kept is not None:
-        text += f". {kept.place} held {kept.contents}"
-    return f"{text}."
-
-
-def estimate_reason(report: Report) -> str:
-    """What `estimate_command` is for, as the line above it."""
-    if _cause_of_failure(report):
-        return "Whether it still grows after a change, and whether it fits then:"
-    return "What the whole run needs, and what would make it fit:"
-
-
-def estimate_command(report: Report, gpu: str = "") -> str:
-    """The command that measures what a run needs that ended out of memory: the recording only has
-    the part before that. "" for another run, or if the start of its program is unknown. ``gpu`` is
-    the name of the GPU in the catalogue, by default that of the recorded one.
-    """
-    argv, world_size = report.session.argv, report.session.world_size
-    if not ended_out_of_memory(report) or not argv or not argv[0].endswith(".py"):
-        return ""
-    gpu = gpu or _recorded_gpu(report)
-    ranks = [f"--ranks={world_size}"] if world_size > 1 else []
-    separator = ["--"] if argv[1:] else []
-    last = _failed_step(report)
-    reached = 0 if last is None else last + 1
-    steps = [f"--steps={reached}"] if reached > _ESTIMATED_STEPS else []  # as far as the run came
-    options = ["--gpu", gpu, *steps, *ranks]
-    return shlex.join(["gpuprobe", "estimate", *options, argv[0], *separator, *argv[1:]])
-
-
-def _recorded_gpu(report: Report) -> str:
-    """The GPU with the highest peak by its name in the catalogue; a placeholder if unknown."""
-    from gpuprobe.catalogue.file import all_models, by_key, key_of  # reads a file
-
-    kind, _, index = (report.peak.device or "").partition(":")
-    if kind != "cuda" or not index.isdecimal() or int(index) >= len(report.gpus):
-        return "GPU"
-    try:
-        found = by_key(all_models()).get(key_of(report.gpus[int(index)]))
-    except ConfigError:  # in a catalogue of the user
-        return "GPU"
-    return "GPU" if found is None else found.name
-
-
-def _failed_allocation(failure: model.OutOfMemory) -> str:
-    request = f"{human_bytes(failure.asked)} at {failure.place}"
-    return (
-        f"The allocation that failed: {request}, with {human_bytes(failure.allocated)} allocated."
-    )
-
-
-def _figures(failure: model.OutOfMemory) -> Iterator[tuple[str, str]]:
-    yield "line", str(failure.place)
-    for label, value in (
-        ("requested", failure.asked),
-        ("needed from the driver", failure.needed),
-        ("free on the device", failure.device_free),
-        ("allocated", failure.allocated),
-        ("reserved", failure.reserved),
-        ("largest hole", failure.largest_hole),
-        ("largest usable hole", failure.usable_hole),
-        ("in private pools", failure.private_pools),
-    ):
-        yield label, amount(value)
-    if not isinstance(failure.fits_with, Unavailable):
-        yield "fits with", "; ".join(failure.fits_with) or "no other setting"
-
-
-def _no_account(report: Report) -> str:
-    """Why an out-of-memory error of the run was not recorded; "" if it was, or without one."""
-    error = report.recording.error
-    if error is None or not error.out_of_memory or report.out_of_memory:
-        return ""
-    if report.session.level != "trace":
-        return "needs a recording at level trace: gpuprobe run --level trace"
-    step = _failed_step(report) or 0
-    return f"the failure was not traced; gpuprobe run --trace-steps {step} (or all) traces its step"
 
 
 # -- fragmentation

@@ -91,9 +91,11 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
     rows = report.steps.rows
     if not rows or (marks is None and not full):
         return []
+    # What the host takes without a GPU is no time of the program.
+    untimed = report.session.virtual and not full
     named: dict[tuple[int, int], list[str]] = {}
     if marks is not None:
-        for label in ("first", "worst", "slowest", "last"):
+        for label in ("first", "worst", *([] if untimed else ["slowest"]), "last"):
             key = (marks.rank, getattr(marks, label))
             named.setdefault(key, []).append("at peak" if label == "worst" else label)
     informative = sorted({at for rank, index in named for at in rows.positions(rank, index)})
@@ -107,12 +109,12 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
             Column("step", 6, number=True),
             Column("rank" if len(report.ranks) > 1 else "", number=True),
             Column("device"),
-            Column("time", 10, number=True),
+            Column("time", None if untimed else 10, number=True),
             Column("resident" if resident else "peak", 12, number=True),
             Column("reserved", number=True),
             Column("at end", 12, number=True),
             Column("", 14, gap=2, cut=False),
-            Column("longest phase", 0, gap=2),
+            Column("longest phase", None if untimed else 0, gap=2),
         ),
         tuple(_step(row, devices.get(row.rank), resident, named) for row in shown),
     )
@@ -186,8 +188,10 @@ def _longest(row: StepRow) -> str:
 
 
 def time_sections(report: Report, *, full: bool) -> list[Section]:
-    """The first rank's time. In short: only if it adds to the steps."""
+    """The first rank's time. In short: only if it adds to the steps, and if there is a GPU."""
     found = report.time
+    if report.session.virtual and not full:
+        return []
     if found is None or not (full or found.collectives or found.gpu_steps):
         return []
     total = found.duration_ns or 1
@@ -291,7 +295,7 @@ def _call(call: Collective, total: int) -> Line:
     return Line(text, "item", call.op)
 
 
-_FEW_LAUNCHES, _MANY_LAUNCHES = 5, 400
+_MANY_LAUNCHES = 400
 """Rows of each table of a short report, and of a full one."""
 
 _TABLES: Final = ("kernel", "line", "module", "phase")
@@ -300,7 +304,7 @@ _MOST_STEPS = 8
 """The most steps whose launches a sentence lists."""
 
 
-def launch_sections(report: Report, *, full: bool) -> list[Section]:
+def launch_sections(report: Report) -> list[Section]:
     """The launches of the first rank in one step."""
     found = report.launches
     if found is None:
@@ -310,17 +314,10 @@ def launch_sections(report: Report, *, full: bool) -> list[Section]:
         return [Section("Launches", (Line(text),), "launches", "Launches")]
     of = f"rank {found.rank}, " if len(report.ranks) > 1 else ""
     title = f"Launches in {of}step {found.step}"
-    tables: tuple[Table, ...]
-    if full:
-        tables = (
-            _configurations(found),
-            *(_table(found.rows, by, _MANY_LAUNCHES) for by in _TABLES),
-        )
-    else:
-        tables = tuple(_table(found.rows, by, _FEW_LAUNCHES) for by in ("kernel", "line", "module"))
+    tables = (_configurations(found), *(_table(found.rows, by, _MANY_LAUNCHES) for by in _TABLES))
     figure = Cell(f"{found.count:,}")
     whole = Section(title, (*_sentences(found), *tables), "launches", "Launches", figure=figure)
-    return [whole, *_decoding(found, of, _MANY_LAUNCHES if full else _FEW_LAUNCHES)]
+    return [whole, *_decoding(found, of, _MANY_LAUNCHES)]
 
 
 def _decoding(found: LaunchReport, of: str, top: int) -> list[Section]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TypeVar
 
-from gpuprobe.analysis.advice import AdviceFacts, advise
 from gpuprobe.analysis.communication import communication_of
 from gpuprobe.analysis.completeness import (
     NO_END,
@@ -39,7 +38,16 @@ from gpuprobe.analysis.peak.peaks import (
 from gpuprobe.analysis.placement import all_findings, placement_of
 from gpuprobe.analysis.ranks.compare import compare_ranks
 from gpuprobe.analysis.time_shares import time_shares
+from gpuprobe.causes.advice import AdviceFacts, advise
+from gpuprobe.causes.recorded import (
+    EVALUATION,
+    causes_in,
+    evaluation_cause,
+    gradients_cause,
+    growth_cause,
+)
 from gpuprobe.errors import DataError, UsageError
+from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.memory import Category
 from gpuprobe.model.report import (
     AT_NEAREST_TRACE,
@@ -113,6 +121,7 @@ def summarize(
     shown = mark if nearest is None else nearest[1]
     growth = None if site is None else growth_of(site)
     found = forensics(site, sites)
+    causes = _causes(site, shown, growth, found)
     return Report(
         recording=_recording(recording, statuses),
         environment=first.environment,
@@ -125,6 +134,7 @@ def summarize(
         top_lines=_lines(shown, None if whole else top),
         top_modules=_modules(shown, None if whole else top),
         needs=shown if isinstance(shown, Unavailable) else needs_at(shown.ledger, shown.event),
+        causes=causes,
         growth=None if growth is None else _growth(growth, top),
         fragmentation=found.fragmentation,
         leaks=found.leaks,
@@ -152,7 +162,7 @@ def summarize(
             for finding in all_findings(rank)
         ),
         blind_spots=blind_spots(recording, site, mark, statuses),
-        advice=_advice(site, shown, growth, found, nearest),
+        advice=_advice(site, shown, nearest, causes),
     )
 
 
@@ -397,19 +407,37 @@ def _highlights(site: PeakSite | None) -> Highlights | None:
     )
 
 
+def _causes(
+    site: PeakSite | None, shown: HighWater | Unavailable, growth: Growth | None, found: Forensics
+) -> tuple[MemoryCause, ...] | Unavailable:
+    """The causes by the uses of memory; if these were not traced, by what grows from step to step,
+    and by what is allocated after training.
+    """
+    if site is None:
+        return _NOT_MEASURED
+    causes = shown if isinstance(shown, Unavailable) else causes_in(site, shown)
+    traced = not isinstance(causes, Unavailable)
+    if not isinstance(causes, Unavailable) and causes:
+        return causes
+    rows = () if isinstance(found.leaks, Unavailable) else found.leaks.rows
+    most_kept = max(rows, key=lambda row: row.bytes_per_step, default=None)
+    seen = [evaluation_cause(site), *growth_cause(site, growth, most_kept)]
+    if not traced and not isinstance(shown, Unavailable):
+        seen.append(gradients_cause(site, shown))
+    return tuple(cause for cause in seen if cause is not None) or causes
+
+
 def _advice(
     site: PeakSite | None,
     shown: HighWater | Unavailable,
-    growth: Growth | None,
-    found: Forensics,
     nearest: tuple[Step, HighWater] | None,
+    causes: tuple[MemoryCause, ...] | Unavailable,
 ) -> tuple[Suggestion, ...]:
     if site is None:
         return ()
-    rows = () if isinstance(found.leaks, Unavailable) else found.leaks.rows
-    most_kept = max(rows, key=lambda row: row.bytes_per_step, default=None)
     when = "the peak" if nearest is None else f"the high water mark of step {nearest[0].index}"
-    return tuple(advise(AdviceFacts(site, shown, growth, most_kept, when)))
+    trains = isinstance(causes, Unavailable) or all(one.rule != EVALUATION for one in causes)
+    return tuple(advise(AdviceFacts(site, shown, when, trains)))
 
 
 def blind_spots(

@@ -1,0 +1,248 @@
+"""Suggestions how to use less of the memory that is needed: rules that each need evidence in the
+recording. What is not needed has causes (`gpuprobe.causes.recorded`).
+
+No rule fires without a measured reason, none suggests a setting that is already on, and each
+suggestion has its evidence. They are sorted by the amount of memory that they affect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
+from gpuprobe.analysis.peak.needs import Biographies, needed_at
+from gpuprobe.analysis.peak.peaks import PeakSite, window_of
+from gpuprobe.model.findings import Level
+from gpuprobe.model.memory import Category
+from gpuprobe.model.place import Place, SourceLine
+from gpuprobe.model.report import Suggestion
+from gpuprobe.model.rules import define
+from gpuprobe.model.run.session import DeviceWindow
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Unavailable
+
+RULES = tuple(
+    define(id, "suggestion", Level.NOTE, title)
+    for id, title in (
+        ("expandable-segments", "Much reserved memory is not allocated"),
+        ("checkpoint", "Activations dominate the peak, and none are recomputed"),
+        ("smaller-batch", "Activations dominate the peak"),
+        ("temporaries", "Temporary tensors take a large part of the peak"),
+        ("optimizer-state", "Optimizer state takes a large part of the peak"),
+        ("trace", "The peak was not traced"),
+    )
+)
+"""The rules of suggestions; each `Suggestion` has the id of one."""
+
+_DOMINATES = 0.4
+"""The share of the peak from which a category is worth reducing: below that, halving it changes the
+peak by less than a fifth."""
+
+_UNUSED_SHARE = 0.2
+"""The share of reserved memory that may be unused before fragmentation is reported."""
+
+_UNUSED_BYTES = 256 * 1024 * 1024
+"""The amount that may be unused. The allocator's large segments are 20 MiB; a few are harmless."""
+
+
+@dataclass(slots=True)
+class AdviceFacts:
+    """The input of the rules: the peak, and the blocks alive at it (``mark``).
+
+    ``when`` describes the moment of ``mark``: the peak, or the high water mark of another step.
+    ``trains``: whether the peak is that of training, in which activations have to be kept.
+    """
+
+    site: PeakSite
+    mark: HighWater | Unavailable
+    when: str = "the peak"
+    trains: bool = True
+    shares: dict[Category, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.mark, Unavailable):
+            return
+        if Biographies(self.mark.ledger).traced:
+            # What is not used again needs no smaller work: it has causes.
+            self.mark = _chosen(self.mark, needed_at(self.mark.ledger, self.mark.event))
+        self.shares = {Category(s.key): s.bytes for s in by_category(self.mark)}
+
+    @property
+    def peak(self) -> int:
+        """The least number of bytes at the peak; 0 if it was not measured."""
+        amount = self.site.amount
+        if isinstance(amount, Unavailable) or not self.site.device:
+            return 0
+        return amount.at_least
+
+    def share(self, *categories: Category) -> tuple[int, float]:
+        """The bytes of some categories at the peak, and their share of all that was alive."""
+        count = sum(self.shares.get(category, 0) for category in categories)
+        total = sum(self.shares.values())
+        return count, count / total if total else 0.0
+
+    def line(self, category: Category) -> Share[SourceLine] | None:
+        """The line of user code with the most memory of a category at the peak."""
+        if isinstance(self.mark, Unavailable):
+            return None
+        lines = by_line(_only(self.mark, category))
+        return next((line for line in lines if isinstance(line.key, Place)), None)
+
+    def has_code_of(self, file: str) -> bool:
+        """Whether code in a file of this name (``torch/utils/checkpoint.py``) allocated."""
+        return not isinstance(self.mark, Unavailable) and any(
+            frame.filename.replace("\\", "/").endswith(file) for frame in self.mark.stacks.frames
+        )
+
+    def window(self) -> DeviceWindow | None:
+        """The window of the peak's step."""
+        step = self.site.step
+        return None if step is None else window_of(step.windows, self.site.device)
+
+
+def advise(evidence: AdviceFacts) -> list[Suggestion]:
+    """All suggestions, those that affect the most memory first."""
+    found = [advice for rule in _RULES for advice in rule(evidence)]
+    return sorted(found, key=lambda advice: -advice.bytes)
+
+
+def _only(mark: HighWater, category: Category) -> HighWater:
+    """The mark with the blocks of one category only."""
+    return _chosen(mark, [i for i, code in enumerate(mark.category) if code == category.code])
+
+
+def _chosen(mark: HighWater, rows: Sequence[int]) -> HighWater:
+    """The mark with these of its blocks."""
+    selected = {}
+    for name in ("address", "size", "stack", "category", "module", "is_baseline"):
+        column = getattr(mark, name)
+        selected[name] = type(column)(column.typecode, [column[i] for i in rows])
+    return replace(mark, allocated=sum(selected["size"]), **selected)
+
+
+def _percent(part: float) -> str:
+    return f"{part:.0%}"
+
+
+def _fragmented(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    window = evidence.window()
+    if window is None or not evidence.site.device.startswith("cuda"):
+        return
+    if isinstance(window.peak_reserved, Unavailable) or isinstance(
+        window.peak_allocated, Unavailable
+    ):
+        return
+    reserved = window.peak_reserved.at_least
+    unused = reserved - window.peak_allocated.at_most
+    if unused < max(_UNUSED_SHARE * reserved, _UNUSED_BYTES):
+        return
+    conf = evidence.site.rank.environment.allocator_conf
+    if re.search(r"expandable_segments\s*:\s*true", conf, re.IGNORECASE):
+        return
+    others = re.sub(r",?\s*expandable_segments\s*:\s*\w+", "", conf).strip(", ")
+    reason = (
+        f"{human_bytes(unused)} of {human_bytes(reserved)} reserved from the driver were not "
+        "allocated even at the step's peak"
+    )
+    if not isinstance(window.activity, Unavailable) and window.activity.alloc_retries:
+        reason += f"; the allocator emptied its cache {window.activity.alloc_retries}× in that step"
+    yield Suggestion(
+        "expandable-segments",
+        "Use expandable segments, which let free blocks of different sizes merge.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" + (f",{others}" if others else ""),
+        reason,
+        unused,
+    )
+
+
+def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    count, share = evidence.share(Category.ACTIVATION)
+    if share < _DOMINATES or not evidence.trains:
+        return
+    line = evidence.line(Category.ACTIVATION)
+    reason = f"activations are {human_bytes(count)} of {evidence.when} ({_percent(share)})"
+    if line is not None:
+        reason += f", {human_bytes(line.bytes)} of them allocated at {line.key}"
+    if not evidence.has_code_of("torch/utils/checkpoint.py"):
+        yield Suggestion(
+            "checkpoint",
+            "Use activation checkpointing for the modules with the most activations.",
+            "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
+            reason,
+            count,
+        )
+    yield Suggestion(
+        "smaller-batch",
+        "Halve the batch size and accumulate gradients over two batches, to reduce activations.",
+        "",
+        reason,
+        count // 2,
+    )
+
+
+def _temporaries(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    count, share = evidence.share(Category.TEMPORARY, Category.AUTOGRAD_DETAIL)
+    line = evidence.line(Category.TEMPORARY)
+    if share < _DOMINATES or line is None:
+        return
+    yield Suggestion(
+        "temporaries",
+        f"Work in smaller chunks, or in place, at {line.key}.",
+        "",
+        f"temporary tensors are {human_bytes(count)} of {evidence.when} ({_percent(share)}), "
+        f"{human_bytes(line.bytes)} of them allocated there",
+        line.bytes,
+    )
+
+
+def _optimizer_state(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    count, share = evidence.share(Category.OPTIMIZER_STATE)
+    parameters, _ = evidence.share(Category.PARAMETER)
+    # Adam in the parameters' precision keeps twice their size. SGD with momentum and 8-bit states
+    # keep less than 1.5 times their size: there is little to gain.
+    if share < _DOMINATES or count < 1.5 * parameters or not parameters:
+        return
+    text = "Use an optimizer with less state: 8-bit Adam, Adafactor, or SGD with momentum."
+    if evidence.site.rank.session.world_size > 1:
+        text = "Shard the optimizer state over the ranks, or use 8-bit Adam or Adafactor."
+    yield Suggestion(
+        "optimizer-state",
+        text,
+        "",
+        f"optimizer state is {human_bytes(count)} of {evidence.when} ({_percent(share)}), "
+        f"{count / parameters:.1f} × the parameters",
+        count,
+    )
+
+
+def _untraced(evidence: AdviceFacts) -> Iterator[Suggestion]:
+    if evidence.site.rank.session.level != "counters" or evidence.site.step is None:
+        return
+    step = evidence.site.step
+    known = sum(t.known for t in step.tensors if t.device == evidence.site.device)
+    if evidence.peak and known > (1 - _DOMINATES) * evidence.peak:
+        return
+    reason = "at level 'counters' only parameters, gradients and optimizer state are named"
+    if evidence.peak and known:
+        reason = (
+            f"named tensors explain {human_bytes(known)} of the "
+            f"{human_bytes(evidence.peak)} at the peak"
+        )
+    yield Suggestion(
+        "trace",
+        "Record again at level 'trace' to see the lines and modules that hold the memory.",
+        "gpuprobe run --level trace …",
+        reason,
+        max(evidence.peak - known, 0),
+    )
+
+
+_RULES: tuple[Callable[[AdviceFacts], Iterator[Suggestion]], ...] = (
+    _fragmented,
+    _activations,
+    _temporaries,
+    _optimizer_state,
+    _untraced,
+)

@@ -1,0 +1,437 @@
+"""The causes of the memory at a peak, from what a recording has: uses, growth, and holders.
+
+A recording names the holder of what later steps do not use, as far as a search at the end of the
+program, or of some steps, found it. ``gpuprobe explain`` runs the program again, finds the others,
+and tries the remedies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from gpuprobe.analysis.evaluation import WITH_GRADIENTS
+from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
+from gpuprobe.analysis.peak.high_water import HighWater, by_category, live_at
+from gpuprobe.analysis.peak.needs import Biographies
+from gpuprobe.analysis.peak.peaks import PeakSite, window_of
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.find import Diagnosed, causes_at
+from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.errors import DataError
+from gpuprobe.model.causes import Certainty, Effect, MemoryCause
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.needs import Need
+from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.report import LeakRow
+from gpuprobe.model.run.columns import INDEX
+from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Peak, Unavailable
+
+UNNEEDED = "unneeded"
+"""The rule of memory that is not used again, whose holder is not in the recording."""
+
+CYCLE = "cycle"
+"""The rule of objects that only refer to one another."""
+
+LATE_GRADIENTS = "late-zero-grad"
+"""The rule of gradients that are freed after the next forward pass has begun."""
+
+GROWTH = "growth"
+"""The rule of memory that grows from step to step, in a recording without uses."""
+
+EVALUATION = "evaluation"
+"""The rule of forward passes that train nothing and keep what a backward pass would use."""
+
+_MOST = 5
+_OOM = TraceAction.OOM.code
+_A_NUMBER = 1 << 10
+"""Bytes up to which a tensor that is kept is probably a loss or another number."""
+
+
+def cause_of(found: Diagnosed, effect: Effect, kept_at: Place | None = None) -> MemoryCause:
+    """The cause as a record. ``kept_at``: the line that stores what holds it."""
+    group, answer = found.group, found.diagnosis
+    return MemoryCause(
+        rule=answer.rule,
+        bytes=group.bytes,
+        blocks=len(group.blocks),
+        made_at=group.main.made_at,
+        last_use=group.main.last_use,
+        holder=group.holder,
+        kept_at=kept_at,
+        sentence=answer.sentence,
+        remedy=answer.remedy,
+        code=answer.code,
+        effect=effect,
+    )
+
+
+class _Failed(Biographies):
+    """The uses in a trace that memory ran out in. What no operator has used since the operator
+    ``since``, in a whole step before and in this one until then, counts as never used again.
+    """
+
+    def __init__(self, mark: HighWater, since: int) -> None:
+        super().__init__(mark.ledger)
+        self._since = since
+
+    def is_open(self, row: int) -> bool:
+        return super().is_open(row) and not self._is_idle(row)
+
+    def need(self, row: int, event: int) -> Need:
+        found = super().need(row, event)
+        if found is Need.OPEN and self._is_idle(row):
+            return Need.NEVER_AGAIN if self.last[row] else Need.NEVER
+        return found
+
+    def _is_idle(self, row: int) -> bool:
+        touched = max(self.last[row], self.made[row])
+        return row >= self.ledger.made and 0 < touched < self._since
+
+
+def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unavailable:
+    """The causes at a high water mark, the most memory first; `Unavailable` if the uses of memory
+    were not traced.
+    """
+    lives = Biographies(mark.ledger)
+    if not lives.traced:
+        return Unavailable("the uses of memory were not traced")
+    event = mark.event
+    error = None if site.rank.end is None else site.rank.end.error
+    failures = [at for at, action in enumerate(mark.ledger.trace.events.action) if action == _OOM]
+    holders = _holders(mark)
+    found: list[Diagnosed] = []
+    if error is not None and error.out_of_memory and failures:
+        mark = live_at(mark.ledger, failures[-1])
+        event = mark.event
+        found = list(islice(causes_at(lives, event, holders, failed=True), _MOST))
+        lives = _Failed(mark, _begin_of_step_before(site, mark))
+    if not found:
+        with_gradients = _with_gradients(site) is not None
+        every = causes_at(lives, event, holders, otherwise=_unneeded)
+        found = list(islice((_certain(one, lives, with_gradients) for one in every), _MOST))
+    return tuple(
+        cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.freed_early)) for one in found
+    )
+
+
+def _begin_of_step_before(site: PeakSite, mark: HighWater) -> int:
+    """The first operator of the last step before that of the mark that was traced; 0 for none."""
+    step = mark.ledger.trace.step
+    before = [one for one in site.rank.traced_steps() if one.traces and one.index < (step or 0)]
+    if not before:
+        return 0
+    try:
+        traces = [t for t in site.rank.traces_of(before[-1]) if t.device == site.device]
+    except DataError:
+        return 0
+    firsts = [trace.events.operator[0] for trace in traces if trace.events.operator]
+    return min(firsts, default=0)
+
+
+def _holders(mark: HighWater) -> dict[int, Holder]:
+    """By row of the ledger, what held it when the program, or a step, ended."""
+    ledger = mark.ledger
+    by_event, by_baseline = {}, {}
+    for holder, events, baseline in ledger.trace.held:
+        by_event.update(dict.fromkeys(events, holder))
+        by_baseline.update(dict.fromkeys(baseline, holder))
+    if not by_event and not by_baseline:
+        return {}
+    found = {
+        row: by_event[start]
+        for row, start in enumerate(ledger.start[: ledger.made])
+        if start in by_event
+    }
+    found.update((ledger.made + row, holder) for row, holder in by_baseline.items())
+    return found
+
+
+def _certain(found: Diagnosed, lives: Biographies, with_gradients: bool) -> Diagnosed:
+    """The cause by all that the recording has. ``with_gradients``: an evaluation was found whose
+    forward passes keep what a backward pass would use.
+    """
+    group = found.group
+    if found.diagnosis.rule == LATE_GRADIENTS and group.holder is None:
+        # Those that outlive the step may be kept by a graph, and are not just freed late.
+        kept = sum(block.bytes for block in group.blocks if lives.survives(block.row))
+        instead = _unneeded(group)
+        if 2 * kept > group.bytes and instead is not None:
+            return found._replace(diagnosis=instead)
+    evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
+    replaced = found.diagnosis.rule in (UNNEEDED, "kept-graph")
+    if replaced and with_gradients and 2 * evaluated > group.bytes:
+        return found._replace(
+            diagnosis=Answer(
+                EVALUATION,
+                f"{human_bytes(group.bytes)} from {group.main.made_at} are kept for a backward "
+                "pass that does not come: an evaluation runs with gradients",
+                "run it without gradients",
+                code="with torch.no_grad():",
+            )
+        )
+    return found
+
+
+def _unneeded(group: HeldGroup) -> Answer | None:
+    """Memory that is not used again, and whose holder is unknown."""
+    main = group.main
+    if group.holder is not None or not main.need.needless:
+        return None
+    if main.phase == "backward" and not main.earlier:
+        return None  # the backward pass that runs has just used it
+    used = "never used" if group.never_used else "not used again"
+    last = "" if main.last_use is None else f", last used at {main.last_use}"
+    return Answer(
+        UNNEEDED,
+        f"{human_bytes(group.bytes)} from {main.made_at} are alive and {used}{last}; what holds "
+        "them is not in the recording: gpuprobe explain finds it",
+        f"find what keeps the tensors of {main.made_at} alive, and drop them after their last use",
+    )
+
+
+# -- recordings without uses
+
+
+@dataclass(frozen=True, slots=True)
+class _Grown:
+    bytes: int
+    steps: int
+    sentence: str
+    line: Place | None
+    of_state: bool
+    """Whether most of it is optimizer state."""
+    blocks: int = 0
+
+
+def growth_cause(
+    site: PeakSite, growth: Growth | None, leak: LeakRow | None
+) -> Iterator[MemoryCause]:
+    """The cause of growth in a recording without uses: from the ends of its steps, or from the line
+    ``leak`` that leaves most behind.
+    """
+    grown = _leaked(site, leak) if growth is None else _grown(site, growth)
+    if grown is None:
+        return
+    end = site.rank.end
+    kept = None if end is None else keeper(end.holders, grown.steps, grown.bytes)
+    sentence = grown.sentence
+    code = ""
+    if grown.of_state:
+        remedy = "limit the size of the optimizer's state (for L-BFGS, with history_size)"
+        sentence += "; most of it is optimizer state, which grows with every step"
+        kept = None
+    elif kept is not None:
+        sentence += f"; {kept.place} holds {kept.contents}"
+        remedy, code = _keep_none(kept)
+    else:
+        where = f" that {grown.line} allocates" if grown.line else ""
+        remedy = (
+            f"find what keeps the tensors{where} alive from step to step, such as a list of losses "
+            "that were not detached, or a cache without a limit"
+        )
+    amount = site.amount
+    peak = 0 if isinstance(amount, Unavailable) else amount.at_least
+    yield MemoryCause(
+        rule=GROWTH,
+        bytes=grown.bytes,
+        blocks=grown.blocks,
+        made_at=grown.line or NoPlace.UNKNOWN,
+        last_use=None,
+        holder=kept,
+        kept_at=None,
+        sentence=sentence,
+        remedy=remedy,
+        code=code,
+        effect=Effect(Certainty.UNTRIED, peak, Unavailable("it depends on the number of steps")),
+    )
+
+
+def _grown(site: PeakSite, growth: Growth) -> _Grown:
+    lines = (line for line in growth.lines if line.bytes > 0)
+    line, held = next(
+        ((one.key, one.bytes) for one in lines if isinstance(one.key, Place)), (None, 0)
+    )
+    sentence = (
+        f"memory grows by {human_bytes(growth.per_step)} a step: {human_bytes(growth.bytes)} from "
+        f"the end of step {growth.first} to that of step {growth.last}"
+    )
+    if line is not None:
+        sentence += f", {human_bytes(held)} of it from {line}"
+    of_state = 2 * _state_growth(site, growth.first, growth.last) > growth.bytes
+    return _Grown(growth.bytes, growth.last - growth.first, sentence, line, of_state)
+
+
+def _leaked(site: PeakSite, leak: LeakRow | None) -> _Grown | None:
+    """Of runs that are too short, or too uneven, for the ends of their steps to show growth."""
+    amount = site.amount
+    if leak is None or not isinstance(leak.key, Place) or isinstance(amount, Unavailable):
+        return None
+    if leak.bytes < MINIMUM_SHARE * amount.at_least:
+        return None
+    sentence = (
+        f"{human_bytes(leak.bytes)} from {leak.key} outlived their steps: "
+        f"{human_bytes(leak.bytes_per_step)} a step"
+    )
+    last = site.rank.steps[-1].index if site.rank.steps else 0
+    of_state = 2 * _state_growth(site, last - 1, last) > leak.bytes_per_step
+    return _Grown(leak.bytes, last, sentence, leak.key, of_state, leak.blocks)
+
+
+def _state_growth(site: PeakSite, first: int, last: int) -> int:
+    """The growth of the optimizer's state from the end of step ``first`` to that of ``last``.
+    Bytes; 0 if unknown.
+    """
+    held = [
+        tensors.by_category.get(Category.OPTIMIZER_STATE, 0)
+        for row, index in enumerate(site.rank.columns.number(*INDEX))
+        if index in (first, last)
+        for step in site.rank.steps[row : row + 1]
+        for tensors in step.tensors
+        if tensors.device == site.device
+    ]
+    return max(0, held[-1] - held[0]) if len(held) > 1 else 0
+
+
+def _keep_none(kept: Holder) -> tuple[str, str]:
+    """The remedy for a container or variable that grows, in words and as code."""
+    if kept.of_graph:
+        return (
+            f"keep no autograd graph in {kept.place}: add numbers (loss.item()), or tensors "
+            "without their graph",
+            ".detach()",
+        )
+    instead = "copies on the CPU without their graph"
+    if kept.bytes <= _A_NUMBER * kept.tensors:
+        instead = f"keep numbers (loss.item()), or {instead}"
+    else:
+        instead = f"drop those that are not needed any more, or keep {instead}"
+    return f"keep no tensors in {kept.place}: {instead}", ".detach().cpu()"
+
+
+_MORE_THAN_TRAINING = 1.5
+"""How many times the peak of the training steps a peak after them must be, to be one of another
+kind."""
+
+
+def evaluation_cause(site: PeakSite) -> MemoryCause | None:
+    """The cause, if most of the peak is that of forward passes that keep what a backward pass would
+    use, and none follows; from counters and the model's mode alone.
+    """
+    if not site.device.startswith("cuda") or isinstance(site.amount, Unavailable):
+        return None
+    found = _evaluated(site) or _after_training(site)
+    if found is None or 2 * found[0] < site.amount.at_least:
+        return None
+    grown, sentence = found
+    return MemoryCause(
+        rule=EVALUATION,
+        bytes=grown,
+        blocks=0,
+        made_at=NoPlace.UNKNOWN,
+        last_use=None,
+        holder=None,
+        kept_at=None,
+        sentence=sentence,
+        remedy=(
+            "if these forward passes train nothing, run them without gradients: otherwise each "
+            "keeps its activations for as long as its result is kept"
+        ),
+        code="with torch.no_grad():",
+        effect=Effect(
+            Certainty.UNTRIED,
+            site.amount.at_least,
+            Unavailable("the uses of memory were not traced"),
+        ),
+    )
+
+
+def _evaluated(site: PeakSite) -> tuple[int, str] | None:
+    """What an evaluation with gradients took at the peak, and the sentence."""
+    finding = _with_gradients(site)
+    if finding is None or site.step is None or not _is_evaluation(site.phase):
+        return None
+    phases = [one for one in site.step.phases if one.path == EVALUATION]
+    windows = [window_of(one.windows, site.device) for one in phases]
+    starts = [one.start.allocated for one in windows if one is not None]
+    known = [start for start in starts if isinstance(start, int)]
+    if not known or isinstance(site.amount, Unavailable):
+        return None
+    grown = site.amount.at_least - min(known)
+    where = "" if finding.location is None else f" (called at {finding.location})"
+    return grown, (
+        f"{human_bytes(grown)} were allocated by an evaluation: the model{where} is in eval mode, "
+        "and keeps what a backward pass would use"
+    )
+
+
+def _with_gradients(site: PeakSite) -> Finding | None:
+    found = site.rank.findings
+    return next((one for one in found if one.rule == WITH_GRADIENTS.id), None)
+
+
+def _is_evaluation(phase: str) -> bool:
+    return phase.partition("/")[0] == EVALUATION
+
+
+def _after_training(site: PeakSite) -> tuple[int, str] | None:
+    """What was allocated after the last training step, without a backward pass, if that step
+    peaks higher than training; and the sentence.
+    """
+    step, device = site.step, site.device
+    if step is None or step.ended_by != "end" or isinstance(site.amount, Unavailable):
+        return None
+    if {"backward", "optimizer"} & {phase.path.partition("/")[0] for phase in step.phases}:
+        return None
+    trained = [
+        window.peak_allocated.at_most
+        for one in site.rank.steps
+        if one.ended_by == "optimizer"
+        for window in one.windows
+        if window.device == device and isinstance(window.peak_allocated, Peak)
+    ]
+    window = window_of(step.windows, device)
+    start = None if window is None else window.start.allocated
+    if not trained or not isinstance(start, int):
+        return None
+    peak = site.amount.at_least
+    if peak < _MORE_THAN_TRAINING * max(trained):
+        return None
+    return peak - start, (
+        f"after step {step.index - 1}, {human_bytes(peak - start)} were allocated without a "
+        "backward pass, as in an evaluation without no_grad; the training steps needed at most "
+        f"{human_bytes(max(trained))}"
+    )
+
+
+_GRADIENTS = 0.05
+"""The share of the peak from which gradients in a forward pass are worth a cause."""
+
+
+def gradients_cause(site: PeakSite, mark: HighWater) -> MemoryCause | None:
+    """The cause, if gradients are alive at a peak in a forward pass; by categories alone."""
+    phase = site.phase if mark.ledger.trace.step == site.step_index else mark.phase
+    held = next((s for s in by_category(mark) if s.key == Category.GRADIENT.value), None)
+    if phase.partition("/")[0] not in ("forward", EVALUATION) or held is None:
+        return None
+    if held.bytes < _GRADIENTS * mark.allocated:
+        return None
+    return MemoryCause(
+        rule=LATE_GRADIENTS,
+        bytes=held.bytes,
+        blocks=held.blocks,
+        made_at=NoPlace.UNKNOWN,
+        last_use=None,
+        holder=None,
+        kept_at=None,
+        sentence=f"{human_bytes(held.bytes)} of gradients are alive in the forward pass",
+        remedy="free them before it, unless they are accumulated over several backward passes",
+        code="optimizer.zero_grad(set_to_none=True)",
+        effect=Effect(
+            Certainty.UNTRIED, mark.allocated, Unavailable("the uses of memory were not traced")
+        ),
+    )

@@ -1,0 +1,199 @@
+"""The first five lines of a report: verdict, cause, fix, what that saves, and the command for more.
+
+Text, HTML and JSON have the same sentences. What is not known is said, with the reason.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from gpuprobe.model.causes import Certainty, Effect, MemoryCause
+from gpuprobe.model.needs import Need
+from gpuprobe.model.report import CategoryTable, Head, OutOfMemory, Report, ShareTable
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import Facts, Section, capitalized, named, peak_text, plural
+from gpuprobe.reporters.sections.report.failures import (
+    estimate_command,
+    failed_step,
+    ran_out,
+    recorded_gpu,
+)
+
+STATUS = {
+    "complete": "complete",
+    "failed": "the program failed",
+    "incomplete": "incomplete",
+    "running": "still running",
+    "unfinished": "no end, or not yet",
+}
+
+_WIDTH = 7
+
+
+def head_section(report: Report) -> Section:
+    """The five lines."""
+    head = head_of(report)
+    rows = [
+        ("verdict", head.verdict),
+        ("cause", head.cause),
+        ("fix", head.fix),
+        ("saves", head.saves),
+        ("more", head.more),
+    ]
+    return Section(parts=(Facts(tuple(row for row in rows if row[1]), _WIDTH),), name="head")
+
+
+def head_of(report: Report) -> Head:
+    """The five lines as sentences; an empty one where there is nothing to say."""
+    cause = main_cause(report)
+    if cause is not None:
+        fix = cause.remedy + (f": {cause.code}" if cause.code else "")
+        return Head(_verdict(report), cause.sentence, fix, effect_text(cause.effect), _more(report))
+    text, fix, saves = _without_cause(report)
+    return Head(_verdict(report), text, fix, saves, _more(report))
+
+
+def main_cause(report: Report) -> MemoryCause | None:
+    """The cause with the most memory; None if there is none, or if it is unknown."""
+    causes = report.causes
+    return None if isinstance(causes, Unavailable) or not causes else causes[0]
+
+
+def effect_text(effect: Effect) -> str:
+    """What a remedy saves, and how that is known."""
+    if isinstance(effect.after, Unavailable):
+        return f"not tried: {effect.after.reason}"
+    text = (
+        f"{human_bytes(effect.before - effect.after)}: {human_bytes(effect.after)} at the peak of "
+        f"the trace instead of {human_bytes(effect.before)}"
+    )
+    how = {
+        Certainty.TRIED: "tried: the changed program ran to its end",
+        Certainty.REPLAYED: "replayed with this memory freed after its last use; the change itself "
+        "is not tried",
+        Certainty.UNTRIED: "not tried",
+    }[effect.certainty]
+    return f"{text} ({how}{f'; {effect.note}' if effect.note else ''})"
+
+
+# -- the verdict
+
+
+_GOES_ON = ("complete", "running", "failed")
+"""How a program ended, or not, that went on after an allocation that failed."""
+
+
+def _verdict(report: Report) -> str:
+    """How the run ended, and its peak."""
+    if ran_out(report):
+        return _out_of_memory(report)
+    text = STATUS[report.recording.status]
+    error = report.recording.error
+    if error is not None:
+        text += f" ({error.type})"
+    failures = len(report.out_of_memory) + report.earlier_failures
+    if failures:
+        text += (
+            f"; {plural(failures, 'allocation')} failed for lack of memory, and the program went on"
+        )
+    return f"{text}. {_peak(report)}"
+
+
+def _peak(report: Report) -> str:
+    peak = report.peak
+    if peak.measure is None:
+        return "Nothing was measured: the recording has no steps and no trace"
+    what = "resident in the process" if peak.measure == "host_rss" else f"on {peak.device}"
+    where = [f"rank {peak.rank}"] if len(report.ranks) > 1 else []
+    where += [peak.phase] if peak.phase else []
+    where += [f"step {peak.step}"] if peak.step is not None else []
+    place = f", in {', '.join(where)}" if where else ""
+    return f"Peak {peak_text(peak.amount)} {what}{place}"
+
+
+def _out_of_memory(report: Report) -> str:
+    step = failed_step(report)
+    where = "" if step is None else f" in step {step}"
+    if not report.out_of_memory:
+        return f"out of memory{where}. {_peak(report)}"
+    failure = report.out_of_memory[-1]
+    return (
+        f"out of memory{where}: {human_bytes(failure.asked)} requested at {failure.place}, with "
+        f"{human_bytes(failure.allocated)} allocated of the {_could_use(failure)} that torch could "
+        "use"
+    )
+
+
+def _could_use(failure: OutOfMemory) -> str:
+    if isinstance(failure.could_use, Unavailable):
+        return "memory"
+    return human_bytes(failure.could_use)
+
+
+# -- without a cause
+
+
+def _without_cause(report: Report) -> tuple[str, str, str]:
+    """Cause, fix and effect if no memory is known to be there without need."""
+    first = report.advice[0] if report.advice else None
+    fix = "" if first is None else first.text + (f" {first.code}" if first.code else "")
+    saves = "not tried" if fix else ""
+    if ran_out(report) and report.out_of_memory:
+        failure = report.out_of_memory[-1]
+        if not isinstance(failure.fits_with, Unavailable) and failure.fits_with:
+            best = min(failure.fits_with, key=lambda text: text.count(","))
+            fix = f"PYTORCH_CUDA_ALLOC_CONF={best}"
+            saves = (
+                "replayed: no allocation of the trace fails with it; whether the rest of the run "
+                "fits is unknown"
+            )
+        return f"{failure.sentences[0]} {capitalized(_largest(report))}", fix, saves
+    if isinstance(report.causes, Unavailable):
+        return f"not known ({report.causes.reason}); {_largest(report)}", fix, saves
+    needless = 0
+    if not isinstance(report.needs, Unavailable):
+        needless = report.needs.bytes_of(*(need for need in Need if need.needless))
+    text = "no large part of it is there without need"
+    if needless:
+        text += f" ({human_bytes(needless)} in all are not used again)"
+    text = f"{text}; {_largest(report)}"
+    return text, fix or "smaller work, fewer bytes for each value, or recomputation", "not tried"
+
+
+def _largest(report: Report) -> str:
+    """The largest category and line."""
+    found = []
+    for table in (report.categories, report.top_lines):
+        if isinstance(table, (CategoryTable, ShareTable)) and table.rows:
+            row = max(table.rows, key=lambda one: one.bytes)
+            found.append(f"{named(row.key)} {human_bytes(row.bytes)}")
+    return f"most of it: {', at '.join(found)}" if found else "its parts are unknown"
+
+
+# -- more
+
+_EXPLAINED_ON = "h100-80gb"
+"""The GPU of ``gpuprobe explain``, by default."""
+
+
+def _more(report: Report) -> str:
+    """The command that shows more."""
+    argv = report.session.argv
+    if argv and argv[0].endswith(".py"):
+        if isinstance(report.causes, Unavailable) and report.session.level != "trace":
+            return shlex.join(["gpuprobe", "run", "--level", "trace", *argv])
+        if not isinstance(report.needs, Unavailable):
+            found = (
+                "finds what holds it, and tries the fix" if main_cause(report) else "explains it"
+            )
+            return f"{explain_command(report)}   ({found})"
+    command = estimate_command(report)
+    return command or f"gpuprobe report -v {shlex.quote(report.recording.path)}"
+
+
+def explain_command(report: Report) -> str:
+    """The command that explains the program on the GPU it was recorded on."""
+    gpu = recorded_gpu(report)
+    options = [] if gpu in (_EXPLAINED_ON, "GPU") else ["--gpu", gpu]
+    return shlex.join(["gpuprobe", "explain", *options, *report.session.argv])
