@@ -64,17 +64,31 @@ class NeedLine:
     last_use: Place | NoPlace | None
     by: str
     phase: str
+    later_step: bool = False
+
+
+@record(frozen=True)
+class NeedModule:
+    """The blocks in one state that one module made; ``key`` is its name, or why there is none."""
+
+    key: str
+    bytes: int
+    blocks: int
 
 
 @record(frozen=True)
 class NeedRow:
-    """The blocks in one state: those of some lines, and ``more`` bytes of others."""
+    """The blocks in one state: those of some lines, and ``more`` bytes of others; the same blocks
+    by module, and ``more_modules`` bytes of other modules.
+    """
 
     need: NeedName
     bytes: int
     blocks: int
     lines: tuple[NeedLine, ...]
     more: int
+    modules: tuple[NeedModule, ...] = ()
+    more_modules: int = 0
 
 
 @record(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
@@ -127,6 +127,7 @@ class LineNeed:
     last_use: CodeLine | None
     by: str
     phase: str
+    later_step: Annotated[bool, "a later step uses them, and this one no more"]
 
 
 def _line_needs(row: NeedRow) -> tuple[LineNeed, ...]:
@@ -139,6 +140,7 @@ def _line_needs(row: NeedRow) -> tuple[LineNeed, ...]:
             None if line.last_use is None else code_line(line.last_use),
             line.by,
             line.phase,
+            line.later_step,
         )
         for line in row.lines
     )
@@ -224,7 +226,7 @@ def need_shapes() -> dict[type, Any]:
 
 DOCUMENT: Final = Document(
     "gpuprobe.report",
-    (2, 11),
+    (2, 12),
     Report,
     "Where the memory of a recording went. Sizes are bytes, durations nanoseconds. A minor version "
     "adds keys.",
@@ -279,6 +281,7 @@ DOCUMENT: Final = Document(
         "2.11": "needs Holder.root Holder.path Holder.kept Holder.node Holder.file Holder.line "
         "Holder.error Holder.via Holder.cycle Holder.inferred "
         "Holder.saved_tensors Holder.saved_bytes",
+        "2.12": "LineNeed.later_step NeedRow.modules NeedRow.more_modules",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -305,6 +308,7 @@ DOCUMENT: Final = Document(
 * 2.10: ``recording.missing``; the status ``killed`` is called ``incomplete``.
 * 2.11: ``needs``; the path of each of ``holders``, and where it begins; variables with a
   growing graph.
+* 2.12: ``needs`` by module; ``later_step`` of each of its lines.
 """
 
 to_document = DOCUMENT.plain

@@ -82,6 +82,8 @@ def _needless(table: NeedTable, *, full: bool) -> Iterator[Line]:
                 yield Line(_about(line, need), "item", indent=4)
         if full and row.more:
             yield Line(f"{human_bytes(row.more)} {need.label}: of other lines", "item", indent=4)
+        if full:
+            yield from _modules(row, need)
     saved = table.total - table.freed_after_use
     if full or saved >= _LEAST * table.total:
         yield Line(
@@ -93,10 +95,39 @@ def _needless(table: NeedTable, *, full: bool) -> Iterator[Line]:
 def _about(line: NeedLine, need: Need) -> str:
     """One line of the program: ``32.0 MiB never used again: activation from train.py:5``."""
     blocks = f" in {line.blocks:,} blocks" if line.blocks != 1 else ""
-    text = f"{human_bytes(line.bytes)}{blocks} {need.label}: {line.category} from {named(line.key)}"
-    if line.last_use is not None or line.by:
-        by = f" by {line.by}" if line.by else ""
-        where = f" at {named(line.last_use)}" if line.last_use is not None else ""
-        phase = f" ({line.phase})" if line.phase else ""
-        text += f"; last used{by}{where}{phase}"
+    later = f" {_later(line)}" if need is Need.LATER else ""
+    what = f"{named(line.category)} from {named(line.key)}"
+    text = f"{human_bytes(line.bytes)}{blocks} {need.label}{later}: {what}"
+    if need is not Need.LATER and (line.last_use is not None or line.by):
+        text += f"; last used by {used_by(line.by, line.last_use, line.phase)}"
     return text
+
+
+def _later(line: NeedLine) -> str:
+    """What needs memory later: ``by the backward pass of model.py:55``."""
+    if line.later_step:
+        return "by a later step"
+    return f"by {used_by(line.by, line.last_use, line.phase)}"
+
+
+def used_by(operator: str, place: object | None, phase: str) -> str:
+    """A use in words: the operator, the line that called it, and its phase. In a backward pass the
+    line is that of the forward operator.
+    """
+    by = operator or "an operator"
+    kind = phase.rpartition("/")[2]
+    if kind == "backward" and place is not None:
+        return f"the backward pass of {named(place)} ({by})"
+    where = f" at {named(place)}" if place is not None else ""
+    return f"{by}{where}{f' ({phase})' if phase else ''}"
+
+
+def _modules(row: NeedRow, need: Need) -> Iterator[Line]:
+    """The modules that made the blocks of a state, in one sentence."""
+    known = [one for one in row.modules if not one.key.startswith("(")]
+    if not known:
+        return
+    parts = [f"{named(one.key)} {human_bytes(one.bytes)}" for one in row.modules]
+    if row.more_modules:
+        parts.append(f"others {human_bytes(row.more_modules)}")
+    yield Line(f"{need.label}, by module: {', '.join(parts)}", "item", indent=4)
