@@ -32,6 +32,11 @@ class Need(str, Enum):
         return _LABELS[self]
 
     @property
+    def short(self) -> str:
+        """The name in a legend."""
+        return _SHORT.get(self, self.label)
+
+    @property
     def needless(self) -> bool:
         """Whether the program would compute the same without this memory from here on."""
         return self in (Need.NEVER_AGAIN, Need.NEVER)
@@ -46,6 +51,19 @@ _LABELS = {
     Need.OPEN: "kept when the recording ends",
     Need.UNTRACED: "not traced: made by a library",
 }
+
+_SHORT = {Need.OPEN: "kept at the end", Need.UNTRACED: "not traced"}
+
+
+def use_in_words(operator: str, place: str, phase: str) -> str:
+    """A use of memory: the operator, the line that called it, and its phase. In a backward pass the
+    line is that of the forward operator.
+    """
+    by = operator or "an operator"
+    if place and phase.rpartition("/")[2] == "backward":
+        return f"the backward pass of {place} ({by})"
+    return f"{by}{f' at {place}' if place else ''}{f' ({phase})' if phase else ''}"
+
 
 NeedName = Annotated[str, OneOf(tuple(need.value for need in Need))]
 

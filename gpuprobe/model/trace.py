@@ -153,9 +153,11 @@ COLUMNS: dict[str, str] = {
     "last_stack": "I",  # index into StackTable.stacks: the line of that one
     "last_name": "I",  # index into StackTable.strings: its name
     "last_phase": "I",  # index into StackTable.strings: its phase
+    "made_name": "I",  # index into StackTable.strings: the name of the operator ``made``
+    "first_name": "I",  # the same of ``first_use``
 }
 
-USE_COLUMNS: Final = frozenset(list(COLUMNS)[-7:])
+USE_COLUMNS: Final = frozenset(list(COLUMNS)[-9:])
 """The columns that are filled where the uses of memory were traced."""
 
 
@@ -180,6 +182,8 @@ class TraceEvent(NamedTuple):
     last_stack: int = 0
     last_name: int = 0
     last_phase: int = 0
+    made_name: int = 0
+    first_name: int = 0
 
 
 class EventColumns:
@@ -209,6 +213,8 @@ class EventColumns:
     last_stack: array[int]
     last_name: array[int]
     last_phase: array[int]
+    made_name: array[int]
+    first_name: array[int]
 
     def __init__(self) -> None:
         for name, typecode in COLUMNS.items():

@@ -20,7 +20,7 @@ _STATE = frozenset(
 
 _OOM = TraceAction.OOM.code
 
-_NOT_TRACED = Unavailable(
+NOT_TRACED = Unavailable(
     "the uses of memory were not traced: on a simulated GPU, level 'trace' does",
     ReadStatus.NOT_COLLECTED,
 )
@@ -110,8 +110,12 @@ class Biographies:
         """Whether memory ran out between an event and the end of a row, which the exception may
         have freed before its use.
         """
-        at = bisect_left(self._failures, event)
-        return at < len(self._failures) and self._failures[at] < self.ledger.freed[row]
+        return self.last_failure(row) >= event
+
+    def last_failure(self, row: int) -> int:
+        """The last event before the end of a row at which memory ran out; -2 if there is none."""
+        at = bisect_left(self._failures, self.ledger.freed[row])
+        return self._failures[at - 1] if at else -2
 
     def ends_of_use(self) -> list[int]:
         """For each row, the event before which it could be freed: after its last use; its own end
@@ -141,7 +145,7 @@ def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable
     """
     lives = Biographies(trace)
     if not lives.traced:
-        return _NOT_TRACED
+        return NOT_TRACED
     ledger = lives.ledger
     rows = ledger.alive(event)
     found: dict[Need, list[int]] = {}
@@ -162,7 +166,7 @@ def need_of_each(trace: MemoryTrace | Ledger, event: int) -> list[Need] | Unavai
     """
     lives = Biographies(trace)
     if not lives.traced:
-        return _NOT_TRACED
+        return NOT_TRACED
     return [lives.need(row, event) for row in lives.ledger.alive(event)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable
+from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable, use_in_words
 from gpuprobe.model.report import Report
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
@@ -99,7 +99,7 @@ def _about(line: NeedLine, need: Need) -> str:
     what = f"{named(line.category)} from {named(line.key)}"
     text = f"{human_bytes(line.bytes)}{blocks} {need.label}{later}: {what}"
     if need is not Need.LATER and (line.last_use is not None or line.by):
-        text += f"; last used by {used_by(line.by, line.last_use, line.phase)}"
+        text += f"; last used by {_use(line)}"
     return text
 
 
@@ -107,19 +107,12 @@ def _later(line: NeedLine) -> str:
     """What needs memory later: ``by the backward pass of model.py:55``."""
     if line.later_step:
         return "by a later step"
-    return f"by {used_by(line.by, line.last_use, line.phase)}"
+    return f"by {_use(line)}"
 
 
-def used_by(operator: str, place: object | None, phase: str) -> str:
-    """A use in words: the operator, the line that called it, and its phase. In a backward pass the
-    line is that of the forward operator.
-    """
-    by = operator or "an operator"
-    kind = phase.rpartition("/")[2]
-    if kind == "backward" and place is not None:
-        return f"the backward pass of {named(place)} ({by})"
-    where = f" at {named(place)}" if place is not None else ""
-    return f"{by}{where}{f' ({phase})' if phase else ''}"
+def _use(line: NeedLine) -> str:
+    place = "" if line.last_use is None else named(line.last_use)
+    return use_in_words(line.by, place, line.phase)
 
 
 def _modules(row: NeedRow, need: Need) -> Iterator[Line]:
