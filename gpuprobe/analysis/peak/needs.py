@@ -91,7 +91,7 @@ class Biographies:
         now = self.operator_at(event)
         first, last = self.first[row], self.last[row]
         start = self.ledger.start[row]
-        if last == now or (start >= 0 and self.operator[start] == now):
+        if (last and last == now) or (start >= 0 and self.operator[start] == now):
             return Need.IN_USE
         if last > now:
             return Need.LATER if not first or first <= now else Need.NOT_YET

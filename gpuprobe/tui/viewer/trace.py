@@ -378,6 +378,8 @@ class TracePane(Pane, Vertical):
         self._inspector, self.state, self._bars = inspector, None, None
         self._within = []
         if inspector is not None:
+            if self._grouping == "need" and not inspector.uses_traced:
+                self._grouping = GROUPINGS[0]
             self.timeline.open(inspector)
             self._read_position()
         self.repaint()
