@@ -124,3 +124,29 @@ class NeedTable:
     def bytes_of(self, *needs: Need) -> int:
         """The bytes of some states."""
         return sum(row.bytes for row in self.rows if Need(row.need) in needs)
+
+
+@record(frozen=True)
+class Lifespan:
+    """Blocks of which the trace has the begin and the end, only one of them, or none. The shortest
+    and the longest life in it, in microseconds: where begin or end are missing, the block lives
+    longer.
+    """
+
+    begins_in_trace: bool
+    ends_in_trace: bool
+    bytes: int
+    blocks: int
+    shortest_us: int
+    longest_us: int
+
+
+@record(frozen=True)
+class LifespanTable:
+    """The memory at the high water mark by how much of its life a trace without uses has; the rows
+    sum to ``total``. ``timed``: whether its events have times.
+    """
+
+    total: int
+    rows: tuple[Lifespan, ...]
+    timed: bool

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.needs import NeedTable
+from gpuprobe.model.needs import LifespanTable, NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Communication
@@ -620,6 +620,10 @@ class Report(Displayed):
     top_modules: ShareTable | Unavailable
     needs: Annotated[
         NeedTable | Unavailable, "what the memory at the high water mark is needed for"
+    ]
+    lifespans: Annotated[
+        LifespanTable | None,
+        "how long that memory lives at least; null if its uses are known, or without a trace",
     ]
     growth: GrowthReport | None
     fragmentation: FragmentationReport | Unavailable

@@ -34,14 +34,14 @@ def _limits(result: ReplayResult) -> tuple[str, ...]:
 
 DOCUMENT: Final = Document(
     "gpuprobe.replay",
-    (2, 1),
+    (2, 2),
     ReplayResult,
     "A recording's requests, replayed by the rules of torch's caching allocator. Sizes are bytes. "
     "A minor version adds keys.",
     shapes={
         AllocatorSettings: to_conf,
         Range: keys("least most"),
-        ReplayResult: keys("path exact traces", limits=_limits),
+        ReplayResult: keys("path exact traces empty", limits=_limits),
         SettingsAdvice: keys("best gain fits tried"),
         TraceReplay: keys(
             "device step exact first_divergence settings complete events allocations "
@@ -62,12 +62,13 @@ DOCUMENT: Final = Document(
             undecided="undecided",
         ),
     },
-    added={"2.1": "WhatIfOutcome.undecided"},
+    added={"2.1": "WhatIfOutcome.undecided", "2.2": "empty"},
 )
 """History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one. ``schemas/replay-2.json``.
 * 2.1: a what-if has ``undecided``.
+* 2.2: ``empty``: traces without events, which are not among ``traces``.
 """
 
 document = DOCUMENT.plain

@@ -281,7 +281,7 @@ DOCUMENT: Final = Document(
         "2.11": "needs Holder.root Holder.path Holder.kept Holder.node Holder.file Holder.line "
         "Holder.error Holder.via Holder.cycle Holder.inferred "
         "Holder.saved_tensors Holder.saved_bytes",
-        "2.12": "LineNeed.later_step NeedRow.modules NeedRow.more_modules",
+        "2.12": "LineNeed.later_step NeedRow.modules NeedRow.more_modules lifespans",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -308,7 +308,7 @@ DOCUMENT: Final = Document(
 * 2.10: ``recording.missing``; the status ``killed`` is called ``incomplete``.
 * 2.11: ``needs``; the path of each of ``holders``, and where it begins; variables with a
   growing graph.
-* 2.12: ``needs`` by module; ``later_step`` of each of its lines.
+* 2.12: ``needs`` by module, ``later_step`` of each of its lines; ``lifespans``.
 """
 
 to_document = DOCUMENT.plain
