@@ -40,10 +40,13 @@ class TraceResult:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult(Displayed):
-    """All replayed traces. Sizes in bytes."""
+    """All replayed traces. Sizes in bytes. ``empty``: those without events, of which nothing can be
+    replayed: device and step.
+    """
 
     path: str
     traces: tuple[TraceResult, ...]
+    empty: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         how = "exact" if self.exact else "not exact"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpuprobe.analysis.completeness import missing_of
 from gpuprobe.analysis.growth import Forecast, forecast_of_steps
+from gpuprobe.analysis.inspection.lives import BlockLife
 from gpuprobe.analysis.inspection.steps import (
     Insight,
     RankFacts,
@@ -18,6 +19,7 @@ from gpuprobe.analysis.inspection.trace import (
     GROUPINGS,
     BlockInfo,
     Group,
+    Kind,
     TraceInspector,
     TraceRef,
     TraceState,
@@ -26,6 +28,7 @@ from gpuprobe.analysis.inspection.trace import (
     trace_refs,
 )
 from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.analysis.peak.needs import NOT_TRACED
 from gpuprobe.analysis.peak.peaks import window_of
 from gpuprobe.analysis.placement import all_findings
 from gpuprobe.analysis.repeats import RepeatedShare, share_groups
@@ -47,12 +50,15 @@ from gpuprobe.reporters.text.draw import draw
 
 __all__ = [
     "GROUPINGS",
+    "NOT_TRACED",
     "BlockInfo",
+    "BlockLife",
     "Excerpt",
     "Followed",
     "Forecast",
     "Group",
     "Insight",
+    "Kind",
     "Neighbours",
     "Section",
     "Sentence",

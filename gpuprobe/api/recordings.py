@@ -284,10 +284,13 @@ def replay(
             hint=f"{report}a trace is recorded by gpuprobe run --level trace (--gpu GPU without a "
             "GPU) or torch.cuda.memory._record_memory_history()",
         )
-    if not any(len(trace.events) for trace in traces):
+    empty = [trace for trace in traces if not len(trace.events)]
+    if len(empty) == len(traces):
         raise DataError(
             "there are no events to replay",
             hint="the snapshot was taken without torch.cuda.memory._record_memory_history()",
         )
-    results = replay_all(traces, settings, capacity=capacity, search=search, torch=known)
-    return ReplayResult(path=path, traces=results)
+    with_events = [trace for trace in traces if len(trace.events)]
+    results = replay_all(with_events, settings, capacity=capacity, search=search, torch=known)
+    names = (t.device + ("" if t.step is None else f", step {t.step}") for t in empty)
+    return ReplayResult(path=path, traces=results, empty=tuple(names))

@@ -62,6 +62,7 @@ def _trees(recording: Recording) -> dict[str, FlameNode]:
         flame_tree,
         informative_frames,
         module_tree,
+        need_tree,
     )
     from gpuprobe.analysis.peak.peaks import device_peaks, high_water_at, overall_peak
     from gpuprobe.model.values import Unavailable
@@ -72,6 +73,7 @@ def _trees(recording: Recording) -> dict[str, FlameNode]:
         return {}
     return {
         "category": category_tree(mark),
+        **({} if (needs := need_tree(mark)) is None else {"use": needs}),
         "module": module_tree(mark),
         "stacks": flame_tree(mark, informative_frames, root=f"peak of {mark.device}"),
         "all frames": flame_tree(mark, every_frame, root=f"peak of {mark.device}"),

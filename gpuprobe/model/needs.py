@@ -32,6 +32,11 @@ class Need(str, Enum):
         return _LABELS[self]
 
     @property
+    def short(self) -> str:
+        """The name in a legend."""
+        return _SHORT.get(self, self.label)
+
+    @property
     def needless(self) -> bool:
         """Whether the program would compute the same without this memory from here on."""
         return self in (Need.NEVER_AGAIN, Need.NEVER)
@@ -46,6 +51,19 @@ _LABELS = {
     Need.OPEN: "kept when the recording ends",
     Need.UNTRACED: "not traced: made by a library",
 }
+
+_SHORT = {Need.OPEN: "kept at the end", Need.UNTRACED: "not traced"}
+
+
+def use_in_words(operator: str, place: str, phase: str) -> str:
+    """A use of memory: the operator, the line that called it, and its phase. In a backward pass the
+    line is that of the forward operator.
+    """
+    by = operator or "an operator"
+    if place and phase.rpartition("/")[2] == "backward":
+        return f"the backward pass of {place} ({by})"
+    return f"{by}{f' at {place}' if place else ''}{f' ({phase})' if phase else ''}"
+
 
 NeedName = Annotated[str, OneOf(tuple(need.value for need in Need))]
 
@@ -64,17 +82,31 @@ class NeedLine:
     last_use: Place | NoPlace | None
     by: str
     phase: str
+    later_step: bool = False
+
+
+@record(frozen=True)
+class NeedModule:
+    """The blocks in one state that one module made; ``key`` is its name, or why there is none."""
+
+    key: str
+    bytes: int
+    blocks: int
 
 
 @record(frozen=True)
 class NeedRow:
-    """The blocks in one state: those of some lines, and ``more`` bytes of others."""
+    """The blocks in one state: those of some lines, and ``more`` bytes of others; the same blocks
+    by module, and ``more_modules`` bytes of other modules.
+    """
 
     need: NeedName
     bytes: int
     blocks: int
     lines: tuple[NeedLine, ...]
     more: int
+    modules: tuple[NeedModule, ...] = ()
+    more_modules: int = 0
 
 
 @record(frozen=True)
@@ -92,3 +124,29 @@ class NeedTable:
     def bytes_of(self, *needs: Need) -> int:
         """The bytes of some states."""
         return sum(row.bytes for row in self.rows if Need(row.need) in needs)
+
+
+@record(frozen=True)
+class Lifespan:
+    """Blocks of which the trace has the begin and the end, only one of them, or none. The shortest
+    and the longest life in it, in microseconds: where begin or end are missing, the block lives
+    longer.
+    """
+
+    begins_in_trace: bool
+    ends_in_trace: bool
+    bytes: int
+    blocks: int
+    shortest_us: int
+    longest_us: int
+
+
+@record(frozen=True)
+class LifespanTable:
+    """The memory at the high water mark by how much of its life a trace without uses has; the rows
+    sum to ``total``. ``timed``: whether its events have times.
+    """
+
+    total: int
+    rows: tuple[Lifespan, ...]
+    timed: bool

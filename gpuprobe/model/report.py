@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, TypeAlias
 from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.needs import NeedTable
+from gpuprobe.model.needs import LifespanTable, NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import Communication
@@ -643,6 +643,10 @@ class Report(Displayed):
         tuple[MemoryCause, ...] | Unavailable,
         "why memory at the high water mark is there that is not needed, the most memory first; "
         "unavailable if that cannot be known from the recording",
+    ]
+    lifespans: Annotated[
+        LifespanTable | None,
+        "how long that memory lives at least; null if its uses are known, or without a trace",
     ]
     growth: GrowthReport | None
     fragmentation: FragmentationReport | Unavailable

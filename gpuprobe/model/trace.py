@@ -155,13 +155,15 @@ COLUMNS: dict[str, str] = {
     "last_name": "I",  # index into StackTable.strings: its name
     "last_phase": "I",  # index into StackTable.strings: its phase
     "grad": "B",  # alloc only: GRAD_ON or GRAD_OFF as the operator ran that made it; 0: unknown
+    "made_name": "I",  # index into StackTable.strings: the name of the operator ``made``
+    "first_name": "I",  # the same of ``first_use``
 }
 
 GRAD_ON: Final = 1
 GRAD_OFF: Final = 2
 """The grad mode of an allocation. Custom functions of autograd run without gradients."""
 
-USE_COLUMNS: Final = frozenset(list(COLUMNS)[-8:])
+USE_COLUMNS: Final = frozenset(list(COLUMNS)[list(COLUMNS).index("operator") :])
 """The columns that are filled where the uses of memory were traced."""
 
 
@@ -187,6 +189,8 @@ class TraceEvent(NamedTuple):
     last_name: int = 0
     last_phase: int = 0
     grad: int = 0
+    made_name: int = 0
+    first_name: int = 0
 
 
 class EventColumns:
@@ -217,6 +221,8 @@ class EventColumns:
     last_name: array[int]
     last_phase: array[int]
     grad: array[int]
+    made_name: array[int]
+    first_name: array[int]
 
     def __init__(self) -> None:
         for name, typecode in COLUMNS.items():

@@ -26,6 +26,7 @@ from gpuprobe.analysis.peak.high_water import (
     by_module,
     modules_of_lines,
 )
+from gpuprobe.analysis.peak.lifespans import lifespans_at
 from gpuprobe.analysis.peak.needs import needs_at
 from gpuprobe.analysis.peak.peaks import (
     PeakSite,
@@ -119,6 +120,7 @@ def summarize(
     if site is not None and isinstance(mark, Unavailable) and mark.status is not ReadStatus.ERROR:
         nearest = nearest_trace(site)
     shown = mark if nearest is None else nearest[1]
+    needs = shown if isinstance(shown, Unavailable) else needs_at(shown.ledger, shown.event)
     growth = None if site is None else growth_of(site)
     found = forensics(site, sites)
     causes = _causes(site, shown, growth, found)
@@ -133,8 +135,13 @@ def summarize(
         categories=_categories(site, mark, nearest),
         top_lines=_lines(shown, None if whole else top),
         top_modules=_modules(shown, None if whole else top),
-        needs=shown if isinstance(shown, Unavailable) else needs_at(shown.ledger, shown.event),
+        needs=needs,
         causes=causes,
+        lifespans=lifespans_at(shown.ledger, shown.event)
+        if isinstance(needs, Unavailable)
+        and not isinstance(shown, Unavailable)
+        and shown.ledger.events
+        else None,
         growth=None if growth is None else _growth(growth, top),
         fragmentation=found.fragmentation,
         leaks=found.leaks,

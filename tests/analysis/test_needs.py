@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuprobe.analysis.compare.diff import diff_marks, rows_by_need
+from gpuprobe.analysis.inspection.lives import Lives
+from gpuprobe.analysis.peak.high_water import high_water
 from gpuprobe.analysis.peak.needs import Biographies, needs_at
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import TraceAction
@@ -34,11 +37,14 @@ class Life:
     traced: bool = True
 
 
-def trace_of(lives: list[Life], *, steps: int = 1, ended: bool = True) -> MemoryTrace:
+def trace_of(
+    lives: list[Life], *, steps: int = 1, ended: bool = True, failure: int = 0
+) -> MemoryTrace:
     """A trace of these blocks; each has an address of its own. Operator n makes its blocks at its
-    begin, and frees happen when it has ended."""
+    begin, and frees happen when it has ended. Memory runs out in operator ``failure`` (0: never).
+    """
     trace = MemoryTrace("cuda:0", step=0)
-    rows = _events_of(lives, trace)
+    rows = _events_of(lives, trace, failure)
     for columns in (trace.baseline, trace.events):
         for column in sorted(USE_COLUMNS):
             values = getattr(columns, column)
@@ -57,9 +63,11 @@ def trace_of(lives: list[Life], *, steps: int = 1, ended: bool = True) -> Memory
     return trace
 
 
-def _events_of(lives: list[Life], trace: MemoryTrace) -> dict[int, int]:
+def _events_of(lives: list[Life], trace: MemoryTrace, failure: int) -> dict[int, int]:
     """Fill the events and the baseline; the row of each life."""
     happens: list[tuple[int, int, int, int]] = []  # operator, order, action, life
+    if failure:
+        happens.append((failure, 1, TraceAction.OOM.code, 0))
     rows = {}
     for at, life in enumerate(lives):
         if life.born:
@@ -168,6 +176,7 @@ def test_the_rows_sum_to_the_peak_and_earlier_frees_never_raise_it(
     for row in table.rows:
         assert sum(line.bytes for line in row.lines) + row.more == row.bytes
         assert sum(line.blocks for line in row.lines) <= row.blocks
+        assert sum(module.bytes for module in row.modules) + row.more_modules == row.bytes
     assert table.freed_after_use <= table.total
 
 
@@ -196,3 +205,75 @@ def test_the_peak_with_early_frees_is_that_of_shorter_lives(lives: list[Life]) -
                 held += life.size * (alive_from and alive_to)
             moments.append(held)
     assert table.freed_after_use == max(moments)
+
+
+@given(random_lives(), st.integers(0, 2), st.booleans(), st.integers(0, 10))
+def test_the_spells_of_a_block_are_its_need_at_each_event(
+    lives: list[Life], steps: int, ended: bool, failure: int
+) -> None:
+    ledger = ledger_of(trace_of(lives, steps=steps, ended=ended, failure=failure))
+    found = Lives(ledger)
+    if not found.traced:
+        return
+    of = Biographies(ledger)
+    for row in range(len(ledger)):
+        spells = dict(found.spells(row))
+        need = None
+        for event in range(ledger.start[row], ledger.freed[row]):
+            need = spells.pop(event, need)
+            assert need is of.need(row, event) is found.need(row, event + 1)
+        assert not spells
+    positions = range(ledger.events + 1)
+    bands = found.bands(range(len(ledger)), positions)
+    totals = [sum(band[at] for band in bands.values()) for at in positions]
+    assert totals == list(ledger.allocated_after())
+
+
+@given(random_lives(), random_lives())
+def test_changes_by_need_sum_to_the_change_of_the_peak(one: list[Life], two: list[Life]) -> None:
+    marks = [high_water(trace_of(lives)) for lives in (one, two)]
+    rows = diff_marks(*marks)["need"]
+    tables = [needs_at(mark.ledger, mark.event) for mark in marks]
+    if isinstance(rows, Unavailable):
+        assert any(isinstance(table, Unavailable) for table in tables)
+        return
+    assert sum(row.delta for row in rows) == marks[1].allocated - marks[0].allocated
+    for need, some in rows_by_need(rows).items():
+        before, after = (
+            sum(row.bytes for row in table.rows if row.need == need.value)
+            for table in tables
+            if isinstance(table, NeedTable)
+        )
+        assert (before, after) == (sum(r.before for r in some), sum(r.after for r in some))
+
+
+def test_a_diff_with_one_traced_side_says_which() -> None:
+    traced = high_water(trace_of([Life(512, 1, [1], None)]))
+    other = MemoryTrace("cuda:0")
+    other.events.append(ALLOC, 1 << 20, 512)
+    rows = diff_marks(high_water(other), traced)["need"]
+    assert isinstance(rows, Unavailable)
+    assert "second recording only" in rows.reason
+
+
+def test_the_life_of_a_block() -> None:
+    trace = trace_of([Life(512, 1, [2, 4], 6), Life(512, 3, [], None, later=True)])
+    ledger = ledger_of(trace)
+    first, second = Lives(ledger).life(0), Lives(ledger).life(1)
+    assert first.first is not None
+    assert first.last is not None
+    assert (first.first.position, first.last.position, first.last.operator) == (1, 2, "mm")
+    assert not first.later_step
+    assert second.first is second.last is None
+    assert second.later_step
+
+
+def test_what_needs_memory_later_is_named() -> None:
+    """Used later in its step, or used before and by a later step."""
+    blocks = [Life(512, 1, [1, 4], 5), Life(256, 1, [1], None, later=True), Life(1, 2, [2], 3)]
+    trace = trace_of(blocks)
+    table = needs_at(trace, 2)
+    assert isinstance(table, NeedTable)
+    (row,) = [row for row in table.rows if row.need == Need.LATER.value]
+    lines = {line.bytes: line.later_step for line in row.lines}
+    assert lines == {512: False, 256: True}

@@ -16,6 +16,7 @@ FILES = ("shop/train.py", "shop/model.py", "shop/deep/data.py")
 FUNCTIONS = ("main", "forward", "step")
 CALLS = ("", "linear forward _call_impl", "_engine_run_backward backward", "__call__")
 CATEGORIES = ("activation", "parameter", "temporary", "unknown")
+NEEDS = ("needed_later", "never_used_again", "not_traced")
 MODULES = ("Net.a", "Net.a.b", "Net.head", "Net.blocks.0", "Net.blocks.1")
 
 sizes = st.integers(1, 1 << 40)
@@ -38,9 +39,11 @@ def key(file: str, line: int, function: str) -> str:
 
 
 @st.composite
-def categories(draw: st.DrawFn, size: int) -> tuple[tuple[str, int], ...]:
+def categories(
+    draw: st.DrawFn, size: int, names: tuple[str, ...] = CATEGORIES
+) -> tuple[tuple[str, int], ...]:
     """One category, or two that sum to ``size``."""
-    one, two = draw(st.permutations(CATEGORIES))[:2]
+    one, two = draw(st.permutations(names))[:2]
     part = draw(st.integers(1, size))
     found = [(one, part), (two, size - part)] if part < size else [(one, size)]
     return tuple(sorted(found, key=lambda item: (-item[1], item[0])))
@@ -49,6 +52,7 @@ def categories(draw: st.DrawFn, size: int) -> tuple[tuple[str, int], ...]:
 @st.composite
 def accounts(draw: st.DrawFn, lines: list[tuple[str, int, str, str]], whole: bool) -> Account:
     chosen = [place for place in lines if draw(st.booleans())]
+    traced = whole and draw(st.booleans())
     shares = [
         LineShare(
             key(file, line, function),
@@ -57,6 +61,7 @@ def accounts(draw: st.DrawFn, lines: list[tuple[str, int, str, str]], whole: boo
             draw(categories(size)),
             draw(st.sampled_from(("", "backward", "later"))),
             calls,
+            needs=draw(categories(size, NEEDS)) if traced else (),
         )
         for file, line, function, calls in chosen
     ]
@@ -123,7 +128,8 @@ def test_rows_sum_to_the_change_of_every_account(before: Baseline, after: Baseli
     result = check_baseline(before, after)
     assert result.rows is not None
     change = after.metrics["peak_allocated"] - before.metrics["peak_allocated"]
-    for by in ("category", "module", "line"):
+    tables = ["category", "module", "line", *(["need"] if result.rows["need"] else [])]
+    for by in tables:
         assert sum(row.delta for row in result.rows[by]) == change
         assert sum(row.before for row in result.rows[by]) == before.metrics["peak_allocated"]
         assert sum(row.after for row in result.rows[by]) == after.metrics["peak_allocated"]

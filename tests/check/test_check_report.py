@@ -6,7 +6,7 @@ import io
 import re
 from dataclasses import replace
 
-from gpuprobe.analysis.baseline import Baseline, CheckResult, Setting, check_baseline
+from gpuprobe.analysis.baseline import Baseline, CheckResult, Setting, check_baseline, dumps, loads
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.reporters import markdown
@@ -76,6 +76,45 @@ def test_the_peak_is_shown_by_line_category_and_module() -> None:
     assert "| **peak_allocated** | 9.0 MiB | 11.0 MiB | +2.0 MiB |" in shared
     # A cell stays one cell.
     assert "| +2.0 MiB | `tr\\x1b[31mai\\|n'.py:4 in main` |" in shared
+
+
+def test_what_is_not_used_again_is_said_with_its_line() -> None:
+    """In the cause, in a table, and in the message of the finding."""
+
+    def traced(number: int, size: int, *needs: tuple[str, int]) -> LineShare:
+        return replace(line(number, size), needs=needs)
+
+    before, after = (
+        baseline(account(*lines), account(line(5, MIB)), 0)
+        for lines in (
+            (traced(3, 9 * MIB, ("needed_later", 9 * MIB)),),
+            (
+                traced(3, 9 * MIB, ("needed_later", 8 * MIB), ("never_used", MIB)),
+                traced(4, 512 * MIB, ("never_used_again", 512 * MIB)),
+            ),
+        )
+    )
+    result = check_baseline(before, loads(dumps(after)))
+    plain, _ = texts(result)
+    (cause,) = {metric.cause for metric in result.regressions}
+    assert "+512.0 MiB never used again" in cause
+    (table,) = re.findall(r"by what it is needed for\n((?:  .*\n)+)", plain)
+    assert [" ".join(row.split()) for row in table.splitlines()] == [
+        "+512.0 MiB never used again",
+        "+512.0 MiB made by tr\\x1b[31mai|n`.py:4 in main",
+        "-1.0 MiB needed later",
+        "-1.0 MiB made by tr\\x1b[31mai|n`.py:3 in main",
+        "+1.0 MiB never used",
+        "+1.0 MiB made by tr\\x1b[31mai|n`.py:3 in main",
+        "+512.0 MiB total",
+    ]
+    assert any("never used again" in one.message for one in check_json.findings(result))
+    # Nothing is known of a line whose uses were not traced before.
+    untraced = baseline(account(line(3, 9 * MIB), line(4, MIB)), account(line(5, MIB)), 0)
+    result = check_baseline(untraced, after)
+    assert result.rows is not None
+    assert not result.rows["need"]
+    assert "never used" not in "".join(texts(result))
 
 
 def test_what_is_blamed_is_shown_where_the_peak_is_the_same() -> None:

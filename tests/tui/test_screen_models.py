@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpuprobe.api.live import Share, StepPeak
 from gpuprobe.model.memory import AllocatorCounts, Category
+from gpuprobe.model.needs import Need
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import (
     DeviceWindow,
@@ -27,7 +28,7 @@ from gpuprobe.reporters.html.report import asset
 from gpuprobe.tui.viewer.block import source_lines, stack_rows
 from gpuprobe.tui.viewer.run_model import detail_lines, model_of
 from gpuprobe.tui.widgets import plot
-from gpuprobe.tui.widgets.palette import LETTERS, PALETTES
+from gpuprobe.tui.widgets.palette import PALETTES, letter
 from gpuprobe.tui.widgets.plot import LABEL, draw
 from gpuprobe.tui.widgets.styled_text import line_width, text_of
 
@@ -179,10 +180,14 @@ def test_the_page_and_the_screens_have_one_palette_and_every_category() -> None:
     for theme, blocks in (("light", [light]), ("dark", dark)):
         for block in blocks:
             colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
-            for category in Category:
-                assert PALETTES[theme].roles[category.value] == colours[category.value]
+            for kind in (*Category, *Need):
+                assert PALETTES[theme].roles[kind.value] == colours[kind.value]
     order = re.search(r"const CATEGORIES = \[(.*?)\]", asset("base.js"), re.DOTALL)
     assert order is not None
     assert set(re.findall(r'"(\w+)"', order.group(1))) == {c.value for c in Category}
-    assert set(plot._ORDER) == set(Category) == set(LETTERS)
-    assert len(set(LETTERS.values())) == len(LETTERS)
+    needs = re.search(r"const NEEDS = \{(.*?)\}", asset("base.js"), re.DOTALL)
+    assert needs is not None
+    assert dict(re.findall(r'(\w+): "([^"]*)"', needs.group(1))) == {n.value: n.short for n in Need}
+    assert set(plot._ORDER) == {*Category, *Need}
+    for kinds in (Category, Need):
+        assert len({letter(kind) for kind in kinds}) == len(kinds)

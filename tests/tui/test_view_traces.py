@@ -10,7 +10,7 @@ import pytest
 from view_recordings import Run
 
 from gpuprobe.analysis.peak.high_water import as_text, by_category, by_line, by_module, high_water
-from gpuprobe.api.live import GROUPINGS, StepPeak, TraceRef, excerpt, trace_refs
+from gpuprobe.api.live import GROUPINGS, NOT_TRACED, StepPeak, TraceRef, excerpt, trace_refs
 from gpuprobe.api.recordings import load
 from gpuprobe.model.io.files import gc_paused
 from gpuprobe.model.run.recording import RankRecording
@@ -75,7 +75,8 @@ def test_every_moment_sums_up_and_every_block_is_explained(rank: RankRecording) 
         assert sum(segment.allocated_size for segment in segments) == look.allocated[position]
         assert sum(segment.total_size for segment in segments) == moment.reserved
     for group in look.state(look.peak, "block").groups:
-        block = look.block(group.rows[0])
+        block = look.block(group.rows[0], look.peak)
+        assert block.life == block.need == NOT_TRACED
         assert block.allocated_at <= look.peak
         assert block.freed_at is None or block.freed_at > look.peak
         assert group.key == hex(block.address)

@@ -29,10 +29,11 @@ from gpuprobe.analysis.blame.blame import Blame, SourceGraph
 from gpuprobe.analysis.blame.source import changes
 from gpuprobe.analysis.compare.accounts import SITE_PACKAGES, Account, most_bytes
 from gpuprobe.analysis.compare.causes import Cause, Context, changed_lines, explain
-from gpuprobe.analysis.compare.diff import DiffRow, join_rows
+from gpuprobe.analysis.compare.diff import DiffRow, join_needs, join_rows
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.model.findings import Level
+from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.rules import Rule, define
 from gpuprobe.model.text import human_bytes
@@ -455,7 +456,19 @@ def _rows(
         ),
         "module": join_rows(one.modules, two.modules, same | match_modules(*named)),
         "line": join_rows(_shares(one), _shares(two), lines),
+        "need": join_needs(_by_need(one), _by_need(two), lines)
+        if all(any(line.needs for line in side.lines) for side in (one, two))
+        else (),
     }
+
+
+def _by_need(account: Account) -> dict[Need, list[Share[str]]]:
+    """The lines of each need; what is not in the trace has none."""
+    found: dict[Need, list[Share[str]]] = {}
+    for line in account.lines:
+        for name, size in line.needs or ((Need.UNTRACED.value, line.bytes),):
+            found.setdefault(Need(name), []).append(Share(line.key, size, 0))
+    return found
 
 
 class MeasuredRun(Protocol):

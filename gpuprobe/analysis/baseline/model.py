@@ -290,8 +290,9 @@ class MetricResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult(Displayed):
-    """The results of a check. ``rows``: by ``category``, ``module`` and ``line``; each sums to the
-    change of the peak; None if the baseline or the run has no trace. ``cause``: a description of
+    """The results of a check. ``rows``: by ``category``, ``module``, ``line`` and ``need``; each
+    sums to the change of the peak; None if the baseline or the run has no trace, and empty by need
+    unless both traced the uses of memory. ``cause``: a description of
     the first thing to check. ``mismatches``: differences of the environments, ``incomplete``: what
     is missing from the recording; such a check fails.
     ``settings``: the settings of the check and their sources. ``run``: its name, empty if there is

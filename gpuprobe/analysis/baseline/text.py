@@ -31,11 +31,12 @@ from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.errors import DataError
 from gpuprobe.model.io.codec import Malformed, from_plain, unknown_key
 from gpuprobe.model.io.document import check_version, header
+from gpuprobe.model.needs import Need
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bounds, Parsed
 
 SCHEMA: Final = "gpuprobe.baseline"
-VERSION: Final = (2, 2)
+VERSION: Final = (2, 3)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -47,6 +48,7 @@ History:
   ``places``.
 * 2.2: ``files``: the project's files that the program imports or reads, each with a digest and
   (without ``--no-sources``) its text, compressed with bzip2 and as base64.
+* 2.3: ``need`` of the lines of ``at_peak``, of runs in which the uses of memory were traced.
 """
 
 RUNS_SCHEMA: Final = "gpuprobe.baselines"
@@ -169,6 +171,7 @@ class _Writer:
                 **_size(line.bytes),
                 "blocks": line.blocks,
                 **_plain_categories(line),
+                **_plain_needs(line),
                 **({"until": line.until} if line.until else {}),
                 **({"path": paths} if (paths := self._call_paths(line)) else {}),
             }
@@ -238,6 +241,21 @@ def _plain_categories(line: LineShare) -> dict[str, object]:
     if len(line.categories) == 1:
         return {"category": line.category}
     return {"category": ", ".join(f"{name} {size}" for name, size in line.categories)}
+
+
+def _plain_needs(line: LineShare) -> dict[str, object]:
+    """One need, or several with their bytes, as `_plain_categories`."""
+    if len(line.needs) == 1:
+        return {"need": line.needs[0][0]}
+    return {"need": ", ".join(f"{name} {size}" for name, size in line.needs)} if line.needs else {}
+
+
+def _needs(text: str) -> tuple[tuple[str, int | None], ...]:
+    """What `_plain_needs` wrote. Raises ValueError for a need that does not exist."""
+    parts = _parts(text)
+    for name, _ in parts:
+        Need(name)
+    return parts
 
 
 def _parts(text: str) -> tuple[tuple[str, int | None], ...]:
@@ -361,6 +379,7 @@ class _Line(_Amount):
 
     blocks: _Signed = 0
     category: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _parts)] = ()
+    need: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _needs)] = ()
     until: str = ""
     path: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _parts)] = ()
 
@@ -532,9 +551,17 @@ class _Reader:
                 (self._call_path(path), row.value if size is None else size)
                 for path, size in row.path
             )
+            needs = tuple((name, row.value if size is None else size) for name, size in row.need)
             found.append(
                 LineShare(
-                    key, row.value, row.blocks, categories, row.until, calls, call_paths=paths
+                    key,
+                    row.value,
+                    row.blocks,
+                    categories,
+                    row.until,
+                    calls,
+                    call_paths=paths,
+                    needs=needs,
                 )
             )
         return tuple(sorted(found, key=lambda line: (-line.bytes, line.key)))

@@ -11,10 +11,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Final
 
 from gpuprobe.analysis.peak.high_water import HighWater, Share, live_at
+from gpuprobe.analysis.peak.needs import need_of_each
 from gpuprobe.analysis.trace.categories import Marks, Runs
 from gpuprobe.analysis.trace.frames import (
     Lines,
@@ -109,13 +110,13 @@ NOT_TRACED: Final = "(not in the trace)"
 class LineShare:
     """A line's part of an amount: ``bytes`` in ``blocks`` blocks (in counts: that many times).
 
-    ``categories``: its bytes by category, the most first. ``calls``: the functions that the line
-    called, innermost first, without repeats; they stay the same when lines shift. ``until``:
-    ``backward`` if most of it is freed in the backward pass of its step, ``later`` if it outlives
-    the step, else empty. ``paths``: the user's lines on the stack, innermost first, up to the one
-    that calls the model, the optimizer or the autograd engine, each path with its bytes; not
-    stored. ``call_paths``: the same with all Python lines except torch's and the standard
-    library's.
+    ``categories``: its bytes by category, the most first; ``needs``: by `Need`, empty if the uses
+    of memory were not traced. ``calls``: the functions that the line called, innermost first,
+    without repeats; they stay the same when lines shift. ``until``: ``backward`` if most of it is
+    freed in the backward pass of its step, ``later`` if it outlives the step, else empty.
+    ``paths``: the user's lines on the stack, innermost first, up to the one that calls the model,
+    the optimizer or the autograd engine, each path with its bytes; not stored. ``call_paths``: the
+    same with all Python lines except torch's and the standard library's.
     """
 
     key: str
@@ -126,6 +127,7 @@ class LineShare:
     calls: str = ""
     paths: tuple[tuple[tuple[str, ...], int], ...] = ()
     call_paths: tuple[tuple[tuple[str, ...], int], ...] = ()
+    needs: tuple[tuple[str, int], ...] = ()
 
     @property
     def category(self) -> str:
@@ -155,6 +157,7 @@ class _Row:
     calls: Counter[str] = field(default_factory=Counter)
     paths: Counter[tuple[str, ...]] = field(default_factory=Counter)
     call_paths: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    needs: Counter[str] = field(default_factory=Counter)
 
 
 class _ByLine:
@@ -176,6 +179,7 @@ class _ByLine:
         before: bool = False,
         category: str = "",
         until: str = "",
+        need: str = "",
     ) -> None:
         frame = lines.frame(stack)
         calls = ""
@@ -204,6 +208,7 @@ class _ByLine:
         row.calls[calls] += size
         row.paths[path] += size
         row.call_paths[call_path] += size
+        row.needs[need] += size
 
     def lines(self, total: int) -> tuple[LineShare, ...]:
         """All lines, the most bytes first, and one with the difference to ``total``."""
@@ -217,6 +222,7 @@ class _ByLine:
                 most_bytes(row.calls),
                 _most_first(row.paths),
                 _most_first(row.call_paths),
+                _sorted(row.needs),
             )
             for key, row in self._rows.items()
         ]
@@ -273,27 +279,28 @@ def account_at(
     found: Traced, point: TracePoint, naming: Naming, total: int, *, whole: bool = False
 ) -> Account:
     """The account of the memory that was allocated at a point. ``total``: the allocator's counter.
-    ``whole``: with categories and modules.
+    ``whole``: with categories, modules and needs.
     """
     ledger = ledger_of(found.trace(point.trace))
     mark = live_at(ledger, point.event)
     here = _Table(mark, naming)
     origins = _Origins(found, point.trace, naming)
     # Equal blocks together: a mark may have a million of them, from a hundred stacks.
-    groups: dict[tuple[int, int, int, int, int, str], list[int]] = {}
-    for index, until in enumerate(_ends(ledger, point.event)):
+    groups: dict[tuple[int, int, int, int, int, str, str], list[int]] = {}
+    ends = zip(_ends(ledger, point.event), _needs(ledger, point.event, whole=whole), strict=False)
+    for index, (until, need) in enumerate(ends):
         stack, before = mark.stack[index], mark.is_baseline[index]
         known = None
         if before and not stack:
             known = origins.of(mark.address[index], mark.size[index])
         if known is None:
-            group = (0, stack, before, mark.category[index], mark.module[index], until)
+            group = (0, stack, before, mark.category[index], mark.module[index], until, need)
         else:
-            group = (1, *known, until)
+            group = (1, *known, until, need)
         groups.setdefault(group, []).append(mark.size[index])
     by_line = _ByLine(naming)
     categories, modules = [], []
-    for (earlier, stack, before, code, module, until), sizes in sorted(groups.items()):
+    for (earlier, stack, before, code, module, until, need), sizes in sorted(groups.items()):
         table = origins.table if earlier else here
         assert table is not None
         category = Category.from_code(code).value
@@ -307,6 +314,7 @@ def account_at(
             before=bool(before),
             category=category,
             until=until,
+            need=need,
         )
         name = module_row(table.stacks.strings[module], stack, before=bool(before))
         categories.append(Share(category, size, blocks))
@@ -367,6 +375,14 @@ def _ends(ledger: Ledger, event: int) -> Iterator[str]:
             yield "backward" if runs.kind(runs.at(freed)) == "backward" else ""
 
 
+def _needs(ledger: Ledger, event: int, *, whole: bool) -> Iterable[str]:
+    """The `Need` of each block that is alive after ``event``, in `live_at`'s order; without end
+    "", if they are unknown or not asked for.
+    """
+    needs = need_of_each(ledger, event) if whole else None
+    return (need.value for need in needs) if isinstance(needs, list) else repeat("")
+
+
 def merged_shares(shares: Iterable[Share[str]]) -> tuple[Share[str], ...]:
     """Join the shares with the same name; the most bytes first."""
     found: dict[str, tuple[int, int]] = {}
@@ -395,14 +411,21 @@ def growth(first: Account, last: Account) -> Account:
 
 
 def _minus(line: LineShare, old: LineShare) -> LineShare:
-    sizes = Counter(dict(line.categories))
-    sizes.subtract(dict(old.categories))
     return replace(
         line,
         bytes=line.bytes - old.bytes,
         blocks=line.blocks - old.blocks,
-        categories=_sorted(Counter({key: size for key, size in sizes.items() if size})),
+        categories=changes_of(line.categories, old.categories),
     )
+
+
+def changes_of(
+    after: Iterable[tuple[str, int]], before: Iterable[tuple[str, int]]
+) -> tuple[tuple[str, int], ...]:
+    """The changes of amounts by name, the largest growth first; without equal ones."""
+    sizes = Counter(dict(after))
+    sizes.subtract(dict(before))
+    return _sorted(Counter({key: size for key, size in sizes.items() if size}))
 
 
 _SEGMENT_TAKEN = (TraceAction.SEGMENT_ALLOC.code, TraceAction.SEGMENT_MAP.code)

@@ -14,8 +14,9 @@ from typing import Annotated
 
 from gpuprobe.analysis.blame.blame import Blame, GrowthPath, Suspect
 from gpuprobe.analysis.blame.source import GAP, INDENTED
-from gpuprobe.analysis.compare.accounts import Account, LineShare, most_bytes
+from gpuprobe.analysis.compare.accounts import Account, LineShare, changes_of, most_bytes
 from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes, human_delta
 
@@ -265,10 +266,31 @@ def wording(
     if context.evaluation and blocks > 0 and len(rows) > 1:
         words = "kept, but no backward pass follows (is torch.no_grad() missing?)"
     found = [words] if words else []
+    found += _not_needed(rows, old_lines, lines)
     if blocks:
         more = "more" if blocks > 0 else "fewer"
         found.append(f"{abs(blocks)} {more} block{'s' * (abs(blocks) != 1)}")
     return found
+
+
+def _not_needed(
+    rows: Sequence[DiffRow], old_lines: Mapping[str, LineShare], lines: Mapping[str, LineShare]
+) -> Iterator[str]:
+    """How much more of the memory of these lines is never used again, or never: if it is most of
+    the growth, and if the uses of memory were traced in both runs.
+    """
+    pairs = [
+        (lines.get(row.key, _NOTHING), old_lines.get(row.moved_from or row.key, _NOTHING))
+        for row in rows
+    ]
+    if not all(line.needs or not line.bytes for pair in pairs for line in pair):
+        return
+    more: Counter[str] = Counter()
+    for line, old in pairs:
+        more.update(dict(changes_of(line.needs, old.needs)))
+    needless = {need: more[need.value] for need in Need if need.needless and more[need.value] > 0}
+    if sum(needless.values()) >= _MOST * _total(rows):
+        yield " and ".join(f"{human_delta(size)} {need.label}" for need, size in needless.items())
 
 
 def _category(row: DiffRow, lines: Mapping[str, LineShare]) -> str:

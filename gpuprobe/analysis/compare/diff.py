@@ -1,15 +1,16 @@
 """The difference between the peaks of two runs, in rows that add up.
 
 The blocks alive at either peak are compared, including those alive before the trace. So in each
-breakdown (by category, module, line) the rows' changes sum exactly to the change of the peak. A
-diff of the recorded allocations alone would miss what existed from the start.
+breakdown (by category, module, line, need) the rows' changes sum exactly to the change of the peak.
+A diff of the recorded allocations alone would miss what existed from the start.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Annotated
 
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
@@ -20,15 +21,18 @@ from gpuprobe.analysis.peak.high_water import (
     by_category,
     by_line,
     by_module,
+    shares,
 )
+from gpuprobe.analysis.peak.needs import need_of_each
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
+from gpuprobe.model.needs import Need, NeedName
 from gpuprobe.model.place import program_name
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_delta
 from gpuprobe.model.values import Count, Displayed, OneOf, Peak, Rank, Size, Unavailable
 
-BY = ("category", "module", "line")
+BY = ("category", "module", "line", "need")
 """The breakdowns, in the order they are shown."""
 
 
@@ -38,6 +42,7 @@ class DiffRow:
 
     ``status``: ``same``, ``changed``, ``added``, ``removed``, or ``moved``: the same memory
     under another name, ``moved_from`` (a shifted line, a renamed module), bytes changed or not.
+    ``need``: in the breakdown by need, whose keys are lines, the `Need` of this memory at its peak.
     """
 
     key: str
@@ -47,6 +52,9 @@ class DiffRow:
     blocks_after: Count
     status: Annotated[str, OneOf(("same", "changed", "added", "removed", "moved"))]
     moved_from: Annotated[str, "the name at the first peak, if it differs; else empty"] = ""
+    need: Annotated[
+        NeedName | None, "by need, where keys are lines: why the memory is alive; else null"
+    ] = None
 
     @property
     def delta(self) -> int:
@@ -68,7 +76,7 @@ class Compared:
 class PeakDiff:
     """The peaks of one device in one rank. ``rows[by]`` are sorted by size of the change; they
     sum to ``after - before`` of the peaks or, if a peak has no trace, of ``compared``.
-    `Unavailable` if a run has no trace at all.
+    `Unavailable` if a run has no trace at all; by need also if its uses of memory were not traced.
     """
 
     rank: Rank
@@ -77,7 +85,9 @@ class PeakDiff:
     after: Peak | Unavailable
     phase_before: str
     phase_after: str
-    rows: Annotated[dict[str, tuple[DiffRow, ...] | Unavailable], "by category, module and line"]
+    rows: Annotated[
+        dict[str, tuple[DiffRow, ...] | Unavailable], "by category, module, line and need"
+    ]
     compared: tuple[Compared, Compared] | None = None
 
     @property
@@ -157,9 +167,9 @@ def _peak_diff(one: PeakSite | None, two: PeakSite | None, is_user: UserFrame) -
     rows: dict[str, tuple[DiffRow, ...] | Unavailable]
     compared = None
     if isinstance(marks[0], HighWater) and isinstance(marks[1], HighWater):
-        rows = dict(diff_marks(marks[0], marks[1], is_user=is_user))
+        rows = diff_marks(marks[0], marks[1], is_user=is_user)
     elif (found := _traced(one, marks[0])) and (other := _traced(two, marks[1])):
-        rows = dict(diff_marks(found[0], other[0], is_user=is_user))
+        rows = diff_marks(found[0], other[0], is_user=is_user)
         compared = (found[1], other[1])
     else:
         reason = next(mark for mark in marks if isinstance(mark, Unavailable))
@@ -239,7 +249,7 @@ def _unfinished(recording: Recording, rank: RankRecording) -> bool:
 
 def diff_marks(
     before: HighWater, after: HighWater, *, is_user: UserFrame = is_user_frame
-) -> dict[str, tuple[DiffRow, ...]]:
+) -> dict[str, tuple[DiffRow, ...] | Unavailable]:
     """The rows of each breakdown in `BY`; each sums to ``after.allocated - before.allocated``."""
     categories = by_category(before), by_category(after)
     modules = by_module(before), by_module(after)
@@ -256,7 +266,53 @@ def diff_marks(
             *modules, {s.key: s.key for s in modules[0]} | match_modules(*by_bytes)
         ),
         "line": join_rows(*lines, in_lines),
+        "need": _by_need(before, after, is_user, in_lines),
     }
+
+
+def _by_need(
+    before: HighWater, after: HighWater, is_user: UserFrame, pairs: dict[str, str]
+) -> tuple[DiffRow, ...] | Unavailable:
+    one, two = (_lines_by_need(mark, is_user) for mark in (before, after))
+    if isinstance(one, Unavailable) or isinstance(two, Unavailable):
+        if isinstance(one, Unavailable) and isinstance(two, Unavailable):
+            return one
+        side = "second" if isinstance(one, Unavailable) else "first"
+        return Unavailable(f"the uses of memory were traced in the {side} recording only")
+    return join_needs(one, two, pairs)
+
+
+def _lines_by_need(
+    mark: HighWater, is_user: UserFrame
+) -> dict[Need, tuple[Share[str], ...]] | Unavailable:
+    needs = need_of_each(mark.ledger, mark.event)
+    if isinstance(needs, Unavailable):
+        return needs
+    lines = Lines(mark.stacks, is_user)
+    found = {}
+    for need in dict.fromkeys(needs):
+        mine = [one is need for one in needs]
+        keys = compress(zip(mark.stack, mark.is_baseline, strict=True), mine)
+        found[need] = shares(
+            keys,
+            [*compress(mark.size, mine)],
+            lambda key: lines.line(key[0], before=bool(key[1])),
+        )
+    return found
+
+
+def join_needs(
+    before: Mapping[Need, Iterable[Share[str]]],
+    after: Mapping[Need, Iterable[Share[str]]],
+    pairs: dict[str, str],
+) -> tuple[DiffRow, ...]:
+    """Join the lines of two sides need by need, by ``pairs``."""
+    rows = [
+        replace(row, need=need.value)
+        for need in Need
+        for row in join_rows(before.get(need, ()), after.get(need, ()), pairs)
+    ]
+    return tuple(sorted(rows, key=lambda row: -abs(row.delta)))
 
 
 def join_rows(
@@ -286,6 +342,14 @@ def join_rows(
     rows += [DiffRow(s.key, 0, s.bytes, 0, s.blocks, "added") for s in rest.values()]
     rows.sort(key=lambda row: (-abs(row.delta), -max(row.before, row.after), row.key))
     return tuple(rows)
+
+
+def rows_by_need(rows: Iterable[DiffRow]) -> dict[Need, list[DiffRow]]:
+    """The rows of the breakdown by need, by their needs: the largest changes first."""
+    found: dict[Need, list[DiffRow]] = {}
+    for row in rows:
+        found.setdefault(Need(row.need), []).append(row)
+    return dict(sorted(found.items(), key=lambda item: -abs(sum(row.delta for row in item[1]))))
 
 
 def line_infos(mark: HighWater, is_user: UserFrame) -> Iterable[LineInfo]:

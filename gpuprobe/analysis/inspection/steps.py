@@ -10,13 +10,16 @@ from gpuprobe.analysis.completeness import missing_of
 from gpuprobe.analysis.fragmentation import Fragmentation, fragmentation
 from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
 from gpuprobe.analysis.peak.high_water import (
+    HighWater,
     Share,
     as_text,
     by_category,
     by_line,
     by_module,
     high_water,
+    shares,
 )
+from gpuprobe.analysis.peak.needs import need_of_each
 from gpuprobe.analysis.time_shares import full_steps, time_shares
 from gpuprobe.errors import DataError
 from gpuprobe.model.run.recording import RankRecording
@@ -29,7 +32,9 @@ MOST_TRACES = 12
 
 @dataclass(frozen=True, slots=True)
 class StepPeak:
-    """The memory at the peak of one step on one device; each breakdown sums to ``allocated``."""
+    """The memory at the peak of one step on one device; each breakdown sums to ``allocated``.
+    ``needs``: by `Need`, empty if the uses of memory were not traced.
+    """
 
     device: str
     allocated: int
@@ -37,6 +42,7 @@ class StepPeak:
     categories: tuple[Share[str], ...]
     lines: tuple[Share[str], ...]
     modules: tuple[Share[str], ...]
+    needs: tuple[Share[str], ...] = ()
 
 
 def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
@@ -60,7 +66,15 @@ def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
         by_category(mark),
         as_text(by_line(mark)),
         by_module(mark),
+        _by_need(mark),
     )
+
+
+def _by_need(mark: HighWater) -> tuple[Share[str], ...]:
+    needs = need_of_each(mark.ledger, mark.event)
+    if isinstance(needs, Unavailable):
+        return ()
+    return shares(needs, mark.size, lambda need: need.value)
 
 
 @dataclass(frozen=True, slots=True)

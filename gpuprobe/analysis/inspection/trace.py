@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from gpuprobe.analysis.inspection.lives import BlockLife, Lives
+from gpuprobe.analysis.peak.needs import NOT_TRACED
 from gpuprobe.analysis.repeats import (
     REPEATING,
     Repeated,
@@ -28,6 +31,7 @@ from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import timeline
 from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.needs import Need
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 
@@ -38,8 +42,22 @@ if TYPE_CHECKING:
     from gpuprobe.model.run.recording import RankRecording
     from gpuprobe.model.trace import Frame, MemoryTrace
 
-GROUPINGS = ("line", "module", "category", "block")
-"""The groupings of the blocks of a state."""
+GROUPINGS = ("line", "module", "category", "block", "need")
+"""The groupings of the blocks of a state; the last one needs traced uses of memory."""
+
+Kind: TypeAlias = "Category | Need"
+"""What pictures colour memory by."""
+
+_NEEDS = tuple(Need)
+_FIRST_NEED = 1 << 8
+"""The number of the first need; smaller ones are of categories (`Category.code`): to sum up
+millions of rows, numbers are faster."""
+
+
+def _kind(number: int) -> Kind:
+    if number < _FIRST_NEED:
+        return Category.from_code(number)
+    return _NEEDS[number - _FIRST_NEED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +105,16 @@ class EventLine:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blocks under one key. ``category``: that of most of its bytes. ``rows``: the blocks as rows
-    of the ledger, the largest first. ``members``: the groups that it names together, if any; then
-    ``rows`` are theirs, one after the other.
+    """Blocks under one key. ``category``: that of most of its bytes; ``kind``: that, or the need of
+    most, as the state is divided. ``rows``: the blocks as rows of the ledger, the largest first.
+    ``members``: the groups that it names together, if any; then ``rows`` are theirs, one after the
+    other.
     """
 
     key: str
     bytes: int
     category: Category
+    kind: Kind
     rows: tuple[int, ...]
     members: tuple[Group, ...] = ()
 
@@ -102,7 +122,8 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
     """One allocated block. ``allocated_at`` is the position at which it appears, 0 if it was
-    allocated before the trace; ``freed_at`` the position at which it is freed, or None.
+    allocated before the trace; ``freed_at`` the position at which it is freed, or None, and
+    ``freed_in`` the phase of that. ``need``: its state at the position of interest.
     """
 
     address: int
@@ -116,12 +137,16 @@ class BlockInfo:
     allocated_at: int
     freed_at: int | None
     frames: tuple[Frame, ...]
+    freed_in: str
+    life: BlockLife | Unavailable
+    need: Need | Unavailable
 
 
 @dataclass(slots=True)
 class TraceState:
-    """The memory at one position. ``groups`` and ``categories`` sum to ``allocated``, the most
-    bytes first. Lines and modules that repeat are one group (`folded`).
+    """The memory at one position. ``groups``, ``categories`` and ``kinds`` each sum to
+    ``allocated``, the most bytes first: ``kinds`` are the categories, or the needs. Lines and
+    modules that repeat are one group (`folded`). ``tree``: the groups of each kind.
     """
 
     position: int
@@ -129,9 +154,10 @@ class TraceState:
     pending: int
     reserved: int | Unavailable
     categories: dict[Category, int]
+    kinds: dict[Kind, int]
     grouping: str
     groups: tuple[Group, ...]
-    tree: tuple[tuple[Category, tuple[Group, ...]], ...] = field(default=())
+    tree: tuple[tuple[Kind, tuple[Group, ...]], ...] = field(default=())
 
 
 class TraceInspector:
@@ -194,18 +220,37 @@ class TraceInspector:
             return None
         return max(0, times[max(0, position - 1)] - times[0]) * 1000
 
-    def state(self, position: int, grouping: str = "line") -> TraceState:
-        """The memory at a position, grouped by one of `GROUPINGS`."""
-        ledger, codes = self.ledger, self.positions.codes
+    @property
+    def uses_traced(self) -> bool:
+        """Whether the uses of memory were traced: else nothing is known of needs."""
+        return any(self.ledger.trace.events.made)
+
+    @cached_property
+    def lives(self) -> Lives:
+        """The lives of the blocks; prepared on first use."""
+        return Lives(self.ledger)
+
+    def _kinds(self, rows: Sequence[int], position: int, *, by_need: bool) -> Mapping[int, int]:
+        """The number of the category of each row or, if they are asked for and known, of its need
+        at a position.
+        """
+        if by_need and self.uses_traced:
+            need = self.lives.need
+            return {row: _FIRST_NEED + _NEEDS.index(need(row, position)) for row in rows}
+        codes = self.positions.codes
+        return {row: codes[row] for row in rows}
+
+    def bands(self, positions: Sequence[int], *, by_need: bool) -> dict[Kind, array[int]]:
+        """Allocated bytes by kind at rising positions: by category, or by need if it is known."""
+        return self.positions.bands(positions, self.lives if by_need and self.uses_traced else None)
+
+    def state(self, position: int, grouping: str = "line", *, by_need: bool = False) -> TraceState:
+        """The memory at a position, grouped by one of `GROUPINGS`. ``by_need``: its kinds are needs
+        if uses were traced.
+        """
         rows = self.positions.alive(position)
-        size = ledger.size
-        by_code: dict[int, int] = {}
-        for row in rows:
-            by_code[codes[row]] = by_code.get(codes[row], 0) + size[row]
-        categories = {
-            Category.from_code(code): total
-            for code, total in sorted(by_code.items(), key=lambda item: -item[1])
-        }
+        kinds = self._kinds(rows, position, by_need=by_need)
+        sums = self._sums(rows, kinds)
         allocated = self.allocated[position]
         reserved = self.reserved
         return TraceState(
@@ -213,31 +258,58 @@ class TraceInspector:
             allocated=allocated,
             pending=self.active[position] - allocated,
             reserved=reserved if isinstance(reserved, Unavailable) else reserved[position],
-            categories=categories,
+            categories={
+                Category.from_code(code): total
+                for code, total in self._sums(rows, self.positions.codes).items()
+            },
+            kinds={_kind(number): total for number, total in sums.items()},
             grouping=grouping,
-            groups=folded(self.grouped(rows, grouping), grouping),
+            groups=folded(self.grouped(rows, grouping, position, by_need=by_need), grouping),
             tree=tuple(
                 (
-                    category,
-                    self._part([row for row in rows if codes[row] == category.code], grouping),
+                    _kind(number),
+                    self._part(
+                        [row for row in rows if kinds[row] == number],
+                        grouping,
+                        position,
+                        by_need=by_need,
+                    ),
                 )
-                for category in categories
+                for number in sums
             ),
         )
 
-    def _part(self, rows: Sequence[int], grouping: str) -> tuple[Group, ...]:
-        """The groups of one category."""
-        by = "line" if grouping in ("category", "block") else grouping
-        return folded(self.grouped(rows, by), by)
+    def _sums(self, rows: Iterable[int], of: Mapping[int, int] | Sequence[int]) -> dict[int, int]:
+        """The bytes of each number that ``of`` has for some rows, the most first."""
+        size = self.ledger.size
+        found: dict[int, int] = {}
+        for row in rows:
+            number = of[row]
+            found[number] = found.get(number, 0) + size[row]
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
-    def grouped(self, rows: Sequence[int], grouping: str) -> tuple[Group, ...]:
-        """Group rows of the ledger by one of `GROUPINGS`, the most bytes first, then by name."""
+    def _part(
+        self, rows: Sequence[int], grouping: str, position: int, *, by_need: bool
+    ) -> tuple[Group, ...]:
+        """The groups of one kind."""
+        by = "line" if grouping in ("category", "block", "need") else grouping
+        return folded(self.grouped(rows, by, position, by_need=by_need), by)
+
+    def grouped(
+        self, rows: Sequence[int], grouping: str, position: int, *, by_need: bool = False
+    ) -> tuple[Group, ...]:
+        """Group rows of the ledger, alive at a position, by one of `GROUPINGS`, the most bytes
+        first, then by name. ``by_need``: as in `state`.
+        """
         size, codes = self.ledger.size, self.positions.codes
+        kinds = self._kinds(rows, position, by_need=by_need)
+        needs = self._kinds(rows, position, by_need=True) if grouping == "need" else {}
         names: dict[str, Callable[[int], str]] = {
             "line": self._line,
             "module": self._module,
             "category": lambda row: Category.from_code(codes[row]).value,
             "block": lambda row: f"{self.ledger.value('address', row):#x}",
+            "need": lambda row: _kind(needs[row]).value,
         }
         name = names[grouping]
         found: dict[str, list[int]] = {}
@@ -246,12 +318,12 @@ class TraceInspector:
         groups = []
         for key, members in found.items():
             members.sort(key=lambda row: -size[row])
-            held: dict[int, int] = {}
-            for row in members:
-                held[codes[row]] = held.get(codes[row], 0) + size[row]
-            code = max(held, key=lambda code: held[code])
+            held = self._sums(members, codes)
+            code = next(iter(held))
+            kind = next(iter(self._sums(members, kinds))) if by_need else code
             total = sum(held.values())
-            groups.append(Group(key, total, Category.from_code(code), tuple(members)))
+            category = Category.from_code(code)
+            groups.append(Group(key, total, category, _kind(kind), tuple(members)))
         groups.sort(key=lambda group: (-group.bytes, group.key))
         return tuple(groups)
 
@@ -262,11 +334,12 @@ class TraceInspector:
         module = self.ledger.trace.stacks.strings[self.ledger.value("module", row)]
         return module_row(module, self.ledger.stack[row], before=row >= self.ledger.made)
 
-    def block(self, row: int) -> BlockInfo:
-        """The details of the block of a row of the ledger."""
+    def block(self, row: int, position: int) -> BlockInfo:
+        """The details of the block of a row of the ledger, at a position at which it is alive."""
         ledger = self.ledger
         strings = ledger.trace.stacks.strings
         freed = ledger.freed[row]
+        known = self.uses_traced
         return BlockInfo(
             address=ledger.value("address", row),
             bytes=ledger.size[row],
@@ -279,18 +352,21 @@ class TraceInspector:
             allocated_at=ledger.start[row] + 1 if row < ledger.made else 0,
             freed_at=None if freed >= ledger.events else freed + 1,
             frames=ledger.trace.stacks.frames_of(ledger.stack[row]),
+            freed_in=self.phase_at(freed + 1) if freed < ledger.events else "",
+            life=self.lives.life(row) if known else NOT_TRACED,
+            need=self.lives.need(row, position) if known else NOT_TRACED,
         )
 
     def layout(self, position: int) -> tuple[Segment, ...] | Unavailable:
         """The segments and their blocks at a position. Takes time in proportion to the trace."""
         return layout_at(self.ledger, position - 1)
 
-    def codes_at(self, position: int) -> dict[int, int]:
-        """Address of each allocated block at a position -> its `Category.code`."""
+    def kinds_at(self, position: int, *, by_need: bool) -> dict[int, Kind]:
+        """Address of each allocated block at a position -> its kind, as in `bands`."""
         rows = self.positions.alive(position)
-        codes = self.positions.codes
+        kinds = self._kinds(rows, position, by_need=by_need)
         addresses = self.ledger.values("address", rows)
-        return {at: codes[row] for at, row in zip(addresses, rows, strict=True)}
+        return {at: _kind(kinds[row]) for at, row in zip(addresses, rows, strict=True)}
 
 
 def folded(groups: Sequence[Group], grouping: str) -> tuple[Group, ...]:
@@ -309,12 +385,15 @@ def _folded(found: Repeated[Group]) -> Group:
     if len(found.members) == 1:
         return found.members[0]
     held: dict[Category, int] = {}
+    kinds: dict[Kind, int] = {}
     for group in found.members:
         held[group.category] = held.get(group.category, 0) + group.bytes
+        kinds[group.kind] = kinds.get(group.kind, 0) + group.bytes
     return Group(
         found.name,
         sum(held.values()),
         max(held, key=lambda category: held[category]),
+        max(kinds, key=lambda kind: kinds[kind]),
         tuple(row for group in found.members for row in group.rows),
         tuple(sorted(found.members, key=lambda group: (-group.bytes, numbered(group.key)))),
     )
@@ -341,6 +420,7 @@ class Positions:
         self._tops = array("q")
         self._find_tops()
         self._bands = _bands(range(len(ledger)), ledger, self.codes, self._tops)
+        self._need_bands: dict[Kind, array[int]] | None = None
 
     def __len__(self) -> int:
         """The number of positions."""
@@ -413,25 +493,37 @@ class Positions:
             edges = [edge // _BLOCK * _BLOCK for edge in edges[:-1]] + [last]
         return [self.highest(a, b) for a, b in pairwise(edges)]
 
-    def bands(self, positions: Sequence[int]) -> dict[Category, array[int]]:
-        """Allocated bytes by category at rising positions; they sum to ``allocated`` there."""
+    def bands(self, positions: Sequence[int], lives: Lives | None = None) -> dict[Kind, array[int]]:
+        """Allocated bytes by category or, with ``lives``, by need at rising positions; they sum to
+        ``allocated`` there.
+        """
         if not positions:
             return {}
         tops = self._tops
         places = [bisect_left(tops, position) for position in positions]
         if all(p < len(tops) and tops[p] == at for p, at in zip(places, positions, strict=True)):
-            found = {c: array("q", map(b.__getitem__, places)) for c, b in self._bands.items()}
-            return {category: band for category, band in found.items() if any(band)}
+            stored = self._bands if lives is None else self._needs(lives)
+            found = {kind: array("q", map(b.__getitem__, places)) for kind, b in stored.items()}
+            return {kind: band for kind, band in found.items() if any(band)}
         ledger = self.ledger
         low = bisect_right(ledger.start, positions[0] - 1, 0, ledger.made)
         high = bisect_right(ledger.start, positions[-1] - 1, low, ledger.made)
         rows = [*self.alive(positions[0]), *range(low, high)]
+        if lives is not None:
+            return dict(lives.bands(rows, positions).items())
         return _bands(rows, ledger, self.codes, positions)
+
+    def _needs(self, lives: Lives) -> dict[Kind, array[int]]:
+        """The bands by need at the highest position of each block; computed on first use."""
+        if self._need_bands is None:
+            found = lives.bands(range(len(self.ledger)), self._tops)
+            self._need_bands = dict(found.items())
+        return self._need_bands
 
 
 def _bands(
     rows: Iterable[int], ledger: Ledger, codes: Sequence[int], positions: Sequence[int]
-) -> dict[Category, array[int]]:
+) -> dict[Kind, array[int]]:
     """Allocated bytes of ``rows`` by category at each of the rising positions."""
     count = len(positions)
     deltas: dict[int, list[int]] = {code: [0] * (count + 1) for code in set(codes)}

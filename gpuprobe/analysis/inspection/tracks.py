@@ -5,7 +5,8 @@ show, and all extremes stay: the highest and the lowest point of each curve in e
 are points of the track with their exact values. The largest blocks are kept one by one
 (`SingleBlocks`), so that each can be selected.
 
-Conservation: at every point the bands of a track sum to its allocated bytes.
+Conservation: at every point the bands of a track sum to its allocated bytes; so do those by need,
+in the traces in which the uses of memory were traced.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from operator import ne
+from typing import Final, NamedTuple, TypeVar
 
+from gpuprobe.analysis.inspection.lives import BlockLife, Lives
 from gpuprobe.analysis.trace.categories import Marks, Runs, categories
 from gpuprobe.analysis.trace.frames import is_plumbing, short_name
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.timeline import Timeline, thin, timeline
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need, use_in_words
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
+
+T = TypeVar("T")
 
 POINTS = 60_000
 """Points of all tracks together. A screen is 1,000 to 4,000 points wide: a million events fill it
@@ -63,6 +69,25 @@ MOST_NODES = 30_000
 """Frames of all stacks together. Once they are used up, stacks only have their outermost frames."""
 
 
+NEEDS: Final = tuple(Need)
+"""The needs of `SingleBlocks.spells`, by their indices."""
+
+_NUMBER: Final = {need: number for number, need in enumerate(NEEDS)}
+
+
+class SingleLife(NamedTuple):
+    """What is known of the uses of a block: see `SingleBlocks`."""
+
+    made_by: int
+    first_at: int
+    first_by: int
+    last_at: int
+    last_by: int
+
+
+_NO_LIFE: Final = SingleLife(0, -1, 0, -1, 0)
+
+
 @dataclass(slots=True)
 class SingleBlocks:
     """The largest blocks of a track: columns of equal length, sorted by ``start``.
@@ -73,6 +98,11 @@ class SingleBlocks:
     each node has one of ``parents`` and of ``frames`` (an index of ``names``); node 0 is the empty
     stack. ``plumbing``: whether a name belongs to native code or PyTorch itself. ``module`` and
     ``phase`` are indices of ``strings``.
+
+    ``life`` has what is known of the uses of each block: indices of ``strings`` for the operators
+    that made it and used it first, and for its last use in words; positions of its first and last
+    use, -1 for none. ``spells`` are its needs: (position, index of `NEEDS`), and empty if the uses
+    of memory were not traced.
     """
 
     start: array[int] = field(default_factory=lambda: array("q"))
@@ -82,6 +112,8 @@ class SingleBlocks:
     stack: array[int] = field(default_factory=lambda: array("q"))
     module: array[int] = field(default_factory=lambda: array("q"))
     phase: array[int] = field(default_factory=lambda: array("q"))
+    life: list[SingleLife] = field(default_factory=list)
+    spells: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     total: int = 0
     parents: list[int] = field(default_factory=lambda: [-1])
     frames: list[int] = field(default_factory=lambda: [0])
@@ -95,9 +127,9 @@ class SingleBlocks:
     def __len__(self) -> int:
         return len(self.start)
 
-    def add(self, ledger: Ledger, codes: Sequence[int], first: int) -> None:
+    def add(self, ledger: Ledger, codes: Sequence[int], first: int, lives: Lives | None) -> None:
         """Append the blocks of a trace. ``codes``: the category of each of its rows; ``first``: the
-        position of the track before its first event.
+        position of the track before its first event; ``lives``: if uses were traced.
         """
         alive = [
             row
@@ -124,6 +156,24 @@ class SingleBlocks:
             self.stack.append(known[stack])
             self.module.append(self._string(texts[module]))
             self.phase.append(self._string(texts[phase]))
+            self.life.append(_NO_LIFE if lives is None else self._life(lives.life(row), first))
+            spells = () if lives is None else lives.spells(row)
+            self.spells.append(tuple((first + at + 1, _NUMBER[need]) for at, need in spells))
+
+    def _life(self, life: BlockLife, first: int) -> SingleLife:
+        begun, last = life.first, life.last
+        words = "by a later step" if life.later_step else ""
+        if last is not None:
+            place = "" if last.line is None else str(last.line)
+            used = use_in_words(last.operator, place, last.phase)
+            words = f"by {used}; again {words}" if words else f"by {used}"
+        return SingleLife(
+            self._string(life.made_by),
+            -1 if begun is None else first + begun.position,
+            0 if begun is None else self._string(begun.operator),
+            -1 if last is None else first + last.position,
+            self._string(words),
+        )
 
     def largest(self, most: int) -> None:
         """Keep the ``most`` largest blocks."""
@@ -133,6 +183,8 @@ class SingleBlocks:
         for name in ("start", "end", "size", "category", "stack", "module", "phase"):
             column = getattr(self, name)
             setattr(self, name, array("q", map(column.__getitem__, keep)))
+        self.life = [self.life[at] for at in keep]
+        self.spells = [self.spells[at] for at in keep]
 
     def frames_of(self, node: int) -> list[str]:
         """The frames of a stack, innermost first."""
@@ -173,7 +225,8 @@ class Track:
     """Curves of one rank and device: columns of equal length, bytes.
 
     ``at[i]`` is the position of a point, counted in events over all chunks; ``time_us[i]`` its
-    time since the Unix epoch, 0 if unknown. ``bands``: allocated bytes by category.
+    time since the Unix epoch, 0 if unknown. ``bands``: allocated bytes by category; ``needs``: by
+    need, empty if the uses of memory were not traced, and 0 in traces in which they were not.
     ``phases_from``: the source of ``phases``: ``"recorded"``, ``"stacks"`` (derived from stacks) or
     empty if there is none. ``problems``: traces that could not be read.
     """
@@ -186,6 +239,7 @@ class Track:
     active: array[int] = field(default_factory=lambda: array("q"))
     reserved: array[int] | Unavailable = field(default_factory=lambda: array("q"))
     bands: dict[Category, array[int]] = field(default_factory=dict)
+    needs: dict[Need, array[int]] = field(default_factory=dict)
     chunks: list[Chunk] = field(default_factory=list)
     phases: list[Span] = field(default_factory=list)
     phases_from: str = ""
@@ -217,15 +271,16 @@ class Track:
         elif not isinstance(self.reserved, Unavailable):
             self.reserved.extend(line.reserved)
         codes = categories(ledger, range(len(ledger)))
-        found = bands(ledger, line.event, codes)
-        self.blocks.add(ledger, codes, first)
+        lives = Lives(ledger) if ledger.trace.events.operator else None
+        if lives is not None and not lives.traced:
+            lives = None
+        self.blocks.add(ledger, codes, first, lives)
         if len(self.blocks) > 2 * MOST_BLOCKS:
             self.blocks.largest(MOST_BLOCKS)
-        for category in found.keys() - self.bands.keys():
-            self.bands[category] = array("q", bytes(8 * before))
-        nothing = array("q", bytes(8 * len(line)))
-        for category, column in self.bands.items():
-            column.extend(found.get(category, nothing))
+        _extend(self.bands, bands(ledger, line.event, codes), before, len(line))
+        positions = [event + 1 for event in line.event]
+        needs = {} if lives is None else lives.bands(range(len(ledger)), positions)
+        _extend(self.needs, needs, before, len(line))
         phases, source = spans(ledger)
         self.phases.extend(Span(s.first + first, s.end + first, s.name) for s in phases)
         self.phases_from = self.phases_from or source
@@ -249,6 +304,21 @@ class Track:
                 setattr(self, name, array("q", map(column.__getitem__, keep)))
         for category, column in self.bands.items():
             self.bands[category] = array("q", map(column.__getitem__, keep))
+        for need, column in self.needs.items():
+            self.needs[need] = array("q", map(column.__getitem__, keep))
+
+
+def _extend(
+    all_bands: dict[T, array[int]], more: dict[T, array[int]], before: int, points: int
+) -> None:
+    """Append the bands of ``points`` more points to those of ``before`` points, with 0 for what one
+    side does not have.
+    """
+    for key in more.keys() - all_bands.keys():
+        all_bands[key] = array("q", bytes(8 * before))
+    nothing = array("q", bytes(8 * points))
+    for key, column in all_bands.items():
+        column.extend(more.get(key, nothing))
 
 
 def tracks(

@@ -1,5 +1,5 @@
-"""The blocks at the high water mark as trees, for flame graphs (by stack) and treemaps (by category
-and by module).
+"""The blocks at the high water mark as trees, for flame graphs (by stack) and treemaps (by
+category, by need and by module).
 
 Conservation: the root is the peak, and each node's bytes are its children's plus its own. Pruning
 joins small nodes under one name and loses no byte.
@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpuprobe.analysis.peak.high_water import HighWater
+from gpuprobe.analysis.peak.needs import need_of_each
 from gpuprobe.analysis.trace.frames import Lines, is_cpp, is_plumbing, module_row, short_name
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Frame
+from gpuprobe.model.values import Unavailable
 
 
 @dataclass(slots=True)
@@ -103,18 +105,23 @@ def in_order(tree: FlameNode) -> FlameNode:
 
 def category_tree(mark: HighWater) -> FlameNode:
     """A tree of categories, in each the user's lines, and in each line its blocks by size."""
+    return _by_kind(mark, [Category.from_code(code).value for code in mark.category])
+
+
+def need_tree(mark: HighWater) -> FlameNode | None:
+    """The same of needs; None if the uses of memory were not traced."""
+    needs = need_of_each(mark.ledger, mark.event)
+    if isinstance(needs, Unavailable):
+        return None
+    return _by_kind(mark, [need.value for need in needs])
+
+
+def _by_kind(mark: HighWater, kinds: Sequence[str]) -> FlameNode:
     lines = Lines(mark.stacks)
-    keys = zip(mark.category, mark.stack, mark.is_baseline, mark.size, strict=True)
+    keys = zip(kinds, mark.stack, mark.is_baseline, mark.size, strict=True)
     return _grown(
-        (
-            (
-                Category.from_code(code).value,
-                lines.line(stack, before=bool(baseline)),
-                _each(size),
-            ),
-            size,
-        )
-        for code, stack, baseline, size in keys
+        ((kind, lines.line(stack, before=bool(baseline)), _each(size)), size)
+        for kind, stack, baseline, size in keys
     )
 
 

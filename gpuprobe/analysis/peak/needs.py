@@ -6,10 +6,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import Lines
+from gpuprobe.analysis.trace.frames import Lines, module_row
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.memory import Category, TraceAction
-from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable
+from gpuprobe.model.needs import Need, NeedLine, NeedModule, NeedRow, NeedTable
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -20,7 +20,7 @@ _STATE = frozenset(
 
 _OOM = TraceAction.OOM.code
 
-_NOT_TRACED = Unavailable(
+NOT_TRACED = Unavailable(
     "the uses of memory were not traced: on a simulated GPU, level 'trace' does",
     ReadStatus.NOT_COLLECTED,
 )
@@ -91,7 +91,7 @@ class Biographies:
         now = self.operator_at(event)
         first, last = self.first[row], self.last[row]
         start = self.ledger.start[row]
-        if last == now or (start >= 0 and self.operator[start] == now):
+        if (last and last == now) or (start >= 0 and self.operator[start] == now):
             return Need.IN_USE
         if last > now:
             return Need.LATER if not first or first <= now else Need.NOT_YET
@@ -110,8 +110,12 @@ class Biographies:
         """Whether memory ran out between an event and the end of a row, which the exception may
         have freed before its use.
         """
-        at = bisect_left(self._failures, event)
-        return at < len(self._failures) and self._failures[at] < self.ledger.freed[row]
+        return self.last_failure(row) >= event
+
+    def last_failure(self, row: int) -> int:
+        """The last event before the end of a row at which memory ran out; -2 if there is none."""
+        at = bisect_left(self._failures, self.ledger.freed[row])
+        return self._failures[at - 1] if at else -2
 
     def ends_of_use(self) -> list[int]:
         """For each row, the event before which it could be freed: after its last use; its own end
@@ -141,7 +145,7 @@ def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable
     """
     lives = Biographies(trace)
     if not lives.traced:
-        return _NOT_TRACED
+        return NOT_TRACED
     ledger = lives.ledger
     rows = ledger.alive(event)
     found: dict[Need, list[int]] = {}
@@ -151,9 +155,19 @@ def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable
     return NeedTable(
         step=ledger.trace.step,
         total=sum(ledger.size[row] for row in rows),
-        rows=tuple(_row(lives, need, found[need], top) for need in Need if need in found),
+        rows=tuple(_row(lives, need, found[need], event, top) for need in Need if need in found),
         freed_after_use=max(ledger.running(ends)),
     )
+
+
+def need_of_each(trace: MemoryTrace | Ledger, event: int) -> list[Need] | Unavailable:
+    """The state of each block that is alive just after ``event``, in `live_at`'s order;
+    `Unavailable` if uses were not traced.
+    """
+    lives = Biographies(trace)
+    if not lives.traced:
+        return NOT_TRACED
+    return [lives.need(row, event) for row in lives.ledger.alive(event)]
 
 
 def needed_at(trace: MemoryTrace | Ledger, event: int) -> list[int]:
@@ -165,29 +179,52 @@ def needed_at(trace: MemoryTrace | Ledger, event: int) -> list[int]:
     return [at for at, row in enumerate(alive) if not lives.need(row, event).needless]
 
 
-def _row(lives: Biographies, need: Need, rows: list[int], top: int) -> NeedRow:
+def _row(lives: Biographies, need: Need, rows: list[int], event: int, top: int) -> NeedRow:
     size = lives.ledger.size
-    lines = list(_lines(lives, rows))
+    after = lives.operator_at(event) if need is Need.LATER else -1
+    lines = list(_lines(lives, rows, after))
     lines.sort(key=lambda line: (-line.bytes, str(line.key), str(line.last_use)))
+    modules = _modules(lives.ledger, rows)
     return NeedRow(
         need=need.value,
         bytes=sum(size[row] for row in rows),
         blocks=len(rows),
         lines=tuple(lines[:top]),
         more=sum(line.bytes for line in lines[top:]),
+        modules=tuple(modules[:top]),
+        more_modules=sum(module.bytes for module in modules[top:]),
     )
 
 
-def _lines(lives: Biographies, rows: list[int]) -> Iterator[NeedLine]:
+def _modules(ledger: Ledger, rows: list[int]) -> list[NeedModule]:
+    """The rows by the module that made them, the most bytes first."""
+    strings = ledger.trace.stacks.strings
+    totals: dict[tuple[int, bool, bool], list[int]] = {}
+    for row, module in zip(rows, ledger.values("module", rows), strict=True):
+        key = module, bool(ledger.stack[row]), row >= ledger.made
+        totals.setdefault(key, []).append(ledger.size[row])
+    found: dict[str, list[int]] = {}
+    for (module, stack, before), sizes in totals.items():
+        name = str(module_row(strings[module], stack, before=before))
+        found.setdefault(name, []).extend(sizes)
+    modules = [NeedModule(name, sum(sizes), len(sizes)) for name, sizes in found.items()]
+    return sorted(modules, key=lambda module: (-module.bytes, module.key))
+
+
+def _lines(lives: Biographies, rows: list[int], after: int) -> Iterator[NeedLine]:
+    """The rows by line and last use. ``after``: rows whose last use is not after this operator are
+    used by a later step.
+    """
     ledger = lives.ledger
     trace = ledger.trace
     lines, strings = Lines(trace.stacks), trace.stacks.strings
     columns = [ledger.values(name, rows) for name in ("last_stack", "last_name", "last_phase")]
-    totals: dict[tuple[Place | NoPlace, int, int, int, int], list[int]] = {}
+    totals: dict[tuple[Place | NoPlace, int, int, int, int, bool], list[int]] = {}
     for row, code, stack, name, phase in zip(rows, categories(ledger, rows), *columns, strict=True):
-        key = lines.place(ledger.stack[row], before=row >= ledger.made), code, stack, name, phase
+        place = lines.place(ledger.stack[row], before=row >= ledger.made)
+        key = place, code, stack, name, phase, lives.last[row] <= after
         totals.setdefault(key, []).append(ledger.size[row])
-    for (place, code, stack, name, phase), sizes in totals.items():
+    for (place, code, stack, name, phase, later), sizes in totals.items():
         yield NeedLine(
             key=place,
             bytes=sum(sizes),
@@ -196,4 +233,5 @@ def _lines(lives: Biographies, rows: list[int]) -> Iterator[NeedLine]:
             last_use=lines.place(stack, before=False) if stack else None,
             by=strings[name],
             phase=strings[phase],
+            later_step=later,
         )

@@ -11,11 +11,11 @@ from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import add_formats, add_top, format_of
 from gpuprobe.model.text import visible
 
-_BY = ("category", "module", "line")
+_BY = ("category", "module", "line", "need")
 
 
 EXAMPLES = {
-    "gpuprobe diff before.gpuprobe after.gpuprobe": "what grew, by category, module and line",
+    "gpuprobe diff before.gpuprobe after.gpuprobe": "what grew, by category, module, line and need",
     "gpuprobe diff before.gpuprobe after.gpuprobe --by line": "by line only",
     "gpuprobe diff before.gpuprobe after.gpuprobe --html diff.html": "as a page with both curves",
 }
@@ -24,7 +24,7 @@ EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", help="a recording (directory) or a torch snapshot (.pickle)")
     parser.add_argument("after", help="the recording or snapshot to compare with it")
-    parser.add_argument("--by", choices=_BY, help="only this breakdown (default: all three)")
+    parser.add_argument("--by", choices=_BY, help="only this breakdown (default: all)")
     add_formats(parser, "Diff", json="print the diff as JSON")
     add_top(parser, 15)
     parser.add_argument(

@@ -17,7 +17,7 @@ from itertools import accumulate
 from operator import sub
 from typing import Any
 
-from gpuprobe.analysis.inspection.tracks import SingleBlocks, Track
+from gpuprobe.analysis.inspection.tracks import NEEDS, SingleBlocks, SingleLife, Track
 from gpuprobe.analysis.peak.flame import FlameNode, pruned
 from gpuprobe.analysis.trace.timeline import Timeline, thin
 from gpuprobe.model.memory import Category
@@ -47,7 +47,7 @@ def track_data(tracks: Sequence[Track], most: int = MOST_BYTES) -> list[dict[str
 
 
 def _weight(item: dict[str, Any]) -> int:
-    columns = [*item["columns"].values(), *item["bands"].values()]
+    columns = [*item["columns"].values(), *item["bands"].values(), *item["needs"].values()]
     return sum(len(text) for text in columns if text is not None)
 
 
@@ -72,6 +72,7 @@ def _track(track: Track) -> dict[str, Any]:
         },
         "reserved_missing": reserved.reason if isinstance(reserved, Unavailable) else "",
         "bands": {category.value: pack(column) for category, column in track.bands.items()},
+        "needs": {need.value: pack(column) for need, column in track.needs.items()},
         "blocks": _blocks(track.blocks),
         "chunks": [[chunk.step, chunk.first, chunk.events] for chunk in track.chunks],
         "phases": {
@@ -112,12 +113,27 @@ def _blocks(blocks: SingleBlocks) -> dict[str, Any]:
             "module": pack(blocks.module),
             "phase": pack(blocks.phase),
         },
+        "uses": _uses(blocks) if any(blocks.spells) else None,
+        "needs": [need.value for need in NEEDS],
         "categories": {code: Category.from_code(code).value for code in codes},
         "parents": pack(parents),
         "frames": pack(frames),
         "names": [_short(blocks.names[name]) for name in names],
         "plumbing": [int(blocks.plumbing[name]) for name in names],
         "strings": [_short(text) for text in blocks.strings],
+    }
+
+
+def _uses(blocks: SingleBlocks) -> dict[str, Any]:
+    """The lives of the blocks: `SingleBlocks.life` by columns, and their spells one after the other
+    with the number of each block's.
+    """
+    spells = [spell for some in blocks.spells for spell in some]
+    return {
+        **{name: pack(getattr(life, name) for life in blocks.life) for name in SingleLife._fields},
+        "spells": pack(map(len, blocks.spells)),
+        "at": pack(at for at, _ in spells),
+        "need": pack(need for _, need in spells),
     }
 
 

@@ -282,7 +282,7 @@ def _hash(source: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
-_BY = ("line", "category", "module")  # lines first: they can be changed
+_BY = ("line", "need", "category", "module")  # lines first: they can be changed
 _ROWS = 400
 
 

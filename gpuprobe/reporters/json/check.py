@@ -44,7 +44,8 @@ class Check:
     phases: tuple[OfRun[MetricResult], ...]
     rows: Annotated[
         dict[str, tuple[OfRun[DiffRow], ...]] | None,
-        "what changed by category, module and line; each table sums to the change of the peak",
+        "what changed by category, module, line and need; each table sums to the change of the "
+        "peak; by need it is empty unless both runs traced the uses of memory",
     ]
     trials: Annotated[tuple[str, ...], "how the causes were found: by which runs, or why by none"]
     mismatches: Annotated[tuple[str, ...], "why the two cannot be compared"]
@@ -56,7 +57,7 @@ class Check:
 
 DOCUMENT: Final = Document(
     "gpuprobe.check",
-    (2, 5),
+    (2, 6),
     Check,
     "A run compared with a baseline. Sizes are bytes. A minor version adds keys.",
     shapes={
@@ -65,13 +66,14 @@ DOCUMENT: Final = Document(
             "name unit before after limit delta regressed accepted source cause place unexplained "
             "causes rows"
         ),
-        DiffRow: keys("key before after delta status moved_from"),
+        DiffRow: keys("key before after delta status moved_from need"),
     },
     added={"2.1": "MetricResult.causes", "2.2": "OfRun.run"}
     | {
         "2.3": "trials Cause.saved MetricResult.unexplained",
         "2.4": "commands",
         "2.5": "incomplete",
+        "2.6": "DiffRow.need",
     },
 )
 """History:
@@ -84,6 +86,7 @@ DOCUMENT: Final = Document(
   of the change.
 * 2.4: ``commands``.
 * 2.5: ``incomplete``.
+* 2.6: ``rows.need``, whose rows have ``need``.
 """
 
 

@@ -1,9 +1,9 @@
 """A diff as JSON.
 
 Sizes are integers in bytes. A peak is ``{"at_least", "at_most", "exact"}``; an unknown value is
-``{"unavailable": reason, "status": …}``. In each of ``rows.category``, ``rows.module``
-and ``rows.line`` the deltas sum to the peak's ``delta`` or, where ``compared`` is not null, to
-the difference of its two ``allocated``.
+``{"unavailable": reason, "status": …}``. In each of ``rows.category``, ``rows.module``,
+``rows.line`` and ``rows.need`` the deltas sum to the peak's ``delta`` or, where ``compared`` is not
+null, to the difference of its two ``allocated``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _moments(
 
 DOCUMENT: Final = Document(
     "gpuprobe.diff",
-    (2, 1),
+    (2, 2),
     Diff,
     "What changed between the peaks of two runs. Sizes are bytes. In each table the deltas of the "
     "rows sum to the delta of the peak or, where compared is not null, to the difference of its "
@@ -97,7 +97,7 @@ DOCUMENT: Final = Document(
             "key": "key",
             "before": _size_before,
             "after": _size_after,
-            **keys("delta blocks_before blocks_after status moved_from"),
+            **keys("delta blocks_before blocks_after status moved_from need"),
         },
         PeakDiff: {
             **keys("rank device"),
@@ -108,13 +108,14 @@ DOCUMENT: Final = Document(
             "rows": "rows",
         },
     },
-    added={"2.1": "compiled"},
+    added={"2.1": "compiled", "2.2": "DiffRow.need"},
 )
 """History:
 * 1.0: first version.
 * 1.1: ``peaks[].compared``: what the rows compare where a peak has no trace.
 * 2.0: ``gpuprobe``, the version that wrote it. ``schemas/diff-2.json``.
 * 2.1: ``compiled``.
+* 2.2: ``rows.need``, whose rows have ``need``.
 """
 
 

@@ -41,7 +41,7 @@ DOCUMENT: Final = Document(
     shapes={
         AllocatorSettings: to_conf,
         Range: keys("least most"),
-        ReplayResult: keys("path exact traces", limits=_limits),
+        ReplayResult: keys("path exact traces empty", limits=_limits),
         SettingsAdvice: keys("best gain fits tried"),
         TraceReplay: keys(
             "device step exact first_divergence settings complete events allocations "
@@ -63,13 +63,14 @@ DOCUMENT: Final = Document(
             undecided="undecided",
         ),
     },
-    added={"2.1": "WhatIfOutcome.undecided", "2.2": "TraceResult.first_step"},
+    added={"2.1": "WhatIfOutcome.undecided", "2.2": "TraceResult.first_step empty"},
 )
 """History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one. ``schemas/replay-2.json``.
 * 2.1: a what-if has ``undecided``.
-* 2.2: ``first_step`` of a trace: what-ifs cover steps without a gap together.
+* 2.2: ``first_step`` of a trace: what-ifs cover steps without a gap together. ``empty``: traces
+  without events, which are not among ``traces``.
 """
 
 document = DOCUMENT.plain

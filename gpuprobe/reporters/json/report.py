@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from gpuprobe.model.causes import MemoryCause
 from gpuprobe.model.findings import Finding
@@ -129,6 +129,7 @@ class LineNeed:
     last_use: CodeLine | None
     by: str
     phase: str
+    later_step: Annotated[bool, "a later step uses them, and this one no more"]
 
 
 def _line_needs(row: NeedRow) -> tuple[LineNeed, ...]:
@@ -141,6 +142,7 @@ def _line_needs(row: NeedRow) -> tuple[LineNeed, ...]:
             None if line.last_use is None else code_line(line.last_use),
             line.by,
             line.phase,
+            line.later_step,
         )
         for line in row.lines
     )
@@ -317,7 +319,7 @@ DOCUMENT: Final = Document(
         "2.11": "needs Holder.root Holder.path Holder.kept Holder.node Holder.file Holder.line "
         "Holder.error Holder.via Holder.cycle Holder.inferred "
         "Holder.saved_tensors Holder.saved_bytes",
-        "2.12": "head causes",
+        "2.12": "head causes LineNeed.later_step NeedRow.modules NeedRow.more_modules lifespans",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -345,6 +347,7 @@ DOCUMENT: Final = Document(
 * 2.11: ``needs``; the path of each of ``holders``, and where it begins; variables with a
   growing graph.
 * 2.12: ``head``; ``causes``, which have what ``advice`` said of memory that is not needed.
+  ``needs`` by module, ``later_step`` of each of its lines; ``lifespans``.
 """
 
 to_document = DOCUMENT.plain

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.baseline.check import ANOTHER_MODEL, ENVIRONMENT, INCOMPLETE
-from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.analysis.compare.diff import DiffRow, rows_by_need
 from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.findings import Level
 from gpuprobe.model.text import human_bytes
+from gpuprobe.reporters.sections.diff import most_of
 from gpuprobe.reporters.sections.parts import (
     Cell,
     Code,
@@ -190,9 +191,32 @@ def _changes(result: CheckResult, top: int) -> Iterator[Section]:
         what = _ACCOUNTS.get(first.name, f"at the peak of {first.name}")
         title = f"What changed {what}, by lines"
         yield from _change_table("by-blamed", title, "line", blamed, first.unit, top)
+    yield from _need_table(peak.get("need", ()))
     for by, plurals in (("line", "lines"), ("category", "categories"), ("module", "modules")):
         title = f"What changed at the peak, by {plurals}"
         yield from _change_table(f"by-{by}", title, by, peak.get(by, ()), "bytes", top)
+
+
+def _need_table(rows: Sequence[DiffRow]) -> Iterator[Section]:
+    """What changed at the peak by need, each with the line of which most of it is."""
+    needs = {need: some for need, some in rows_by_need(rows).items() if any(r.delta for r in some)}
+    if not needs:
+        return
+    lines = [
+        Row((change(sum(row.delta for row in some)), need.label), note=most_of(some))
+        for need, some in needs.items()
+    ]
+    total = Row((change(sum(row.delta for row in rows)), "total"))
+    table = Table(
+        "changes by need",
+        (Column("change", 12, number=True), Column("need", 0, gap=2, cut=False)),
+        tuple(lines),
+        (total,),
+        header=False,
+        note_indent=16,
+    )
+    title = "What changed at the peak, by what it is needed for"
+    yield Section(title, (table,), "by-need", "By need")
 
 
 _ACCOUNTS = {

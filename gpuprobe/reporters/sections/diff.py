@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpuprobe.analysis.compare.diff import BY, Compared, Diff, DiffRow, PeakDiff
+from gpuprobe.analysis.compare.diff import (
+    BY,
+    Compared,
+    Diff,
+    DiffRow,
+    PeakDiff,
+    rows_by_need,
+)
 from gpuprobe.analysis.repeats import change_groups
 from gpuprobe.model.text import human_bytes, human_delta
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.reporters.sections.parts import (
     Cell,
     Column,
@@ -24,7 +31,12 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
-_TITLES = {"category": "By category", "module": "By module", "line": "By line"}
+_TITLES = {
+    "category": "By category",
+    "module": "By module",
+    "line": "By line",
+    "need": "By what it is needed for",
+}
 
 
 def diff_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Section]:
@@ -39,13 +51,19 @@ def diff_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Sec
 
 
 def peak_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Section]:
-    """Each peak with its tables."""
+    """Each peak with its tables. That of needs is left out if neither run traced the uses of
+    memory, unless it is the only one.
+    """
+    by = tuple(by)
     found = []
     for index, peak in enumerate(diff.peaks):
         suffix = f"-{index}" if index else ""
         found.append(_peak(peak, f"peak{suffix}"))
         for name in by:
-            part = _changes(peak.rows[name], name, top)
+            rows = peak.rows[name]
+            if name == "need" and len(by) > 1 and _not_collected(rows):
+                continue
+            part = _changes(rows, name, top)
             found.append(
                 Section(_TITLES[name], (part,), f"by-{name}{suffix}", _TITLES[name])
             )  # fmt: skip
@@ -53,6 +71,10 @@ def peak_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Sec
         text = "neither side has a recorded peak"
         found.append(Section(parts=(Line(text, indent=0),), name="peak"))
     return found
+
+
+def _not_collected(rows: tuple[DiffRow, ...] | Unavailable) -> bool:
+    return isinstance(rows, Unavailable) and rows.status is ReadStatus.NOT_COLLECTED
 
 
 def compiled_section(diff: Diff, top: int = 15) -> list[Section]:
@@ -112,22 +134,19 @@ def _compared(before: Compared, after: Compared) -> str:
 def _changes(rows: tuple[DiffRow, ...] | Unavailable, by: str, top: int) -> Part:
     if isinstance(rows, Unavailable):
         return Line(f"unknown: {rows.reason}")
+    if by == "need":
+        return _needs(rows)
     changed = [row for row in rows if row.delta or row.status != "same"]
     same = [row for row in rows if not row.delta and row.status == "same"]
     groups = change_groups(changed, by)
     most = max((abs(sum(row.delta for row in group.members)) for group in groups), default=0)
-
-    def cells(before: int, after: int, name: Cell | str, share: float | None = None) -> Row:
-        delta = after - before
-        bar = Cell("", delta, share=share)
-        return Row((size(before), size(after), change(delta), bar, name))
 
     def shown(name: str, members: Sequence[DiffRow]) -> Row:
         first, times = members[0], len(members)
         note = first.status if first.status in ("added", "removed") else ""
         cell_ = Cell(named(name), place=True, note=note, times=times)
         before, after = sum(row.before for row in members), sum(row.after for row in members)
-        line = cells(before, after, cell_, (after - before) / most if most else 0.0)
+        line = _cells(before, after, cell_, (after - before) / most if most else 0.0)
         moved = f"moved from {first.moved_from}" if first.moved_from else ""
         inside = tuple(shown(row.key, (row,)) for row in members) if times > 1 else ()
         return Row(line.cells, note=moved, members=inside)
@@ -137,8 +156,41 @@ def _changes(rows: tuple[DiffRow, ...] | Unavailable, by: str, top: int) -> Part
     for rest, text in ((more, "more"), (same, "unchanged")):
         if rest:
             before, after = sum(row.before for row in rest), sum(row.after for row in rest)
-            foot.append(cells(before, after, f"({len(rest)} {text})"))
-    foot.append(cells(sum(row.before for row in rows), sum(row.after for row in rows), "total"))
+            foot.append(_cells(before, after, f"({len(rest)} {text})"))
+    shown_rows = [shown(group.name, group.members) for group in groups[:top]]
+    return _table(by, shown_rows, [*foot, _total(rows)])
+
+
+def _needs(rows: Sequence[DiffRow]) -> Table:
+    """The changes by need, each with the line of which most of it is."""
+    needs = rows_by_need(rows)
+    most = max((abs(sum(row.delta for row in some)) for some in needs.values()), default=0)
+    found = []
+    for need, some in needs.items():
+        before, after = sum(row.before for row in some), sum(row.after for row in some)
+        share = (after - before) / most if most else 0.0
+        line = _cells(before, after, need.label, share)
+        found.append(Row(line.cells, note=most_of(some)))
+    return _table("need", found, [_total(rows)])
+
+
+def most_of(rows: Sequence[DiffRow]) -> str:
+    """The line with the largest change of some rows in words; empty if none changed."""
+    first = max(rows, key=lambda row: abs(row.delta))
+    return f"{human_delta(first.delta)} made by {named(first.key)}" if first.delta else ""
+
+
+def _cells(before: int, after: int, name: Cell | str, share: float | None = None) -> Row:
+    delta = after - before
+    bar = Cell("", delta, share=share)
+    return Row((size(before), size(after), change(delta), bar, name))
+
+
+def _total(rows: Sequence[DiffRow]) -> Row:
+    return _cells(sum(row.before for row in rows), sum(row.after for row in rows), "total")
+
+
+def _table(by: str, rows: Sequence[Row], foot: Sequence[Row]) -> Table:
     return Table(
         f"changes by {by}",
         (
@@ -146,7 +198,7 @@ def _changes(rows: tuple[DiffRow, ...] | Unavailable, by: str, top: int) -> Part
             Column("", bar=True),
             Column(by, 0, gap=2, head=False),
         ),
-        tuple(shown(group.name, group.members) for group in groups[:top]),
+        tuple(rows),
         tuple(foot),
         indent=0,
         note_indent=3 * 11 + 2,

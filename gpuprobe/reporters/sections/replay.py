@@ -36,6 +36,11 @@ def replay_sections(result: ReplayResult) -> list[Section]:
     if len(order) > _MAX_TRACES:
         text = f"and {len(order) - _MAX_TRACES} more (all of them with --json)"
         found.append(Section(parts=(Line(text, indent=0),)))
+    if result.empty:
+        names = "; ".join(result.empty[:_MAX_TRACES])
+        more = len(result.empty) - _MAX_TRACES
+        text = f"no events, so nothing to replay: {names}{f' and {more} more' if more > 0 else ''}"
+        found.append(Section(parts=(Line(text, indent=0),)))
     if any(trace.baseline is not None for trace in result.traces):
         found.append(Section("What a what-if leaves out", bulleted(LIMITS)))
     return found

@@ -358,7 +358,9 @@ class Uses:
         self._alive[trace.device] = blocks.alive()
 
     def _describe(self, trace: MemoryTrace) -> None:
-        """Set line, name and phase of the last use of each block in this trace."""
+        """Set line, name and phase of the last use of each block in this trace, and the names of
+        the operators that made it and used it first.
+        """
         table, base = trace.stacks, self._base
         stacks: dict[int, int] = {}
         for columns in (trace.events, trace.baseline):
@@ -373,6 +375,13 @@ class Uses:
                 columns.last_stack[row] = stacks[place]
                 columns.last_name[row] = table.string(self._name[at])
                 columns.last_phase[row] = table.string(self._phase[at])
+            for numbers, names in (
+                (columns.made, columns.made_name),
+                (columns.first_use, columns.first_name),
+            ):
+                for row, number in enumerate(numbers):
+                    if number > base:
+                        names[row] = table.string(self._name[number - base - 1])
 
     def saved(self, trace: MemoryTrace, name: str) -> None:
         """The completed trace was written under this name: follow what is alive at its end."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -10,7 +12,15 @@ from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from gpuprobe.api.live import BlockInfo, excerpt, is_plumbing, is_user_frame, short_name
+from gpuprobe.api.live import (
+    BlockInfo,
+    BlockLife,
+    excerpt,
+    is_plumbing,
+    is_user_frame,
+    short_name,
+)
+from gpuprobe.model.needs import Need, use_in_words
 from gpuprobe.model.run.session import Session
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.trace import Frame
@@ -20,6 +30,9 @@ from gpuprobe.tui.widgets.keymap import Key, bindings
 from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
+
+_WIDTH = 0.92
+"""The part of the screen's width that the card takes."""
 
 FOLD_KEY = Key("c", "all frames", {"c": "fold"})
 
@@ -55,7 +68,9 @@ class BlockScreen(ModalScreen[None]):
             yield self._source
 
     def on_mount(self) -> None:
-        self._about.show([((line, ""),) for line in block_lines(self._block)])
+        columns = int(self.app.size.width * _WIDTH) - 4  # the border, and a column next to it
+        lines = block_lines(self._block, self._session.cwd, columns)
+        self._about.show([((line, ""),) for line in lines])
         self._fill()
         self._table.focus()
         self._show_source()
@@ -75,9 +90,9 @@ class BlockScreen(ModalScreen[None]):
         head = "allocated by, innermost first" if frames else "no stack was recorded"
         heading: Line = (("", "section"), (head, "head"))
         if hidden:
-            heading += ((f"   {hidden} frames of PyTorch and native code: ", "dim"), ("c", "key"))
+            heading += (("   c", "key"), (f": {hidden} frames of PyTorch and native code", "dim"))
         elif frames and not self._folded:
-            heading += (("   fold frames of PyTorch and native code: ", "dim"), ("c", "key"))
+            heading += (("   c", "key"), (": fold frames of PyTorch and native code", "dim"))
         mine = (i for i, at in enumerate(rows) if at is not None and is_user_frame(frames[at]))
         self._table.fill([heading], len(rows), line, cursor=next(mine, 0))
 
@@ -123,23 +138,54 @@ def stack_rows(frames: Sequence[Frame], *, folded: bool) -> list[int | None]:
     return rows
 
 
-def block_lines(block: BlockInfo) -> list[str]:
-    """A block in a few lines: size, category, lifetime, phase and module."""
+def block_lines(block: BlockInfo, cwd: str, columns: int) -> list[str]:
+    """A block in a few lines of ``columns`` columns: size, category, life, phase and module. Places
+    are shown relative to ``cwd``.
+    """
     size = f"{human_bytes(block.bytes)} at {block.address:#x}"
     if block.requested != block.bytes:
         size += f" ({human_bytes(block.requested)} requested)"
     parts = [size, block.category.words]
     if block.stream:
         parts.append(f"stream {block.stream:#x}")
-    life = f"event {block.allocated_at:,}" if block.allocated_at else "before the trace"
-    life += (
-        f" to {block.freed_at:,}" if block.freed_at is not None else ", never freed in this trace"
-    )
-    lines = [" · ".join(parts), f"allocated: {life}"]
+    start = f"event {block.allocated_at:,}" if block.allocated_at else "before the trace"
+    if isinstance(block.life, BlockLife) and block.life.made_by:
+        start += f" by {visible(block.life.made_by)}"
     where = [f"phase {block.phase}" if block.phase else "", block.module]
-    if any(where):
-        lines.append(" · ".join(visible(part) for part in where if part))
-    return lines
+    named = [visible(part) for part in where if part]
+    freed = "not in this trace"
+    if block.freed_at is not None:
+        freed = f"event {block.freed_at:,}"
+        if block.freed_in:
+            freed += f" · phase {visible(block.freed_in)}"
+    rows = [("allocated", " · ".join([start, *named]))]
+    if isinstance(block.life, Unavailable):
+        rows.append(("used", f"unknown: {block.life.reason}"))
+    elif block.need is not Need.UNTRACED:
+        rows += _uses(block.life, cwd)
+    rows.append(("freed", freed))
+    if isinstance(block.need, Need):
+        rows.append(("at cursor", block.need.label))
+    wrapped = (
+        textwrap.wrap(f"{name + ':':<11}{text}", columns, subsequent_indent=" " * 11)
+        for name, text in rows
+    )
+    return [" · ".join(parts), *chain.from_iterable(wrapped)]
+
+
+def _uses(life: BlockLife, cwd: str) -> Iterator[tuple[str, str]]:
+    """The first and the last use of a block."""
+    later = "by a later step" if life.later_step else ""
+    if life.last is None:
+        yield "used", f"not in this step, but {later}" if later else "not in this step"
+        return
+    if life.first is not None:
+        by = f" by {visible(life.first.operator)}" if life.first.operator else ""
+        yield "first use", f"event {life.first.position:,}{by}"
+    place = "" if life.last.line is None else short_line(str(life.last.line), cwd)
+    by = visible(use_in_words(life.last.operator, place, life.last.phase))
+    again = f"; again {later}" if later else ""
+    yield "last use", f"event {life.last.position:,} by {by}{again}"
 
 
 def source_lines(frame: Frame, session: Session) -> list[tuple[bool, str]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from gpuprobe.api.live import Group, TraceState
+from gpuprobe.api.live import Group, Kind, TraceState
 from gpuprobe.model.memory import BlockState, Category, Segment
 from gpuprobe.model.text import human_bytes, visible
-from gpuprobe.tui.widgets.palette import LETTERS
+from gpuprobe.tui.widgets.palette import letter
 from gpuprobe.tui.widgets.styled_text import EIGHTHS, Line, Span, merged
 from gpuprobe.tui.widgets.text_pane import TextPane
 
@@ -67,28 +68,28 @@ def _divide(
 
 def treemap_lines(
     rects: Sequence[Rect],
-    faces: Sequence[tuple[Category, str, str]],
+    faces: Sequence[tuple[Kind, str, str]],
     width: int,
     height: int,
     *,
     chosen: int = -1,
     plain: bool = False,
 ) -> list[Line]:
-    """Rectangles as lines of text. ``faces``: category, name and size of each item; ``chosen``: the
+    """Rectangles as lines of text. ``faces``: kind, name and size of each item; ``chosen``: the
     item under the cursor. ``plain``: letters instead of colours.
     """
     grid: list[list[Span]] = [[(" ", "")] * width for _ in range(height)]
-    numbers: dict[Category, int] = {}
+    numbers: dict[Kind, int] = {}
     for rect in rects:
-        category, name, size = faces[rect.item]
-        number = numbers[category] = numbers.get(category, -1) + 1
+        kind, name, size = faces[rect.item]
+        number = numbers[kind] = numbers.get(kind, -1) + 1
         marked = rect.item == chosen
-        role = f"{'chosen' if marked else 'tile'} {number} {category.value}"
+        role = f"{'chosen' if marked else 'tile'} {number} {kind.value}"
         texts = [name, size] if rect.height > 1 else [f"{name} {size}"]
         for dy in range(rect.height):
             # The left edge separates neighbours of the same colour.
             text = texts[dy] if dy < len(texts) and rect.width > 3 else ""
-            fill = LETTERS[category] if plain and not text else " "
+            fill = letter(kind) if plain and not text else " "
             row = "▏" + text[: rect.width - 1].ljust(rect.width - 1, fill)
             if marked:
                 row = _framed(row, dy, rect)
@@ -117,8 +118,8 @@ _SHORTEST_NAME = 4
 
 
 class MemoryTreemap(TextPane):
-    """The memory at one position as rectangles, by category, then group. ``rects`` and ``groups``
-    have the same order.
+    """The memory at one position as rectangles, by category or need, then group. ``rects`` and
+    ``groups`` have the same order.
     """
 
     DEFAULT_CSS = "MemoryTreemap { height: 1fr; padding: 0 1; }"
@@ -137,11 +138,11 @@ class MemoryTreemap(TextPane):
         if state is None or width < 4 or height < 2:
             self.show([])
             return
-        faces: list[tuple[Category, str, str]] = []
+        faces: list[tuple[Kind, str, str]] = []
         chosen = -1
-        sizes = [state.categories[category] for category, _ in state.tree]
+        sizes = [state.kinds[kind] for kind, _ in state.tree]
         for outer in tile(sizes, width, height):
-            category, groups = state.tree[outer.item]
+            kind, groups = state.tree[outer.item]
             groups = _with_rest(groups, max(1, outer.width * outer.height // _CELLS))
             for one in tile([group.bytes for group in groups], outer.width, outer.height):
                 group, number = groups[one.item], len(faces)
@@ -156,7 +157,7 @@ class MemoryTreemap(TextPane):
                     label = name(group.key, room - len(times)) + times
                 else:
                     label = name(group.key, max(_SHORTEST_NAME, room))
-                faces.append((category, label, human_bytes(group.bytes)))
+                faces.append((kind, label, human_bytes(group.bytes)))
         plain = self.painter.palette.plain
         self.show(treemap_lines(self.rects, faces, width, height, chosen=chosen, plain=plain))
 
@@ -176,7 +177,7 @@ def _with_rest(groups: tuple[Group, ...], most: int) -> tuple[Group, ...]:
     rest = groups[most - 1 :]
     key = f"({len(rest):,} smaller)" if most > 1 else f"({len(rest):,} places)"
     size = sum(group.bytes for group in rest)
-    return (*groups[: most - 1], Group(key, size, rest[0].category, rest[0].rows[:1]))
+    return (*groups[: most - 1], Group(key, size, rest[0].category, rest[0].kind, rest[0].rows[:1]))
 
 
 def same_memory(one: Group, other: Group) -> bool:
@@ -184,22 +185,22 @@ def same_memory(one: Group, other: Group) -> bool:
     return one.key == other.key or other.rows[0] in one.rows or one.rows[0] in other.rows
 
 
-FREE = -1
-PENDING = -2
+FREE: Final = -1
+PENDING: Final = -2
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A segment: its ``label``, and runs of bytes of one kind, from its start to its end.
 
-    ``runs`` are (kind, bytes): a `Category.code`, `FREE` or `PENDING`. They sum to ``total``.
+    ``runs`` are (kind, bytes): a category, a need, `FREE` or `PENDING`. They sum to ``total``.
     """
 
     address: int
     total: int
     free: int
     label: str
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[Kind | int, int], ...]
 
 
 ORDERS: Mapping[str, Callable[[Bar], tuple[int, int]]] = {
@@ -210,50 +211,49 @@ ORDERS: Mapping[str, Callable[[Bar], tuple[int, int]]] = {
 
 
 def bars(
-    segments: Sequence[Segment], codes: Mapping[int, int], order: str = "address"
+    segments: Sequence[Segment], kinds: Mapping[int, Kind], order: str = "address"
 ) -> list[Bar]:
-    """One bar per segment. ``codes``: address of an allocated block -> its `Category.code`."""
-    unknown = Category.UNKNOWN.code
+    """One bar per segment. ``kinds``: address of an allocated block -> its category or need."""
     found = []
     for segment in segments:
-        runs: list[tuple[int, int]] = []
+        runs: list[tuple[Kind | int, int]] = []
         for block in segment.blocks:
             if block.state is BlockState.INACTIVE:
-                kind = FREE
+                kind: Kind | int = FREE
             elif block.state is BlockState.PENDING_FREE:
                 kind = PENDING
             else:
-                kind = codes.get(block.address, unknown)
+                kind = kinds.get(block.address, Category.UNKNOWN)
             if runs and runs[-1][0] == kind:
                 runs[-1] = (kind, runs[-1][1] + block.size)
             else:
                 runs.append((kind, block.size))
         free = segment.cached_size
-        kinds = [segment.segment_type]
+        about = [segment.segment_type]
         if segment.is_expandable:
-            kinds.append("expandable")
+            about.append("expandable")
         if segment.pool_id != (0, 0):
-            kinds.append(f"pool {segment.pool_id[0]}.{segment.pool_id[1]}")
+            about.append(f"pool {segment.pool_id[0]}.{segment.pool_id[1]}")
         if segment.stream:
-            kinds.append(f"stream {segment.stream:#x}")
+            about.append(f"stream {segment.stream:#x}")
         share = f"{round(100 * free / segment.total_size):>3}% free" if segment.total_size else ""
-        label = f"{human_bytes(segment.total_size):>10} {share}  {' '.join(kinds)}"
+        label = f"{human_bytes(segment.total_size):>10} {share}  {' '.join(about)}"
         found.append(Bar(segment.address, segment.total_size, free, label, tuple(runs)))
     found.sort(key=ORDERS[order])
     return found
 
 
-def cells(bar: Bar, width: int) -> list[tuple[str, int]]:
+def cells(bar: Bar, width: int) -> list[tuple[str, Kind | int]]:
     """The bar in ``width`` cells: (character, kind). A cell shows the used share of its bytes, and
     the most frequent kind of those; a free byte leaves a cell less than full.
     """
-    found = []
+    found: list[tuple[str, Kind | int]] = []
     runs = iter(bar.runs)
     kind, left = next(runs, (FREE, 0))
     at = 0
     for column in range(width):
         end = (column + 1) * bar.total // width
-        held: dict[int, int] = {}
+        held: dict[Kind | int, int] = {}
         if end == at and left:  # fewer bytes than cells: the run continues
             held[kind] = 1
         while at < end and left:
@@ -280,13 +280,10 @@ def map_line(bar: Bar, width: int, plain: bool) -> Line:
     return (*merged(_span(char, kind, plain) for char, kind in shown), (visible(label), "dim"))
 
 
-def _span(char: str, kind: int, plain: bool) -> Span:
-    if kind == FREE:
-        return "·", "dim"
-    if kind == PENDING:
-        return "~" if plain else "▒", "warning"
-    category = Category.from_code(kind)
+def _span(char: str, kind: Kind | int, plain: bool) -> Span:
+    if isinstance(kind, int):
+        return ("·", "dim") if kind == FREE else ("~" if plain else "▒", "warning")
     if plain:
-        letter = LETTERS[category]
-        return letter if char == "█" else letter.lower(), ""
-    return char, category.value
+        mark = letter(kind)
+        return mark if char == "█" else mark.lower(), ""
+    return char, kind.value

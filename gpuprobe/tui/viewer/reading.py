@@ -207,7 +207,7 @@ def _peak_of(inspector: TraceInspector) -> StepPeak:
     rows = inspector.positions.alive(inspector.peak)
 
     def shares(grouping: str) -> tuple[Share[str], ...]:
-        groups = inspector.grouped(rows, grouping)
+        groups = inspector.grouped(rows, grouping, inspector.peak)
         return tuple(Share(group.key, group.bytes, len(group.rows)) for group in groups)
 
     return StepPeak(
@@ -217,4 +217,5 @@ def _peak_of(inspector: TraceInspector) -> StepPeak:
         shares("category"),
         shares("line"),
         shares("module"),
+        shares("need") if inspector.uses_traced else (),
     )

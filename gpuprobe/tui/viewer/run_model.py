@@ -11,11 +11,12 @@ from typing import overload
 
 from gpuprobe.api.live import StepPeak, groups_of, is_running, missing_of
 from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.tui.widgets.palette import chip
+from gpuprobe.tui.widgets.palette import chip, words
 from gpuprobe.tui.widgets.styled_text import Line, bar
 
 _MODULE = re.compile(r"[^\s:/()]+\.[^\s:/()]+")
@@ -261,6 +262,9 @@ def detail_lines(
         texts.append(f"{human_bytes(peak.allocated)} on {peak.device}{where}")
         shares = [share for share in peak.categories if share.bytes]
         texts += [_bar(Category(share.key), share.bytes, whole, plain) for share in shares]
+        if peak.needs:
+            texts += ["", "What it is needed for"]
+            texts += [_bar(Need(share.key), share.bytes, whole, plain) for share in peak.needs]
         for title, by, shown in (
             ("Lines", "line", peak.lines),
             ("Modules", "module", peak.modules),
@@ -282,10 +286,10 @@ def _whole(row: StepLine, peak: StepPeak | Unavailable | None) -> int:
     return max(1, *sizes)
 
 
-def _bar(category: Category | None, size: int, whole: int, plain: bool) -> Line:
-    """A category (None: everything without one), its size, and its share of ``whole``."""
-    kind = Category.OTHER if category is None else category
-    name = "everything else" if category is None else category.words
+def _bar(given: Category | Need | None, size: int, whole: int, plain: bool) -> Line:
+    """A category (None: everything without one) or a need, its size, and its share of ``whole``."""
+    kind = Category.OTHER if given is None else given
+    name = "everything else" if given is None else words(given)
     drawn = bar(size / whole, _BAR, "" if plain else kind.value)
     return ((f"{human_bytes(size):>10}  ", ""), chip(kind, plain), (f" {name:<18.18} ", ""), *drawn)
 

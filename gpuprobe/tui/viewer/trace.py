@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,9 @@ from textual.worker import get_current_worker
 
 from gpuprobe.api.live import (
     GROUPINGS,
+    NOT_TRACED,
     Group,
+    Kind,
     TraceInspector,
     TraceRef,
     TraceState,
@@ -27,6 +30,7 @@ from gpuprobe.api.live import (
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.files import gc_paused
+from gpuprobe.model.needs import Need
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Unavailable
@@ -37,7 +41,7 @@ from gpuprobe.tui.viewer.run_model import short_line
 from gpuprobe.tui.widgets.keymap import Key, bindings
 from gpuprobe.tui.widgets.palette import chip, legend
 from gpuprobe.tui.widgets.plot import LABEL, axis, draw_bands
-from gpuprobe.tui.widgets.styled_text import Line, Span, left
+from gpuprobe.tui.widgets.styled_text import Line, Span, left, packed
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
@@ -60,7 +64,13 @@ _KEYS = (
         "previous, next trace",
         {"left_square_bracket": "trace(-1)", "right_square_bracket": "trace(1)"},
     ),
-    Key("b", "group by line, module, category or block", {"b": "group"}, footer="group"),
+    Key("b", "group by line, module, category, block or need", {"b": "group"}, footer="group"),
+    Key(
+        "u",
+        "colour by category, or by use: what the memory is needed for",
+        {"u": "need"},
+        footer="use",
+    ),
     Key(
         "Enter",
         "open the modules of a line or of ×N, a group's blocks, or a block's stack and source "
@@ -92,12 +102,14 @@ class TimelinePane(TextPane):
         super().__init__(id=id)
         self._inspector: TraceInspector | None = None
         self._columns: list[int] = []  # the position that each column shows
+        self._bands: dict[Kind, array[int]] = {}  # at these positions
+        self._by_need = False
         self.first, self.end = 0, 1
         self.position = 0
 
     def open(self, inspector: TraceInspector) -> None:
         """Show a whole trace, with the cursor on its peak."""
-        self._inspector, self._columns = inspector, []
+        self._inspector, self._columns, self._bands = inspector, [], {}
         self.first, self.end = 0, len(inspector)
         self.position = inspector.peak
 
@@ -115,7 +127,6 @@ class TimelinePane(TextPane):
     def zoom(self, factor: float) -> None:
         """Show ``factor`` times as many positions, around the cursor."""
         self._frame(round((self.end - self.first) * factor))
-        self.paint()
 
     def _frame(self, span: int) -> None:
         if self._inspector is not None:
@@ -145,33 +156,36 @@ class TimelinePane(TextPane):
         count, span = len(self._columns), self.end - self.first
         return min(count - 1, (self.position - self.first) * count // max(1, span))
 
-    def paint(self) -> None:
-        """Draw the open trace, if any and if it fits."""
+    def paint(self, *, by_need: bool) -> None:
+        """Draw the open trace, if any and if it fits; ``by_need``: coloured by need."""
         inspector, width = self._inspector, self.size.width
         if inspector is None or width < LABEL + 4:
             return
-        self._columns = inspector.positions.plot(self.first, self.end, width - LABEL)
-        count = len(self._columns)
+        columns = inspector.positions.plot(self.first, self.end, width - LABEL)
+        if columns != self._columns or self._by_need is not by_need or not self._bands:
+            self._columns, self._by_need = columns, by_need
+            self._bands = inspector.bands(columns, by_need=by_need)
+        count = len(columns)
         wide = max(1, (width - LABEL) // count)
         bands = {
-            category: [value for value in band for _ in range(wide)]
-            for category, band in inspector.positions.bands(self._columns).items()
+            kind: [value for value in band for _ in range(wide)]
+            for kind, band in self._bands.items()
         }
         reserved = inspector.reserved
         levels = None
         if not isinstance(reserved, Unavailable):
             levels = [reserved[at] for at in self._columns for _ in range(wide)]
-        cursor, columns = self._column() * wide + wide // 2, count * wide
+        cursor, cells = self._column() * wide + wide // 2, count * wide
         marks = self._marks(inspector, wide) if self.size.height > 6 else []
         height, plain = max(2, self.size.height - 1 - len(marks)), self.painter.palette.plain
-        lines = draw_bands(bands, levels, columns, height, cursor=cursor, plain=plain)
+        lines = draw_bands(bands, levels, cells, height, cursor=cursor, plain=plain)
         first, last = f"event {self.first:,}", f"{self.end - 1:,}"
         began, ended = inspector.time_at(self.first), inspector.time_at(self.end - 1)
         if began is not None and ended is not None:
             last = f"{last} · {human_ns(ended)}"
             if began:  # the whole trace begins at 0
                 first = f"{first} · {human_ns(began)}"
-        self.show([*lines, *marks, axis(cursor, columns, first, last)])
+        self.show([*lines, *marks, axis(cursor, cells, first, last)])
 
     def _marks(self, inspector: TraceInspector, wide: int) -> list[Line]:
         """The line of phases below the columns; none if no phase was recorded."""
@@ -200,7 +214,7 @@ class TracePane(Pane, Vertical):
     NAME = "trace"
     KEYS = _KEYS
     DEFAULT_CSS = """
-    TracePane #at { height: 3; padding: 0 1; }
+    TracePane #at { height: auto; min-height: 3; max-height: 6; padding: 0 1; }
     TracePane #groups { width: 2fr; min-width: 40; }
     TracePane #side { width: 3fr; border-left: solid $panel; }
     TracePane #segments { display: none; padding: 0 1; }
@@ -241,6 +255,7 @@ class TracePane(Pane, Vertical):
         self.state: TraceState | None = None
         self._grouping = "line"
         self._order = "address"
+        self._by_need = False
         self._within: list[Group] = []  # the group whose blocks or members are listed, and outer
         self._bars: list[Bar] | Unavailable | None = None
         self._problem = ""
@@ -291,6 +306,7 @@ class TracePane(Pane, Vertical):
             "pending": state.pending,
             "reserved": to_plain(state.reserved),
             "categories": {category.value: size for category, size in state.categories.items()},
+            "colours": {kind.value: size for kind, size in state.kinds.items()},
             "grouping": state.grouping,
             "groups": [
                 {
@@ -362,6 +378,8 @@ class TracePane(Pane, Vertical):
         self._inspector, self.state, self._bars = inspector, None, None
         self._within = []
         if inspector is not None:
+            if self._grouping == "need" and not inspector.uses_traced:
+                self._grouping = GROUPINGS[0]
             self.timeline.open(inspector)
             self._read_position()
         self.repaint()
@@ -378,32 +396,30 @@ class TracePane(Pane, Vertical):
             return
         self._bars, self._within = None, []
         self.timeline.move(position)
-        self.timeline.paint()
+        self.timeline.paint(by_need=self._by_need)
         self._show_position()
         self._read_position()
 
     def _read_position(self) -> None:
         inspector = self._inspector
         if inspector is not None:
-            read = partial(
-                self._read_state, inspector, self.position, self._grouping, self.has_class("map")
-            )
+            read = partial(self._read_state, inspector, self.position, self.has_class("map"))
             self.run_worker(read, thread=True, exclusive=True, group="state", description="state")
 
-    def _read_state(
-        self, inspector: TraceInspector, position: int, grouping: str, mapped: bool
-    ) -> None:
+    def _read_state(self, inspector: TraceInspector, position: int, mapped: bool) -> None:
         worker = get_current_worker()
         if worker.is_cancelled:  # the cursor has moved on
             return
-        self.post_message(self.StateRead(inspector, inspector.state(position, grouping)))
+        by_need = self._by_need
+        state = inspector.state(position, self._grouping, by_need=by_need)
+        self.post_message(self.StateRead(inspector, state))
         if mapped and not worker.is_cancelled:
             with gc_paused():
                 layout = inspector.layout(position)
                 drawn = (
                     layout
                     if isinstance(layout, Unavailable)
-                    else bars(layout, inspector.codes_at(position), self._order)
+                    else bars(layout, inspector.kinds_at(position, by_need=by_need), self._order)
                 )
             self.post_message(self.Mapped(position, drawn))
 
@@ -425,6 +441,7 @@ class TracePane(Pane, Vertical):
 
     def action_zoom(self, factor: float) -> None:
         self.timeline.zoom(factor)
+        self.timeline.paint(by_need=self._by_need)
 
     def action_trace(self, by: int) -> None:
         """Show the next trace: of the step's next device, then of the next traced step."""
@@ -443,8 +460,22 @@ class TracePane(Pane, Vertical):
         if self._inspector is not None:
             self.go(self._inspector.peak)
 
+    def action_need(self) -> None:
+        if self._inspector is None:
+            return
+        if not self._inspector.uses_traced:
+            self.notify(NOT_TRACED.reason, severity="warning", markup=False)
+            return
+        self._by_need = not self._by_need
+        self._within = []
+        self._read_position()
+        self.timeline.paint(by_need=self._by_need)
+
     def action_group(self) -> None:
-        self._grouping = GROUPINGS[(GROUPINGS.index(self._grouping) + 1) % len(GROUPINGS)]
+        traced = self._inspector is not None and self._inspector.uses_traced
+        groupings = GROUPINGS if traced else [by for by in GROUPINGS if by != "need"]
+        at = groupings.index(self._grouping) if self._grouping in groupings else -1
+        self._grouping = groupings[(at + 1) % len(groupings)]
         self._within = []
         self._groups.cursor = 0
         self._read_position()
@@ -481,7 +512,7 @@ class TracePane(Pane, Vertical):
             reading = "reading the trace …" if self._requested_ref and not self._problem else ""
             none = "" if self._refs else "no trace: needs a recording at level 'trace'"
             self.timeline.close(visible(self._problem) or reading or none)
-        self.timeline.paint()
+        self.timeline.paint(by_need=self._by_need)
         self._show_groups()
         self._show_segments()
 
@@ -494,12 +525,13 @@ class TracePane(Pane, Vertical):
         if inspector is None:
             self._at.show([])
             return
-        lines = [self._levels(inspector), self._event(inspector)]
+        columns = self._at.size.width - 2
+        lines = [*packed(self._levels(inspector), columns, " · "), self._event(inspector)]
         if self.state is not None and self.state.position == self.position:
-            lines.append(legend(self.state.categories.items(), self._plain))
+            lines += legend(self.state.kinds.items(), self._plain, columns)
         self._at.show(lines)
 
-    def _levels(self, inspector: TraceInspector) -> Line:
+    def _levels(self, inspector: TraceInspector) -> list[Line]:
         """The position of the cursor, and the memory in use there."""
         where = [inspector.device]
         if inspector.step is not None:
@@ -508,16 +540,16 @@ class TracePane(Pane, Vertical):
             where.append("incomplete: events before its start were lost")
         where.append(f"{self.position:,} of {len(inspector) - 1:,}")
         allocated = inspector.allocated[self.position]
-        line: Line = (
-            (" · ".join(where), "bold"),
-            (f" · {human_bytes(allocated)} allocated", ""),
-        )
+        parts: list[Line] = [((text, "bold"),) for text in where]
+        if self.position == inspector.peak:
+            parts.append((("the peak", "accent"),))
+        parts.append(((f"{human_bytes(allocated)} allocated", ""),))
         pending = inspector.active[self.position] - allocated
         if pending:
-            line += ((f" · {human_bytes(pending)} waiting for a stream", "warning"),)
+            parts.append(((f"{human_bytes(pending)} waiting for a stream", "warning"),))
         if not isinstance(inspector.reserved, Unavailable):
-            line += ((f" · {human_bytes(inspector.reserved[self.position])} reserved", ""),)
-        return (*line, (" · the peak", "accent")) if self.position == inspector.peak else line
+            parts.append(((f"{human_bytes(inspector.reserved[self.position])} reserved", ""),))
+        return parts
 
     def _event(self, inspector: TraceInspector) -> Line:
         """The event at the cursor."""
@@ -537,7 +569,9 @@ class TracePane(Pane, Vertical):
     def _listed(self) -> tuple[Group, ...]:
         if self._within and self._inspector is not None:
             inner = self._within[-1]
-            return inner.members or self._inspector.grouped(inner.rows, "block")
+            return inner.members or self._inspector.grouped(
+                inner.rows, "block", self.position, by_need=self._by_need
+            )
         return self.state.groups if self.state is not None else ()
 
     def _show_groups(self) -> None:
@@ -551,7 +585,7 @@ class TracePane(Pane, Vertical):
             group = groups[index]
             name = f" {self._name_of(group, self._groups.size.width - 14)}"
             size = f"{human_bytes(group.bytes):>10} "
-            return [((size, ""), chip(group.category, self._plain), (name, ""))]
+            return [((size, ""), chip(group.kind, self._plain), (name, ""))]
 
         self._groups.fill([(("", "section"), (head, "head"))], len(groups), line)
         self._show_position()
@@ -561,7 +595,7 @@ class TracePane(Pane, Vertical):
         inspector = self._inspector
         blocks = bool(self._within) and not self._within[-1].members
         if inspector is not None and (blocks or self._grouping == "block"):
-            block = inspector.block(group.rows[0])
+            block = inspector.block(group.rows[0], self.position)
             line = self._short(block.line, max(10, columns - len(group.key) - 2))
             return f"{group.key}  {block.category.words if self._within else line}"
         count = len(group.members or group.rows)
@@ -569,7 +603,8 @@ class TracePane(Pane, Vertical):
         if group.members:
             what = " modules" if self._within else f" {REPEATED[self._grouping]}"
         times = f"  ×{count:,}{what}" if count > 1 else ""
-        return self._short(group.key, max(10, columns - len(times))) + times
+        key = Need(group.key).label if self._grouping == "need" and not self._within else group.key
+        return self._short(key, max(10, columns - len(times))) + times
 
     def _show_treemap(self) -> None:
         listed = self._listed()
@@ -608,7 +643,8 @@ class TracePane(Pane, Vertical):
             return  # keys can arrive before the list is drawn
         group = listed[message.index]
         if len(group.rows) == 1 or (self._within and not self._within[-1].members):
-            self.app.push_screen(BlockScreen(inspector.block(group.rows[0]), self._rank.session))
+            block = inspector.block(group.rows[0], self.position)
+            self.app.push_screen(BlockScreen(block, self._rank.session))
         else:
             self._within.append(self._opened(group, inspector))
             self._groups.cursor = 0
@@ -618,7 +654,8 @@ class TracePane(Pane, Vertical):
         """A group to list: a line with several modules has these as its members."""
         if group.members or self._grouping != "line" or self._within:
             return group
-        modules = folded(inspector.grouped(group.rows, "module"), "module")
+        by_module = inspector.grouped(group.rows, "module", self.position, by_need=self._by_need)
+        modules = folded(by_module, "module")
         return replace(group, members=modules) if len(modules) > 1 else group
 
     def on_text_pane_clicked(self, message: TextPane.Clicked) -> None:

@@ -12,9 +12,10 @@ import os
 from collections.abc import Iterable, Mapping
 
 from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
-from gpuprobe.tui.widgets.styled_text import Line, Span
+from gpuprobe.tui.widgets.styled_text import Line, Span, packed
 
 DEFAULT = "dark"
 
@@ -36,6 +37,28 @@ LETTERS: dict[Category, str] = {
     Category.UNKNOWN: "?",
 }
 """The letter of each category in a display without colour."""
+
+NEED_LETTERS: dict[Need, str] = {
+    Need.IN_USE: "U",
+    Need.LATER: "L",
+    Need.NOT_YET: "Y",
+    Need.NEVER_AGAIN: "A",
+    Need.NEVER: "N",
+    Need.OPEN: "K",
+    Need.UNTRACED: "?",
+}
+"""The letter of each need in a display without colour."""
+
+
+def letter(kind: Category | Need) -> str:
+    """The letter of a category or a need in a display without colour."""
+    return NEED_LETTERS[kind] if isinstance(kind, Need) else LETTERS[kind]
+
+
+def words(kind: Category | Need) -> str:
+    """The name of a category or a need, short enough for a legend."""
+    return kind.short if isinstance(kind, Need) else kind.words
+
 
 _NAMES = ("dark", "light", "colour-blind", "no colour")
 _BACKGROUND = ("#11151c", "#fbfbf8", "#101216", "#000000")
@@ -79,6 +102,14 @@ _STYLES: dict[str, tuple[str, str, str, str]] = {
     "temporary": ("#a3d6cf", "#9ad0c8", "#e8e8e8", "none"),
     "other": ("#8b939b", "#9aa1a8", "#777777", "none"),
     "unknown": ("#6a727a", "#c3c9cf", "#555555", "none"),
+    # needs
+    "in_use": ("#4da3ff", "#1f6fd0", "#0072b2", "none"),
+    "needed_later": ("#57b98a", "#3aa377", "#56b4e9", "none"),
+    "not_used_yet": ("#e8c14a", "#e0ad1f", "#f0e442", "none"),
+    "never_used_again": ("#f0706a", "#d6473d", "#d55e00", "none"),
+    "never_used": ("#cf6bc2", "#a5409a", "#cc79a7", "none"),
+    "open": ("#a195dd", "#8a7cc8", "#009e73", "none"),
+    "not_traced": ("#6a727a", "#c3c9cf", "#777777", "none"),
 }
 
 
@@ -164,16 +195,16 @@ def default_palette(environ: Mapping[str, str] = os.environ) -> str:
     return "no colour" if environ.get("NO_COLOR") else DEFAULT
 
 
-def chip(category: Category, plain: bool) -> Span:
-    """A mark in the category's colour, or its letter."""
-    return (LETTERS[category], "") if plain else ("■", category.value)
+def chip(kind: Category | Need, plain: bool) -> Span:
+    """A mark in the colour of a category or a need, or its letter."""
+    return (letter(kind), "") if plain else ("■", kind.value)
 
 
-def legend(sizes: Iterable[tuple[Category, int]], plain: bool) -> Line:
-    """``■ parameter 1.2 GiB  ■ activation …`` in one line."""
-    line: Line = ()
-    for category, size in sizes:
-        if size:
-            named = (f" {category.words} ", "")
-            line += (chip(category, plain), named, (f"{human_bytes(size)}   ", "dim"))
-    return line
+def legend(sizes: Iterable[tuple[Category | Need, int]], plain: bool, columns: int) -> list[Line]:
+    """``■ parameter 1.2 GiB   ■ activation …`` in lines of ``columns`` columns."""
+    parts: list[Line] = [
+        (chip(kind, plain), (f" {words(kind)} ", ""), (human_bytes(size), "dim"))
+        for kind, size in sizes
+        if size
+    ]
+    return packed(parts, columns, gap="   ")

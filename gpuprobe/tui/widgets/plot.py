@@ -10,15 +10,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, width
-from gpuprobe.tui.widgets.palette import LETTERS
+from gpuprobe.tui.widgets.palette import letter
 from gpuprobe.tui.widgets.styled_text import EIGHTHS, Line, Span, fit, left, merged, right
 
 LABEL = 11
 """Columns left of a plot, for the scale and its line."""
 
-# From the bottom up, by lifetime: the bands that change least are the base of the others.
+# From the bottom up. Categories by lifetime: the bands that change least are the base of the
+# others. Needs: what could go is on top.
 _ORDER = (
     Category.PARAMETER,
     Category.GATHERED_PARAMETER,
@@ -35,6 +37,13 @@ _ORDER = (
     Category.TEMPORARY,
     Category.OTHER,
     Category.UNKNOWN,
+    Need.UNTRACED,
+    Need.OPEN,
+    Need.LATER,
+    Need.IN_USE,
+    Need.NOT_YET,
+    Need.NEVER_AGAIN,
+    Need.NEVER,
 )
 
 
@@ -134,7 +143,7 @@ def axis(cursor: int, columns: int, first: str, last: str, name: str = "") -> Li
 
 
 def draw_bands(
-    bands: Mapping[Category, Sequence[int]],
+    bands: Mapping[Category | Need, Sequence[int]],
     reserved: Sequence[int] | None,
     columns: int,
     height: int,
@@ -142,7 +151,7 @@ def draw_bands(
     cursor: int = -1,
     plain: bool = False,
 ) -> list[Line]:
-    """Stacked bands, one per category, and ``reserved`` as a line. Every band has ``columns``
+    """Stacked bands, one per category or need, and ``reserved`` as a line. Each has ``columns``
     values, in bytes. A cell shows at most two bands: the lower as its character, the next as its
     background. The empty cells of column ``cursor`` are marked. ``plain``: letters instead of
     colours.
@@ -170,10 +179,10 @@ def draw_bands(
 
 
 def _edges(
-    sizes: Sequence[tuple[Category, int]], height: int, highest: int
-) -> list[tuple[int, Category]]:
+    sizes: Sequence[tuple[Category | Need, int]], height: int, highest: int
+) -> list[tuple[int, Category | Need]]:
     """The top of each band of a column, in eighths of a cell; at least one band is visible."""
-    edges: list[tuple[int, Category]] = []
+    edges: list[tuple[int, Category | Need]] = []
     level = 0
     for category, size in sizes:
         level += size
@@ -183,7 +192,7 @@ def _edges(
     return edges if edges or not level else [(1, sizes[0][0])]
 
 
-def _cell(edges: Sequence[tuple[int, Category]], bottom: int, plain: bool) -> Span | None:
+def _cell(edges: Sequence[tuple[int, Category | Need]], bottom: int, plain: bool) -> Span | None:
     """The cell whose lower edge is at ``bottom`` eighths; None if no band reaches it."""
     inside = [(top, category) for top, category in edges if top > bottom]
     if not inside:
@@ -193,7 +202,7 @@ def _cell(edges: Sequence[tuple[int, Category]], bottom: int, plain: bool) -> Sp
     if plain:
         # The band with the larger part of the cell: letters cannot share one.
         most = above if above is not None and top - bottom <= 3 else category
-        return LETTERS[most], ""
+        return letter(most), ""
     if top >= bottom + 8:
         return "█", category.value
     role = category.value if above is None else f"{category.value} on {above.value}"

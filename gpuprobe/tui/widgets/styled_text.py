@@ -73,6 +73,19 @@ def joined(parts: Iterable[Line], gap: str = " ") -> Line:
     return tuple(spans)
 
 
+def packed(parts: Iterable[Line], columns: int, gap: str = " ") -> list[Line]:
+    """The parts in as few lines of ``columns`` columns as hold them, with a gap between neighbours;
+    a part is not divided.
+    """
+    lines: list[Line] = []
+    for part in parts:
+        if lines and line_width(lines[-1]) + len(gap) + line_width(part) <= columns:
+            lines[-1] = (*lines[-1], (gap, ""), *part)
+        else:
+            lines.append(part)
+    return lines
+
+
 def level(share: float) -> str:
     """The role of a gauge at ``share`` (0 to 1): calm, warm or hot."""
     return "hot" if share >= 0.9 else "warm" if share >= 0.6 else "calm"

@@ -58,7 +58,13 @@ async function unpackAll(columns) {
 // The category order of a stack: what stays at the bottom, what comes and goes on top.
 const CATEGORIES = ["parameter", "gathered_parameter", "buffer", "kv_cache", "optimizer_state", "gradient", "gradient_bucket",
   "weight_cast", "workspace", "input", "activation", "autograd_detail", "temporary", "other", "unknown"];
-const categoryWords = (name) => (name === "kv_cache" ? "KV cache" : name.replaceAll("_", " "));
+// The needs, those of gpuprobe.model.needs: what could go is on top.
+const NEEDS = {
+  not_traced: "not traced", open: "kept at the end", needed_later: "needed later", in_use: "in use now", not_used_yet: "not used yet",
+  never_used_again: "never used again", never_used: "never used",
+};
+const isKind = (name) => CATEGORIES.includes(name) || name in NEEDS;
+const kindWords = (name) => NEEDS[name] ?? (name === "kv_cache" ? "KV cache" : name.replaceAll("_", " "));
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }

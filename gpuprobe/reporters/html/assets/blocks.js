@@ -7,6 +7,12 @@ class Blocks {
     const { start, life, size, category, stack, module, phase } = await unpackAll(found.columns);
     Object.assign(made, { start, size, category, stack, module, phase }, { total: found.total, about: found });
     made.end = start.map((at, i) => at + life[i]);
+    if (found.uses) {
+      made.uses = await unpackAll(found.uses);
+      // Where the spells of each block begin, and at the end their number.
+      made.first = new Int32Array(start.length + 1);
+      for (let i = 0; i < start.length; i++) made.first[i + 1] = made.first[i] + made.uses.spells[i];
+    }
     made.parents = await unpack(found.parents);
     made.frames = await unpack(found.frames);
     made.alive = new Int32Array(start.length);
@@ -16,16 +22,22 @@ class Blocks {
   }
   get length() { return this.start.length; }
   name(i) { return this.about.categories[this.category[i]]; }
+  // What a block is needed for at a position; "" if its uses were not traced.
+  needAt(i, position) {
+    let need = -1;
+    for (let at = this.first[i]; at < this.first[i + 1] && this.uses.at[at] <= position; at++) need = this.uses.need[at];
+    return need < 0 ? "" : this.about.needs[need];
+  }
 
-  // Three shades of each category, so that neighbours are told apart; then what marks the chosen one.
-  shades() {
-    const codes = Object.keys(this.about.categories).map(Number), found = new Map();
+  // Three shades of each kind, so that neighbours are told apart; then what marks the chosen one.
+  shades(names) {
+    const found = new Map();
     const number = (r, g, b, a = 255) => ((a << 24) | (b << 16) | (g << 8) | r) >>> 0;
     const parts = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
     const toward = (from, to, share) => from.map((value) => Math.round(value + (to - value) * share));
-    for (const code of codes) {
-      const base = parts(color(this.about.categories[code]));
-      found.set(code, [base, toward(base, 255, 0.14), toward(base, 0, 0.12)].map((rgb) => number(...rgb)));
+    for (const name of names) {
+      const base = parts(color(name || "less"));
+      found.set(name, [base, toward(base, 255, 0.14), toward(base, 0, 0.12)].map((rgb) => number(...rgb)));
     }
     const rest = parts(color("less"));
     return { of: found, chosen: number(...parts(color("fg"))), rest: number(...rest, 90), edge: number(...toward(parts(color("bg")), 0, 0.1), 255) };
@@ -45,10 +57,11 @@ class Blocks {
       this.image = sheet.createImageData(width, height);
       this.pixels = new Uint32Array(this.image.data.buffer);
     }
-    const { pixels, alive, start, end, size, category, chosen } = this;
+    const { pixels, alive, start, end, size, chosen } = this;
     pixels.fill(0);
     const events = chart.model.axes.events, allocated = chart.model.top;
-    const shades = this.shades(), scale = height / (most - base);
+    const byUse = chart.byUse && this.uses, scale = height / (most - base);
+    const shades = this.shades(byUse ? ["", ...this.about.needs] : Object.values(this.about.categories));
     let count = 0, next = 0, last = -1, drawnAt = -1;
     for (let px = 0; px < wide; px++) {
       const at = picks[px], x0 = Math.round(px * ratio), x1 = Math.min(Math.round((px + 1) * ratio), width);
@@ -66,7 +79,8 @@ class Blocks {
           sum += size[block];
           const row = Math.max(0, Math.round(height - (sum - base) * scale));
           if (row >= edge) continue;
-          const fill = block === chosen ? shades.chosen : shades.of.get(category[block])[block % 3];
+          const kind = byUse ? this.needAt(block, here) : this.name(block);
+          const fill = block === chosen ? shades.chosen : shades.of.get(kind)[block % 3];
           for (let y = row; y < edge; y++) pixels[y * width + x0] = fill;
           if (edge - row > 4) pixels[row * width + x0] = shades.edge;
           edge = row;
@@ -103,13 +117,26 @@ class Blocks {
     for (let at = this.stack[block]; at > 0; at = this.parents[at]) found.push([this.about.names[this.frames[at]], this.about.plumbing[this.frames[at]] === 1]);
     return found;
   }
+  // The uses of a block in a sentence, and what it is needed for at a position.
+  usesOf(block, model, position) {
+    const { uses } = this, text = (column) => this.about.strings[uses[column][block]];
+    const now = position == null ? "" : this.needAt(block, position);
+    if (uses.spells[block] === 0) return "its uses were not traced";
+    const found = [];
+    if (text("made_by")) found.push("made by " + text("made_by"));
+    if (uses.first_at[block] >= 0) found.push("first used at " + model.place(uses.first_at[block]) + (text("first_by") ? " by " + text("first_by") : ""));
+    if (uses.last_at[block] >= 0) found.push("last used at " + model.place(uses.last_at[block]) + " " + text("last_by"));
+    else if (text("last_by")) found.push("used " + text("last_by"));
+    else if (now !== "not_traced") found.push("not used in this step");
+    return found.join("; ") + (now ? (found.length ? "; " : "") + "here: " + kindWords(now) : "");
+  }
   // What is known of a block, as elements.
-  describe(block, model) {
+  describe(block, model, position) {
     const cwd = (data.report?.session?.cwd || "\n").replace(/\/$/, "") + "/";
     const { about } = this, frames = this.stackOf(block);
     const telling = frames.filter(([, plumbing]) => !plumbing), folded = telling.length ? telling : frames;
     const module = about.strings[this.module[block]], phase = about.strings[this.phase[block]];
-    const facts = [categoryWords(this.name(block)), module, phase && "phase " + phase].filter(Boolean).join(" · ");
+    const facts = [kindWords(this.name(block)), module, phase && "phase " + phase].filter(Boolean).join(" · ");
     const swatch = make("span", { class: "swatch" });
     swatch.style.background = color(this.name(block));
     const list = make("ol", { class: "stack" });
@@ -124,6 +151,7 @@ class Blocks {
     return [
       make("p", {}, swatch, " ", make("b", {}, human(this.size[block])), " · " + facts),
       make("p", {}, model.life(this.start[block], this.end[block])),
+      ...this.uses ? [make("p", {}, this.usesOf(block, model, position))] : [],
       frames.length ? list : make("p", {}, "no stack was recorded"),
       toggle,
     ];

@@ -11,7 +11,7 @@ function ribbonOf(title, spans, times, at) {
 }
 
 async function timelineModel(track) {
-  const columns = await unpackAll(track.columns), bands = await unpackAll(track.bands);
+  const columns = await unpackAll(track.columns), bands = await unpackAll(track.bands), needs = await unpackAll(track.needs);
   const { at, time_us: times, allocated, active, reserved } = columns;
   const hasTime = times.length > 1 && times[times.length - 1] > times[0];
   const ends = new Uint8Array(at.length);
@@ -40,10 +40,11 @@ async function timelineModel(track) {
     return from + ", " + to + ": " + whole(Math.min(end, last) - start) + " events" + (spent > 0 ? ", about " + duration(spent) : "");
   };
   return {
-    blocks: track.blocks && track.blocks.total ? () => Blocks.of(track.blocks) : null, life,
+    blocks: track.blocks && track.blocks.total ? () => Blocks.of(track.blocks) : null, life, place,
     axes: hasTime ? { events: at, time: times } : { events: at },
     top: allocated, lines, ribbons, ends, peak,
     bands: CATEGORIES.filter((name) => bands[name]).map((name) => ({ name, values: bands[name] })),
+    needs: Object.keys(NEEDS).filter((name) => needs[name]).map((name) => ({ name, values: needs[name] })),
     label: "Allocated memory over " + whole(track.events) + " events; the peak is " + human(allocated[peak]) + ". Arrow keys move, plus and minus zoom.",
     describe: (i) => {
       const chunk = track.chunks[Math.max(upTo(chunkStarts, at[i]) - 1, 0)];
@@ -87,7 +88,7 @@ async function stepsModel(found) {
   const some = (values) => values.some((value) => value >= 0);
   const bounded = least.some((value, i) => peakMost[i] !== value);
   return {
-    axes: { steps: index }, top: least.map((v) => Math.max(v, 0)), bands: [], ribbons: [], ends: new Uint8Array(index.length), peak,
+    axes: { steps: index }, top: least.map((v) => Math.max(v, 0)), bands: [], needs: [], ribbons: [], ends: new Uint8Array(index.length), peak,
     lines: [
       { name: bounded ? "peak allocated, at least" : "peak allocated", values: least, color: "fg", width: 1.6 },
       bounded && { name: "peak allocated, at most", values: peakMost, color: "autograd_detail", width: 1 },
@@ -169,6 +170,7 @@ const KEYS = [
   ["?", "this list"], ["d", "light or dark"], ["j  k", "next and previous section"], ["/", "search in the nearest chart or table"],
   ["← →", "in a chart: move the cursor; with Shift: the view"], ["+  −  0", "in a chart: zoom in, zoom out, show all"],
   ["p  f  t", "in a chart: to the peak, fit the height, events or time"],
+  ["u", "in the timeline: colour by category, or by use: what the memory is needed for"],
   ["b", "in the timeline: single blocks; then click one, or ↑ and ↓: its stack, size and life"],
   ["Ctrl + wheel", "zoom; drag to move; double click to zoom in"], ["Enter  Esc", "in treemap and flame graph: look inside, go back"],
 ];

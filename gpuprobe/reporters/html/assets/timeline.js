@@ -63,7 +63,7 @@ function niceStep(range, parts, binary) {
 }
 
 class Chart {
-  // model: axes {name: column}, top (what the peak tree is of), bands, lines, gaps, ribbons, peak, describe
+  // model: axes {name: column}, top (what the peak tree is of), bands and needs (other bands), lines, gaps, ribbons, peak, describe
   constructor(host, model) {
     this.model = model;
     this.axis = Object.keys(model.axes)[0];
@@ -73,7 +73,7 @@ class Chart {
     this.fit = false;
     this.cursor = null;
     this.canvas = make("canvas", { class: "main", tabindex: "0", role: "img", "aria-label": model.label,
-      "aria-keyshortcuts": "ArrowLeft ArrowRight + - 0 p f t" });
+      "aria-keyshortcuts": "ArrowLeft ArrowRight + - 0 p f t u" });
     this.strip = make("canvas", { class: "strip", "aria-hidden": "true" });
     this.readout = make("div", { class: "readout" });
     this.where = make("span", { class: "where" });
@@ -82,6 +82,10 @@ class Chart {
     if (Object.keys(model.axes).length > 1) {
       this.axisButton = make("button", { type: "button", title: "key: t", onclick: () => this.toggleAxis() }, "over time");
       controls.append(this.axisButton);
+    }
+    if (model.needs.length) {
+      this.useButton = make("button", { type: "button", "aria-pressed": "false", title: "key: u", onclick: () => this.toggleUse() }, "by use");
+      controls.append(this.useButton);
     }
     if (model.blocks) {
       this.blockButton = make("button", { type: "button", "aria-pressed": "false", title: "key: b", onclick: () => this.toggleBlocks() }, "by block");
@@ -102,6 +106,7 @@ class Chart {
     this.draw();
   }
   get xs() { return this.model.axes[this.axis]; }
+  get bands() { return this.byUse ? this.model.needs : this.model.bands; }
   reset(draw = true) {
     const xs = this.xs;
     this.from = xs[0];
@@ -147,6 +152,15 @@ class Chart {
     this.fitButton.setAttribute("aria-pressed", this.fit);
     this.later();
   }
+  // Colour by category, or by what the memory is needed for.
+  toggleUse() {
+    if (!this.useButton) return;
+    this.byUse = !this.byUse;
+    this.useButton.setAttribute("aria-pressed", this.byUse);
+    this.values = null;
+    this.readout.replaceChildren();
+    this.later();
+  }
   async toggleBlocks() {
     if (!this.blockButton) return;
     this.blocks ??= await this.model.blocks();
@@ -154,14 +168,14 @@ class Chart {
     this.blockButton.setAttribute("aria-pressed", this.byBlock);
     this.choose(-1);
   }
-  // Show a block's stack, size and life; -1 for none.
-  choose(block) {
+  // Show a block's stack, size and life, and its need at a position; -1 for none.
+  choose(block, position = null) {
     this.blocks.chosen = block;
     const drawn = whole(this.blocks.length) + " of " + whole(this.blocks.total);
     if (!this.byBlock) this.block.replaceChildren();
     else if (block < 0) this.block.replaceChildren(make("p", {}, "Click a block for its stack, or press ↑ and ↓. " +
       (this.blocks.length < this.blocks.total ? "The largest " + drawn + " blocks are drawn one by one, the others in grey." : drawn + " blocks.")));
-    else this.block.replaceChildren(...this.blocks.describe(block, this.model).filter(Boolean));
+    else this.block.replaceChildren(...this.blocks.describe(block, this.model, position).filter(Boolean));
     this.later();
   }
   // The position that is drawn at a place of the canvas; null where nothing is known.
@@ -174,7 +188,7 @@ class Chart {
     const box = this.canvas.getBoundingClientRect(), { top, bottom, base, most } = this.view;
     const position = this.positionAt(event.clientX - box.left - this.left);
     const bytes = base + ((bottom - (event.clientY - box.top)) / (bottom - top)) * (most - base);
-    this.choose(position == null || bytes < 0 ? -1 : this.blocks.hit(position, bytes));
+    this.choose(position == null || bytes < 0 ? -1 : this.blocks.hit(position, bytes), position);
   }
   // Choose the next block up or down at the cursor.
   step(by) {
@@ -183,7 +197,7 @@ class Chart {
     if (!found.length) return true;
     const before = found.indexOf(this.blocks.chosen);
     const next = before < 0 ? found.reduce((best, b, i) => (this.blocks.size[b] > this.blocks.size[found[best]] ? i : best), 0) : before + by;
-    this.choose(found[Math.min(Math.max(next, 0), found.length - 1)]);
+    this.choose(found[Math.min(Math.max(next, 0), found.length - 1)], position);
     return true;
   }
   toggleAxis() {
@@ -247,7 +261,7 @@ class Chart {
       const act = {
         ArrowLeft: () => (event.shiftKey ? this.pan(-0.5) : this.move(-1)), ArrowRight: () => (event.shiftKey ? this.pan(0.5) : this.move(1)),
         "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.reset(), Home: () => this.reset(),
-        ArrowUp: this.byBlock && (() => this.step(1)), ArrowDown: this.byBlock && (() => this.step(-1)), b: () => this.toggleBlocks(),
+        ArrowUp: this.byBlock && (() => this.step(1)), ArrowDown: this.byBlock && (() => this.step(-1)), b: () => this.toggleBlocks(), u: this.useButton && (() => this.toggleUse()),
         p: () => this.toPeak(), f: () => this.toggleFit(), t: () => this.toggleAxis(),
         PageUp: () => this.pan(-0.9), PageDown: () => this.pan(0.9),
       }[event.key];
@@ -368,7 +382,7 @@ class Chart {
     this.view = { left, top, bottom, wide, base, most, picks };
     if (this.byBlock) this.blocks.paint(this, g, this.view);
     const sums = new Float64Array(wide);
-    for (const band of this.byBlock ? [] : model.bands) {
+    for (const band of this.byBlock ? [] : this.bands) {
       g.fillStyle = color(band.name);
       g.beginPath();
       let open = false;
@@ -511,10 +525,10 @@ class Chart {
         this.values.set("swatch:" + line.name, [swatch, line.color]);
         add(line.name, line.name, swatch);
       }
-      for (const band of [...model.bands].reverse()) {
+      for (const band of [...this.bands].reverse()) {
         const swatch = make("span", { class: "swatch" });
         this.values.set("swatch:" + band.name, [swatch, band.name]);
-        add(band.name, categoryWords(band.name), swatch);
+        add(band.name, kindWords(band.name), swatch);
       }
     }
     for (const [key, value] of this.values) if (key.startsWith("swatch:")) {
@@ -523,7 +537,7 @@ class Chart {
     }
     this.when.textContent = (this.cursor == null ? "At the peak: " : "") + model.describe(at);
     for (const line of model.lines) this.values.get(line.name).textContent = line.values[at] < 0 ? "unknown" : human(line.values[at]);
-    for (const band of model.bands) this.values.get(band.name).textContent = human(band.values[at]);
+    for (const band of this.bands) this.values.get(band.name).textContent = human(band.values[at]);
     const share = (this.to - this.from) / (this.full[1] - this.full[0]);
     this.where.textContent = share > 0.999 ? "" : "showing " + percent(this.to - this.from, this.full[1] - this.full[0]) + " of all";
   }

@@ -6,7 +6,7 @@ class Tree {
     for (let i = 1; i < this.name.length; i++) this.children[this.parents[i]].push(i);
   }
   key(i) { return this.names[this.name[i]]; }
-  label(i) { const key = this.key(i); return CATEGORIES.includes(key) ? categoryWords(key) : key; }
+  label(i) { const key = this.key(i); return isKind(key) ? kindWords(key) : key; }
   path(i) {
     const found = [];
     for (let at = i; at >= 0; at = this.parents[at]) found.unshift(at);
@@ -185,8 +185,8 @@ class TreeView {
     };
     const hue = (i) => {
       const path = tree.path(i);
-      const top = tree.key(path[1] ?? 0), inner = path.map((at) => tree.key(at)).findLast((key) => CATEGORIES.includes(key));
-      if (CATEGORIES.includes(top)) return top;
+      const top = tree.key(path[1] ?? 0), inner = path.map((at) => tree.key(at)).findLast((key) => isKind(key));
+      if (isKind(top)) return top;
       if (inner) return inner;
       return hashed(tree.label(path[Math.min(path.length - 1, tree.path(zoomed).length)] ?? 0));
     };

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuprobe.model.needs import Need, NeedLine, NeedRow, NeedTable
+from gpuprobe.model.needs import (
+    Lifespan,
+    LifespanTable,
+    Need,
+    NeedLine,
+    NeedRow,
+    NeedTable,
+    use_in_words,
+)
 from gpuprobe.model.report import Report
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, human_ns
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -36,17 +44,63 @@ _COLUMNS = (
 
 
 def needs_section(report: Report, *, full: bool = False) -> list[Section]:
-    """What the memory is needed for; nothing if the uses of memory were not traced."""
+    """What the memory is needed for. If its uses were not traced, how long it lives at least; that
+    of a recording only with ``full``, as it has steps.
+    """
     table = report.needs
     title, name, short = "What it is needed for", "needs", "Needs"
     if isinstance(table, Unavailable):
+        if not full and report.recording.kind != "snapshot":
+            return []
         text = f"unknown: {table.reason}"
-        return [Section(title, (Line(text),), name, short)] if full else []
+        if report.recording.kind == "snapshot":
+            text = "unknown: a snapshot has no uses of memory, only when it was made and freed"
+            if report.lifespans is None:
+                text = "unknown: this snapshot has no history, only the memory at one moment"
+        if report.lifespans is None:
+            return [Section(title, (Line(text),), name, short)]
+        lives = Line("How long it lives:"), _lifespans(report.lifespans)
+        return [Section(title, (Line(text), *lives), name, short)]
     if report.peak.nearest_trace is not None and table.step is not None:
         title += f" at the high water mark of step {table.step}"
     parts = needs_parts(table, full=full)
     hint = "By the operators that used each block, at level trace on a simulated GPU."
     return [Section(title, tuple(parts), name, short, hint=hint)]
+
+
+_SPANS = {
+    (False, False): "older than the trace, kept",
+    (False, True): "older than the trace, freed",
+    (True, False): "made in the trace, kept",
+    (True, True): "made and freed in the trace",
+}
+
+
+def _lifespans(table: LifespanTable) -> Table:
+    def row(span: Lifespan) -> Row:
+        share = span.bytes / table.total if table.total else 0.0
+        shortest, longest = (human_ns(us * 1000) for us in (span.shortest_us, span.longest_us))
+        whole = span.begins_in_trace and span.ends_in_trace
+        life = f"{shortest} to {longest}" if whole else f"at least {shortest}"
+        if not table.timed:
+            life = "-"
+        return Row((
+            size(span.bytes),
+            Cell(f"{share:.1%}", share),
+            count(span.blocks),
+            Cell(life, span.shortest_us),
+            _SPANS[span.begins_in_trace, span.ends_in_trace],
+        ))  # fmt: skip
+
+    columns = (
+        Column("bytes", 10, number=True),
+        Column("share", 6, gap=1, number=True),
+        Column("blocks", 6, number=True),
+        Column("lives", 23, number=True),
+        Column("", 0, gap=2),
+    )
+    total = Row((size(table.total), "", "", "", "total"))
+    return Table("memory by its life", columns, tuple(map(row, table.rows)), (total,), header=False)
 
 
 def needs_parts(table: NeedTable, *, full: bool = False) -> list[Part]:
@@ -82,6 +136,8 @@ def _needless(table: NeedTable, *, full: bool) -> Iterator[Line]:
                 yield Line(_about(line, need), "item", indent=4)
         if full and row.more:
             yield Line(f"{human_bytes(row.more)} {need.label}: of other lines", "item", indent=4)
+        if full:
+            yield from _modules(row, need)
     saved = table.total - table.freed_after_use
     if full or saved >= _LEAST * table.total:
         yield Line(
@@ -93,10 +149,32 @@ def _needless(table: NeedTable, *, full: bool) -> Iterator[Line]:
 def _about(line: NeedLine, need: Need) -> str:
     """One line of the program: ``32.0 MiB never used again: activation from train.py:5``."""
     blocks = f" in {line.blocks:,} blocks" if line.blocks != 1 else ""
-    text = f"{human_bytes(line.bytes)}{blocks} {need.label}: {line.category} from {named(line.key)}"
-    if line.last_use is not None or line.by:
-        by = f" by {line.by}" if line.by else ""
-        where = f" at {named(line.last_use)}" if line.last_use is not None else ""
-        phase = f" ({line.phase})" if line.phase else ""
-        text += f"; last used{by}{where}{phase}"
+    later = f" {_later(line)}" if need is Need.LATER else ""
+    what = f"{named(line.category)} from {named(line.key)}"
+    text = f"{human_bytes(line.bytes)}{blocks} {need.label}{later}: {what}"
+    if need is not Need.LATER and (line.last_use is not None or line.by):
+        text += f"; last used by {_use(line)}"
     return text
+
+
+def _later(line: NeedLine) -> str:
+    """What needs memory later: ``by the backward pass of model.py:55``."""
+    if line.later_step:
+        return "by a later step"
+    return f"by {_use(line)}"
+
+
+def _use(line: NeedLine) -> str:
+    place = "" if line.last_use is None else named(line.last_use)
+    return use_in_words(line.by, place, line.phase)
+
+
+def _modules(row: NeedRow, need: Need) -> Iterator[Line]:
+    """The modules that made the blocks of a state, in one sentence."""
+    known = [one for one in row.modules if not one.key.startswith("(")]
+    if not known:
+        return
+    parts = [f"{named(one.key)} {human_bytes(one.bytes)}" for one in row.modules]
+    if row.more_modules:
+        parts.append(f"others {human_bytes(row.more_modules)}")
+    yield Line(f"{need.label}, by module: {', '.join(parts)}", "item", indent=4)
