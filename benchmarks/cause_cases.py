@@ -236,8 +236,7 @@ def explained(case: Case) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as base:
         shutil.copy(case.program, Path(base, "program.py"))
         options = ("--gpu", GPU, "--compute", "shapes", "--json")
-        command = [sys.executable, "-m", "gpuprobe", "explain", *options, "program.py"]
-        done = subprocess.run(command, cwd=base, capture_output=True, text=True, check=False)
+        done = warm_python.gpuprobe("explain", *options, "program.py", cwd=Path(base))
     if done.returncode not in (0, 1):
         raise RuntimeError(done.stderr)
     answer: Mapping[str, Any] = json.loads(done.stdout)

@@ -35,8 +35,8 @@ from gpuprobe.api.remedies import (
 )
 from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.causes.edits import EditCandidate, candidates, files_of
-from gpuprobe.causes.find import Diagnosed, causes_at
-from gpuprobe.causes.groups import LEAST, blocks_at, tensors_at
+from gpuprobe.causes.find import Diagnosed, causes_at, searched_at
+from gpuprobe.causes.groups import LEAST
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
 from gpuprobe.model.io.codec import from_plain
@@ -131,7 +131,7 @@ class _Explaining:
         if failed:
             mark = _failure_in(mark)
         lives = Biographies(mark.ledger)
-        needs = needs_at(mark.ledger, mark.event)
+        needs = needs_at(lives, mark.event)
         if isinstance(needs, Unavailable):
             raise UsageError(f"nothing to explain: {needs.reason}")
         endless = bool(ended != _COMPLETE and not failed)
@@ -212,8 +212,8 @@ class _Explaining:
         """What holds the memory that is not needed, by row of the ledger."""
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
-        unneeded = [b for b in blocks_at(lives, mark.event, failed=failed) if lives.made[b.row]]
-        least = LEAST * tensors_at(lives, mark.event)
+        unneeded = [b for b in searched_at(lives, mark.event, failed=failed) if lives.made[b.row]]
+        least = LEAST * lives.tensors(mark.event)
         if mark.event < 0 or sum(block.bytes for block in unneeded) < least:
             return {}
         if time.monotonic() > self._until:
@@ -257,7 +257,7 @@ class _Explaining:
             trials: RemedyTrials | None = None
             causes = []
             for one in diagnosed:
-                effect = Effect(Certainty.REPLAYED, peak, one.freed_early)
+                effect = Effect(Certainty.REPLAYED, peak, one.without)
                 edits = self._edits(one)
                 if edits and trials is None:
                     trials = stack.enter_context(self._trials())
@@ -286,7 +286,7 @@ class _Explaining:
             except OSError:
                 continue
             if not isinstance(text, Refused):
-                edits = candidates(found.diagnosis, found.group, path, text)
+                edits = candidates(found.answer, found.group, path, text)
                 if edits:
                     return edits
         return []
@@ -312,7 +312,7 @@ class _Explaining:
 
 
 def _cause(found: Diagnosed, effect: Effect, kept_at: Place | None = None) -> MemoryCause:
-    group, answer = found.group, found.diagnosis
+    group, answer = found.group, found.answer
     return MemoryCause(
         rule=answer.rule,
         bytes=group.bytes,

@@ -1,4 +1,4 @@
-"""The causes of the memory at a peak that is not needed."""
+"""The causes of the memory at a peak that is not needed, or larger than it must be."""
 
 from __future__ import annotations
 
@@ -7,43 +7,104 @@ from typing import NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.causes.answer import Answer
-from gpuprobe.causes.groups import HeldBlock, HeldGroup, blocks_at, groups_of, tensors_at
-from gpuprobe.causes.rules import RULES, exceptions
+from gpuprobe.causes.groups import LEAST, HeldBlock, HeldGroup, blocks_at, groups_of, held_blocks
+from gpuprobe.causes.moment import Excess, Moment
+from gpuprobe.causes.rules import LARGER, RULES, exceptions
 from gpuprobe.model.needs import Need
+from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder
 
 LEAST_EFFECT = 0.05
 """The share of the tensors at the peak that a remedy has to save: other memory may be as high a
 moment later."""
 
+FREED_EARLY = "this memory freed after its last use"
+
 
 class Diagnosed(NamedTuple):
     """A group of memory, and the answer of the first rule that knows it."""
 
     group: HeldGroup
-    diagnosis: Answer
-    freed_early: int
-    """The most memory in the trace, in bytes, if the group were freed after its last use."""
+    answer: Answer
+    without: int
+    """The most memory in the trace, in bytes, without it."""
+    assumed: str = FREED_EARLY
+    """What `without` assumes, in words."""
+    kept_at: Place | None = None
+    """The line to change, if that is not where the memory is allocated."""
 
 
 def causes_at(
     lives: Biographies, event: int, holders: Mapping[int, Holder], *, failed: bool = False
 ) -> Iterator[Diagnosed]:
-    """The causes of memory just after an event, the most memory first. ``holders``: what holds the
-    blocks, by row of the ledger. ``failed``: memory ran out here, so what the program would have
-    used later is unknown: only what its exception holds is a cause.
+    """The causes of memory just after an event, the one that saves most first. ``holders``: what
+    holds the blocks, by row of the ledger (`searched_at`). ``failed``: memory ran out here, so what
+    the program would have used later is unknown: only what its exception holds is a cause.
     """
-    blocks = blocks_at(lives, event, failed=failed)
+    tensors = lives.tensors(event)
+    found = list(_unneeded(lives, event, holders, failed=failed))
+    if not failed:
+        found += _larger(Moment(lives, event, holders))
+    found.sort(key=lambda one: one.without if not failed else -one.group.bytes)
+    known: set[int] = set()
     peak = max(lives.ledger.allocated_after())
-    for group in groups_of(blocks, holders, tensors_at(lives, event)):
+    for one in found:
+        rows = {block.row for block in one.group.blocks}
+        new = sum(block.bytes for block in one.group.blocks if block.row not in known)
+        if 2 * new <= one.group.bytes:
+            continue  # most of it has a better remedy
+        if failed or peak - one.without >= LEAST_EFFECT * tensors:
+            known |= rows
+            yield one
+
+
+def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list[HeldBlock]:
+    """The blocks just after an event whose holders are part of a cause."""
+    blocks = {block.row: block for block in blocks_at(lives, event, failed=failed)}
+    if not failed:
+        for one in _larger(Moment(lives, event)):
+            blocks.update((block.row, block) for block in one.group.blocks)
+    return list(blocks.values())
+
+
+def _unneeded(
+    lives: Biographies, event: int, holders: Mapping[int, Holder], *, failed: bool
+) -> Iterator[Diagnosed]:
+    blocks = blocks_at(lives, event, failed=failed)
+    for group in groups_of(blocks, holders, lives.tensors(event)):
         for rule in (exceptions.diagnose,) if failed else RULES:
-            diagnosis = rule(group)
-            if diagnosis is not None:
-                if diagnosis.rule:
-                    found = Diagnosed(group, diagnosis, _without(lives, group.blocks))
-                    if failed or peak - found.freed_early >= LEAST_EFFECT * group.tensors:
-                        yield found
+            answer = rule(group)
+            if isinstance(answer, Answer):
+                yield Diagnosed(group, answer, _without(lives, group.blocks))
+            if answer is not None:
                 break
+
+
+def _larger(moment: Moment) -> Iterator[Diagnosed]:
+    for rule in LARGER:
+        for excess in rule(moment):
+            one = _diagnosed(moment, excess)
+            if one is not None:
+                yield one
+
+
+def _diagnosed(moment: Moment, excess: Excess) -> Diagnosed | None:
+    """The cause, if it is large enough."""
+    saved = sum(
+        moment.size[row] - min(moment.size[row], excess.sizes.get(row, 0)) for row in excess.rows
+    )
+    if saved < LEAST * moment.tensors:
+        return None
+    needs = {row: moment.needs.get(row, Need.LATER) for row in excess.rows}
+    blocks = held_blocks(moment.lives, needs)
+    holders = [row for row in (excess.main, *excess.rows) if row in moment.holders]
+    group = HeldGroup(
+        tuple(blocks),
+        moment.holders[holders[0]] if holders else None,
+        moment.tensors,
+        chosen=next((block for block in blocks if block.row == excess.main), None),
+    )
+    return Diagnosed(group, excess.answer, moment.without(excess), excess.assumed, excess.kept_at)
 
 
 def _without(lives: Biographies, blocks: tuple[HeldBlock, ...]) -> int:

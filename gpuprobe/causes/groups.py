@@ -47,6 +47,8 @@ class HeldGroup:
     blocks: tuple[HeldBlock, ...]
     holder: Holder | None
     tensors: int
+    chosen: HeldBlock | None = None
+    """The block whose line is named, if that is not one of the line that made the most."""
 
     @property
     def bytes(self) -> int:
@@ -59,7 +61,9 @@ class HeldGroup:
 
     @property
     def main(self) -> HeldBlock:
-        """A block of the line that made the most."""
+        """A block of the line that made the most, or the chosen one."""
+        if self.chosen is not None:
+            return self.chosen
         by_line: Counter[Place | NoPlace] = Counter()
         for block in self.blocks:
             by_line[block.made_at] += block.bytes
@@ -80,11 +84,17 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[H
     """The blocks just after an event that are not needed then: never (again), or not yet.
     ``failed``: and those of which nothing is known, because the program failed.
     """
-    ledger = lives.ledger
-    needs = {row: lives.need(row, event) for row in ledger.alive(event)}
+    needs = dict(lives.needs(event))
     unclear = {Need.NOT_YET, *([Need.OPEN] if failed else [])}
     needs.update(dict.fromkeys(_unread_gradients(lives, list(needs)), Need.NEVER))
-    rows = [row for row, need in needs.items() if need.needless or need in unclear]
+    return held_blocks(
+        lives, {row: need for row, need in needs.items() if need.needless or need in unclear}
+    )
+
+
+def held_blocks(lives: Biographies, needs: Mapping[int, Need]) -> list[HeldBlock]:
+    """The blocks of some rows, with their states."""
+    ledger, rows = lives.ledger, list(needs)
     stacks = ledger.trace.stacks
     lines, strings = Lines(stacks), stacks.strings
     columns = [ledger.values(name, rows) for name in ("last_stack", "last_name", "last_phase")]
@@ -129,13 +139,6 @@ def _unread_gradients(lives: Biographies, rows: list[int]) -> Iterator[int]:
     for row in gradients:
         if phases[row] in ("backward", "") and lives.survives(row):
             yield row
-
-
-def tensors_at(lives: Biographies, event: int) -> int:
-    """The bytes of all tensors that are alive just after an event."""
-    ledger = lives.ledger
-    rows = ledger.alive(event)
-    return sum(ledger.size[row] for row in rows if lives.need(row, event) is not Need.UNTRACED)
 
 
 def groups_of(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from gpuprobe.causes.moment import Moment
 from gpuprobe.model.run.holders import Holder
 
 
@@ -16,3 +19,21 @@ def kept_in(holder: Holder) -> str:
             where = f" in {holder.function}" if holder.function else ""
             return f"{''.join(labels)} (a {step.kind} of {step.size:,}{where})"
     return holder.place
+
+
+def of_names(moment: Moment, rows: Iterable[int], word: str = " of ") -> str:
+    """`` of k, v (in attend)``: the names that hold rows, the largest first; "" if none is known."""
+    places: dict[str, int] = {}
+    for row in rows:
+        holder = moment.holders.get(row)
+        if holder is not None and holder.name:
+            places.setdefault(kept_in(holder), 0)
+            places[kept_in(holder)] += moment.size[row]
+    names = sorted(places, key=lambda name: -places[name])[:3]
+    return f"{word}{', '.join(names)}" if names else ""
+
+
+def saved_by(moment: Moment, rows: Iterable[int]) -> str:
+    """That the autograd graph keeps rows, if it does."""
+    kept = any(moment.for_backward(row) for row in rows)
+    return "; the autograd graph keeps it for the backward pass" if kept else ""

@@ -45,8 +45,9 @@ from gpuprobe.model.trace import (
 from gpuprobe.model.values import Address, Bounds, Count, NewestMicroseconds
 from gpuprobe.recording.budget import ChunkBudget, amounts, refuse_bomb
 
-CHUNK_VERSION = (1, 1)
-"""(major, minor). History: 1.0: first version. 1.1: the columns of uses."""
+CHUNK_VERSION = (1, 2)
+"""(major, minor). History: 1.0: first version. 1.1: the columns of uses. 1.2: those of what operators
+did with the values."""
 
 _MAGIC = b"\x89GPTRC\r\n"
 _PREFIX = struct.Struct("<8sHHII")
@@ -356,6 +357,7 @@ def _check_indices(trace: MemoryTrace) -> None:
         "last_stack": len(trace.stacks.stacks),
         "last_name": len(trace.stacks.strings),
         "last_phase": len(trace.stacks.strings),
+        "made_name": len(trace.stacks.strings),
         "pool": len(trace.pools),
     }
     if not trace.pools:  # a column that was left out has the index 0

@@ -52,6 +52,13 @@ class Biographies:
             codes = categories(self.ledger, everything)
             self._state = {row for row, code in enumerate(codes) if code in _STATE}
         self._in_trace = values("last_name", everything)
+        self._needs: dict[int, dict[int, Need]] = {}
+        self._ends: list[int] | None = None
+
+    @classmethod
+    def of(cls, trace: MemoryTrace | Ledger | Biographies) -> Biographies:
+        """The biographies themselves, or those of a trace."""
+        return trace if isinstance(trace, Biographies) else cls(trace)
 
     @property
     def traced(self) -> bool:
@@ -86,6 +93,31 @@ class Biographies:
             return row in self._state
         return not self._ended or row < self.ledger.made or bool(self._in_trace[row])
 
+    def needs(self, event: int) -> dict[int, Need]:
+        """The state of each row that is alive just after an event."""
+        if event not in self._needs:
+            self._needs[event] = {row: self.need(row, event) for row in self.ledger.alive(event)}
+        return self._needs[event]
+
+    def tensors(self, event: int) -> int:
+        """The bytes of all tensors that are alive just after an event: without libraries'."""
+        size = self.ledger.size
+        return sum(
+            size[row] for row, need in self.needs(event).items() if need is not Need.UNTRACED
+        )
+
+    def row_of(self, reference: int) -> int | None:
+        """The row that a column of the trace refers to (see `gpuprobe.model.trace`)."""
+        if not reference:
+            return None
+        events = self.ledger.events
+        if reference > events:
+            row = self.ledger.made + reference - 1 - events
+            return row if row < len(self.ledger) else None
+        row = bisect_left(self.ledger.start, reference - 1, 0, self.ledger.made)
+        known = row < self.ledger.made and self.ledger.start[row] == reference - 1
+        return row if known else None
+
     def need(self, row: int, event: int) -> Need:
         """The state of a row that is alive just after an event."""
         now = self.operator_at(event)
@@ -117,6 +149,11 @@ class Biographies:
         """For each row, the event before which it could be freed: after its last use; its own end
         where a later one is possible. A row that is never used ends as it begins.
         """
+        if self._ends is None:
+            self._ends = self._find_ends()
+        return self._ends
+
+    def _find_ends(self) -> list[int]:
         ledger, operator = self.ledger, self.operator
         ends = list(ledger.freed)
         for row, end in enumerate(ends):
@@ -135,18 +172,20 @@ class Biographies:
         return ends
 
 
-def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable | Unavailable:
+def needs_at(
+    trace: MemoryTrace | Ledger | Biographies, event: int, top: int = 5
+) -> NeedTable | Unavailable:
     """The blocks alive just after ``event``, by `Need`; `Unavailable` if uses were not traced.
     Each row has its ``top`` lines.
     """
-    lives = Biographies(trace)
+    lives = Biographies.of(trace)
     if not lives.traced:
         return _NOT_TRACED
     ledger = lives.ledger
-    rows = ledger.alive(event)
+    rows = lives.needs(event)
     found: dict[Need, list[int]] = {}
-    for row in rows:
-        found.setdefault(lives.need(row, event), []).append(row)
+    for row, need in rows.items():
+        found.setdefault(need, []).append(row)
     ends = lives.ends_of_use()
     return NeedTable(
         step=ledger.trace.step,
@@ -156,13 +195,12 @@ def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable
     )
 
 
-def needed_at(trace: MemoryTrace | Ledger, event: int) -> list[int]:
+def needed_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> list[int]:
     """The positions, among the blocks alive just after ``event``, of those that are needed. Only if
     uses were traced.
     """
-    lives = Biographies(trace)
-    alive = lives.ledger.alive(event)
-    return [at for at, row in enumerate(alive) if not lives.need(row, event).needless]
+    needs = Biographies.of(trace).needs(event).values()
+    return [at for at, need in enumerate(needs) if not need.needless]
 
 
 def _row(lives: Biographies, need: Need, rows: list[int], top: int) -> NeedRow:

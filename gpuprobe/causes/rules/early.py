@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.answer import EXPECTED, Answer, Expected
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
@@ -18,14 +18,14 @@ _EXPECTED = (
 """Categories that wait for their use in every step."""
 
 
-def diagnose(group: HeldGroup) -> Answer | None:
+def diagnose(group: HeldGroup) -> Answer | Expected | None:
     """Blocks of which no operator of this step has used one, nor uses one before a later step."""
     if any(block.need is not Need.NOT_YET for block in group.blocks):
         return None
     waiting = [b for b in group.blocks if b.last_use is None and b.category not in _EXPECTED]
     held = sum(block.bytes for block in waiting)
     if 2 * held <= group.bytes:
-        return Answer.none()
+        return EXPECTED
     many = len(waiting)
     what = f"{many} tensors" if many > 1 else "a tensor"
     holder = "" if group.holder is None else f" in {group.holder.place}"

@@ -1,0 +1,75 @@
+"""What optimizers add to a step: temporaries for all parameters at once, and gradients that are
+zeroed instead of freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer, EditKind
+from gpuprobe.causes.moment import Excess, Moment
+from gpuprobe.causes.wording import of_names
+from gpuprobe.model.memory import Category
+from gpuprobe.model.text import human_bytes
+
+
+def diagnose(moment: Moment) -> Iterator[Excess]:
+    """Temporaries of foreach implementations, and zeroed gradients."""
+    yield from _foreach(moment)
+    yield from _zeroed(moment)
+
+
+def _foreach(moment: Moment) -> Iterator[Excess]:
+    rows = [
+        row
+        for row in moment.rows
+        if moment.text("made_name", row).startswith("_foreach_")
+        and not moment.lives.survives(row)
+        and moment.text("phase", row).startswith("optimizer")
+    ]
+    if len(rows) < 2:
+        return
+    main = max(rows, key=lambda row: moment.size[row])
+    alike = moment.alike(rows)
+    yield Excess(
+        Answer(
+            "foreach-temporaries",
+            f"{human_bytes(moment.bytes_of(rows))} are temporaries of the optimizer at "
+            f"{moment.place(main)}, which computes all parameters at once",
+            "create the optimizer with foreach=False, or fused=True where it has that",
+            code="foreach=False",
+            edit=EditKind.FOREACH,
+        ),
+        main,
+        rows,
+        "with the temporaries of one parameter at a time",
+        sizes={row: 0 for row in alike if row != main},
+    )
+
+
+def _zeroed(moment: Moment) -> Iterator[Excess]:
+    filled, until = moment.column("filled"), moment.column("filled_until")
+    rows = [
+        row
+        for row in moment.rows
+        if moment.category(row) is Category.GRADIENT
+        and 0 < filled[row] <= moment.now
+        and (until[row] > moment.now or not until[row])
+    ]
+    if not rows:
+        return
+    main = max(rows, key=lambda row: moment.size[row])
+    yield Excess(
+        Answer(
+            "zeroed-gradients",
+            f"{human_bytes(moment.bytes_of(rows))} of gradients{of_names(moment, rows)} are zeros: "
+            "they were set to zero, not freed, before the forward pass",
+            "free them: optimizer.zero_grad(set_to_none=True), which is the default",
+            code="optimizer.zero_grad(set_to_none=True)",
+            edit=EditKind.SET_TO_NONE,
+        ),
+        main,
+        rows,
+        "without the zeros until the backward pass adds to them",
+        sizes=dict.fromkeys(rows, 0),
+    )

@@ -1,0 +1,55 @@
+"""One checkpoint over many layers: its backward pass recomputes all of their activations at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.moment import Excess, Moment
+from gpuprobe.model.text import human_bytes
+
+_CHECKPOINT = "torch/utils/checkpoint.py"
+_LEAST_LAYERS = 2
+
+
+def diagnose(moment: Moment) -> Iterator[Excess]:
+    """Activations of several layers that one recomputation made."""
+    rows = [
+        row
+        for row in moment.rows
+        if moment.text("phase", row).startswith("backward")
+        and moment.for_backward(row)
+        and any(name.endswith(_CHECKPOINT) for name in moment.file_names(row))
+    ]
+    layers: dict[str, list[int]] = {}
+    for row in rows:
+        layers.setdefault(_layer(moment.text("module", row)), []).append(row)
+    if len(layers) < _LEAST_LAYERS:
+        return
+    largest = max(map(moment.bytes_of, layers.values()))
+    main = max(rows, key=lambda row: moment.size[row])
+    keep = largest / moment.bytes_of(rows)
+    yield Excess(
+        Answer(
+            "whole-checkpoint",
+            f"{human_bytes(moment.bytes_of(rows))} from {moment.place(main)} are the activations of "
+            f"{len(layers)} layers, recomputed at once by one checkpoint and kept by its autograd "
+            "graph",
+            "checkpoint each block instead of the whole: torch.utils.checkpoint.checkpoint for "
+            "each block inside of the loop over them",
+            code="x = checkpoint(block, x, use_reentrant=False)",
+        ),
+        main,
+        rows,
+        "with the activations of one layer at a time",
+        sizes={row: int(moment.size[row] * keep) for row in rows},
+    )
+
+
+def _layer(module: str) -> str:
+    """The name up to its first number: ``encoder.layers.3`` of ``encoder.layers.3.fc1``."""
+    parts = module.split(".")
+    for at, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: at + 1])
+    return module
