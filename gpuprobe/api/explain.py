@@ -37,6 +37,7 @@ from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.causes.edits import EditCandidate, candidates, files_of
 from gpuprobe.causes.find import Diagnosed, causes_at, searched_at
 from gpuprobe.causes.groups import LEAST
+from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
 from gpuprobe.model.io.codec import from_plain
@@ -46,7 +47,7 @@ from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import LineNumber, Unavailable
-from gpuprobe.remedies.edits import Detach, ToCpu
+from gpuprobe.remedies.edits import CloneStored, Detach, ToCpu
 from gpuprobe.remedies.text import Refused, parsed
 
 BUDGET: Final = 120.0
@@ -55,6 +56,10 @@ BUDGET: Final = 120.0
 _MOST_CAUSES: Final = 5
 _MOST_SOURCE: Final = 1 << 20  # bytes of a file that is edited
 _FAILED: Final = Unavailable("what the program would allocate next was not tried")
+_NEVER_SEARCHED: Final = (
+    "padding: only batches of integers that are copied from the CPU are looked at",
+)
+"""What no explanation looks for."""
 _COMPLETE: Final = "complete"
 _OUT_OF_MEMORY: Final = "out of memory"
 
@@ -121,7 +126,8 @@ class _Explaining:
                     "what the program would need: it fails on a GPU without a limit, too, as with "
                     "a limit that it sets (set_per_process_memory_fraction)"
                 )
-                return replace(explanation, notes=tuple(self._notes))
+                notes = (*self._notes, *_NEVER_SEARCHED)
+                return replace(explanation, notes=notes, searched=False)
             recording = again
         return self._explained(recording, ended)
 
@@ -136,7 +142,9 @@ class _Explaining:
             raise UsageError(f"nothing to explain: {needs.reason}")
         endless = bool(ended != _COMPLETE and not failed)
         holders = self._holders(lives, mark, endless=endless, failed=failed)
-        diagnosed = causes_at(lives, mark.event, holders, failed=failed)
+        diagnosed = causes_at(
+            lives, mark.event, holders, failed=failed, variable=Variables().assigned
+        )
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
         return Explanation(
@@ -149,9 +157,11 @@ class _Explaining:
             allocated=mark.allocated,
             reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
             ended=ended,
+            failed=failed,
             needs=needs,
             causes=self._causes(list(islice(diagnosed, _MOST_CAUSES)), needs.total, failed=failed),
-            notes=tuple(self._notes),
+            notes=(*self._notes, *_NEVER_SEARCHED),
+            searched=not self._notes,
             seconds=time.monotonic() - self._began,
         )
 
@@ -257,7 +267,7 @@ class _Explaining:
             trials: RemedyTrials | None = None
             causes = []
             for one in diagnosed:
-                effect = Effect(Certainty.REPLAYED, peak, one.without)
+                effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed)
                 edits = self._edits(one)
                 if edits and trials is None:
                     trials = stack.enter_context(self._trials())
@@ -302,8 +312,8 @@ class _Explaining:
                 Certainty.TRIED,
                 result.before_allocated,
                 result.peak_allocated,
-                result.remedy.patch.decode("utf-8", "replace"),
-                result.output.value,
+                patch=result.remedy.patch.decode("utf-8", "replace"),
+                note=result.output.value,
             )
         if isinstance(result, TriedRemedy):
             return replace(replayed, note="an edit was tried, and did not help")
@@ -329,11 +339,11 @@ def _cause(found: Diagnosed, effect: Effect, kept_at: Place | None = None) -> Me
 
 
 def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:
-    """The line that stores what holds the memory."""
+    """The line that stores what holds the memory, or makes it larger than it must be."""
     for candidate in edits:
-        if isinstance(candidate.edit, (Detach, ToCpu)):
+        if isinstance(candidate.edit, (CloneStored, Detach, ToCpu)):
             return Place(candidate.path, LineNumber(candidate.edit.line))
-    return None
+    return found.kept_at
 
 
 def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.groups import LEAST, HeldBlock, HeldGroup, blocks_at, groups_of, held_blocks
-from gpuprobe.causes.moment import Excess, Moment
+from gpuprobe.causes.moment import Excess, Moment, Variable
 from gpuprobe.causes.rules import LARGER, RULES, exceptions
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
@@ -35,16 +35,22 @@ class Diagnosed(NamedTuple):
 
 
 def causes_at(
-    lives: Biographies, event: int, holders: Mapping[int, Holder], *, failed: bool = False
+    lives: Biographies,
+    event: int,
+    holders: Mapping[int, Holder],
+    *,
+    failed: bool = False,
+    variable: Variable = lambda frames: "",
 ) -> Iterator[Diagnosed]:
     """The causes of memory just after an event, the one that saves most first. ``holders``: what
-    holds the blocks, by row of the ledger (`searched_at`). ``failed``: memory ran out here, so what
-    the program would have used later is unknown: only what its exception holds is a cause.
+    holds the blocks, by row of the ledger (`searched_at`). ``variable``: see `Moment`. ``failed``:
+    memory ran out here, so what the program would have used later is unknown: only what its
+    exception holds is a cause.
     """
     tensors = lives.tensors(event)
     found = list(_unneeded(lives, event, holders, failed=failed))
     if not failed:
-        found += _larger(Moment(lives, event, holders))
+        found += _larger(Moment(lives, event, holders, variable))
     found.sort(key=lambda one: one.without if not failed else -one.group.bytes)
     known: set[int] = set()
     peak = max(lives.ledger.allocated_after())

@@ -13,6 +13,7 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
+from gpuprobe.model.trace import Frame
 
 LEAST = 0.125
 """The share of the tensors at the peak from which memory is worth a cause. In programs that need
@@ -31,13 +32,18 @@ class HeldBlock:
     need: Need
     category: Category
     made_at: Place | NoPlace
-    file_names: tuple[str, ...]
-    """Of the frames that made it, innermost first."""
+    frames: tuple[Frame, ...]
+    """Those that made it, innermost first."""
     last_use: Place | NoPlace | None
     by: str
     phase: str
     earlier: bool
     """Whether it was alive when the step began."""
+
+    @property
+    def file_names(self) -> list[str]:
+        """The files of the frames."""
+        return [frame.filename for frame in self.frames]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +112,7 @@ def held_blocks(lives: Biographies, needs: Mapping[int, Need]) -> list[HeldBlock
             need=needs[row],
             category=Category.from_code(code),
             made_at=lines.place(ledger.stack[row], before=row >= ledger.made),
-            file_names=tuple(
-                stacks.frames[frame].filename for frame in stacks.stacks[ledger.stack[row]]
-            ),
+            frames=stacks.frames_of(ledger.stack[row]),
             last_use=lines.place(stack) if stack else None,
             by=strings[name],
             phase=strings[phase],

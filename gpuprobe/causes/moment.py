@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.categories import categories
@@ -15,7 +16,7 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder
-from gpuprobe.model.trace import Made
+from gpuprobe.model.trace import Frame, Made
 
 STATE = frozenset(
     {
@@ -27,6 +28,10 @@ STATE = frozenset(
     }
 )
 """Categories of memory that stays from step to step."""
+
+
+Variable: TypeAlias = Callable[[Sequence[Frame]], str]
+"""Returns the name that the code of a stack, innermost frame first, assigns its result to."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +53,21 @@ class Excess:
 
 
 class Moment:
-    """The blocks just after ``event``. ``holders``: what holds some of them, by row."""
+    """The blocks just after ``event``. ``holders``: what holds some of them, by row. ``variable``:
+    the name of the variable that code on a stack assigns, "" if unknown.
+    """
 
     def __init__(
-        self, lives: Biographies, event: int, holders: Mapping[int, Holder] | None = None
+        self,
+        lives: Biographies,
+        event: int,
+        holders: Mapping[int, Holder] | None = None,
+        variable: Variable = lambda frames: "",
     ) -> None:
         self.lives = lives
         self.event = event
         self.holders = holders or {}
+        self.variable = variable
         self.ledger = lives.ledger
         self.size = lives.ledger.size
         self.now = lives.operator_at(event)
@@ -116,18 +128,13 @@ class Moment:
         stack = self.column("last_stack")[row]
         return self._lines.place(stack, before=False) if stack else None
 
-    def file_names(self, row: int) -> Sequence[str]:
-        """The files of the frames that made a row, innermost first."""
-        stacks = self.ledger.trace.stacks
-        return [
-            stacks.frames[frame].filename.replace("\\", "/")
-            for frame in stacks.stacks[self.ledger.stack[row]]
-        ]
+    def frames(self, row: int) -> Sequence[Frame]:
+        """The frames that made a row, innermost first."""
+        return self.ledger.trace.stacks.frames_of(self.ledger.stack[row])
 
     def functions(self, row: int, file: str) -> list[str]:
         """The functions of a file that made a row, innermost first."""
-        stacks = self.ledger.trace.stacks
-        frames = [stacks.frames[frame] for frame in stacks.stacks[self.ledger.stack[row]]]
+        frames = self.frames(row)
         return [one.name for one in frames if one.filename.replace("\\", "/").endswith(file)]
 
     def is_temporary(self, row: int) -> bool:

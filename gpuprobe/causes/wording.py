@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from gpuprobe.causes.moment import Moment
 from gpuprobe.model.run.holders import Holder
@@ -21,8 +21,8 @@ def kept_in(holder: Holder) -> str:
     return holder.place
 
 
-def of_names(moment: Moment, rows: Iterable[int], word: str = " of ") -> str:
-    """`` of k, v (in attend)``: the names that hold rows, the largest first; "" if none is known."""
+def of_names(moment: Moment, rows: Collection[int], word: str = " of ") -> str:
+    """`` of k, v (in attend)``: the names that hold rows, the largest first; "" if unknown."""
     places: dict[str, int] = {}
     for row in rows:
         holder = moment.holders.get(row)
@@ -30,10 +30,14 @@ def of_names(moment: Moment, rows: Iterable[int], word: str = " of ") -> str:
             places.setdefault(kept_in(holder), 0)
             places[kept_in(holder)] += moment.size[row]
     names = sorted(places, key=lambda name: -places[name])[:3]
-    return f"{word}{', '.join(names)}" if names else ""
+    if names:
+        return f"{word}{', '.join(names)}"
+    largest = max(rows, key=lambda row: moment.size[row], default=None)
+    name = "" if largest is None else moment.variable(moment.frames(largest))
+    return f" for {name}" if name else ""
 
 
-def saved_by(moment: Moment, rows: Iterable[int]) -> str:
+def saved_by(moment: Moment, rows: Collection[int]) -> str:
     """That the autograd graph keeps rows, if it does."""
     kept = any(moment.for_backward(row) for row in rows)
     return "; the autograd graph keeps it for the backward pass" if kept else ""

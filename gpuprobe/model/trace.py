@@ -171,6 +171,9 @@ COLUMNS: dict[str, str] = {
     # Blocks of events with the same number are computed from one another in the forward pass; sums
     # of single numbers do not count.
     "graph": "I",
+    # Of a batch of integers that was copied to the device: the bytes at the ends of its rows that
+    # have one value in all of them.
+    "padded": "Q",
 }
 
 USE_COLUMNS: Final = frozenset(list(COLUMNS)[list(COLUMNS).index("operator") :])
@@ -219,6 +222,7 @@ class TraceEvent(NamedTuple):
     filled: int = 0
     filled_until: int = 0
     graph: int = 0
+    padded: int = 0
 
 
 class EventColumns:
@@ -260,6 +264,7 @@ class EventColumns:
     filled: array[int]
     filled_until: array[int]
     graph: array[int]
+    padded: array[int]
 
     def __init__(self) -> None:
         for name, typecode in COLUMNS.items():

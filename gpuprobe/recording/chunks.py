@@ -46,8 +46,8 @@ from gpuprobe.model.values import Address, Bounds, Count, NewestMicroseconds
 from gpuprobe.recording.budget import ChunkBudget, amounts, refuse_bomb
 
 CHUNK_VERSION = (1, 2)
-"""(major, minor). History: 1.0: first version. 1.1: the columns of uses. 1.2: those of what operators
-did with the values."""
+"""(major, minor). History: 1.0: first version. 1.1: the columns of uses. 1.2: those of what
+operators did with the values."""
 
 _MAGIC = b"\x89GPTRC\r\n"
 _PREFIX = struct.Struct("<8sHHII")

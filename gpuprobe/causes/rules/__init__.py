@@ -27,9 +27,11 @@ from gpuprobe.causes.rules import (
     graphs,
     holders,
     joins,
+    losses,
     one_hot,
     optimizer_state,
     optimizers,
+    padding,
     partly_used,
     recomputed,
     repeats,
@@ -63,4 +65,6 @@ LARGER: Final[tuple[Callable[[Moment], Iterator[Excess]], ...]] = (
     recomputed.diagnose,
     vmapped.diagnose,
     data_parallel.diagnose,
+    losses.diagnose,
+    padding.diagnose,
 )

@@ -19,7 +19,7 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
         row
         for row in moment.rows
         if moment.how(row) is Made.COPY
-        and any(name.endswith(_DDP) for name in moment.file_names(row)[:8])
+        and moment.functions(row, _DDP)
         and moment.category(row) is not Category.GRADIENT_BUCKET
     ]
     if clones:

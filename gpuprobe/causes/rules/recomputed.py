@@ -1,4 +1,4 @@
-"""One checkpoint over many layers: its backward pass recomputes all of their activations at once."""
+"""One checkpoint over many layers: the backward pass recomputes all their activations at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
         for row in moment.rows
         if moment.text("phase", row).startswith("backward")
         and moment.for_backward(row)
-        and any(name.endswith(_CHECKPOINT) for name in moment.file_names(row))
+        and moment.functions(row, _CHECKPOINT)
     ]
     layers: dict[str, list[int]] = {}
     for row in rows:
@@ -32,9 +32,9 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
     yield Excess(
         Answer(
             "whole-checkpoint",
-            f"{human_bytes(moment.bytes_of(rows))} from {moment.place(main)} are the activations of "
-            f"{len(layers)} layers, recomputed at once by one checkpoint and kept by its autograd "
-            "graph",
+            f"{human_bytes(moment.bytes_of(rows))} from {moment.place(main)} are the activations "
+            f"of {len(layers)} layers, recomputed at once by one checkpoint and kept by its "
+            "autograd graph",
             "checkpoint each block instead of the whole: torch.utils.checkpoint.checkpoint for "
             "each block inside of the loop over them",
             code="x = checkpoint(block, x, use_reentrant=False)",

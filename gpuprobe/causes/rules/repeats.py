@@ -34,9 +34,9 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
             f"{human_bytes(size)}{of_names(moment, rows)} are the same values "
             f"{times[main]:,} times: {moment.text('made_name', root)} at {moment.place(root)} "
             f"copies {human_bytes(moment.size[root] // times[root])} so often",
-            "use a view instead of copies: expand instead of repeat, or let the operator broadcast; "
-            "for keys and values of grouped heads, group the queries instead (enable_gqa=True of "
-            "scaled_dot_product_attention)",
+            "use a view instead of copies: expand instead of repeat, or let the operator "
+            "broadcast; for keys and values of grouped heads, group the queries instead "
+            "(enable_gqa=True of scaled_dot_product_attention)",
             code=".expand(...)",
             edit=EditKind.EXPAND,
         ),

@@ -21,9 +21,10 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
         return  # a later step reads them
     kept = {}
     for row in range(len(moment.ledger)):
-        if not wasted[row] and useful[row] < lives.last[row] and not lives.survives(row):
-            if moment.category(row) not in STATE and moment.ledger.start[row] >= 0:
-                kept[row] = moment.end_after(useful[row] or lives.made[row])
+        if wasted[row] or not useful[row] < lives.last[row] or not moment.is_temporary(row):
+            continue
+        if moment.category(row) not in STATE:
+            kept[row] = moment.end_after(useful[row] or lives.made[row])
     saved = [row for row in moment.rows if kept.get(row, moment.event + 1) <= moment.event]
     here = [row for row in moment.rows if wasted[row]]
     rows = [*saved, *here]

@@ -17,9 +17,10 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
     rows = []
     for row in moment.rows:
         functions = moment.functions(row, _VMAP)
-        if functions and not any(name.startswith("_chunked") for name in functions):
-            if moment.category(row) not in STATE or moment.is_temporary(row):
-                rows.append(row)
+        if not functions or any(name.startswith("_chunked") for name in functions):
+            continue
+        if moment.category(row) not in STATE or moment.is_temporary(row):
+            rows.append(row)
     if not rows:
         return
     main = max(rows, key=lambda row: moment.size[row])

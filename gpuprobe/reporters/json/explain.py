@@ -29,7 +29,7 @@ def _holder(cause: MemoryCause) -> str | None:
 
 DOCUMENT: Final = Document(
     "gpuprobe.explain",
-    (1, 0),
+    (1, 1),
     Explanation,
     "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
     "without it. Sizes are bytes.",
@@ -46,6 +46,7 @@ DOCUMENT: Final = Document(
 )
 """History:
 * 1.0: first version.
+* 1.1: ``failed``, ``searched``; of effects ``assumed`` and ``reserved``.
 """
 
 document = DOCUMENT.plain

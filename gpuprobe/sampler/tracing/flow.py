@@ -188,7 +188,7 @@ class Flow:
         at, columns = self._row(note.block)
         if operator.fills and note.bytes >= columns.size[at]:
             columns.filled[at], columns.filled_until[at] = operator.number, 0
-        if not used:
+        if not used or note.bytes < columns.size[at]:
             return
         if columns.how[at] in (Made.FILL, Made.OTHER) and not columns.source[at]:
             # Memory that was only allocated before: what fills it makes it.

@@ -73,6 +73,7 @@ _VIEWS: Final = frozenset(("_unsafe_view", "_reshape_alias"))
 _ALLOC = TraceAction.ALLOC.code
 _FREES = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 _NEVER: Final = 1 << 62
+_MOST_PADDED: Final = 1 << 20  # elements of a batch whose padding is looked for
 _ALL: Final = 1 << 62  # bytes: more than any block has
 
 
@@ -160,6 +161,8 @@ class Uses:
         self._followed: dict[int, list[tuple[str, bool, int]]] = {}
         """By address, the block there if it was alive when traces ended, and is not used since: the
         name of each trace, whether its row is one of the baseline, and the row."""
+        self._padded: dict[int, int] = {}
+        """By operator, the bytes of padding in the batch that it copied to the GPU."""
         self._alive: dict[str, list[tuple[int, bool, int]]] = {}
         """By device, what is alive at the end of the trace that was completed last."""
         self._later: dict[str, tuple[list[int], list[int]]] = {}
@@ -286,6 +289,8 @@ class Uses:
                 self._note(value, number, USE)
         if about.makes and result is not None:
             self._note(result, number, MADE)
+            if about.how == Made.COPY and args and isinstance(result, torch.Tensor):
+                self._note_padding(args[0], result, number)
         if self._inspection is not None and number >= self._inspection.operator:
             self._inspection.search_and_exit(self.traces_now)
 
@@ -339,6 +344,19 @@ class Uses:
             if kind != MADE:  # else another block is there now
                 for trace, baseline, row in traced:
                     self._later.setdefault(trace, ([], []))[baseline].append(row)
+
+    def _note_padding(self, batch: object, result: torch.Tensor, number: int) -> None:
+        """Note how much of a batch of integers, which is copied to the GPU, is padding."""
+        if not isinstance(batch, torch.Tensor) or not batch.is_cpu or not result.is_cuda:
+            return
+        whole = batch.dtype in (torch.int64, torch.int32)
+        if whole and batch.dim() > 1 and 1 < batch.numel() <= _MOST_PADDED:
+            last = batch[..., -1:]
+            differs = (batch != last.flatten()[0]).flatten(0, -2).any(0)
+            used = int(differs.nonzero()[-1]) + 1 if bool(differs.any()) else 0
+            share = 1 - used / batch.shape[-1]
+            if share:
+                self._padded[number] = int(share * result.numel() * result.element_size())
 
     # -- graphs
 
@@ -408,6 +426,16 @@ class Uses:
                 column = getattr(rows, name)
                 column.extend([0] * (len(rows) - len(column)))
         blocks = _Blocks(trace)
+        self._fill(trace, blocks)
+        for columns in (events, trace.baseline) if self._padded else ():
+            for row, number in enumerate(columns.made):
+                columns.padded[row] = self._padded.get(number, 0)
+        self._describe(trace)
+        self._alive[trace.device] = blocks.alive()
+
+    def _fill(self, trace: MemoryTrace, blocks: _Blocks) -> None:
+        """Fill the columns from the log."""
+        events, base = trace.events, self._base
         for row, address in enumerate(trace.baseline.address):
             if address in self._before:  # else the block is older than the recording
                 trace.baseline.made[row], last = self._before[address]
@@ -430,8 +458,6 @@ class Uses:
         alive = {row if not old else ~row for _, old, row in blocks.alive()}
         flow.finish(alive)
         self._origins.update(flow.origins(alive))
-        self._describe(trace)
-        self._alive[trace.device] = blocks.alive()
 
     def _by_operator(self, blocks: _Blocks) -> Iterator[tuple[int, list[Note]]]:
         """The operators in the order in which they ended, each with its tensors whose block is
