@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
+from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.groups import LEAST, HeldBlock, HeldGroup, blocks_at, groups_of, held_blocks
 from gpuprobe.causes.moment import Excess, Moment, Variable
@@ -120,9 +121,10 @@ def _without(lives: Biographies, blocks: tuple[HeldBlock, ...]) -> int:
     ledger = lives.ledger
     ends = list(ledger.freed)
     early = lives.ends_of_use()
-    places = {ledger.stack[block.row] for block in blocks}
+    lines = Lines(ledger.trace.stacks)
+    places = {block.made_at for block in blocks if isinstance(block.made_at, Place)}
     for row, stack in enumerate(ledger.stack):
-        if stack in places:
+        if lines.place(stack, before=row >= ledger.made) in places:
             ends[row] = early[row]
     for block in blocks:
         ends[block.row] = early[block.row]

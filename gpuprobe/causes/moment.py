@@ -155,15 +155,22 @@ class Moment:
     def bytes_of(self, rows: Iterable[int]) -> int:
         return sum(self.size[row] for row in rows)
 
-    def alike(self, rows: Iterable[int]) -> list[int]:
-        """The rows of the trace that are made as these are: by the same stack and operator."""
-        names = self.column("made_name")
-        keys = {(self.ledger.stack[row], names[row]) for row in rows}
+    @cached_property
+    def _kinds(self) -> list[tuple[object, int]]:
+        """By row, the line that made it and the operator; the stack where no line is known."""
+        names, stacks = self.column("made_name"), self.ledger.stack
+        places = map(self.place, range(len(stacks)))
         return [
-            row
-            for row, key in enumerate(zip(self.ledger.stack, names, strict=False))
-            if key in keys
+            (place if isinstance(place, Place) else stack, name)
+            for place, stack, name in zip(places, stacks, names, strict=True)
         ]
+
+    def alike(self, rows: Iterable[int]) -> list[int]:
+        """The rows of the trace that are made as these are: on the same line, by the same
+        operator.
+        """
+        kinds = {self._kinds[row] for row in rows}
+        return [row for row, kind in enumerate(self._kinds) if kind in kinds]
 
     def end_after(self, operator: int) -> int:
         """The first event after an operator."""

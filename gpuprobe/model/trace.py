@@ -158,6 +158,7 @@ COLUMNS: dict[str, str] = {
     # by the row of its event plus 1, or by the number of events plus its row in the baseline plus
     # 1; 0 means none.
     "made_name": "I",  # index into StackTable.strings: the name of the operator that made it
+    "made_phase": "I",  # index into StackTable.strings: its phase
     "how": "B",  # `Made`: what kind of operator that is
     "width": "B",  # bytes of one element of the tensor that it made
     "inputs": "Q",  # bytes of the distinct memory that it computed the tensor from
@@ -211,6 +212,7 @@ class TraceEvent(NamedTuple):
     last_name: int = 0
     last_phase: int = 0
     made_name: int = 0
+    made_phase: int = 0
     how: int = 0
     width: int = 0
     inputs: int = 0
@@ -253,6 +255,7 @@ class EventColumns:
     last_name: array[int]
     last_phase: array[int]
     made_name: array[int]
+    made_phase: array[int]
     how: array[int]
     width: array[int]
     inputs: array[int]

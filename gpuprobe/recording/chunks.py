@@ -358,6 +358,7 @@ def _check_indices(trace: MemoryTrace) -> None:
         "last_name": len(trace.stacks.strings),
         "last_phase": len(trace.stacks.strings),
         "made_name": len(trace.stacks.strings),
+        "made_phase": len(trace.stacks.strings),
         "pool": len(trace.pools),
     }
     if not trace.pools:  # a column that was left out has the index 0

@@ -25,7 +25,7 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
         if inputs[row]
         and moment.how(row) is Made.POINTWISE
         and requested[row] >= _FACTOR * inputs[row]
-        and not moment.text("phase", row).startswith("backward")
+        and not moment.text("made_phase", row).startswith("backward")
     ]
     group, reduced = set(forward), 0
     ready = list(forward)

@@ -15,7 +15,7 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
     numbers, stacks = moment.column("graph"), moment.ledger.stack
     graphs: dict[int, list[int]] = {}
     for row in moment.rows:
-        forward = not moment.text("phase", row).startswith("backward")
+        forward = not moment.text("made_phase", row).startswith("backward")
         if numbers[row] and forward and moment.for_backward(row):
             graphs.setdefault(numbers[row], []).append(row)
     lines = {number: {stacks[row] for row in rows} for number, rows in graphs.items()}

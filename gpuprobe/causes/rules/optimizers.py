@@ -25,7 +25,7 @@ def _foreach(moment: Moment) -> Iterator[Excess]:
         for row in moment.rows
         if moment.text("made_name", row).startswith("_foreach_")
         and not moment.lives.survives(row)
-        and moment.text("phase", row).startswith("optimizer")
+        and moment.text("made_phase", row).startswith("optimizer")
     ]
     if len(rows) < 2:
         return

@@ -27,7 +27,9 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
             if requested[row] > requested[batch]
             and widths[row]
             and requested[row] // widths[row] % numbers == 0
-            and (graph[row] == graph[batch] or moment.text("phase", row).startswith("backward"))
+            and (
+                graph[row] == graph[batch] or moment.text("made_phase", row).startswith("backward")
+            )
         ]
         here = [row for row in moment.rows if row in set(rows)]
         if not here:

@@ -24,13 +24,17 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
         for row in moment.rows
         if 0 < read[row] <= _MOST * moment.ledger.requested[row]
         and moment.category(row) not in STATE
-        and moment.lives.last[row] >= moment.now
+        and not moment.needs[row].needless
     ]
     whole = [row for row in partly if _stays(moment, row)]
     if whole:
         yield _data_set(moment, whole)
     new = [row for row in partly if row not in whole and moment.is_new(row)]
-    old = [row for row in partly if row not in whole and not moment.is_new(row)]
+    old = [
+        row
+        for row in partly
+        if row not in whole and not moment.is_new(row) and moment.lives.last[row] >= moment.now
+    ]
     if new and not moment.bytes_of(old) > moment.bytes_of(new):
         yield _computed_in_whole(moment, new)
     elif old:
@@ -135,7 +139,7 @@ def _rows_thrown_away(moment: Moment) -> Iterator[Excess]:
             continue
         share = read[small] / requested[small]
         main = max(
-            (one for one in alive if not moment.text("phase", one).startswith("backward")),
+            (one for one in alive if not moment.text("made_phase", one).startswith("backward")),
             key=lambda one: moment.size[one],
             default=alive[0],
         )

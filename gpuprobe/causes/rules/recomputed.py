@@ -17,7 +17,7 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
     rows = [
         row
         for row in moment.rows
-        if moment.text("phase", row).startswith("backward")
+        if moment.text("made_phase", row).startswith("backward")
         and moment.for_backward(row)
         and moment.functions(row, _CHECKPOINT)
     ]

@@ -180,6 +180,7 @@ class Flow:
             return  # the operator returns memory of its arguments
         at, columns = self._row(note.block)
         columns.made_name[at] = self._trace.stacks.string(operator.name)
+        columns.made_phase[at] = self._trace.stacks.string(operator.phase)
         columns.how[at] = operator.how
         columns.width[at] = note.width
         self._from(operator, note, used)
