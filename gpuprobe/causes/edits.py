@@ -22,6 +22,7 @@ from gpuprobe.remedies.edits import (
     SetKeyword,
     ToCpu,
     Where,
+    WithoutAllocatorOption,
     apply,
 )
 from gpuprobe.remedies.text import ProgramText, Refused
@@ -65,6 +66,14 @@ def candidates(
         if len(found) == _MOST:
             break
     return found
+
+
+def without_option(text: ProgramText, option: str) -> Iterator[Edit]:
+    """The edits that remove an option from allocator settings in a file."""
+    for line in _lines_with(text, option):
+        edit = WithoutAllocatorOption(line, option)
+        if not isinstance(apply(text, [edit]), Refused):
+            yield edit
 
 
 class _Place(NamedTuple):

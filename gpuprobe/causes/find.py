@@ -8,9 +8,10 @@ from typing import NamedTuple
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.cache import LEAST_CACHED, Cache, CachedMemory
 from gpuprobe.causes.groups import LEAST, HeldBlock, HeldGroup, blocks_at, groups_of, held_blocks
 from gpuprobe.causes.moment import Excess, Moment, Variable
-from gpuprobe.causes.rules import LARGER, RULES, exceptions
+from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder
@@ -74,6 +75,17 @@ def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list
     return list(blocks.values())
 
 
+def cached_causes(cache: Cache) -> Iterator[CachedMemory]:
+    """Why memory is in the cache, if enough of it is, or if a request failed because of it."""
+    if not cache.failed and cache.beyond < LEAST_CACHED * cache.reserved:
+        return
+    for rule in CACHED:
+        found = list(rule(cache))
+        yield from found
+        if found:
+            return
+
+
 def _unneeded(
     lives: Biographies, event: int, holders: Mapping[int, Holder], *, failed: bool
 ) -> Iterator[Diagnosed]:
@@ -109,7 +121,7 @@ def _diagnosed(moment: Moment, excess: Excess) -> Diagnosed | None:
         tuple(blocks),
         moment.holders[holders[0]] if holders else None,
         moment.tensors,
-        chosen=next((block for block in blocks if block.row == excess.main), None),
+        chosen=held_blocks(moment.lives, {excess.main: Need.LATER})[0],
     )
     return Diagnosed(group, excess.answer, moment.without(excess), excess.assumed, excess.kept_at)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -136,6 +136,16 @@ class Moment:
         """The functions of a file that made a row, innermost first."""
         frames = self.frames(row)
         return [one.name for one in frames if one.filename.replace("\\", "/").endswith(file)]
+
+    def internals(self, rows: Collection[int]) -> set[int]:
+        """Memory that the operators which made rows allocated besides them."""
+        operator, start = self.lives.operator, self.ledger.start
+        numbers = {self.lives.made[row] for row in rows} - {0}
+        return {
+            row
+            for row in range(self.ledger.made)
+            if not self.lives.made[row] and operator[start[row]] in numbers
+        }
 
     def is_temporary(self, row: int) -> bool:
         """Whether a row is made and freed in the trace."""

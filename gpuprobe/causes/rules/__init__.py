@@ -3,7 +3,8 @@
 `RULES` are about groups of memory that is not needed; the first that knows a group names its cause.
 A rule is a function from a `HeldGroup` to an `Answer`, to `EXPECTED` if the group is as it must be,
 or None. `LARGER` are about memory that is larger than it must be: functions from a `Moment` to each
-`Excess`. To add one: a file here, and a line in one of the two.
+`Excess`. `CACHED` are about memory in the allocator's cache; the first that knows it counts. To
+add one: a file here, and a line in one of the three.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from gpuprobe.causes.answer import Answer, Expected
+from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.causes.moment import Excess, Moment
 from gpuprobe.causes.rules import (
@@ -23,7 +25,9 @@ from gpuprobe.causes.rules import (
     early,
     exceptions,
     files,
+    fragments,
     gradients,
+    graph_pools,
     graphs,
     holders,
     joins,
@@ -36,6 +40,7 @@ from gpuprobe.causes.rules import (
     recomputed,
     repeats,
     replicas,
+    streams,
     unread,
     vmapped,
 )
@@ -67,4 +72,10 @@ LARGER: Final[tuple[Callable[[Moment], Iterator[Excess]], ...]] = (
     data_parallel.diagnose,
     losses.diagnose,
     padding.diagnose,
+)
+
+CACHED: Final[tuple[Callable[[Cache], Iterator[CachedMemory]], ...]] = (
+    streams.diagnose,
+    graph_pools.diagnose,
+    fragments.diagnose,
 )

@@ -19,16 +19,16 @@ _CHUNKS = 8
 def diagnose(moment: Moment) -> Iterator[Excess]:
     """Element-wise results of at least four times their inputs that are reduced again."""
     requested, inputs = moment.ledger.requested, moment.column("inputs")
-    forward = [
+    roots = [
         row
         for row in range(len(inputs))
         if inputs[row]
         and moment.how(row) is Made.POINTWISE
         and requested[row] >= _FACTOR * inputs[row]
-        and not moment.text("made_phase", row).startswith("backward")
     ]
-    group, reduced = set(forward), 0
-    ready = list(forward)
+    forward = [row for row in roots if not moment.text("made_phase", row).startswith("backward")]
+    group, reduced = set(roots), 0
+    ready = list(roots)
     while ready:
         row = ready.pop()
         for product in moment.products.get(row, ()):
@@ -41,7 +41,7 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
             ):
                 reduced = max(reduced, requested[product])
     rows = [row for row in moment.rows if row in group]
-    if not rows or not reduced:
+    if not rows or not reduced or not forward:
         return
     main = max(forward, key=lambda row: (moment.size[row], row in moment.needs, row))
     yield Excess(

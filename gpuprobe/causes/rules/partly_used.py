@@ -137,6 +137,7 @@ def _rows_thrown_away(moment: Moment) -> Iterator[Excess]:
         alive = [one for one in group if one in moment.needs]
         if not alive:
             continue
+        group |= moment.internals(group)
         share = read[small] / requested[small]
         main = max(
             (one for one in alive if not moment.text("made_phase", one).startswith("backward")),

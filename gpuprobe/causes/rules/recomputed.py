@@ -23,7 +23,9 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
     ]
     layers: dict[str, list[int]] = {}
     for row in rows:
-        layers.setdefault(_layer(moment.text("module", row)), []).append(row)
+        name = _layer(moment.text("module", row))
+        if name:
+            layers.setdefault(name, []).append(row)
     if len(layers) < _LEAST_LAYERS:
         return
     largest = max(map(moment.bytes_of, layers.values()))
@@ -47,9 +49,7 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
 
 
 def _layer(module: str) -> str:
-    """The name up to its first number: ``encoder.layers.3`` of ``encoder.layers.3.fc1``."""
+    """The name up to its first number: ``encoder.layers.3`` of ``encoder.layers.3.fc1``; "" without
+    one."""
     parts = module.split(".")
-    for at, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: at + 1])
-    return module
+    return next((".".join(parts[: at + 1]) for at, part in enumerate(parts) if part.isdigit()), "")

@@ -20,9 +20,6 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
     """Blocks whose values are those of a block that is a fraction of their size."""
     times = repeated(moment)
     rows = [row for row in moment.rows if row in times]
-    by_root: dict[int, list[int]] = {}
-    for row in rows:
-        by_root.setdefault(moment.ledger.stack[_root(moment, row, times)], []).append(row)
     if not rows:
         return
     main = max(rows, key=lambda row: (moment.size[row], row))
@@ -43,7 +40,10 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
         root if root in moment.needs else main,
         rows,
         "without the copies",
-        sizes={row: moment.size[row] // count for row, count in times.items()},
+        sizes={
+            row: moment.size[row] // count if _root(moment, row, times) != row else 0
+            for row, count in times.items()
+        },
     )
 
 
