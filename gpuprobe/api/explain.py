@@ -68,6 +68,7 @@ _MOST_SOURCE: Final = 1 << 20  # bytes of a file that is edited
 _FAILED: Final = Unavailable("what the program would allocate next was not tried")
 _NEVER_SEARCHED: Final = (
     "padding: only batches of integers that are copied from the CPU are looked at",
+    "pinned memory of the host",
 )
 """What no explanation looks for."""
 _NO_EDIT: Final = Unavailable("no edit is made for this")

@@ -138,8 +138,10 @@ def _without(lives: Biographies, blocks: tuple[HeldBlock, ...]) -> int:
     for row, stack in enumerate(ledger.stack):
         if lines.place(stack, before=row >= ledger.made) in places:
             ends[row] = early[row]
+    waiting = [block for block in blocks if block.need is Need.NOT_YET]
+    used = max((b for b in waiting if b.last_use), key=lambda b: b.bytes, default=None)
     for block in blocks:
         ends[block.row] = early[block.row]
-        if block.need is Need.NOT_YET and block.last_use is None:
+        if block.need is Need.NOT_YET and block is not used:
             ends[block.row] = ledger.start[block.row]
     return max(ledger.running(ends))

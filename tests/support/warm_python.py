@@ -73,7 +73,8 @@ _OF_COMMANDS = (
     *(
         f"gpuprobe.api.{name}"
         for name in (
-            *("check", "estimates", "explain", "hazards", "recordings", "render", "trials", "watch"),
+            *("check", "estimates", "explain", "hazards"),
+            *("recordings", "render", "trials", "watch"),
         )
     ),
     "gpuprobe.cli.parser",

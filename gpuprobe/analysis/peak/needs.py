@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.frames import Lines
@@ -172,38 +173,61 @@ class Biographies:
         return ends
 
 
-def needs_at(
-    trace: MemoryTrace | Ledger | Biographies, event: int, top: int = 5
-) -> NeedTable | Unavailable:
-    """The blocks alive just after ``event``, by `Need`; `Unavailable` if uses were not traced.
-    Each row has its ``top`` lines.
-    """
-    lives = Biographies.of(trace)
-    if not lives.traced:
-        return _NOT_TRACED
-    ledger = lives.ledger
-    rows = lives.needs(event)
-    found: dict[Need, list[int]] = {}
-    for row, need in rows.items():
-        found.setdefault(need, []).append(row)
-    ends = lives.ends_of_use()
-    return NeedTable(
-        step=ledger.trace.step,
-        total=sum(ledger.size[row] for row in rows),
-        rows=tuple(_row(lives, need, found[need], top) for need in Need if need in found),
-        freed_after_use=max(ledger.running(ends)),
-    )
+class _Found(NamedTuple):
+    """What a ledger's blocks at an event are needed for, and the positions of the needed ones."""
+
+    table: NeedTable
+    needed: list[int]
+
+
+def needs_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> NeedTable | Unavailable:
+    """The blocks alive just after ``event``, by `Need`; `Unavailable` if uses were not traced."""
+    found = _found_at(trace, event)
+    return found if isinstance(found, Unavailable) else found.table
 
 
 def needed_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> list[int]:
     """The positions, among the blocks alive just after ``event``, of those that are needed. Only if
     uses were traced.
     """
-    needs = Biographies.of(trace).needs(event).values()
-    return [at for at, need in enumerate(needs) if not need.needless]
+    found = _found_at(trace, event)
+    if isinstance(found, Unavailable):
+        raise ValueError(found.reason)
+    return found.needed
 
 
-def _row(lives: Biographies, need: Need, rows: list[int], top: int) -> NeedRow:
+def _found_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> _Found | Unavailable:
+    """Computed once for each event of a ledger: several parts of a report ask for the peak."""
+    ledger = trace.ledger if isinstance(trace, Biographies) else ledger_of(trace)
+    known = ledger.needs.get(event)
+    if isinstance(known, (_Found, Unavailable)):
+        return known
+    lives = Biographies.of(trace if isinstance(trace, Biographies) else ledger)
+    found = _find(lives, event) if lives.traced else _NOT_TRACED
+    ledger.needs[event] = found
+    return found
+
+
+def _find(lives: Biographies, event: int) -> _Found:
+    ledger = lives.ledger
+    rows = lives.needs(event)
+    by_need: dict[Need, list[int]] = {}
+    for row, need in rows.items():
+        by_need.setdefault(need, []).append(row)
+    table = NeedTable(
+        step=ledger.trace.step,
+        total=sum(ledger.size[row] for row in rows),
+        rows=tuple(_row(lives, need, by_need[need]) for need in Need if need in by_need),
+        freed_after_use=max(ledger.running(lives.ends_of_use())),
+    )
+    return _Found(table, [at for at, need in enumerate(rows.values()) if not need.needless])
+
+
+_TOP: Final = 5
+"""The lines of each row of a table."""
+
+
+def _row(lives: Biographies, need: Need, rows: list[int]) -> NeedRow:
     size = lives.ledger.size
     lines = list(_lines(lives, rows))
     lines.sort(key=lambda line: (-line.bytes, str(line.key), str(line.last_use)))
@@ -211,8 +235,8 @@ def _row(lives: Biographies, need: Need, rows: list[int], top: int) -> NeedRow:
         need=need.value,
         bytes=sum(size[row] for row in rows),
         blocks=len(rows),
-        lines=tuple(lines[:top]),
-        more=sum(line.bytes for line in lines[top:]),
+        lines=tuple(lines[:_TOP]),
+        more=sum(line.bytes for line in lines[_TOP:]),
     )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, compress
 from operator import invert, sub
 from weakref import WeakValueDictionary
@@ -330,6 +330,8 @@ class Ledger(WeaklyReferable):
     _stack: array[int] | None = None
     _allocated: array[int] | None = None
     _peak: int | None = None
+    needs: dict[int, object] = field(default_factory=dict)
+    """By event, what `gpuprobe.analysis.peak.needs` found."""
     _alive: tuple[int, list[int]] | None = (
         None  # the result of the last call; most calls are for the peak
     )
