@@ -108,14 +108,22 @@ def explain(
 
     require_torch("the program is run on a simulated GPU")
     load_gpu(subject.gpu)
-    with tempfile.TemporaryDirectory(prefix="gpuprobe-explain-") as name:
-        return _Explaining(subject, Path(name), budget, notify).run()
+    with tempfile.TemporaryDirectory(prefix="gpuprobe-explain-") as name, ExitStack() as stack:
+        return _Explaining(subject, Path(name), budget, notify, stack).run()
 
 
 class _Explaining:
     def __init__(
-        self, subject: Subject, folder: Path, budget: float, notify: Callable[[str], None]
+        self,
+        subject: Subject,
+        folder: Path,
+        budget: float,
+        notify: Callable[[str], None],
+        stack: ExitStack,
     ) -> None:
+        """``stack`` closes what is opened."""
+        self._stack = stack
+        self._trials: RemedyTrials | None = None
         self._subject = subject
         self._folder = folder
         self._notify = notify
@@ -243,6 +251,8 @@ class _Explaining:
             self._notes.append("what holds the memory was not searched: the time was over")
             return {}
         self._notify("running it to the peak, to find what holds the memory")
+        if not endless and not failed:  # what a trial compares with: it takes as long
+            self._opened_trials().begin(self._until - time.monotonic())
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         request, result = folder / "request.json", folder / "holders.json"
         ledger = lives.ledger
@@ -276,19 +286,14 @@ class _Explaining:
         """The causes, with the remedies that could be tried. ``peak``: bytes."""
         if failed:
             return tuple(_cause(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in diagnosed)
-        with ExitStack() as stack:
-            trials: RemedyTrials | None = None
-            causes = []
-            for one in diagnosed:
-                effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed)
-                edits = self._edits(one)
-                if edits and trials is None:
-                    trials = stack.enter_context(self._trials())
-                kept_at = _kept_at(one, edits)
-                for candidate in edits:
-                    if effect.certainty is Certainty.REPLAYED and trials is not None:
-                        effect = self._tried(trials, candidate, effect)
-                causes.append(_cause(one, effect, kept_at))
+        causes = []
+        for one in diagnosed:
+            effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed)
+            edits = self._edits(one)
+            for candidate in edits:
+                if effect.certainty is Certainty.REPLAYED:
+                    effect = self._tried(candidate, effect)
+            causes.append(_cause(one, effect, _kept_at(one, edits)))
         return tuple(causes)
 
     def _cached(self, site: PeakSite, *, failed: bool) -> Iterator[MemoryCause]:
@@ -350,8 +355,7 @@ class _Explaining:
     def _tried_without(self, one: CachedMemory, most: int) -> Effect | None:
         """The effect of the program's own settings without an option."""
         for candidate in self._option_edits(one):
-            with self._trials() as trials:
-                result = self._try(trials, candidate)
+            result = self._try(candidate)
             if isinstance(result, TriedRemedy) and result.helps:
                 return Effect(
                     Certainty.TRIED,
@@ -373,14 +377,19 @@ class _Explaining:
                 for edit in without_option(text, one.option):
                     yield EditCandidate(path, edit)
 
-    def _trials(self) -> RemedyTrials:
-        subject = self._subject
-        return RemedyTrials(
-            [subject.target, *subject.arguments],
-            RemedyOptions(subject.gpu, subject.compute),
-            module=subject.module,
-            progress=self._notify,
-        )
+    def _opened_trials(self) -> RemedyTrials:
+        """The trials, opened once."""
+        if self._trials is None:
+            subject = self._subject
+            self._trials = self._stack.enter_context(
+                RemedyTrials(
+                    [subject.target, *subject.arguments],
+                    RemedyOptions(subject.gpu, subject.compute),
+                    module=subject.module,
+                    progress=self._notify,
+                )
+            )
+        return self._trials
 
     def _edits(self, found: Diagnosed) -> list[EditCandidate]:
         """The edits that can be tried for a cause."""
@@ -392,16 +401,18 @@ class _Explaining:
                 return edits
         return []
 
-    def _try(self, trials: RemedyTrials, candidate: EditCandidate) -> RemedyResult | None:
+    def _try(self, candidate: EditCandidate) -> RemedyResult | None:
         """The result of an edit; None if there is no time left."""
         left = self._until - time.monotonic()
         if left <= 0:
             return None
-        return trials.try_remedy(RemedyRequest({candidate.path: [candidate.edit]}), left)
+        return self._opened_trials().try_remedy(
+            RemedyRequest({candidate.path: [candidate.edit]}), left
+        )
 
-    def _tried(self, trials: RemedyTrials, candidate: EditCandidate, replayed: Effect) -> Effect:
+    def _tried(self, candidate: EditCandidate, replayed: Effect) -> Effect:
         """The effect of an edit, if the changed program needs less; otherwise the replayed one."""
-        result = self._try(trials, candidate)
+        result = self._try(candidate)
         if result is None:
             return replace(replayed, note="there was no time left to try it (--budget)")
         if isinstance(result, TriedRemedy) and result.helps:

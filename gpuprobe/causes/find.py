@@ -6,10 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
-from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.cache import LEAST_CACHED, Cache, CachedMemory
-from gpuprobe.causes.groups import LEAST, HeldBlock, HeldGroup, blocks_at, groups_of, held_blocks
+from gpuprobe.causes.groups import (
+    LEAST,
+    HeldBlock,
+    HeldGroup,
+    ProgramStacks,
+    blocks_at,
+    groups_of,
+    held_blocks,
+)
 from gpuprobe.causes.moment import Excess, Moment, Variable
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.model.needs import Need
@@ -20,7 +27,7 @@ LEAST_EFFECT = 0.05
 """The share of the tensors at the peak that a remedy has to save: other memory may be as high a
 moment later."""
 
-FREED_EARLY = "this memory freed after its last use"
+FREED_EARLY = "with this memory freed after its last use"
 
 
 class Diagnosed(NamedTuple):
@@ -133,10 +140,10 @@ def _without(lives: Biographies, blocks: tuple[HeldBlock, ...]) -> int:
     ledger = lives.ledger
     ends = list(ledger.freed)
     early = lives.ends_of_use()
-    lines = Lines(ledger.trace.stacks)
-    places = {block.made_at for block in blocks if isinstance(block.made_at, Place)}
+    stacks = ProgramStacks(ledger.trace.stacks)
+    places = {stacks.lines(ledger.stack[block.row]) for block in blocks}
     for row, stack in enumerate(ledger.stack):
-        if lines.place(stack, before=row >= ledger.made) in places:
+        if stacks.lines(stack) in places:
             ends[row] = early[row]
     waiting = [block for block in blocks if block.need is Need.NOT_YET]
     used = max((b for b in waiting if b.last_use), key=lambda b: b.bytes, default=None)

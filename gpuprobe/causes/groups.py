@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import Lines
+from gpuprobe.analysis.trace.frames import Lines, is_user_frame
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
-from gpuprobe.model.trace import Frame
+from gpuprobe.model.trace import Frame, StackTable
 
 LEAST = 0.125
 """The share of the tensors at the peak from which memory is worth a cause. In programs that need
@@ -21,6 +21,25 @@ all their memory, a tenth can be variables of the iteration before."""
 
 
 _CONTAINERS = {"dict", "list", "tuple", "set", "deque", "cell"}
+
+
+class ProgramStacks:
+    """The lines of the program on stacks: what a library does between them may vary from call to
+    call.
+    """
+
+    def __init__(self, table: StackTable) -> None:
+        self._table = table
+        self._known: dict[int, tuple[object, ...]] = {}
+
+    def lines(self, stack: int) -> tuple[object, ...]:
+        """The lines, innermost first; the stack itself where there is none."""
+        found = self._known.get(stack)
+        if found is None:
+            frames = filter(is_user_frame, self._table.frames_of(stack))
+            found = tuple((one.filename, one.line) for one in frames) or (stack,)
+            self._known[stack] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)

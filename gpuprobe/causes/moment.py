@@ -12,6 +12,7 @@ from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.groups import ProgramStacks
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
@@ -167,16 +168,15 @@ class Moment:
 
     @cached_property
     def _kinds(self) -> list[tuple[object, int]]:
-        """By row, the line that made it and the operator; the stack where no line is known."""
-        names, stacks = self.column("made_name"), self.ledger.stack
-        places = map(self.place, range(len(stacks)))
+        """By row, the lines of the program that made it, and the operator."""
+        names, stacks = self.column("made_name"), ProgramStacks(self.ledger.trace.stacks)
         return [
-            (place if isinstance(place, Place) else stack, name)
-            for place, stack, name in zip(places, stacks, names, strict=True)
+            (stacks.lines(stack), name)
+            for stack, name in zip(self.ledger.stack, names, strict=True)
         ]
 
     def alike(self, rows: Iterable[int]) -> list[int]:
-        """The rows of the trace that are made as these are: on the same line, by the same
+        """The rows of the trace that are made as these are: on the same lines, by the same
         operator.
         """
         kinds = {self._kinds[row] for row in rows}

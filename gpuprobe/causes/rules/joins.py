@@ -66,7 +66,7 @@ def _grown(moment: Moment, row: int, seen: set[int]) -> Excess:
         ),
         row,
         rows,
-        "each part written into memory that is allocated once",
+        "with each part written into memory that is allocated once",
         ends=ends,
         sizes={} if not ends else {r: moment.size[r] for r in rows if r not in ends},
     )

@@ -47,7 +47,7 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
             ),
             main,
             here,
-            "padded to the longest row",
+            "with batches that are padded to the longest row",
             sizes={row: int(moment.size[row] * (1 - share)) for row in rows},
         )
         return

@@ -69,7 +69,7 @@ def _data_set(moment: Moment, rows: list[int]) -> Excess:
         ),
         main,
         rows,
-        "only what this step reads on the GPU",
+        "with only what this step reads on the GPU",
         sizes=_sizes(moment, rows),
     )
 
