@@ -58,8 +58,9 @@ class HeldBlock:
     phase: str
     earlier: bool
     """Whether it was alive when the step began."""
-    first_use: int
-    """The number of the first operator that used its values; 0 if none did."""
+    uses: tuple[int, int]
+    """The numbers of the first operator that used its values and of the last one, in the trace; 0
+    if none did."""
 
     @property
     def file_names(self) -> list[str]:
@@ -138,7 +139,7 @@ def held_blocks(lives: Biographies, needs: Mapping[int, Need]) -> list[HeldBlock
             by=strings[name],
             phase=strings[phase],
             earlier=row >= ledger.made,
-            first_use=lives.first[row],
+            uses=(lives.first[row], lives.last[row]),
         )
         for row, code, stack, name, phase in zip(rows, codes, *columns, strict=True)
     ]

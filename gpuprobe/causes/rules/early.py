@@ -51,9 +51,11 @@ def _one_after_the_other(group: HeldGroup) -> list[HeldBlock]:
     """The blocks, if one line made all of them and they are used one after the other."""
     if len({block.made_at for block in group.blocks}) > 1:
         return []
-    first = sorted(block.first_use for block in group.blocks)
-    apart = all(after - before >= _APART for before, after in pairwise(first))
+    uses = sorted(block.uses for block in group.blocks)
+    apart = all(
+        last < first and first - before >= _APART for (before, last), (first, _) in pairwise(uses)
+    )
     expected = any(
         block.category in _EXPECTED or block.by in _CONVERSIONS for block in group.blocks
     )
-    return list(group.blocks) if apart and not expected and len(first) >= _LEAST_QUEUED else []
+    return list(group.blocks) if apart and not expected and len(uses) >= _LEAST_QUEUED else []
