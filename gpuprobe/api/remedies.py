@@ -166,8 +166,8 @@ class RemedyTrials:
         self._stack.close()
 
     def begin(self, seconds: float) -> None:
-        """Run the unchanged program for the first trial now, beside what the caller does, for at
-        most ``seconds``. Only before the first trial.
+        """Run the unchanged program for the first trial now, while the caller does something
+        else, for at most ``seconds``. Only before the first trial.
         """
         executor = self._stack.enter_context(ThreadPoolExecutor(1))
         deadline = time.monotonic() + seconds

@@ -17,7 +17,7 @@ from gpuprobe.causes.groups import (
     groups_of,
     held_blocks,
 )
-from gpuprobe.causes.moment import Excess, Moment, Variable
+from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
 from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import Place
@@ -52,14 +52,14 @@ def causes_at(
     variable: Variable = lambda frames: "",
 ) -> Iterator[Diagnosed]:
     """The causes of memory just after an event, the one that saves most first. ``holders``: what
-    holds the blocks, by row of the ledger (`searched_at`). ``variable``: see `Moment`. ``failed``:
-    memory ran out here, so what the program would have used later is unknown: only what its
-    exception holds is a cause.
+    holds the blocks, by row of the ledger (`searched_at`). ``variable``: see `LiveMemory`.
+    ``failed``: memory ran out here, so what the program would have used later is unknown: only what
+    its exception holds is a cause.
     """
     tensors = lives.tensors(event)
     found = list(_unneeded(lives, event, holders, failed=failed))
     if not failed:
-        found += _larger(Moment(lives, event, holders, variable))
+        found += _larger(LiveMemory(lives, event, holders, variable))
     found.sort(key=lambda one: one.without if not failed else -one.group.bytes)
     known: set[int] = set()
     peak = max(lives.ledger.allocated_after())
@@ -77,7 +77,7 @@ def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list
     """The blocks just after an event whose holders are part of a cause."""
     blocks = {block.row: block for block in blocks_at(lives, event, failed=failed)}
     if not failed:
-        for one in _larger(Moment(lives, event)):
+        for one in _larger(LiveMemory(lives, event)):
             blocks.update((block.row, block) for block in one.group.blocks)
     return list(blocks.values())
 
@@ -106,31 +106,31 @@ def _unneeded(
                 break
 
 
-def _larger(moment: Moment) -> Iterator[Diagnosed]:
+def _larger(live: LiveMemory) -> Iterator[Diagnosed]:
     for rule in LARGER:
-        for excess in rule(moment):
-            one = _diagnosed(moment, excess)
+        for excess in rule(live):
+            one = _diagnosed(live, excess)
             if one is not None:
                 yield one
 
 
-def _diagnosed(moment: Moment, excess: Excess) -> Diagnosed | None:
+def _diagnosed(live: LiveMemory, excess: Excess) -> Diagnosed | None:
     """The cause, if it is large enough."""
     saved = sum(
-        moment.size[row] - min(moment.size[row], excess.sizes.get(row, 0)) for row in excess.rows
+        live.size[row] - min(live.size[row], excess.sizes.get(row, 0)) for row in excess.rows
     )
-    if saved < LEAST * moment.tensors:
+    if saved < LEAST * live.tensors:
         return None
-    needs = {row: moment.needs.get(row, Need.LATER) for row in excess.rows}
-    blocks = held_blocks(moment.lives, needs)
-    holders = [row for row in (excess.main, *excess.rows) if row in moment.holders]
+    needs = {row: live.needs.get(row, Need.LATER) for row in excess.rows}
+    blocks = held_blocks(live.lives, needs)
+    holders = [row for row in (excess.main, *excess.rows) if row in live.holders]
     group = HeldGroup(
         tuple(blocks),
-        moment.holders[holders[0]] if holders else None,
-        moment.tensors,
-        chosen=held_blocks(moment.lives, {excess.main: Need.LATER})[0],
+        live.holders[holders[0]] if holders else None,
+        live.tensors,
+        chosen=held_blocks(live.lives, {excess.main: Need.LATER})[0],
     )
-    return Diagnosed(group, excess.answer, moment.without(excess), excess.assumed, excess.kept_at)
+    return Diagnosed(group, excess.answer, live.without(excess), excess.assumed, excess.kept_at)
 
 
 def _without(lives: Biographies, blocks: tuple[HeldBlock, ...]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpuprobe.causes.moment import Moment
+from gpuprobe.causes.live_memory import LiveMemory
 from gpuprobe.model.run.holders import Holder
 
 
@@ -21,23 +21,23 @@ def kept_in(holder: Holder) -> str:
     return holder.place
 
 
-def of_names(moment: Moment, rows: Collection[int], word: str = " of ") -> str:
+def of_names(live: LiveMemory, rows: Collection[int], word: str = " of ") -> str:
     """`` of k, v (in attend)``: the names that hold rows, the largest first; "" if unknown."""
     places: dict[str, int] = {}
     for row in rows:
-        holder = moment.holders.get(row)
+        holder = live.holders.get(row)
         if holder is not None and holder.name:
             places.setdefault(kept_in(holder), 0)
-            places[kept_in(holder)] += moment.size[row]
+            places[kept_in(holder)] += live.size[row]
     names = sorted(places, key=lambda name: -places[name])[:3]
     if names:
         return f"{word}{', '.join(names)}"
-    largest = max(rows, key=lambda row: moment.size[row], default=None)
-    name = "" if largest is None else moment.variable(moment.frames(largest))
+    largest = max(rows, key=lambda row: live.size[row], default=None)
+    name = "" if largest is None else live.variable(live.frames(largest))
     return f" for {name}" if name else ""
 
 
-def saved_by(moment: Moment, rows: Collection[int]) -> str:
+def saved_by(live: LiveMemory, rows: Collection[int]) -> str:
     """That the autograd graph keeps rows, if it does."""
-    kept = any(moment.for_backward(row) for row in rows)
+    kept = any(live.for_backward(row) for row in rows)
     return "; the autograd graph keeps it for the backward pass" if kept else ""

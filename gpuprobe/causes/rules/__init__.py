@@ -2,9 +2,9 @@
 
 `RULES` are about groups of memory that is not needed; the first that knows a group names its cause.
 A rule is a function from a `HeldGroup` to an `Answer`, to `EXPECTED` if the group is as it must be,
-or None. `LARGER` are about memory that is larger than it must be: functions from a `Moment` to each
-`Excess`. `CACHED` are about memory in the allocator's cache; the first that knows it counts. To
-add one: a file here, and a line in one of the three.
+or None. `LARGER` are about memory that is larger than it must be: functions from a `LiveMemory` to
+each `Excess`. `CACHED` are about memory in the allocator's cache; the first that knows it counts.
+To add one: a file here, and a line in one of the three.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from gpuprobe.causes.answer import Answer, Expected
 from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.groups import HeldGroup
-from gpuprobe.causes.moment import Excess, Moment
+from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.rules import (
     autocast,
     broadcasts,
@@ -58,7 +58,7 @@ RULES: Final[tuple[Callable[[HeldGroup], Answer | Expected | None], ...]] = (
     holders.diagnose,
 )
 
-LARGER: Final[tuple[Callable[[Moment], Iterator[Excess]], ...]] = (
+LARGER: Final[tuple[Callable[[LiveMemory], Iterator[Excess]], ...]] = (
     unread.diagnose,
     repeats.diagnose,
     broadcasts.diagnose,

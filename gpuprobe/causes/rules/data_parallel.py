@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuprobe.causes.answer import Answer, EditKind
-from gpuprobe.causes.moment import Excess, Moment
+from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
@@ -13,21 +13,21 @@ from gpuprobe.model.trace import Made
 _DDP = "torch/nn/parallel/distributed.py"
 
 
-def diagnose(moment: Moment) -> Iterator[Excess]:
-    """Outputs that are cloned to find unused parameters, and buckets beside the gradients."""
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """Outputs that are cloned to find unused parameters, and buckets of gradients."""
     clones = [
         row
-        for row in moment.rows
-        if moment.how(row) is Made.COPY
-        and moment.functions(row, _DDP)
-        and moment.category(row) is not Category.GRADIENT_BUCKET
+        for row in live.rows
+        if live.how(row) is Made.COPY
+        and live.functions(row, _DDP)
+        and live.category(row) is not Category.GRADIENT_BUCKET
     ]
     if clones:
-        main = max(clones, key=lambda row: moment.size[row])
+        main = max(clones, key=lambda row: live.size[row])
         yield Excess(
             Answer(
                 "ddp-unused-parameters",
-                f"{human_bytes(moment.bytes_of(clones))} are copies of the model's outputs: "
+                f"{human_bytes(live.bytes_of(clones))} are copies of the model's outputs: "
                 "DistributedDataParallel makes them to find parameters without a gradient",
                 "if every parameter gets a gradient in each step: find_unused_parameters=False",
                 code="DistributedDataParallel(model, find_unused_parameters=False)",
@@ -36,18 +36,18 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
             main,
             clones,
             "without the copies",
-            sizes=dict.fromkeys(moment.alike(clones), 0),
+            sizes=dict.fromkeys(live.alike(clones), 0),
         )
-    buckets = [row for row in moment.rows if moment.category(row) is Category.GRADIENT_BUCKET]
-    gradients = [row for row in moment.rows if moment.category(row) is Category.GRADIENT]
+    buckets = [row for row in live.rows if live.category(row) is Category.GRADIENT_BUCKET]
+    gradients = [row for row in live.rows if live.category(row) is Category.GRADIENT]
     if not buckets or not gradients:
         return
-    main = max(buckets, key=lambda row: moment.size[row])
-    both = min(moment.bytes_of(gradients) / moment.bytes_of(buckets), 1.0)
+    main = max(buckets, key=lambda row: live.size[row])
+    both = min(live.bytes_of(gradients) / live.bytes_of(buckets), 1.0)
     yield Excess(
         Answer(
             "ddp-buckets",
-            f"{human_bytes(moment.bytes_of(buckets))} are buckets in which "
+            f"{human_bytes(live.bytes_of(buckets))} are buckets in which "
             "DistributedDataParallel copies the gradients, which exist twice then",
             "let gradients be views of the buckets",
             code="DistributedDataParallel(model, gradient_as_bucket_view=True)",
@@ -56,5 +56,5 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
         main,
         buckets,
         "with gradients as views of them",
-        sizes={row: int(moment.size[row] * (1 - both)) for row in buckets},
+        sizes={row: int(live.size[row] * (1 - both)) for row in buckets},
     )

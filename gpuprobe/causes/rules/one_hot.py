@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuprobe.causes.answer import Answer
-from gpuprobe.causes.moment import Excess, Moment
+from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.wording import of_names
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import Made
@@ -13,20 +13,20 @@ from gpuprobe.model.trace import Made
 _SCATTER = "scatter_"
 
 
-def diagnose(moment: Moment) -> Iterator[Excess]:
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Constants with one value scattered by indices, and what is computed from them."""
-    requested = moment.ledger.requested
+    requested = live.ledger.requested
     roots = [
         row
-        for row, inputs in enumerate(moment.column("inputs"))
-        if inputs and requested[row] >= 4 * inputs and moment.text("made_name", row) == _SCATTER
+        for row, inputs in enumerate(live.column("inputs"))
+        if inputs and requested[row] >= 4 * inputs and live.text("made_name", row) == _SCATTER
     ]
     group, labels = set(roots), set(roots)
     ready = list(roots)
     while ready:
         row = ready.pop()
-        for product in moment.products.get(row, ()):
-            how = moment.how(product)
+        for product in live.products.get(row, ()):
+            how = live.how(product)
             if product in group or how not in (Made.COPY, Made.POINTWISE):
                 continue
             if 4 * requested[product] >= requested[row]:
@@ -34,20 +34,20 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
                 if how is Made.COPY:
                     labels.add(product)
                     ready.append(product)
-    rows = [row for row in moment.rows if row in group]
+    rows = [row for row in live.rows if row in group]
     if not rows:
         return
     main = max(
-        (row for row in labels if row in moment.needs),
-        key=lambda row: moment.size[row],
+        (row for row in labels if row in live.needs),
+        key=lambda row: live.size[row],
         default=rows[0],
     )
-    indices = moment.column("inputs")[roots[0]]
+    indices = live.column("inputs")[roots[0]]
     yield Excess(
         Answer(
             "one-hot",
-            f"{human_bytes(moment.bytes_of(rows))}{of_names(moment, [main])} are one-hot labels "
-            f"from {moment.place(main)}, and what is computed from them: the indices are "
+            f"{human_bytes(live.bytes_of(rows))}{of_names(live, [main])} are one-hot labels "
+            f"from {live.place(main)}, and what is computed from them: the indices are "
             f"{human_bytes(indices)}",
             "use class indices instead of one-hot labels: torch.nn.functional.cross_entropy and "
             "nll_loss take them",

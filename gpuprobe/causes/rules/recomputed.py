@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuprobe.causes.answer import Answer
-from gpuprobe.causes.moment import Excess, Moment
+from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.model.text import human_bytes
 
 _CHECKPOINT = "torch/utils/checkpoint.py"
 _LEAST_LAYERS = 2
 
 
-def diagnose(moment: Moment) -> Iterator[Excess]:
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
     """Activations of several layers that one recomputation made."""
     rows = [
         row
-        for row in moment.rows
-        if moment.text("made_phase", row).startswith("backward")
-        and moment.for_backward(row)
-        and moment.functions(row, _CHECKPOINT)
+        for row in live.rows
+        if live.text("made_phase", row).startswith("backward")
+        and live.for_backward(row)
+        and live.functions(row, _CHECKPOINT)
     ]
     layers: dict[str, list[int]] = {}
     for row in rows:
-        name = _layer(moment.text("module", row))
+        name = _layer(live.text("module", row))
         if name:
             layers.setdefault(name, []).append(row)
     if len(layers) < _LEAST_LAYERS:
         return
-    largest = max(map(moment.bytes_of, layers.values()))
-    main = max(rows, key=lambda row: moment.size[row])
-    keep = largest / moment.bytes_of(rows)
+    largest = max(map(live.bytes_of, layers.values()))
+    main = max(rows, key=lambda row: live.size[row])
+    keep = largest / live.bytes_of(rows)
     yield Excess(
         Answer(
             "whole-checkpoint",
-            f"{human_bytes(moment.bytes_of(rows))} from {moment.place(main)} are the activations "
+            f"{human_bytes(live.bytes_of(rows))} from {live.place(main)} are the activations "
             f"of {len(layers)} layers, recomputed at once by one checkpoint and kept by its "
             "autograd graph",
             "checkpoint each block instead of the whole: torch.utils.checkpoint.checkpoint for "
@@ -44,7 +44,7 @@ def diagnose(moment: Moment) -> Iterator[Excess]:
         main,
         rows,
         "with the activations of one layer at a time",
-        sizes={row: int(moment.size[row] * keep) for row in rows},
+        sizes={row: int(live.size[row] * keep) for row in rows},
     )
 
 

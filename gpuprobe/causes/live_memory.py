@@ -53,7 +53,7 @@ class Excess:
     kept_at: Place | None = None
 
 
-class Moment:
+class LiveMemory:
     """The blocks just after ``event``. ``holders``: what holds some of them, by row. ``variable``:
     the name of the variable that code on a stack assigns, "" if unknown.
     """
@@ -139,7 +139,7 @@ class Moment:
         return [one.name for one in frames if one.filename.replace("\\", "/").endswith(file)]
 
     def internals(self, rows: Collection[int]) -> set[int]:
-        """Memory that the operators which made rows allocated besides them."""
+        """Memory that the operators which made rows allocated in addition."""
         operator, start = self.lives.operator, self.ledger.start
         numbers = {self.lives.made[row] for row in rows} - {0}
         return {
