@@ -184,12 +184,31 @@ _WORDS = {
     "cycle": ("cycle", "weak", "save_for_backward", "collect", "capture", "callbacks"),
     "handled-exception": ("except", "keep the message"),
     "autocast-cache": ("cache_enabled",),
-    "unread-gradients": ("requires_grad", "no_grad", "freeze"),
+    "unread-gradients": ("requires_grad", "no_grad", "freeze", "detach", "autograd.grad"),
     "late-zero-grad": ("zero_grad",),
     "stale-optimizer-state": ("optimizer",),
     "too-early": ("when it is used", "when used", "fewer batches", "cpu"),
     "ddp-unused-parameters": ("find_unused",),
     "ddp-buckets": ("bucket",),
+    "repeated-values": ("expand", "broadcast", "group the queries", "enable_gqa"),
+    "broadcast-intermediate": ("chunks", "cdist", "matrix product"),
+    "grown-by-joining": ("preallocate", "argmax", "cpu"),
+    "joined-with-parts": ("preallocated", "bucket"),
+    "resident-data": ("when it is used", "when used"),
+    "view-keeps-base": ("clone",),
+    "computed-in-whole": ("last position", "completion only"),
+    "widened": ("widen",),
+    "narrowed-later": ("half before", "build in half"),
+    "one-hot": ("class indices",),
+    "foreach-temporaries": ("foreach", "fused"),
+    "zeroed-gradients": ("set_to_none",),
+    "whole-checkpoint": ("each block",),
+    "whole-vmap": ("chunk_size",),
+    "summed-losses": ("each loss",),
+    "padding": ("longest",),
+    "old-streams": ("reuse the stream",),
+    "private-pools": ("largest first", "shared graph pool"),
+    "fragments": ("expandable_segments:true", "no max_split_size"),
 }
 """By rule of `gpuprobe.causes`, words of the remedies that are the same as the rule's."""
 
@@ -236,8 +255,7 @@ def explained(case: Case) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as base:
         shutil.copy(case.program, Path(base, "program.py"))
         options = ("--gpu", GPU, "--compute", "shapes", "--json")
-        command = [sys.executable, "-m", "gpuprobe", "explain", *options, "program.py"]
-        done = subprocess.run(command, cwd=base, capture_output=True, text=True, check=False)
+        done = warm_python.gpuprobe("explain", *options, "program.py", cwd=Path(base))
     if done.returncode not in (0, 1):
         raise RuntimeError(done.stderr)
     answer: Mapping[str, Any] = json.loads(done.stdout)

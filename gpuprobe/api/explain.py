@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,15 +29,24 @@ from gpuprobe.api.recordings import load
 from gpuprobe.api.remedies import (
     RemedyOptions,
     RemedyRequest,
+    RemedyResult,
     RemedyTrials,
     TriedRemedy,
     UntriedRemedy,
 )
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.causes.edits import EditCandidate, candidates, files_of
-from gpuprobe.causes.find import Diagnosed, causes_at
-from gpuprobe.causes.groups import LEAST, blocks_at, tensors_at
+from gpuprobe.causes.cache import Cache, CachedMemory
+from gpuprobe.causes.edits import EditCandidate, candidates, files_of, without_option
+from gpuprobe.causes.find import (
+    LEAST_EFFECT,
+    Diagnosed,
+    cached_causes,
+    causes_at,
+    searched_at,
+)
+from gpuprobe.causes.groups import LEAST
 from gpuprobe.causes.recorded import cause_of
+from gpuprobe.causes.variables import Variables
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.causes import Certainty, Effect, Explanation, MemoryCause
 from gpuprobe.model.io.codec import from_plain
@@ -46,9 +55,11 @@ from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import LineNumber, Unavailable
-from gpuprobe.remedies.edits import Detach, ToCpu
-from gpuprobe.remedies.text import Refused, parsed
+from gpuprobe.remedies.edits import CloneStored, Detach, ToCpu
+from gpuprobe.remedies.setting import AllocatorSetting
+from gpuprobe.remedies.text import ProgramText, Refused, parsed
 
 BUDGET: Final = 120.0
 """Seconds for all runs of an explanation, by default."""
@@ -56,6 +67,12 @@ BUDGET: Final = 120.0
 _MOST_CAUSES: Final = 5
 _MOST_SOURCE: Final = 1 << 20  # bytes of a file that is edited
 _FAILED: Final = Unavailable("what the program would allocate next was not tried")
+_NEVER_SEARCHED: Final = (
+    "padding: only batches of integers that are copied from the CPU are looked at",
+    "pinned memory of the host",
+)
+"""What no explanation looks for."""
+_NO_EDIT: Final = Unavailable("no edit is made for this")
 _COMPLETE: Final = "complete"
 _OUT_OF_MEMORY: Final = "out of memory"
 
@@ -92,14 +109,22 @@ def explain(
 
     require_torch("the program is run on a simulated GPU")
     load_gpu(subject.gpu)
-    with tempfile.TemporaryDirectory(prefix="gpuprobe-explain-") as name:
-        return _Explaining(subject, Path(name), budget, notify).run()
+    with tempfile.TemporaryDirectory(prefix="gpuprobe-explain-") as name, ExitStack() as stack:
+        return _Explaining(subject, Path(name), budget, notify, stack).run()
 
 
 class _Explaining:
     def __init__(
-        self, subject: Subject, folder: Path, budget: float, notify: Callable[[str], None]
+        self,
+        subject: Subject,
+        folder: Path,
+        budget: float,
+        notify: Callable[[str], None],
+        stack: ExitStack,
     ) -> None:
+        """``stack`` closes what is opened."""
+        self._stack = stack
+        self._trials: RemedyTrials | None = None
         self._subject = subject
         self._folder = folder
         self._notify = notify
@@ -122,7 +147,8 @@ class _Explaining:
                     "what the program would need: it fails on a GPU without a limit, too, as with "
                     "a limit that it sets (set_per_process_memory_fraction)"
                 )
-                return replace(explanation, notes=tuple(self._notes))
+                notes = (*self._notes, *_NEVER_SEARCHED)
+                return replace(explanation, notes=notes, searched=False)
             recording = again
         return self._explained(recording, ended)
 
@@ -132,12 +158,15 @@ class _Explaining:
         if failed:
             mark = _failure_in(mark)
         lives = Biographies(mark.ledger)
-        needs = needs_at(mark.ledger, mark.event)
+        needs = needs_at(lives, mark.event)
         if isinstance(needs, Unavailable):
             raise UsageError(f"nothing to explain: {needs.reason}")
         endless = bool(ended != _COMPLETE and not failed)
         holders = self._holders(lives, mark, endless=endless, failed=failed)
-        diagnosed = causes_at(lives, mark.event, holders, failed=failed)
+        diagnosed = causes_at(
+            lives, mark.event, holders, failed=failed, variable=Variables().assigned
+        )
+        causes = self._causes(list(islice(diagnosed, _MOST_CAUSES)), needs.total, failed=failed)
         reserved = site.reserved
         index = int(site.device.partition(":")[2] or 0)
         return Explanation(
@@ -150,9 +179,11 @@ class _Explaining:
             allocated=mark.allocated,
             reserved=reserved if isinstance(reserved, Unavailable) else reserved.at_least,
             ended=ended,
+            failed=failed,
             needs=needs,
-            causes=self._causes(list(islice(diagnosed, _MOST_CAUSES)), needs.total, failed=failed),
-            notes=tuple(self._notes),
+            causes=(*causes, *self._cached(site, failed=failed)),
+            notes=(*self._notes, *_NEVER_SEARCHED),
+            searched=not self._notes,
             seconds=time.monotonic() - self._began,
         )
 
@@ -213,14 +244,16 @@ class _Explaining:
         """What holds the memory that is not needed, by row of the ledger."""
         from gpuprobe.sampler.tracing.inspection import REQUEST
 
-        unneeded = [b for b in blocks_at(lives, mark.event, failed=failed) if lives.made[b.row]]
-        least = LEAST * tensors_at(lives, mark.event)
+        unneeded = [b for b in searched_at(lives, mark.event, failed=failed) if lives.made[b.row]]
+        least = LEAST * lives.tensors(mark.event)
         if mark.event < 0 or sum(block.bytes for block in unneeded) < least:
             return {}
         if time.monotonic() > self._until:
             self._notes.append("what holds the memory was not searched: the time was over")
             return {}
         self._notify("running it to the peak, to find what holds the memory")
+        if not endless and not failed:  # what a trial compares with: it takes as long
+            self._opened_trials().begin(self._until - time.monotonic())
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         request, result = folder / "request.json", folder / "holders.json"
         ledger = lives.ledger
@@ -256,57 +289,142 @@ class _Explaining:
             return tuple(
                 cause_of(one, Effect(Certainty.UNTRIED, peak, _FAILED)) for one in diagnosed
             )
-        with ExitStack() as stack:
-            trials: RemedyTrials | None = None
-            causes = []
-            for one in diagnosed:
-                effect = Effect(Certainty.REPLAYED, peak, one.freed_early)
-                edits = self._edits(one)
-                if edits and trials is None:
-                    trials = stack.enter_context(self._trials())
-                kept_at = _kept_at(one, edits)
-                for candidate in edits:
-                    if effect.certainty is Certainty.REPLAYED and trials is not None:
-                        effect = self._tried(trials, candidate, effect)
-                causes.append(cause_of(one, effect, kept_at))
+        causes = []
+        for one in diagnosed:
+            effect = Effect(Certainty.REPLAYED, peak, one.without, one.assumed)
+            edits = self._edits(one)
+            for candidate in edits:
+                if effect.certainty is Certainty.REPLAYED:
+                    effect = self._tried(candidate, effect)
+            causes.append(cause_of(one, effect, _kept_at(one, edits)))
         return tuple(causes)
 
-    def _trials(self) -> RemedyTrials:
-        subject = self._subject
-        return RemedyTrials(
-            [subject.target, *subject.arguments],
-            RemedyOptions(subject.gpu, subject.compute),
-            module=subject.module,
-            progress=self._notify,
-        )
+    def _cached(self, site: PeakSite, *, failed: bool) -> Iterator[MemoryCause]:
+        """The causes of memory in the allocator's cache."""
+        traces = _traces(site)
+        if not traces or isinstance(site.reserved, Unavailable):
+            return
+        if isinstance(site.amount, Unavailable):
+            return
+        most = site.reserved.at_least
+        for one in cached_causes(Cache(traces, most, site.amount.at_most)):
+            effect: Effect | None = Effect(Certainty.UNTRIED, most, _NO_EDIT, reserved=True)
+            if one.setting:
+                effect = self._tried_setting(one.setting, most, failed=failed)
+            elif one.option:
+                effect = self._tried_without(one, most)
+            if effect is None:
+                continue  # the remedy does not help, or was not tried: a note says so
+            yield MemoryCause(
+                rule=one.answer.rule,
+                bytes=one.bytes,
+                blocks=one.segments,
+                made_at=one.made_at,
+                last_use=None,
+                holder=None,
+                kept_at=one.kept_at,
+                sentence=one.answer.sentence,
+                remedy=one.answer.remedy,
+                code=one.answer.code,
+                effect=effect,
+            )
+
+    def _tried_setting(self, conf: str, most: int, *, failed: bool) -> Effect | None:
+        """The effect of allocator settings, if the program then needs less, or does not fail."""
+        what = f"allocator settings ({conf})"
+        environment = AllocatorSetting(conf).environment(os.environ)
+        if isinstance(environment, Refused):
+            return None  # they are set already
+        if time.monotonic() > self._until:
+            self._notes.append(f"{what} were not tried: the time was over")
+            return None
+        self._notify(f"trying {conf}")
+        path = self._folder / "setting.gpuprobe"
+        try:
+            done = self._run(path, endless=False, **environment)
+        except UsageError:
+            self._notes.append(f"{what} were not tried to the end: the time was over")
+            return None
+        if done.returncode or not path.exists():
+            return None
+        after = _peak_of(load(path))[0].reserved
+        if isinstance(after, Unavailable):
+            return None
+        if not failed and after.at_most > (1 - LEAST_EFFECT) * most:
+            return None
+        note = "with it the program ends without an error" if failed else ""
+        return Effect(Certainty.TRIED, most, after.at_most, reserved=True, note=note)
+
+    def _tried_without(self, one: CachedMemory, most: int) -> Effect | None:
+        """The effect of the program's own settings without an option."""
+        for candidate in self._option_edits(one):
+            result = self._try(candidate)
+            if isinstance(result, TriedRemedy) and result.helps:
+                return Effect(
+                    Certainty.TRIED,
+                    result.before_reserved,
+                    result.peak_reserved,
+                    reserved=True,
+                    patch=result.remedy.patch.decode("utf-8", "replace"),
+                    note=result.output.value,
+                )
+        self._notes.append(f"the allocator settings without {one.option} were not tried")
+        return None
+
+    def _option_edits(self, one: CachedMemory) -> Iterator[EditCandidate]:
+        script = "" if self._subject.module else os.path.realpath(self._subject.target)
+        made = one.made_at.file if isinstance(one.made_at, Place) else ""
+        for path in dict.fromkeys(name for name in (script, made) if name):
+            text = _text(path)
+            if text is not None:
+                for edit in without_option(text, one.option):
+                    yield EditCandidate(path, edit)
+
+    def _opened_trials(self) -> RemedyTrials:
+        """The trials, opened once."""
+        if self._trials is None:
+            subject = self._subject
+            self._trials = self._stack.enter_context(
+                RemedyTrials(
+                    [subject.target, *subject.arguments],
+                    RemedyOptions(subject.gpu, subject.compute),
+                    module=subject.module,
+                    progress=self._notify,
+                )
+            )
+        return self._trials
 
     def _edits(self, found: Diagnosed) -> list[EditCandidate]:
         """The edits that can be tried for a cause."""
         script = "" if self._subject.module else os.path.realpath(self._subject.target)
         for path in files_of(found.group, script):
-            try:
-                text = parsed(path, read_regular(Path(path), most=_MOST_SOURCE))
-            except OSError:
-                continue
-            if not isinstance(text, Refused):
-                edits = candidates(found.diagnosis, found.group, path, text)
-                if edits:
-                    return edits
+            text = _text(path)
+            edits = [] if text is None else candidates(found.answer, found.group, path, text)
+            if edits:
+                return edits
         return []
 
-    def _tried(self, trials: RemedyTrials, candidate: EditCandidate, replayed: Effect) -> Effect:
-        """The effect of an edit, if the changed program needs less; otherwise the replayed one."""
+    def _try(self, candidate: EditCandidate) -> RemedyResult | None:
+        """The result of an edit; None if there is no time left."""
         left = self._until - time.monotonic()
         if left <= 0:
+            return None
+        return self._opened_trials().try_remedy(
+            RemedyRequest({candidate.path: [candidate.edit]}), left
+        )
+
+    def _tried(self, candidate: EditCandidate, replayed: Effect) -> Effect:
+        """The effect of an edit, if the changed program needs less; otherwise the replayed one."""
+        result = self._try(candidate)
+        if result is None:
             return replace(replayed, note="there was no time left to try it (--budget)")
-        result = trials.try_remedy(RemedyRequest({candidate.path: [candidate.edit]}), left)
         if isinstance(result, TriedRemedy) and result.helps:
             return Effect(
                 Certainty.TRIED,
                 result.before_allocated,
                 result.peak_allocated,
-                result.remedy.patch.decode("utf-8", "replace"),
-                result.output.value,
+                patch=result.remedy.patch.decode("utf-8", "replace"),
+                note=result.output.value,
             )
         if isinstance(result, TriedRemedy):
             return replace(replayed, note="an edit was tried, and did not help")
@@ -315,11 +433,30 @@ class _Explaining:
 
 
 def _kept_at(found: Diagnosed, edits: Sequence[EditCandidate]) -> Place | None:
-    """The line that stores what holds the memory."""
+    """The line that stores what holds the memory, or makes it larger than it must be."""
     for candidate in edits:
-        if isinstance(candidate.edit, (Detach, ToCpu)):
+        if isinstance(candidate.edit, (CloneStored, Detach, ToCpu)):
             return Place(candidate.path, LineNumber(candidate.edit.line))
-    return None
+    return found.kept_at
+
+
+def _text(path: str) -> ProgramText | None:
+    """A file of the program; None if it cannot be read, or is no Python."""
+    try:
+        found = parsed(path, read_regular(Path(path), most=_MOST_SOURCE))
+    except OSError:
+        return None
+    return None if isinstance(found, Refused) else found
+
+
+def _traces(site: PeakSite) -> list[MemoryTrace]:
+    """The traces of a device with its segments, in order."""
+    return [
+        trace
+        for step in site.rank.traced_steps()
+        for trace in site.rank.traces_of(step)
+        if trace.device == site.device and trace.segments
+    ]
 
 
 def _failed(done: subprocess.CompletedProcess[str]) -> ProgramFailed:

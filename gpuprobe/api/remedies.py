@@ -10,6 +10,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,6 +150,7 @@ class RemedyTrials:
         self._stack = ExitStack()
         self._trials: dict[frozenset[tuple[str, str]], Trials] = {}
         self._unchanged: list[TrialFigures] = []
+        self._begun: Future[TrialFigures] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +161,17 @@ class RemedyTrials:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._begun is not None:
+            wait([self._begun])
         self._stack.close()
+
+    def begin(self, seconds: float) -> None:
+        """Run the unchanged program for the first trial now, while the caller does something
+        else, for at most ``seconds``. Only before the first trial.
+        """
+        executor = self._stack.enter_context(ThreadPoolExecutor(1))
+        deadline = time.monotonic() + seconds
+        self._begun = executor.submit(self._run, PreparedRemedy(), deadline)
 
     def prepared(self, remedy: RemedyRequest) -> PreparedRemedy | Refused:
         """A remedy's edits made. Raises OSError for a file that cannot be read."""
@@ -217,6 +229,8 @@ class RemedyTrials:
 
     def _before(self, deadline: float) -> TrialFigures:
         """The figures of the unchanged program."""
+        if not self._unchanged and self._begun is not None:
+            self._unchanged.append(self._begun.result())
         if not self._unchanged:
             self._progress("running the unchanged program in a copy of the project")
             self._unchanged.append(self._run(PreparedRemedy(), deadline))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 
 class EditKind(Enum):
@@ -15,6 +16,14 @@ class EditKind(Enum):
     MAP_LOCATION = "map_location"  # of torch.load, "cpu"
     TO_CPU = "to_cpu"  # what is stored at the line that keeps it
     COLLECT = "collect"  # gc.collect() after each step
+    CLONE = "clone"  # what is stored at the line that keeps it
+    NO_GRAD = "no_grad"  # around the line that makes it
+    EXPAND = "expand"  # instead of repeat, at the line that makes it
+    FOREACH = "foreach"  # False, where the optimizer is made
+    SET_TO_NONE = "set_to_none"  # True, where gradients are zeroed
+    CHUNK_SIZE = "chunk_size"  # of vmap
+    ALL_USED = "all_used"  # find_unused_parameters=False, where the replica is made
+    BUCKET_VIEW = "bucket_view"  # gradient_as_bucket_view=True, where the replica is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,11 @@ class Answer:
     code: str = ""
     edit: EditKind = EditKind.NONE
 
-    @classmethod
-    def none(cls) -> Answer:
-        """That the group is as it must be: no further rule is called."""
-        return cls("", "", "")
+
+class Expected(Enum):
+    """The answer that a group is as it must be: no further rule is called."""
+
+    EXPECTED = "expected"
+
+
+EXPECTED: Final = Expected.EXPECTED

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from gpuprobe.causes.answer import Answer, EditKind
 from gpuprobe.causes.groups import HeldGroup
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.remedies.edits import (
+    CloneStored,
     DeleteAfterUse,
     Detach,
     Edit,
+    ExpandInsteadOfRepeat,
     InsertCall,
     MapLocationCpu,
+    NoGrad,
+    SetKeyword,
     ToCpu,
     Where,
+    WithoutAllocatorOption,
     apply,
 )
 from gpuprobe.remedies.text import ProgramText, Refused
 
 _MOST = 3
+
+_KEYWORDS: Final[Mapping[EditKind, tuple[str, str, str | None]]] = {
+    EditKind.SET_TO_NONE: ("zero_grad", "set_to_none", "True"),
+    EditKind.CHUNK_SIZE: ("vmap", "chunk_size", "32"),
+    EditKind.ALL_USED: ("DistributedDataParallel", "find_unused_parameters", None),
+    EditKind.BUCKET_VIEW: ("DistributedDataParallel", "gradient_as_bucket_view", "True"),
+}
+"""The call, its keyword, and the value to set; None removes it."""
+
+_OPTIMIZER: Final = re.compile(r"\boptim\.([A-Z]\w*)\(")
 
 
 class EditCandidate(NamedTuple):
@@ -53,20 +68,80 @@ def candidates(
     return found
 
 
+def without_option(text: ProgramText, option: str) -> Iterator[Edit]:
+    """The edits that remove an option from allocator settings in a file."""
+    for line in _lines_with(text, option):
+        edit = WithoutAllocatorOption(line, option)
+        if not isinstance(apply(text, [edit]), Refused):
+            yield edit
+
+
+class _Place(NamedTuple):
+    """A group in one file: the lines that made it and used it last, 0 if these are elsewhere."""
+
+    group: HeldGroup
+    text: ProgramText
+    made: int
+    used: int
+
+    @property
+    def stored(self) -> list[int]:
+        """The lines with the name under which it is stored."""
+        return list(_lines_with(self.text, _stored_name(self.group.holder)))
+
+
 def _edits(kind: EditKind, group: HeldGroup, path: str, text: ProgramText) -> Iterator[Edit]:
     made, used = (_line_in(place, path) for place in (group.main.made_at, group.main.last_use))
-    if kind in (EditKind.DETACH, EditKind.TO_CPU):
-        for line in _lines_with(text, _stored_name(group.holder)):
-            yield Detach(line) if kind is EditKind.DETACH else ToCpu(line, detach=True)
-    elif kind is EditKind.DELETE and group.holder is not None and group.holder.path:
-        name = group.holder.path[0].label
-        for line in dict.fromkeys([used, made]):
+    if kind in _KEYWORDS:
+        call, keyword, value = _KEYWORDS[kind]
+        for line in _lines_with(text, call):
+            yield SetKeyword(line, call, keyword, value)
+    elif kind in _EDITS:
+        yield from _EDITS[kind](_Place(group, text, made, used))
+
+
+def _deletions(place: _Place) -> Iterator[Edit]:
+    holder = place.group.holder
+    if holder is not None and holder.path:
+        for line in dict.fromkeys([place.used, place.made]):
             if line:
-                yield DeleteAfterUse(line, name)
-    elif kind is EditKind.MAP_LOCATION and made:
-        yield MapLocationCpu(made)
-    elif kind is EditKind.COLLECT and made:
-        yield InsertCall(made, "gc.collect()", Where.END_OF_LOOP)
+                yield DeleteAfterUse(line, holder.path[0].label)
+
+
+def _clones(place: _Place) -> Iterator[Edit]:
+    for line in dict.fromkeys([*place.stored, place.made]):
+        if line:
+            yield CloneStored(line)
+
+
+def _optimizers(place: _Place) -> Iterator[Edit]:
+    source = place.text.data.decode("utf-8", "replace")
+    for number, line in enumerate(source.splitlines(), 1):
+        for found in _OPTIMIZER.finditer(line):
+            yield SetKeyword(number, found[1], "foreach", "False")
+
+
+def _where_made(edit: Callable[[int], Edit]) -> Callable[[_Place], Iterator[Edit]]:
+    """An edit of the line that made the memory."""
+
+    def edits(place: _Place) -> Iterator[Edit]:
+        if place.made:
+            yield edit(place.made)
+
+    return edits
+
+
+_EDITS: Final[Mapping[EditKind, Callable[[_Place], Iterator[Edit]]]] = {
+    EditKind.DETACH: lambda place: map(Detach, place.stored),
+    EditKind.TO_CPU: lambda place: (ToCpu(line, detach=True) for line in place.stored),
+    EditKind.DELETE: _deletions,
+    EditKind.CLONE: _clones,
+    EditKind.FOREACH: _optimizers,
+    EditKind.MAP_LOCATION: _where_made(MapLocationCpu),
+    EditKind.NO_GRAD: _where_made(lambda line: NoGrad(line, line)),
+    EditKind.EXPAND: _where_made(ExpandInsteadOfRepeat),
+    EditKind.COLLECT: _where_made(lambda line: InsertCall(line, "gc.collect()", Where.END_OF_LOOP)),
+}
 
 
 def _line_in(place: Place | NoPlace | None, path: str) -> int:

@@ -1,4 +1,4 @@
-"""The causes of the memory at a peak that is not needed."""
+"""The causes of the memory at a peak that is not needed, or larger than it must be."""
 
 from __future__ import annotations
 
@@ -7,23 +7,40 @@ from typing import NamedTuple
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.causes.answer import Answer
-from gpuprobe.causes.groups import HeldBlock, HeldGroup, blocks_at, groups_of, tensors_at
-from gpuprobe.causes.rules import RULES, exceptions
+from gpuprobe.causes.cache import LEAST_CACHED, Cache, CachedMemory
+from gpuprobe.causes.groups import (
+    LEAST,
+    HeldBlock,
+    HeldGroup,
+    ProgramStacks,
+    blocks_at,
+    groups_of,
+    held_blocks,
+)
+from gpuprobe.causes.live_memory import Excess, LiveMemory, Variable
+from gpuprobe.causes.rules import CACHED, LARGER, RULES, exceptions
 from gpuprobe.model.needs import Need
+from gpuprobe.model.place import Place
 from gpuprobe.model.run.holders import Holder
 
 LEAST_EFFECT = 0.05
 """The share of the tensors at the peak that a remedy has to save: other memory may be as high a
 moment later."""
 
+FREED_EARLY = "with this memory freed after its last use"
+
 
 class Diagnosed(NamedTuple):
     """A group of memory, and the answer of the first rule that knows it."""
 
     group: HeldGroup
-    diagnosis: Answer
-    freed_early: int
-    """The most memory in the trace, in bytes, if the group were freed after its last use."""
+    answer: Answer
+    without: int
+    """The most memory in the trace, in bytes, without it."""
+    assumed: str = FREED_EARLY
+    """What `without` assumes, in words."""
+    kept_at: Place | None = None
+    """The line to change, if that is not where the memory is allocated."""
 
 
 def causes_at(
@@ -32,26 +49,96 @@ def causes_at(
     holders: Mapping[int, Holder],
     *,
     failed: bool = False,
+    variable: Variable = lambda frames: "",
     otherwise: Callable[[HeldGroup], Answer | None] | None = None,
 ) -> Iterator[Diagnosed]:
-    """The causes of memory just after an event, the most memory first. ``holders``: what holds the
-    blocks, by row of the ledger. ``failed``: memory ran out here, so what the program would have
-    used later is unknown: only what its exception holds is a cause. ``otherwise``: one more rule,
-    the last.
+    """The causes of memory just after an event, the one that saves most first. ``holders``: what
+    holds the blocks, by row of the ledger (`searched_at`). ``variable``: see `LiveMemory`.
+    ``failed``: memory ran out here, so what the program would have used later is unknown: only what
+    its exception holds is a cause. ``otherwise``: one more rule of memory that is not needed, the
+    last.
     """
-    blocks = blocks_at(lives, event, failed=failed)
+    tensors = lives.tensors(event)
+    found = list(_unneeded(lives, event, holders, otherwise, failed=failed))
+    if not failed:
+        found += _larger(LiveMemory(lives, event, holders, variable))
+    found.sort(key=lambda one: one.without if not failed else -one.group.bytes)
+    known: set[int] = set()
     peak = max(lives.ledger.allocated_after())
-    rules = (exceptions.diagnose,) if failed else RULES
+    for one in found:
+        rows = {block.row for block in one.group.blocks}
+        new = sum(block.bytes for block in one.group.blocks if block.row not in known)
+        if 2 * new <= one.group.bytes:
+            continue  # most of it has a better remedy
+        if failed or peak - one.without >= LEAST_EFFECT * tensors:
+            known |= rows
+            yield one
+
+
+def searched_at(lives: Biographies, event: int, *, failed: bool = False) -> list[HeldBlock]:
+    """The blocks just after an event whose holders are part of a cause."""
+    blocks = {block.row: block for block in blocks_at(lives, event, failed=failed)}
+    if not failed:
+        for one in _larger(LiveMemory(lives, event)):
+            blocks.update((block.row, block) for block in one.group.blocks)
+    return list(blocks.values())
+
+
+def cached_causes(cache: Cache) -> Iterator[CachedMemory]:
+    """Why memory is in the cache, if enough of it is, or if a request failed because of it."""
+    if not cache.failed and cache.beyond < LEAST_CACHED * cache.reserved:
+        return
+    for rule in CACHED:
+        found = list(rule(cache))
+        yield from found
+        if found:
+            return
+
+
+def _unneeded(
+    lives: Biographies,
+    event: int,
+    holders: Mapping[int, Holder],
+    otherwise: Callable[[HeldGroup], Answer | None] | None,
+    *,
+    failed: bool,
+) -> Iterator[Diagnosed]:
+    blocks = blocks_at(lives, event, failed=failed)
     last = () if otherwise is None else (otherwise,)
-    for group in groups_of(blocks, holders, tensors_at(lives, event)):
-        for rule in (*rules, *last):
-            diagnosis = rule(group)
-            if diagnosis is not None:
-                if diagnosis.rule:
-                    found = Diagnosed(group, diagnosis, _without(lives, group.blocks))
-                    if failed or peak - found.freed_early >= LEAST_EFFECT * group.tensors:
-                        yield found
+    for group in groups_of(blocks, holders, lives.tensors(event)):
+        for rule in (*((exceptions.diagnose,) if failed else RULES), *last):
+            answer = rule(group)
+            if isinstance(answer, Answer):
+                yield Diagnosed(group, answer, _without(lives, group.blocks))
+            if answer is not None:
                 break
+
+
+def _larger(live: LiveMemory) -> Iterator[Diagnosed]:
+    for rule in LARGER:
+        for excess in rule(live):
+            one = _diagnosed(live, excess)
+            if one is not None:
+                yield one
+
+
+def _diagnosed(live: LiveMemory, excess: Excess) -> Diagnosed | None:
+    """The cause, if it is large enough."""
+    saved = sum(
+        live.size[row] - min(live.size[row], excess.sizes.get(row, 0)) for row in excess.rows
+    )
+    if saved < LEAST * live.tensors:
+        return None
+    needs = {row: live.needs.get(row, Need.LATER) for row in excess.rows}
+    blocks = held_blocks(live.lives, needs)
+    holders = [row for row in (excess.main, *excess.rows) if row in live.holders]
+    group = HeldGroup(
+        tuple(blocks),
+        live.holders[holders[0]] if holders else None,
+        live.tensors,
+        chosen=held_blocks(live.lives, {excess.main: Need.LATER})[0],
+    )
+    return Diagnosed(group, excess.answer, live.without(excess), excess.assumed, excess.kept_at)
 
 
 def _without(lives: Biographies, blocks: tuple[HeldBlock, ...]) -> int:
@@ -61,12 +148,15 @@ def _without(lives: Biographies, blocks: tuple[HeldBlock, ...]) -> int:
     ledger = lives.ledger
     ends = list(ledger.freed)
     early = lives.ends_of_use()
-    places = {ledger.stack[block.row] for block in blocks}
+    stacks = ProgramStacks(ledger.trace.stacks)
+    places = {stacks.lines(ledger.stack[block.row]) for block in blocks}
     for row, stack in enumerate(ledger.stack):
-        if stack in places:
+        if stacks.lines(stack) in places:
             ends[row] = early[row]
+    waiting = [block for block in blocks if block.need is Need.NOT_YET]
+    used = max((b for b in waiting if b.last_use), key=lambda b: b.bytes, default=None)
     for block in blocks:
         ends[block.row] = early[block.row]
-        if block.need is Need.NOT_YET and block.last_use is None:
+        if block.need is Need.NOT_YET and block is not used:
             ends[block.row] = ledger.start[block.row]
     return max(ledger.running(ends))

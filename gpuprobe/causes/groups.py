@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from gpuprobe.analysis.peak.needs import Biographies
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.frames import Lines
+from gpuprobe.analysis.trace.frames import Lines, is_user_frame
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
+from gpuprobe.model.trace import Frame, StackTable
 
 LEAST = 0.125
 """The share of the tensors at the peak from which memory is worth a cause. In programs that need
@@ -20,6 +21,25 @@ all their memory, a tenth can be variables of the iteration before."""
 
 
 _CONTAINERS = {"dict", "list", "tuple", "set", "deque", "cell"}
+
+
+class ProgramStacks:
+    """The lines of the program on stacks: what a library does between them may vary from call to
+    call.
+    """
+
+    def __init__(self, table: StackTable) -> None:
+        self._table = table
+        self._known: dict[int, tuple[object, ...]] = {}
+
+    def lines(self, stack: int) -> tuple[object, ...]:
+        """The lines, innermost first; the stack itself where there is none."""
+        found = self._known.get(stack)
+        if found is None:
+            frames = filter(is_user_frame, self._table.frames_of(stack))
+            found = tuple((one.filename, one.line) for one in frames) or (stack,)
+            self._known[stack] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +51,21 @@ class HeldBlock:
     need: Need
     category: Category
     made_at: Place | NoPlace
-    file_names: tuple[str, ...]
-    """Of the frames that made it, innermost first."""
+    frames: tuple[Frame, ...]
+    """Those that made it, innermost first."""
     last_use: Place | NoPlace | None
     by: str
     phase: str
     earlier: bool
     """Whether it was alive when the step began."""
+    uses: tuple[int, int]
+    """The numbers of the first operator that used its values and of the last one, in the trace; 0
+    if none did."""
+
+    @property
+    def file_names(self) -> list[str]:
+        """The files of the frames."""
+        return [frame.filename for frame in self.frames]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +75,8 @@ class HeldGroup:
     blocks: tuple[HeldBlock, ...]
     holder: Holder | None
     tensors: int
+    chosen: HeldBlock | None = None
+    """The block whose line is named, if that is not one of the line that made the most."""
 
     @property
     def bytes(self) -> int:
@@ -59,7 +89,9 @@ class HeldGroup:
 
     @property
     def main(self) -> HeldBlock:
-        """A block of the line that made the most."""
+        """A block of the line that made the most, or the chosen one."""
+        if self.chosen is not None:
+            return self.chosen
         by_line: Counter[Place | NoPlace] = Counter()
         for block in self.blocks:
             by_line[block.made_at] += block.bytes
@@ -80,11 +112,17 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[H
     """The blocks just after an event that are not needed then: never (again), or not yet.
     ``failed``: and those of which nothing is known, because the program failed.
     """
-    ledger = lives.ledger
-    needs = {row: lives.need(row, event) for row in ledger.alive(event)}
+    needs = dict(lives.needs(event))
     unclear = {Need.NOT_YET, *([Need.OPEN] if failed else [])}
     needs.update(dict.fromkeys(_unread_gradients(lives, list(needs)), Need.NEVER))
-    rows = [row for row, need in needs.items() if need.needless or need in unclear]
+    return held_blocks(
+        lives, {row: need for row, need in needs.items() if need.needless or need in unclear}
+    )
+
+
+def held_blocks(lives: Biographies, needs: Mapping[int, Need]) -> list[HeldBlock]:
+    """The blocks of some rows, with their states."""
+    ledger, rows = lives.ledger, list(needs)
     stacks = ledger.trace.stacks
     lines, strings = Lines(stacks), stacks.strings
     columns = [ledger.values(name, rows) for name in ("last_stack", "last_name", "last_phase")]
@@ -96,13 +134,12 @@ def blocks_at(lives: Biographies, event: int, *, failed: bool = False) -> list[H
             need=needs[row],
             category=Category.from_code(code),
             made_at=lines.place(ledger.stack[row], before=row >= ledger.made),
-            file_names=tuple(
-                stacks.frames[frame].filename for frame in stacks.stacks[ledger.stack[row]]
-            ),
+            frames=stacks.frames_of(ledger.stack[row]),
             last_use=lines.place(stack) if stack else None,
             by=strings[name],
             phase=strings[phase],
             earlier=row >= ledger.made,
+            uses=(lives.first[row], lives.last[row]),
         )
         for row, code, stack, name, phase in zip(rows, codes, *columns, strict=True)
     ]
@@ -129,13 +166,6 @@ def _unread_gradients(lives: Biographies, rows: list[int]) -> Iterator[int]:
     for row in gradients:
         if phases[row] in ("backward", "") and lives.survives(row):
             yield row
-
-
-def tensors_at(lives: Biographies, event: int) -> int:
-    """The bytes of all tensors that are alive just after an event."""
-    ledger = lives.ledger
-    rows = ledger.alive(event)
-    return sum(ledger.size[row] for row in rows if lives.need(row, event) is not Need.UNTRACED)
 
 
 def groups_of(

@@ -54,7 +54,7 @@ _A_NUMBER = 1 << 10
 
 def cause_of(found: Diagnosed, effect: Effect, kept_at: Place | None = None) -> MemoryCause:
     """The cause as a record. ``kept_at``: the line that stores what holds it."""
-    group, answer = found.group, found.diagnosis
+    group, answer = found.group, found.answer
     return MemoryCause(
         rule=answer.rule,
         bytes=group.bytes,
@@ -115,7 +115,8 @@ def causes_in(site: PeakSite, mark: HighWater) -> tuple[MemoryCause, ...] | Unav
         every = causes_at(lives, event, holders, otherwise=_unneeded)
         found = list(islice((_certain(one, lives, with_gradients) for one in every), _MOST))
     return tuple(
-        cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.freed_early)) for one in found
+        cause_of(one, Effect(Certainty.REPLAYED, mark.allocated, one.without, one.assumed))
+        for one in found
     )
 
 
@@ -156,17 +157,17 @@ def _certain(found: Diagnosed, lives: Biographies, with_gradients: bool) -> Diag
     forward passes keep what a backward pass would use.
     """
     group = found.group
-    if found.diagnosis.rule == LATE_GRADIENTS and group.holder is None:
+    if found.answer.rule == LATE_GRADIENTS and group.holder is None:
         # Those that outlive the step may be kept by a graph, and are not just freed late.
         kept = sum(block.bytes for block in group.blocks if lives.survives(block.row))
         instead = _unneeded(group)
         if 2 * kept > group.bytes and instead is not None:
-            return found._replace(diagnosis=instead)
+            return found._replace(answer=instead)
     evaluated = sum(b.bytes for b in group.blocks if _is_evaluation(b.phase))
-    replaced = found.diagnosis.rule in (UNNEEDED, "kept-graph")
+    replaced = found.answer.rule in (UNNEEDED, "kept-graph")
     if replaced and with_gradients and 2 * evaluated > group.bytes:
         return found._replace(
-            diagnosis=Answer(
+            answer=Answer(
                 EVALUATION,
                 f"{human_bytes(group.bytes)} from {group.main.made_at} are kept for a backward "
                 "pass that does not come: an evaluation runs with gradients",

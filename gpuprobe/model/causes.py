@@ -21,22 +21,26 @@ class Certainty(str, Enum):
 
 @record(frozen=True)
 class Effect:
-    """The most allocated memory with and without a change, in bytes. ``patch``: the change, for
-    ``git apply``; ``note``: why it was not tried, or what is different about the tried run.
+    """The most memory with and without a change, in bytes: allocated, or ``reserved``. ``assumed``:
+    what a replay assumes of the changed program; ``patch``: the change, for ``git apply``;
+    ``note``: why it was not tried, or what is different about the tried run.
     """
 
     certainty: Certainty
     before: int
     after: int | Unavailable
+    assumed: str = ""
+    reserved: bool = False
     patch: str = ""
     note: str = ""
 
 
 @record(frozen=True)
 class MemoryCause:
-    """Memory at the peak that the program does not need, all for one reason. ``rule`` names the
-    rule that found it; ``made_at`` is the line that allocated the most, ``last_use`` the line that
-    used that last, ``kept_at`` the line that stores what holds it.
+    """Memory at the peak that the program does not need, or less of, all for one reason. ``rule``
+    names the rule that found it; ``made_at`` is the line that allocated the most, ``last_use`` the
+    line that used that last, ``kept_at`` the line that stores what holds it, or where it becomes
+    larger than it must be.
     """
 
     rule: str
@@ -55,7 +59,9 @@ class MemoryCause:
 @record(frozen=True)
 class Explanation:
     """What the memory of a program is for. ``capacity``: the GPU's, in bytes; ``ended``: how the
-    program ended; ``notes``: what was not looked at, and why.
+    program ended; ``failed``: the memory is that at the failure, not at a peak of a complete run;
+    ``notes``: what was not looked at, and why; ``searched``: whether all that could be looked for
+    was.
     """
 
     program: str
@@ -67,7 +73,9 @@ class Explanation:
     allocated: int
     reserved: int | Unavailable
     ended: str
+    failed: bool
     needs: NeedTable
     causes: tuple[MemoryCause, ...]
     notes: tuple[str, ...]
+    searched: bool
     seconds: float

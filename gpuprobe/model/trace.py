@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.model.memory import Segment, TraceAction
@@ -155,8 +156,28 @@ COLUMNS: dict[str, str] = {
     "last_name": "I",  # index into StackTable.strings: its name
     "last_phase": "I",  # index into StackTable.strings: its phase
     "grad": "B",  # alloc only: GRAD_ON or GRAD_OFF as the operator ran that made it; 0: unknown
-    "made_name": "I",  # index into StackTable.strings: the name of the operator ``made``
-    "first_name": "I",  # the same of ``first_use``
+    "made_name": "I",  # index into StackTable.strings: the name of the operator that made it
+    "first_name": "I",  # index into StackTable.strings: the name of ``first_use``
+    # What operators did with its values (`gpuprobe.sampler.tracing.flow`). A block is referred to
+    # by the row of its event plus 1, or by the number of events plus its row in the baseline plus
+    # 1; 0 means none.
+    "made_phase": "I",  # index into StackTable.strings: its phase
+    "how": "B",  # `Made`: what kind of operator that is
+    "width": "B",  # bytes of one element of the tensor that it made
+    "inputs": "Q",  # bytes of the distinct memory that it computed the tensor from
+    "source": "I",  # the block with the most of these bytes
+    "copied_to": "I",  # the last block that its values were copied to, or converted
+    "read": "Q",  # at most this many of its bytes are read in this trace
+    "useful": "I",  # the last operator that used it for something that is read
+    "wasted": "B",  # 1: computed in a backward pass, and nothing but such memory depends on it
+    "filled": "I",  # the last operator that set all of it to one value
+    "filled_until": "I",  # the first one after that which used it
+    # Blocks of events with the same number are computed from one another in the forward pass; sums
+    # of single numbers do not count.
+    "graph": "I",
+    # Of a batch of integers that was copied to the device: the bytes at the ends of its rows that
+    # have one value in all of them.
+    "padded": "Q",
 }
 
 GRAD_ON: Final = 1
@@ -165,6 +186,15 @@ GRAD_OFF: Final = 2
 
 USE_COLUMNS: Final = frozenset(list(COLUMNS)[list(COLUMNS).index("operator") :])
 """The columns that are filled where the uses of memory were traced."""
+
+
+class Made(IntEnum):
+    """Kinds of operators that make tensors."""
+
+    OTHER = 0
+    POINTWISE = 1  # each element from those at its place, after broadcasting
+    COPY = 2  # elements as they are, in another order, number or type
+    FILL = 3  # from no other tensor
 
 
 class TraceEvent(NamedTuple):
@@ -191,6 +221,19 @@ class TraceEvent(NamedTuple):
     grad: int = 0
     made_name: int = 0
     first_name: int = 0
+    made_phase: int = 0
+    how: int = 0
+    width: int = 0
+    inputs: int = 0
+    source: int = 0
+    copied_to: int = 0
+    read: int = 0
+    useful: int = 0
+    wasted: int = 0
+    filled: int = 0
+    filled_until: int = 0
+    graph: int = 0
+    padded: int = 0
 
 
 class EventColumns:
@@ -223,6 +266,19 @@ class EventColumns:
     grad: array[int]
     made_name: array[int]
     first_name: array[int]
+    made_phase: array[int]
+    how: array[int]
+    width: array[int]
+    inputs: array[int]
+    source: array[int]
+    copied_to: array[int]
+    read: array[int]
+    useful: array[int]
+    wasted: array[int]
+    filled: array[int]
+    filled_until: array[int]
+    graph: array[int]
+    padded: array[int]
 
     def __init__(self) -> None:
         for name, typecode in COLUMNS.items():

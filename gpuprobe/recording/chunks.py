@@ -46,8 +46,8 @@ from gpuprobe.model.values import Address, Bounds, Count, NewestMicroseconds
 from gpuprobe.recording.budget import ChunkBudget, amounts, refuse_bomb
 
 CHUNK_VERSION = (1, 2)
-"""(major, minor). History: 1.0: first version. 1.1: the columns of uses. 1.2: ``grad``,
-``made_name`` and ``first_name``."""
+"""(major, minor). History: 1.0: first version. 1.1: the columns of uses. 1.2: ``grad``, the names
+of operators, and what they did with the values."""
 
 _MAGIC = b"\x89GPTRC\r\n"
 _PREFIX = struct.Struct("<8sHHII")
@@ -359,6 +359,7 @@ def _check_indices(trace: MemoryTrace) -> None:
         "made_name": len(trace.stacks.strings),
         "first_name": len(trace.stacks.strings),
         "last_phase": len(trace.stacks.strings),
+        "made_phase": len(trace.stacks.strings),
         "pool": len(trace.pools),
     }
     if not trace.pools:  # a column that was left out has the index 0

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TypeAlias, cast
 
 from gpuprobe.remedies.blocks import appended_to_loop, inserted_after, inserted_before, is_elif
-from gpuprobe.remedies.calls import keyword_set
+from gpuprobe.remedies.calls import call_at, keyword_set
 from gpuprobe.remedies.flow import (
     Liveness,
     binds,
@@ -54,6 +54,30 @@ class ToCpu:
     line: int
     name: str = ""
     detach: bool = False
+
+
+@dataclass(frozen=True)
+class CloneStored:
+    """``.clone()`` for what the line stores, as for `Detach`."""
+
+    line: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class ExpandInsteadOfRepeat:
+    """``.expand(…)`` instead of the ``.repeat(…)`` of the line. It runs only if the repeated
+    dimensions have one element, and nothing changes the result in place."""
+
+    line: int
+
+
+@dataclass(frozen=True)
+class WithoutAllocatorOption:
+    """Remove an option from the allocator settings that the line passes as text."""
+
+    line: int
+    option: str
 
 
 @dataclass(frozen=True)
@@ -131,6 +155,9 @@ class AutogradGrad:
 Edit: TypeAlias = (
     Detach
     | ToCpu
+    | CloneStored
+    | ExpandInsteadOfRepeat
+    | WithoutAllocatorOption
     | DeleteAfterUse
     | NoGrad
     | SetKeyword
@@ -160,6 +187,8 @@ def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
             return stored_as(text, line, name, ".detach()")
         case ToCpu(line, name, detach):
             return stored_as(text, line, name, ".detach().cpu()" if detach else ".cpu()")
+        case CloneStored() | ExpandInsteadOfRepeat() | WithoutAllocatorOption():
+            return _smaller(text, edit)
         case DeleteAfterUse(line, name):
             return _deleted(text, line, name)
         case NoGrad(first, last):
@@ -174,6 +203,53 @@ def _changes(text: ProgramText, edit: Edit) -> list[Replacement] | Refused:
             return _cleared(text, line, container)
         case AutogradGrad(line):
             return with_autograd_grad(text, line)
+
+
+def _smaller(
+    text: ProgramText, edit: CloneStored | ExpandInsteadOfRepeat | WithoutAllocatorOption
+) -> list[Replacement] | Refused:
+    match edit:
+        case CloneStored(line, name):
+            return stored_as(text, line, name, ".clone()")
+        case ExpandInsteadOfRepeat(line):
+            return _expanded(text, line)
+        case WithoutAllocatorOption(line, option):
+            return _without_option(text, line, option)
+
+
+def _expanded(text: ProgramText, line: int) -> list[Replacement] | Refused:
+    call = call_at(text, line, "repeat")
+    if isinstance(call, Refused):
+        return call
+    if not isinstance(call.func, ast.Attribute) or call.keywords or not call.args:
+        return Refused(Refusal.NOT_MECHANICAL, "repeat is not called with its numbers")
+    if any(isinstance(one, (ast.Starred, ast.Tuple, ast.List)) for one in call.args):
+        return Refused(Refusal.STAR_ARGUMENTS)
+    end = text.span(call.func)[1]
+    changes = [Replacement(end - len("repeat"), end, "expand")]
+    for one in call.args:
+        if isinstance(one, ast.Constant) and one.value == 1:
+            changes.append(Replacement(*text.span(one), "-1"))
+    return changes
+
+
+def _without_option(text: ProgramText, line: int, option: str) -> list[Replacement] | Refused:
+    found = [
+        node
+        for statement in text.statements(line)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and option in map(_option_name, node.value.split(","))
+    ]
+    if len(found) != 1:
+        return Refused(Refusal.NO_STATEMENT if not found else Refusal.AMBIGUOUS, option)
+    kept = [one for one in str(found[0].value).split(",") if _option_name(one) != option]
+    return [Replacement(*text.span(found[0]), f'"{",".join(kept)}"')]
+
+
+def _option_name(text: str) -> str:
+    return text.partition(":")[0].strip()
 
 
 def _deleted(text: ProgramText, line: int, name: str) -> list[Replacement] | Refused:

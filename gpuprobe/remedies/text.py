@@ -7,7 +7,6 @@ alone: encodings, line ends, tabs and comments are those of the file.
 from __future__ import annotations
 
 import ast
-import difflib
 import io
 import re
 import tokenize
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
+
+from gpuprobe.model.patches import file_diff
 
 Statement: TypeAlias = ast.stmt
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
@@ -287,21 +288,3 @@ def header_end(node: Statement) -> int:
 def _lines(data: bytes) -> list[str]:
     """The lines that git counts, each byte as one character."""
     return re.findall(r"[^\n]*\n|[^\n]+\Z", data.decode("latin-1"))
-
-
-def file_diff(name: str, before: Sequence[str], after: Sequence[str]) -> str:
-    """The unified diff of one file; its paths begin with ``a/`` and ``b/``."""
-    paths = []
-    for folder in "ab":
-        path = f"{folder}/{name}"
-        if re.search(r'["\\\x00-\x1f]', path):  # git's quotes
-            path = '"' + re.sub(r'["\\]|[\x00-\x1f]', _escaped, path) + '"'
-        paths.append(path + "\t" * (" " in path))  # a tab ends a name with spaces
-    return "".join(
-        row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n"
-        for row in difflib.unified_diff(before, after, paths[0], paths[1])
-    )
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\{match[0]}" if match[0] in '"\\' else f"\\{ord(match[0]):03o}"

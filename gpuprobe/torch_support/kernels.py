@@ -12,7 +12,7 @@ _NO_KERNEL: Final = frozenset(
     record_stream lift_fresh detach alias lift detach_ _version is_same_size is_pinned
     _has_compatible_shallow_copy_type _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims
     _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _coalesced_ _nnz
-    is_coalesced sparse_dim dense_dim _wrap_tensor_autograd""".split()  # noqa: SIM905 - a list to be read
+    is_coalesced sparse_dim dense_dim _wrap_tensor_autograd _unsafe_view _reshape_alias""".split()  # noqa: SIM905 - a list to be read
 )
 
 

@@ -40,7 +40,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Literal, NamedTuple, NoReturn, TextIO
 
-_COMMANDS = ("baseline", "check", "estimate", "fit", "run")
+_COMMANDS = ("baseline", "check", "estimate", "explain", "fit", "run")
 """Commands of gpuprobe that import torch, or start a process that does."""
 _KEPT = ("LANG", "LC_", "LD_", "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH")
 """Beginnings of the names of settings that an interpreter or torch reads at its start."""
@@ -72,7 +72,10 @@ _OF_COMMANDS = (
     *(f"gpuprobe.cli.commands.{name}" for name in _COMMANDS),
     *(
         f"gpuprobe.api.{name}"
-        for name in ("check", "estimates", "hazards", "recordings", "render", "trials", "watch")
+        for name in (
+            *("check", "estimates", "explain", "hazards"),
+            *("recordings", "render", "trials", "watch"),
+        )
     ),
     "gpuprobe.cli.parser",
     "gpuprobe.cli.supervise",

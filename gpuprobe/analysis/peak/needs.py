@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.frames import Lines, module_row
@@ -52,6 +53,13 @@ class Biographies:
             codes = categories(self.ledger, everything)
             self._state = {row for row, code in enumerate(codes) if code in _STATE}
         self._in_trace = values("last_name", everything)
+        self._needs: dict[int, dict[int, Need]] = {}
+        self._ends: list[int] | None = None
+
+    @classmethod
+    def of(cls, trace: MemoryTrace | Ledger | Biographies) -> Biographies:
+        """The biographies themselves, or those of a trace."""
+        return trace if isinstance(trace, Biographies) else cls(trace)
 
     @property
     def traced(self) -> bool:
@@ -85,6 +93,31 @@ class Biographies:
         if self._whole:
             return row in self._state
         return not self._ended or row < self.ledger.made or bool(self._in_trace[row])
+
+    def needs(self, event: int) -> dict[int, Need]:
+        """The state of each row that is alive just after an event."""
+        if event not in self._needs:
+            self._needs[event] = {row: self.need(row, event) for row in self.ledger.alive(event)}
+        return self._needs[event]
+
+    def tensors(self, event: int) -> int:
+        """The bytes of all tensors that are alive just after an event: without libraries'."""
+        size = self.ledger.size
+        return sum(
+            size[row] for row, need in self.needs(event).items() if need is not Need.UNTRACED
+        )
+
+    def row_of(self, reference: int) -> int | None:
+        """The row that a column of the trace refers to (see `gpuprobe.model.trace`)."""
+        if not reference:
+            return None
+        events = self.ledger.events
+        if reference > events:
+            row = self.ledger.made + reference - 1 - events
+            return row if row < len(self.ledger) else None
+        row = bisect_left(self.ledger.start, reference - 1, 0, self.ledger.made)
+        known = row < self.ledger.made and self.ledger.start[row] == reference - 1
+        return row if known else None
 
     def need(self, row: int, event: int) -> Need:
         """The state of a row that is alive just after an event."""
@@ -121,6 +154,11 @@ class Biographies:
         """For each row, the event before which it could be freed: after its last use; its own end
         where a later one is possible. A row that is never used ends as it begins.
         """
+        if self._ends is None:
+            self._ends = self._find_ends()
+        return self._ends
+
+    def _find_ends(self) -> list[int]:
         ledger, operator = self.ledger, self.operator
         ends = list(ledger.freed)
         for row, end in enumerate(ends):
@@ -139,47 +177,69 @@ class Biographies:
         return ends
 
 
-def needs_at(trace: MemoryTrace | Ledger, event: int, top: int = 5) -> NeedTable | Unavailable:
-    """The blocks alive just after ``event``, by `Need`; `Unavailable` if uses were not traced.
-    Each row has its ``top`` lines.
-    """
-    lives = Biographies(trace)
-    if not lives.traced:
-        return NOT_TRACED
-    ledger = lives.ledger
-    rows = ledger.alive(event)
-    found: dict[Need, list[int]] = {}
-    for row in rows:
-        found.setdefault(lives.need(row, event), []).append(row)
-    ends = lives.ends_of_use()
-    return NeedTable(
-        step=ledger.trace.step,
-        total=sum(ledger.size[row] for row in rows),
-        rows=tuple(_row(lives, need, found[need], event, top) for need in Need if need in found),
-        freed_after_use=max(ledger.running(ends)),
-    )
+class _Found(NamedTuple):
+    """What a ledger's blocks at an event are needed for, and the state of each."""
+
+    table: NeedTable
+    needs: list[Need]
+
+
+def needs_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> NeedTable | Unavailable:
+    """The blocks alive just after ``event``, by `Need`; `Unavailable` if uses were not traced."""
+    found = _found_at(trace, event)
+    return found if isinstance(found, Unavailable) else found.table
 
 
 def need_of_each(trace: MemoryTrace | Ledger, event: int) -> list[Need] | Unavailable:
     """The state of each block that is alive just after ``event``, in `live_at`'s order;
     `Unavailable` if uses were not traced.
     """
-    lives = Biographies(trace)
-    if not lives.traced:
-        return NOT_TRACED
-    return [lives.need(row, event) for row in lives.ledger.alive(event)]
+    found = _found_at(trace, event)
+    return found if isinstance(found, Unavailable) else found.needs
 
 
-def needed_at(trace: MemoryTrace | Ledger, event: int) -> list[int]:
+def needed_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> list[int]:
     """The positions, among the blocks alive just after ``event``, of those that are needed. Only if
     uses were traced.
     """
-    lives = Biographies(trace)
-    alive = lives.ledger.alive(event)
-    return [at for at, row in enumerate(alive) if not lives.need(row, event).needless]
+    found = _found_at(trace, event)
+    if isinstance(found, Unavailable):
+        raise ValueError(found.reason)
+    return [at for at, need in enumerate(found.needs) if not need.needless]
 
 
-def _row(lives: Biographies, need: Need, rows: list[int], event: int, top: int) -> NeedRow:
+def _found_at(trace: MemoryTrace | Ledger | Biographies, event: int) -> _Found | Unavailable:
+    """Computed once for each event of a ledger: several parts of a report ask for the peak."""
+    ledger = trace.ledger if isinstance(trace, Biographies) else ledger_of(trace)
+    known = ledger.needs.get(event)
+    if isinstance(known, (_Found, Unavailable)):
+        return known
+    lives = Biographies.of(trace if isinstance(trace, Biographies) else ledger)
+    found = _find(lives, event) if lives.traced else NOT_TRACED
+    ledger.needs[event] = found
+    return found
+
+
+def _find(lives: Biographies, event: int) -> _Found:
+    ledger = lives.ledger
+    rows = lives.needs(event)
+    by_need: dict[Need, list[int]] = {}
+    for row, need in rows.items():
+        by_need.setdefault(need, []).append(row)
+    table = NeedTable(
+        step=ledger.trace.step,
+        total=sum(ledger.size[row] for row in rows),
+        rows=tuple(_row(lives, need, by_need[need], event) for need in Need if need in by_need),
+        freed_after_use=max(ledger.running(lives.ends_of_use())),
+    )
+    return _Found(table, list(rows.values()))
+
+
+_TOP: Final = 5
+"""The lines of each row of a table."""
+
+
+def _row(lives: Biographies, need: Need, rows: list[int], event: int) -> NeedRow:
     size = lives.ledger.size
     after = lives.operator_at(event) if need is Need.LATER else -1
     lines = list(_lines(lives, rows, after))
@@ -189,10 +249,10 @@ def _row(lives: Biographies, need: Need, rows: list[int], event: int, top: int) 
         need=need.value,
         bytes=sum(size[row] for row in rows),
         blocks=len(rows),
-        lines=tuple(lines[:top]),
-        more=sum(line.bytes for line in lines[top:]),
-        modules=tuple(modules[:top]),
-        more_modules=sum(module.bytes for module in modules[top:]),
+        lines=tuple(lines[:_TOP]),
+        more=sum(line.bytes for line in lines[_TOP:]),
+        modules=tuple(modules[:_TOP]),
+        more_modules=sum(module.bytes for module in modules[_TOP:]),
     )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, compress
 from operator import invert, sub
 from weakref import WeakValueDictionary
@@ -330,6 +330,8 @@ class Ledger(WeaklyReferable):
     _stack: array[int] | None = None
     _allocated: array[int] | None = None
     _peak: int | None = None
+    needs: dict[int, object] = field(default_factory=dict)
+    """By event, what `gpuprobe.analysis.peak.needs` found."""
     _alive: tuple[int, list[int]] | None = (
         None  # the result of the last call; most calls are for the peak
     )
@@ -402,15 +404,18 @@ class Ledger(WeaklyReferable):
             active[freed + 1] = allocated[freed]
         return active
 
-    def running(self, ends: Sequence[int]) -> array[int]:
-        """The running total of ``size`` over rows that each last from ``start`` to their end."""
+    def running(self, ends: Sequence[int], sizes: Sequence[int] | None = None) -> array[int]:
+        """The running total of ``size``, or of other sizes, over rows that each last from ``start``
+        to their end.
+        """
+        sizes = self.size if sizes is None else sizes
         # One item more than events: blocks that stay alive end there.
         delta = [0] * (self.events + 1)
-        for start, end, size in zip(self.start[: self.made], ends, self.size, strict=False):
+        for start, end, size in zip(self.start[: self.made], ends, sizes, strict=False):
             delta[start] += size  # the same event may imply the free of another row
             delta[end] -= size
         held = 0
-        for end, size in zip(ends[self.made :], self.size[self.made :], strict=True):
+        for end, size in zip(ends[self.made :], sizes[self.made :], strict=True):
             if end >= 0:
                 held += size
                 delta[end] -= size

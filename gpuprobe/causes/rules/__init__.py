@@ -1,30 +1,51 @@
-"""The rules, in the order in which they are called; the first that knows a group names its cause.
+"""The rules, in the order in which they are called.
 
-A rule is a function from a `HeldGroup` to a `Answer`, or None. To add one: a file here, and a line
-in `RULES`.
+`RULES` are about groups of memory that is not needed; the first that knows a group names its cause.
+A rule is a function from a `HeldGroup` to an `Answer`, to `EXPECTED` if the group is as it must be,
+or None. `LARGER` are about memory that is larger than it must be: functions from a `LiveMemory` to
+each `Excess`. `CACHED` are about memory in the allocator's cache; the first that knows it counts.
+To add one: a file here, and a line in one of the three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.answer import Answer, Expected
+from gpuprobe.causes.cache import Cache, CachedMemory
 from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.live_memory import Excess, LiveMemory
 from gpuprobe.causes.rules import (
     autocast,
+    broadcasts,
+    conversions,
     cycles,
+    data_parallel,
     early,
     exceptions,
     files,
+    fragments,
     gradients,
+    graph_pools,
     graphs,
     holders,
+    joins,
+    losses,
+    one_hot,
     optimizer_state,
+    optimizers,
+    padding,
+    partly_used,
+    recomputed,
+    repeats,
     replicas,
+    streams,
+    unread,
+    vmapped,
 )
 
-RULES: Final[tuple[Callable[[HeldGroup], Answer | None], ...]] = (
+RULES: Final[tuple[Callable[[HeldGroup], Answer | Expected | None], ...]] = (
     early.diagnose,
     gradients.diagnose,
     cycles.diagnose,
@@ -35,4 +56,26 @@ RULES: Final[tuple[Callable[[HeldGroup], Answer | None], ...]] = (
     optimizer_state.diagnose,
     graphs.diagnose,
     holders.diagnose,
+)
+
+LARGER: Final[tuple[Callable[[LiveMemory], Iterator[Excess]], ...]] = (
+    unread.diagnose,
+    repeats.diagnose,
+    broadcasts.diagnose,
+    joins.diagnose,
+    partly_used.diagnose,
+    conversions.diagnose,
+    one_hot.diagnose,
+    optimizers.diagnose,
+    recomputed.diagnose,
+    vmapped.diagnose,
+    data_parallel.diagnose,
+    losses.diagnose,
+    padding.diagnose,
+)
+
+CACHED: Final[tuple[Callable[[Cache], Iterator[CachedMemory]], ...]] = (
+    streams.diagnose,
+    graph_pools.diagnose,
+    fragments.diagnose,
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from gpuprobe.causes.answer import Answer
-from gpuprobe.causes.groups import HeldGroup
+from itertools import pairwise
+
+from gpuprobe.causes.answer import EXPECTED, Answer, Expected
+from gpuprobe.causes.groups import HeldBlock, HeldGroup
 from gpuprobe.model.memory import Category
 from gpuprobe.model.needs import Need
 from gpuprobe.model.text import human_bytes
@@ -18,21 +20,42 @@ _EXPECTED = (
 """Categories that wait for their use in every step."""
 
 
-def diagnose(group: HeldGroup) -> Answer | None:
+_LEAST_QUEUED = 4
+_APART = 2
+"""From the first use of one batch of a queue to that of the next, in operators, at least."""
+_CONVERSIONS = ("_to_copy", "clone", "copy_")
+
+
+def diagnose(group: HeldGroup) -> Answer | Expected | None:
     """Blocks of which no operator of this step has used one, nor uses one before a later step."""
     if any(block.need is not Need.NOT_YET for block in group.blocks):
         return None
     waiting = [b for b in group.blocks if b.last_use is None and b.category not in _EXPECTED]
+    waiting = waiting or _one_after_the_other(group)
     held = sum(block.bytes for block in waiting)
     if 2 * held <= group.bytes:
-        return Answer.none()
+        return EXPECTED
     many = len(waiting)
     what = f"{many} tensors" if many > 1 else "a tensor"
     holder = "" if group.holder is None else f" in {group.holder.place}"
     return Answer(
         "too-early",
-        f"{human_bytes(held)} in {what}{holder} from {group.main.made_at} wait on the GPU for a "
-        "later step",
+        f"{human_bytes(held)} in {what}{holder} from {group.main.made_at} wait on the GPU for "
+        "their turn",
         "keep them on the CPU, and move each to the GPU in the step that uses it (with pinned "
         "memory and non_blocking=True, if the copies take time)",
     )
+
+
+def _one_after_the_other(group: HeldGroup) -> list[HeldBlock]:
+    """The blocks, if one line made all of them and they are used one after the other."""
+    if len({block.made_at for block in group.blocks}) > 1:
+        return []
+    uses = sorted(block.uses for block in group.blocks)
+    apart = all(
+        last < first and first - before >= _APART for (before, last), (first, _) in pairwise(uses)
+    )
+    expected = any(
+        block.category in _EXPECTED or block.by in _CONVERSIONS for block in group.blocks
+    )
+    return list(group.blocks) if apart and not expected and len(uses) >= _LEAST_QUEUED else []

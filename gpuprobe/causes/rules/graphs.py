@@ -26,11 +26,11 @@ def diagnose(group: HeldGroup) -> Answer | None:
             "stores none in .grad; or set .grad to None after their last use",
             code="torch.autograd.grad(loss, parameters, create_graph=True)",
         )
-    if _is_of_this_call(holder):
+    if _is_of_this_call(group, holder):
         return Answer(
             "evaluation-with-graph",
-            f"{size} from {group.main.made_at} are saved for a backward pass that does not come: "
-            "this forward pass trains nothing",
+            f"{size} from {group.main.made_at} are saved for a backward pass, and none of this "
+            "forward pass comes",
             "run it under torch.no_grad()",
             code="with torch.no_grad():",
         )
@@ -58,6 +58,11 @@ def _name(holder: Holder) -> str:
     return holder.name.partition(".grad_fn")[0]
 
 
-def _is_of_this_call(holder: Holder) -> bool:
-    """Whether only a call in progress holds it: the variable is one of a library's function."""
-    return bool(holder.file) and "site-packages" in holder.file.replace("\\", "/")
+def _is_of_this_call(group: HeldGroup, holder: Holder) -> bool:
+    """Whether only a call in progress holds it: a variable of a library's function is the tensor
+    whose graph has it, and all was made in this step.
+    """
+    library = "site-packages" in holder.file.replace("\\", "/")
+    steps = [step for step in holder.path if step.label not in (".grad_fn", ".grad")]
+    own = holder.root is HolderRoot.LOCAL and len(steps) == 1 and holder.container is None
+    return library and own and not any(block.earlier for block in group.blocks)

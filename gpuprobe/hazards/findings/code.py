@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import linecache
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from gpuprobe.model.findings import Finding, Insertion
+from gpuprobe.model.patches import file_diff
 
 _parsed: dict[str, tuple[int, ast.Module | None]] = {}
 
@@ -260,8 +260,7 @@ def unified_diff(
     for file, changes in by_file.items():
         lines = _lines(file)
         name = (name_of or _relative)(file)
-        diff = difflib.unified_diff(lines, applied(lines, changes), f"a/{name}", f"b/{name}")
-        text += "".join(line if line.endswith("\n") else f"{line}{_NO_NEWLINE}" for line in diff)
+        text += file_diff(name, lines, applied(lines, changes))
     return text
 
 
@@ -316,9 +315,6 @@ def _in_files(finding: Finding) -> list[Insertion]:
             return []
         found.append(replace(one, file=file))
     return found
-
-
-_NO_NEWLINE = "\n\\ No newline at end of file\n"
 
 
 def _relative(file: str) -> str:

@@ -10,7 +10,7 @@ from gpuprobe.reporters.json.report import cause_shapes, need_shapes
 
 DOCUMENT: Final = Document(
     "gpuprobe.explain",
-    (1, 0),
+    (1, 1),
     Explanation,
     "What the memory at the peak of a program is needed for, what holds the rest, and what changes "
     "without it. Sizes are bytes.",
@@ -21,6 +21,7 @@ DOCUMENT: Final = Document(
 )
 """History:
 * 1.0: first version.
+* 1.1: ``failed``, ``searched``; of effects ``assumed`` and ``reserved``.
 """
 
 document = DOCUMENT.plain

@@ -37,19 +37,24 @@ def _verdict(found: Explanation) -> str:
     step = f", step {found.step}" if found.step is not None else ""
     fits = "fits" if found.allocated <= found.capacity else "does not fit"
     if found.ended != "complete":
-        fits = "ran out of memory; it would take this much"
+        fits = "it ran out of memory; without a limit it takes this much"
+    when = "at the peak"
+    if found.failed:
+        when, fits = "when an allocation failed", "it ran out of memory"
     head = (
-        f"{found.program} on {found.gpu}: {human_bytes(found.allocated)} allocated at the peak"
+        f"{found.program} on {found.gpu}: {human_bytes(found.allocated)} allocated {when}"
         f"{where}{step}, of {human_bytes(found.capacity)}: {fits}."
     )
     needless = found.needs.bytes_of(*(need for need in Need if need.needless))
-    if not found.causes:
-        return (
-            f"{head} All of it is needed ({human_bytes(needless)} are freed a little later than "
-            "they could be): less memory takes smaller work, fewer bytes for each value, or "
-            "recomputation."
-        )
-    return head
+    if found.causes:
+        return head
+    late = f"{human_bytes(needless)} are freed a little later than they could be"
+    if not found.searched:
+        return f"{head} No cause was found, and not all was looked for (below); {late}."
+    return (
+        f"{head} All of it is needed by what was looked for ({late}): less memory takes smaller "
+        "work, fewer bytes for each value, or recomputation."
+    )
 
 
 def _cause(cause: MemoryCause) -> Iterator[Part]:
@@ -67,13 +72,14 @@ def _effect(effect: Effect) -> str:
     if isinstance(effect.after, Unavailable):
         return f"effect unknown: {effect.after.reason}"
     saved = effect.before - effect.after
+    kind = " reserved" if effect.reserved else ""
     text = (
         f"saves {human_bytes(saved)}: {human_bytes(effect.after)} instead of "
-        f"{human_bytes(effect.before)}"
+        f"{human_bytes(effect.before)}{kind}"
     )
     how = {
         Certainty.TRIED: "tried: the changed program ran to its end",
-        Certainty.REPLAYED: "untried; the trace replayed with this memory freed after its last use",
+        Certainty.REPLAYED: f"untried; the trace replayed {effect.assumed}",
         Certainty.UNTRIED: "untried",
     }[effect.certainty]
     note = f"; {effect.note}" if effect.note else ""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,10 +23,22 @@ from torch._ops import OpOverload
 
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.run.session import LaterUses
-from gpuprobe.model.trace import GRAD_OFF, GRAD_ON, USE_COLUMNS, EventColumns, MemoryTrace
+from gpuprobe.model.trace import GRAD_OFF, GRAD_ON, USE_COLUMNS, Made, MemoryTrace
 from gpuprobe.patching import Patches
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.calls import now_us
+from gpuprobe.sampler.tracing.flow import (
+    CHANGE,
+    GRAPHS,
+    KINDS,
+    MADE,
+    OVERWRITE,
+    USE,
+    Flow,
+    Note,
+    Origin,
+)
+from gpuprobe.sampler.tracing.flow import Operator as Done
 from gpuprobe.sampler.tracing.inspection import requested
 from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.torch_support.callers import passed_on
@@ -35,13 +47,8 @@ from gpuprobe.torch_support.kernels import runs_kernel, takes_shape
 from gpuprobe.torch_support.operator_calls import watch
 from gpuprobe.torch_support.tensors import parts
 
-_USE, _OVERWRITE, _MADE = range(3)
-"""Kinds of entries of the log: values were read, or changed; all of them were replaced; a tensor
-was made."""
-_KINDS: Final = 4
-
 MOST_USES: Final = 1 << 24
-"""Uses of one step that are noted, in 16 bytes each. A step with more has none: a program without
+"""Uses of one step that are noted, in 33 bytes each. A step with more has none: a program without
 steps would fill the memory."""
 
 _OVERWRITES: Final = frozenset(
@@ -49,11 +56,26 @@ _OVERWRITES: Final = frozenset(
     log_normal_""".split()  # noqa: SIM905 - a list to be read
 )
 """Operators that replace all values of their first argument: nothing has used those before."""
+_FILLS: Final = frozenset(("zero_", "fill_", "_foreach_zero_"))
+_FILLED: Final = frozenset(
+    """zeros ones full empty rand randn randint arange zeros_like ones_like full_like empty_like
+    rand_like randn_like new_zeros new_ones new_full new_empty scalar_tensor empty_strided
+    new_empty_strided bernoulli eye linspace""".split()  # noqa: SIM905 - a list to be read
+)
+_COPIES: Final = frozenset(
+    """clone _to_copy copy_ repeat cat stack index_select repeat_interleave _foreach_copy_ roll flip
+    constant_pad_nd contiguous _reshape_copy expand_copy tile""".split()  # noqa: SIM905 - a list to be read
+)
+"""Operators that make tensors of what is there: from nothing, and of others' elements."""
+_VIEWS: Final = frozenset(("_unsafe_view", "_reshape_alias"))
+"""Operators whose schema does not say that they return memory of their argument."""
 
 _ALLOC = TraceAction.ALLOC.code
 _FREES = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 _NEVER: Final = 1 << 62
 _grad_enabled: Final = torch.is_grad_enabled
+_MOST_PADDED: Final = 1 << 20  # elements of a batch whose padding is looked for
+_ALL: Final = 1 << 62  # bytes: more than any block has
 
 
 class _Operator(NamedTuple):
@@ -64,6 +86,8 @@ class _Operator(NamedTuple):
     like: bool  # of the first argument only the shape counts
     overwrites: bool
     makes: bool
+    how: int
+    changes: frozenset[int]  # positions of the arguments that it changes
 
 
 class _Operators(dict[OpOverload, _Operator]):
@@ -74,10 +98,37 @@ class _Operators(dict[OpOverload, _Operator]):
             name,
             runs_kernel(op),
             takes_shape(name),
-            name in _OVERWRITES,
-            bool(schema.returns) and all(one.alias_info is None for one in schema.returns),
+            name in _OVERWRITES or name in _FILLS,
+            bool(schema.returns)
+            and all(one.alias_info is None for one in schema.returns)
+            and name not in _VIEWS,
+            _how(op, name),
+            frozenset(
+                at
+                for at, one in enumerate(schema.arguments)
+                if one.alias_info is not None and one.alias_info.is_write
+            ),
         )
         return made
+
+
+def _how(op: OpOverload, name: str) -> int:
+    if name in _COPIES:
+        return Made.COPY
+    if name in _FILLED:
+        return Made.FILL
+    return Made.POINTWISE if torch.Tag.pointwise in op.tags else Made.OTHER
+
+
+def _distinct(tensor: torch.Tensor) -> int:
+    """The elements of memory that a tensor has: of an expanded dimension one."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            count *= size
+        elif not size:
+            return 0
+    return count
 
 
 class Uses:
@@ -106,9 +157,13 @@ class Uses:
         """By address, the last operator that used the block there; 0: it was made, and not used."""
         self._made: dict[int, int] = {}
         """By address, the operator that made a tensor on the block there, or first used it."""
+        self._origins: dict[int, Origin] = {}
+        """By address, how the block there was made, if it was alive when a trace ended."""
         self._followed: dict[int, list[tuple[str, bool, int]]] = {}
         """By address, the block there if it was alive when traces ended, and is not used since: the
         name of each trace, whether its row is one of the baseline, and the row."""
+        self._padded: dict[int, int] = {}
+        """By operator, the bytes of padding in the batch that it copied to the GPU."""
         self._alive: dict[str, list[tuple[int, bool, int]]] = {}
         """By device, what is alive at the end of the trace that was completed last."""
         self._later: dict[str, tuple[list[int], list[int]]] = {}
@@ -127,8 +182,12 @@ class Uses:
         self._grad = array("B")
         self._phase: list[str] = []
         self._name: list[str] = []
+        self._how = array("B")
         self._address = array("Q")
-        self._entry = array("Q")  # operator × _KINDS + kind
+        self._entry = array("Q")  # operator × KINDS + kind
+        self._bytes = array("Q")
+        self._offset = array("Q")
+        self._width = array("B")
 
     # -- tracing
 
@@ -196,6 +255,7 @@ class Uses:
         self._grad.append(GRAD_ON if _grad_enabled() else GRAD_OFF)
         self._phase.append("")
         self._name.append("")
+        self._how.append(Made.OTHER)
         return number
 
     def _returned(
@@ -211,7 +271,7 @@ class Uses:
         at = number - self._base - 1
         if at < 0:  # a step ended meanwhile, in another thread
             return
-        self._name[at] = about.name
+        self._name[at], self._how[at] = about.name, about.how
         self._phase[at] = self._path()
         if placed:
             self._place[at] = self._places.current
@@ -220,16 +280,20 @@ class Uses:
             if about.like:
                 first = 1
             elif about.overwrites and args:
-                self._note(args[0], number, _OVERWRITE)
+                self._note(args[0], number, OVERWRITE)
                 first = 1
-            for value in args[first:] if first else args:
+            changes = about.changes
+            for position in range(first, len(args)):
+                value = args[position]
                 kind = type(value)
                 if kind is list or kind is tuple or isinstance(value, torch.Tensor):
-                    self._note(value, number, _USE)
+                    self._note(value, number, CHANGE if position in changes else USE)
             for value in kwargs.values():
-                self._note(value, number, _USE)
+                self._note(value, number, USE)
         if about.makes and result is not None:
-            self._note(result, number, _MADE)
+            self._note(result, number, MADE)
+            if about.how == Made.COPY and args and isinstance(result, torch.Tensor):
+                self._note_padding(args[0], result, number)
         if self._inspection is not None and number >= self._inspection.operator:
             self._inspection.search_and_exit(self.traces_now)
 
@@ -239,33 +303,63 @@ class Uses:
             if not value.is_cuda:
                 return
             try:
-                address = value.untyped_storage().data_ptr()
+                storage = value.untyped_storage()
+                address = storage.data_ptr()
             except (NotImplementedError, RuntimeError):  # no storage, or none with memory
                 for part in parts(value):
                     self._note(part, number, kind)
                 return
             if address:
-                self._noted(address, number, kind)
+                self._noted(address, number, kind, value)
         elif isinstance(value, (list, tuple)):
             for item in value:
                 self._note(item, number, kind)
 
-    def _noted(self, address: int, number: int, kind: int) -> None:
+    def _noted(
+        self, address: int, number: int, kind: int, tensor: torch.Tensor | None = None
+    ) -> None:
+        """Note a block by its address. Without a ``tensor``, all of it."""
         if len(self._address) == MOST_USES:
             self.stop()
             return
         self._address.append(address)
-        self._entry.append(number * _KINDS + kind)
-        self._last[address] = 0 if kind == _MADE else number
-        if kind == _MADE or address not in self._made:
+        self._entry.append(number * KINDS + kind)
+        if tensor is None:
+            self._bytes.append(_ALL)
+            self._offset.append(0)
+            self._width.append(0)
+        else:
+            width = tensor.element_size()
+            self._bytes.append(
+                tensor.numel() * width if tensor.is_contiguous() else _distinct(tensor) * width
+            )
+            self._offset.append(tensor.storage_offset())
+            self._width.append(width)
+        self._last[address] = 0 if kind == MADE else number
+        if kind == MADE or address not in self._made:
             self._made[address] = number
         if self._capturing is not None:
             self._capturing.add(address)
         if address in self._followed:
+            if kind == CHANGE and self._phase[number - self._base - 1].startswith("backward"):
+                return  # a gradient is added to: that does not read it
             traced = self._followed.pop(address)
-            if kind != _MADE:  # else another block is there now
+            if kind != MADE:  # else another block is there now
                 for trace, baseline, row in traced:
                     self._later.setdefault(trace, ([], []))[baseline].append(row)
+
+    def _note_padding(self, batch: object, result: torch.Tensor, number: int) -> None:
+        """Note how much of a batch of integers, which is copied to the GPU, is padding."""
+        if not isinstance(batch, torch.Tensor) or not batch.is_cpu or not result.is_cuda:
+            return
+        whole = batch.dtype in (torch.int64, torch.int32)
+        if whole and batch.dim() > 1 and 1 < batch.numel() <= _MOST_PADDED:
+            last = batch[..., -1:]
+            differs = (batch != last.flatten()[0]).flatten(0, -2).any(0)
+            used = int(differs.nonzero()[-1]) + 1 if bool(differs.any()) else 0
+            share = 1 - used / batch.shape[-1]
+            if share:
+                self._padded[number] = int(share * result.numel() * result.element_size())
 
     # -- graphs
 
@@ -287,9 +381,9 @@ class Uses:
 
     def _use_by_graph(self, inputs: list[object]) -> None:
         number = self._begins(self._places.here())
-        self._name[-1], self._phase[-1] = "compiled graph", self._path()
+        self._name[-1], self._phase[-1] = GRAPHS[0], self._path()
         self._in_graph = len(self._address)
-        self._note(inputs, number, _USE)
+        self._note(inputs, number, USE)
 
     def _graph_returned(self, results: Sequence[object]) -> None:
         if self._on:
@@ -301,11 +395,11 @@ class Uses:
         for value in results:
             if isinstance(value, torch.Tensor) and value.is_cuda:
                 before = len(self._address)
-                self._note(value, self._count, _USE)
+                self._note(value, self._count, USE)
                 for at in range(before, len(self._address)):
                     address = self._address[at]
                     if address not in inputs:
-                        self._entry[at] += _MADE - _USE
+                        self._entry[at] += MADE - USE
                         self._last[address], self._made[address] = 0, self._count
 
     def _capture_began(self, graph: torch.cuda.CUDAGraph) -> None:
@@ -316,9 +410,9 @@ class Uses:
 
     def _replayed(self, graph: Any) -> None:
         number = self._begins(self._places.here())
-        self._name[-1], self._phase[-1] = "replay of a CUDA graph", self._path()
+        self._name[-1], self._phase[-1] = GRAPHS[1], self._path()
         for address in sorted(getattr(graph, "_gpuprobe_addresses", ())):
-            self._noted(address, number, _USE)
+            self._noted(address, number, USE)
 
     # -- traces
 
@@ -335,31 +429,63 @@ class Uses:
                 column = getattr(rows, name)
                 column.extend([0] * (len(rows) - len(column)))
         blocks = _Blocks(trace)
+        self._fill(trace, blocks)
+        for columns in (events, trace.baseline) if self._padded else ():
+            for row, number in enumerate(columns.made):
+                columns.padded[row] = self._padded.get(number, 0)
+        self._describe(trace)
+        self._alive[trace.device] = blocks.alive()
+
+    def _fill(self, trace: MemoryTrace, blocks: _Blocks) -> None:
+        """Fill the columns from the log."""
+        events, base = trace.events, self._base
         for row, address in enumerate(trace.baseline.address):
             if address in self._before:  # else the block is older than the recording
                 trace.baseline.made[row], last = self._before[address]
                 trace.baseline.first_use[row] = trace.baseline.last_use[row] = last
-        for address, entry in zip(self._address, self._entry, strict=True):
-            number, kind = divmod(entry, _KINDS)
-            found = blocks.at(address, number, made=kind == _MADE)
-            if found is None:
-                continue
-            columns, row = found
-            if kind == _MADE or not columns.made[row]:
-                columns.made[row] = number
-                if number > base:
-                    columns.grad[row] = self._grad[number - base - 1]
-            if kind == _MADE:
-                continue
-            if kind == _USE and not columns.first_use[row]:
-                columns.first_use[row] = number
-            columns.last_use[row] = max(columns.last_use[row], number)
-        self._describe(trace)
-        self._alive[trace.device] = blocks.alive()
+        flow = Flow(trace, self._origins)
+        for number, notes in self._by_operator(blocks):
+            at = number - base - 1
+            grad = self._grad[at] if at >= 0 else 0
+            for note in notes:
+                row = note.block if note.block >= 0 else ~note.block
+                columns = events if note.block >= 0 else trace.baseline
+                if note.kind == MADE or not columns.made[row]:
+                    columns.made[row] = number
+                    columns.grad[row] = grad
+                if note.kind == MADE:
+                    continue
+                if note.kind != OVERWRITE and not columns.first_use[row]:
+                    columns.first_use[row] = number
+                columns.last_use[row] = max(columns.last_use[row], number)
+            name, how = self._name[at], self._how[at]
+            flow.add(Done(number, name, self._phase[at], how, name in _FILLS, notes))
+        alive = {row if not old else ~row for _, old, row in blocks.alive()}
+        flow.finish(alive)
+        self._origins.update(flow.origins(alive))
+
+    def _by_operator(self, blocks: _Blocks) -> Iterator[tuple[int, list[Note]]]:
+        """The operators in the order in which they ended, each with its tensors whose block is
+        known.
+        """
+        now, notes = 0, list[Note]()
+        for address, entry, size, offset, width in zip(
+            self._address, self._entry, self._bytes, self._offset, self._width, strict=True
+        ):
+            number, kind = divmod(entry, KINDS)
+            if number != now:
+                if notes:
+                    yield now, notes
+                now, notes = number, []
+            block = blocks.at(address, number, made=kind == MADE)
+            if block is not None:
+                notes.append(Note(kind, block, size, offset, width))
+        if notes:
+            yield now, notes
 
     def _describe(self, trace: MemoryTrace) -> None:
-        """Set line, name and phase of the last use of each block in this trace, and the names of
-        the operators that made it and used it first.
+        """Set line, name and phase of the last use of each block in this trace, and the name of the
+        first.
         """
         table, base = trace.stacks, self._base
         stacks: dict[int, int] = {}
@@ -375,13 +501,9 @@ class Uses:
                 columns.last_stack[row] = stacks[place]
                 columns.last_name[row] = table.string(self._name[at])
                 columns.last_phase[row] = table.string(self._phase[at])
-            for numbers, names in (
-                (columns.made, columns.made_name),
-                (columns.first_use, columns.first_name),
-            ):
-                for row, number in enumerate(numbers):
-                    if number > base:
-                        names[row] = table.string(self._name[number - base - 1])
+            for row, number in enumerate(columns.first_use):
+                if number > base:
+                    columns.first_name[row] = table.string(self._name[number - base - 1])
 
     def saved(self, trace: MemoryTrace, name: str) -> None:
         """The completed trace was written under this name: follow what is alive at its end."""
@@ -419,7 +541,6 @@ class _Blocks:
         self._rows: dict[int, list[list[int]]] = {
             address: [[0, _NEVER, ~row]] for row, address in enumerate(trace.baseline.address)
         }
-        self._events, self._baseline = events, trace.baseline
         rows = self._rows
         columns = zip(events.action, events.address, events.operator, strict=True)
         for row, (action, address, operator) in enumerate(columns):
@@ -428,10 +549,10 @@ class _Blocks:
             elif action in _FREES and (known := rows.get(address)) and known[-1][1] == _NEVER:
                 known[-1][1] = operator
 
-    def at(self, address: int, number: int, *, made: bool) -> tuple[EventColumns, int] | None:
-        """The columns and the row of the block that the operator ``number`` used, or made, at an
-        address. The clock of events is exact to a microsecond: an event at the begin of an operator
-        counts to that one, and may have been before it.
+    def at(self, address: int, number: int, *, made: bool) -> int | None:
+        """The row of the block that the operator ``number`` used, or made, at an address;
+        complemented for one of the baseline. The clock of events is exact to a microsecond: an
+        event at the begin of an operator counts to that one, and may have been before it.
         """
         rows = self._rows.get(address)
         if rows is None:
@@ -441,8 +562,7 @@ class _Blocks:
             at += 1  # it began at the begin of the operator
             if at == len(rows) or rows[at][0] != number:
                 return None
-        row = rows[at][2]
-        return (self._events, row) if row >= 0 else (self._baseline, ~row)
+        return rows[at][2]
 
     def alive(self) -> list[tuple[int, bool, int]]:
         """The blocks that are not freed: address, whether the baseline has its row, and the row."""

@@ -1,0 +1,130 @@
+"""Memory that the allocator has cached and the program cannot use: why it was reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from gpuprobe.analysis.trace.frames import Lines, is_user_frame, place_of
+from gpuprobe.causes.answer import Answer
+from gpuprobe.model.memory import BlockState, Segment, TraceAction
+from gpuprobe.model.place import NoPlace, Place, SourceLine
+from gpuprobe.model.trace import MemoryTrace, StackTable
+
+LEAST_CACHED: Final = 1 / 3
+"""The share of reserved memory, beyond the most that was allocated at once, from which the cache is
+looked at. Training whose sizes stay the same has a quarter."""
+
+DEFAULT_POOL: Final = (0, 0)
+_RESERVES: Final = (TraceAction.SEGMENT_ALLOC.code, TraceAction.SEGMENT_MAP.code)
+_OOM: Final = TraceAction.OOM.code
+
+
+@dataclass(frozen=True)
+class CachedMemory:
+    """Why memory is in the cache: ``bytes`` in ``segments`` that the line ``made_at`` reserved.
+    ``setting`` and ``option`` are to be tried, and without their effect there is no cause.
+    """
+
+    answer: Answer
+    bytes: int
+    segments: int
+    made_at: Place | NoPlace
+    kept_at: Place | None = None
+    setting: str = ""
+    """Allocator settings."""
+    option: str = ""
+    """An option of the program's own settings, to be tried without."""
+
+
+class Cache:
+    """The allocator's segments at the end of the last of the ``traces`` of a device. ``reserved``,
+    ``allocated``: the most of the whole run, in bytes.
+    """
+
+    def __init__(self, traces: Sequence[MemoryTrace], reserved: int, allocated: int) -> None:
+        self.trace = traces[-1]
+        self.reserved = reserved
+        self.allocated = allocated
+        self._stacks = _reserving(traces)
+
+    @property
+    def beyond(self) -> int:
+        """Reserved bytes beyond the most that was allocated at once."""
+        return max(0, self.reserved - self.allocated)
+
+    @cached_property
+    def _failure(self) -> int | None:
+        """The event of the last request that failed although the cache had as many bytes."""
+        events = self.trace.events
+        failures = [event for event, code in enumerate(events.action) if code == _OOM]
+        return failures[-1] if failures and events.size[failures[-1]] <= self.free else None
+
+    @property
+    def failed(self) -> int:
+        """The bytes of that request; 0 if there is none."""
+        return 0 if self._failure is None else self.trace.events.size[self._failure]
+
+    def failed_at(self) -> Place | NoPlace:
+        """The line of that request."""
+        assert self._failure is not None
+        stack = self.trace.events.column("stack")[self._failure]
+        return Lines(self.trace.stacks).place(stack, before=False)
+
+    @cached_property
+    def free(self) -> int:
+        """Free bytes in the segments at the end of the trace."""
+        return sum(map(free_in, self.trace.segments))
+
+    def line(self, segments: list[Segment]) -> Place | NoPlace:
+        """The line that reserved the most of some segments."""
+        sizes: dict[Place | NoPlace, int] = {}
+        for segment in segments:
+            table, stack = self._stack(segment)
+            place = Lines(table).place(stack, before=not stack)
+            sizes[place] = sizes.get(place, 0) + segment.total_size
+        return max(sizes, key=lambda place: sizes[place])
+
+    def common_line(self, segments: list[Segment]) -> Place | None:
+        """The innermost line of the program from which all of some segments were reserved."""
+        common: list[SourceLine] | None = None
+        for segment in segments:
+            table, stack = self._stack(segment)
+            places: list[SourceLine] = [
+                place_of(frame) for frame in table.frames_of(stack) if is_user_frame(frame)
+            ]
+            common = places if common is None else [one for one in common if one in places]
+        found = common[0] if common else None
+        return found if isinstance(found, Place) else None
+
+    def _stack(self, segment: Segment) -> tuple[StackTable, int]:
+        """The stack that reserved a segment, and its table."""
+        if segment.address in self._stacks:
+            return self._stacks[segment.address]
+        return self.trace.stacks, segment.stack
+
+    def used(self) -> dict[int, tuple[int, int]]:
+        """By stream, the first and the last event of the trace on it."""
+        found: dict[int, tuple[int, int]] = {}
+        for event, stream in enumerate(self.trace.events.column("stream")):
+            first, _ = found.get(stream, (event, event))
+            found[stream] = first, event
+        return found
+
+
+def _reserving(traces: Sequence[MemoryTrace]) -> dict[int, tuple[StackTable, int]]:
+    """By address of a segment, the table and the stack of the event that reserved it."""
+    found = {}
+    for trace in traces:
+        events = trace.events
+        rows = zip(events.action, events.address, events.column("stack"), strict=True)
+        for action, address, stack in rows:
+            if action in _RESERVES and stack:
+                found[address] = trace.stacks, stack
+    return found
+
+
+def free_in(segment: Segment) -> int:
+    return sum(block.size for block in segment.blocks if block.state is BlockState.INACTIVE)

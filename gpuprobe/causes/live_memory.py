@@ -1,0 +1,197 @@
+"""All blocks just after one event, with what operators do with their values."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+from gpuprobe.analysis.peak.needs import Biographies
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.analysis.trace.frames import Lines
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.groups import ProgramStacks
+from gpuprobe.model.memory import Category
+from gpuprobe.model.needs import Need
+from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.trace import Frame, Made
+
+STATE = frozenset(
+    {
+        Category.PARAMETER,
+        Category.GRADIENT,
+        Category.OPTIMIZER_STATE,
+        Category.BUFFER,
+        Category.WORKSPACE,
+    }
+)
+"""Categories of memory that stays from step to step."""
+
+
+Variable: TypeAlias = Callable[[Sequence[Frame]], str]
+"""Returns the name that the code of a stack, innermost frame first, assigns its result to."""
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Memory that is larger than it must be. ``main``: the row whose line is named; ``rows``: those
+    at the event, ``main`` among them or made of them.
+
+    The effect: ``sizes`` (in bytes) and ``ends`` (events before which it is freed) that rows of the
+    trace would have; ``assumed``: in words, what the program is assumed to do instead.
+    """
+
+    answer: Answer
+    main: int
+    rows: Sequence[int]
+    assumed: str
+    sizes: Mapping[int, int] = field(default_factory=dict)
+    ends: Mapping[int, int] = field(default_factory=dict)
+    kept_at: Place | None = None
+
+
+class LiveMemory:
+    """The blocks just after ``event``. ``holders``: what holds some of them, by row. ``variable``:
+    the name of the variable that code on a stack assigns, "" if unknown.
+    """
+
+    def __init__(
+        self,
+        lives: Biographies,
+        event: int,
+        holders: Mapping[int, Holder] | None = None,
+        variable: Variable = lambda frames: "",
+    ) -> None:
+        self.lives = lives
+        self.event = event
+        self.holders = holders or {}
+        self.variable = variable
+        self.ledger = lives.ledger
+        self.size = lives.ledger.size
+        self.now = lives.operator_at(event)
+        self.needs = lives.needs(event)
+        self.tensors = lives.tensors(event)
+        self._lines = Lines(self.ledger.trace.stacks)
+        self._columns: dict[str, list[int]] = {}
+
+    @property
+    def rows(self) -> Iterable[int]:
+        """The rows that are alive."""
+        return self.needs
+
+    def column(self, name: str) -> list[int]:
+        """A column of the trace, by row."""
+        if name not in self._columns:
+            self._columns[name] = self.ledger.values(name, range(len(self.ledger)))
+        return self._columns[name]
+
+    def text(self, name: str, row: int) -> str:
+        """A row's value of a column of names."""
+        return self.ledger.trace.stacks.strings[self.column(name)[row]]
+
+    def how(self, row: int) -> Made:
+        return Made(self.column("how")[row])
+
+    def source(self, row: int) -> int | None:
+        """The row that another was mostly computed from."""
+        return self.lives.row_of(self.column("source")[row])
+
+    def copied_to(self, row: int) -> int | None:
+        """The row that a row's values were copied to."""
+        return self.lives.row_of(self.column("copied_to")[row])
+
+    @cached_property
+    def products(self) -> Mapping[int, list[int]]:
+        """By row, those that were mostly computed from it."""
+        found: dict[int, list[int]] = {}
+        for row, reference in enumerate(self.column("source")):
+            source = self.lives.row_of(reference) if reference else None
+            if source is not None:
+                found.setdefault(source, []).append(row)
+        return found
+
+    @cached_property
+    def _categories(self) -> list[int]:
+        return list(categories(self.ledger, range(len(self.ledger))))
+
+    def category(self, row: int) -> Category:
+        return Category.from_code(self._categories[row])
+
+    def place(self, row: int) -> Place | NoPlace:
+        """The line that made a row."""
+        return self._lines.place(self.ledger.stack[row], before=row >= self.ledger.made)
+
+    def last_place(self, row: int) -> Place | NoPlace | None:
+        """The line of a row's last use in the trace."""
+        stack = self.column("last_stack")[row]
+        return self._lines.place(stack, before=False) if stack else None
+
+    def frames(self, row: int) -> Sequence[Frame]:
+        """The frames that made a row, innermost first."""
+        return self.ledger.trace.stacks.frames_of(self.ledger.stack[row])
+
+    def functions(self, row: int, file: str) -> list[str]:
+        """The functions of a file that made a row, innermost first."""
+        frames = self.frames(row)
+        return [one.name for one in frames if one.filename.replace("\\", "/").endswith(file)]
+
+    def internals(self, rows: Collection[int]) -> set[int]:
+        """Memory that the operators which made rows allocated in addition."""
+        operator, start = self.lives.operator, self.ledger.start
+        numbers = {self.lives.made[row] for row in rows} - {0}
+        return {
+            row
+            for row in range(self.ledger.made)
+            if not self.lives.made[row] and operator[start[row]] in numbers
+        }
+
+    def is_temporary(self, row: int) -> bool:
+        """Whether a row is made and freed in the trace."""
+        return self.ledger.start[row] >= 0 and not self.lives.survives(row)
+
+    def is_new(self, row: int) -> bool:
+        """Whether the operator that runs makes the row."""
+        start = self.ledger.start[row]
+        return start >= 0 and self.lives.operator[start] == self.now
+
+    def for_backward(self, row: int) -> bool:
+        """Whether the backward pass uses a row, after now."""
+        return self.needs.get(row) in (Need.LATER, Need.IN_USE) and self.text(
+            "last_phase", row
+        ).startswith("backward")
+
+    def bytes_of(self, rows: Iterable[int]) -> int:
+        return sum(self.size[row] for row in rows)
+
+    @cached_property
+    def _kinds(self) -> list[tuple[object, int]]:
+        """By row, the lines of the program that made it, and the operator."""
+        names, stacks = self.column("made_name"), ProgramStacks(self.ledger.trace.stacks)
+        return [
+            (stacks.lines(stack), name)
+            for stack, name in zip(self.ledger.stack, names, strict=True)
+        ]
+
+    def alike(self, rows: Iterable[int]) -> list[int]:
+        """The rows of the trace that are made as these are: on the same lines, by the same
+        operator.
+        """
+        kinds = {self._kinds[row] for row in rows}
+        return [row for row, kind in enumerate(self._kinds) if kind in kinds]
+
+    def end_after(self, operator: int) -> int:
+        """The first event after an operator."""
+        return bisect_right(self.lives.operator, operator)
+
+    def without(self, excess: Excess) -> int:
+        """The most memory in the trace, in bytes, without an excess."""
+        sizes = list(self.size)
+        ends = list(self.ledger.freed)
+        for row, size in excess.sizes.items():
+            sizes[row] = min(size, sizes[row])
+        for row, end in excess.ends.items():
+            ends[row] = min(ends[row], max(end, self.ledger.start[row] + 1))
+        return max(self.ledger.running(ends, sizes))

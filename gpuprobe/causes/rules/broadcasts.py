@@ -1,0 +1,59 @@
+"""Results of broadcasting that are far larger than what they are computed from, and than what is
+made of them: differences or products of all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.live_memory import Excess, LiveMemory
+from gpuprobe.causes.wording import of_names, saved_by
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import Made
+
+_FACTOR = 4
+_CHUNKS = 8
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """Element-wise results of at least four times their inputs that are reduced again."""
+    requested, inputs = live.ledger.requested, live.column("inputs")
+    roots = [
+        row
+        for row in range(len(inputs))
+        if inputs[row]
+        and live.how(row) is Made.POINTWISE
+        and requested[row] >= _FACTOR * inputs[row]
+    ]
+    forward = [row for row in roots if not live.text("made_phase", row).startswith("backward")]
+    group, reduced = set(roots), 0
+    ready = list(roots)
+    while ready:
+        row = ready.pop()
+        for product in live.products.get(row, ()):
+            if live.how(product) is Made.POINTWISE and 2 * requested[product] >= requested[row]:
+                if product not in group:
+                    group.add(product)
+                    ready.append(product)
+            elif live.how(product) is Made.OTHER and _FACTOR * requested[product] <= requested[row]:
+                reduced = max(reduced, requested[product])
+    rows = [row for row in live.rows if row in group]
+    if not rows or not reduced or not forward:
+        return
+    main = max(forward, key=lambda row: (live.size[row], row in live.needs, row))
+    yield Excess(
+        Answer(
+            "broadcast-intermediate",
+            f"{human_bytes(live.bytes_of(rows))}{of_names(live, rows)} are combinations of all "
+            f"pairs: {live.text('made_name', main)} at {live.place(main)} makes "
+            f"{human_bytes(requested[main])} of {human_bytes(inputs[main])}, of which "
+            f"{human_bytes(reduced)} remain{saved_by(live, rows)}",
+            "compute it in chunks, or without the pairs: a square by norms and a matrix product "
+            "(torch.cdist), a cosine similarity as a matrix product of normalized rows",
+        ),
+        main,
+        rows,
+        f"in chunks of an eighth ({_CHUNKS} of them, none saved for a backward pass)",
+        sizes={row: live.size[row] // _CHUNKS for row in group},
+    )

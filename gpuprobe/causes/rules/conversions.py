@@ -1,0 +1,102 @@
+"""Values in a wider type than they need: results that are wider than what they are made of, and
+tensors that are only there to be converted to a narrower type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
+from gpuprobe.causes.wording import of_names
+from gpuprobe.model.memory import Category
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import Made
+
+_PRECISE = frozenset(
+    ("_log_softmax", "_softmax", "norm", "linalg_vector_norm", "native_layer_norm", "mean", "sum")
+)
+"""Operators that are computed in float32 for their precision."""
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """Wider copies without a use that needs them, and copies of a type that is given up."""
+    yield from _widened(live)
+    yield from _narrowed_later(live)
+
+
+def _widened(live: LiveMemory) -> Iterator[Excess]:
+    widths = live.column("width")
+    rows = []
+    for row in live.rows:
+        source = live.source(row)
+        if source is None or live.how(row) not in (Made.COPY, Made.POINTWISE):
+            continue
+        if not widths[source] or widths[row] <= widths[source] or widths[source] < 2:
+            continue
+        same = live.ledger.requested[row] * widths[source] == (
+            live.ledger.requested[source] * widths[row]
+        )
+        if same and not live.lives.survives(row) and not _needs_precision(live, row):
+            rows.append(row)
+    if not rows:
+        return
+    main = max(rows, key=lambda row: live.size[row])
+    sources = [source for source in map(live.source, rows) if source in live.needs]
+    held = [source for source in sources if source is not None]
+    yield Excess(
+        Answer(
+            "widened",
+            f"{human_bytes(live.bytes_of(rows))}{of_names(live, [*rows, *held])} are wider "
+            f"copies: {live.place(main)} converts elements of "
+            f"{widths[live.source(main) or 0]} bytes to {widths[main]}, and nothing that follows "
+            "needs them so",
+            "do not widen where there is no loss: compute in the type of the model, and convert "
+            "only what a loss or a sum is computed from",
+        ),
+        main,
+        rows,
+        "without the conversion",
+        sizes=dict.fromkeys(live.alike(rows), 0),
+    )
+
+
+def _needs_precision(live: LiveMemory, row: int) -> bool:
+    if live.for_backward(row):
+        return True
+    products = live.products.get(row, ())
+    return any(live.text("made_name", one) in _PRECISE for one in products)
+
+
+def _narrowed_later(live: LiveMemory) -> Iterator[Excess]:
+    widths, lives = live.column("width"), live.lives
+    rows: dict[int, int] = {}
+    for row in live.rows:
+        to = live.copied_to(row)
+        if to is None or live.category(row) in STATE - {Category.PARAMETER, Category.BUFFER}:
+            continue
+        only = lives.first[row] == lives.last[row] and lives.made[to] == lives.last[row]
+        if only and 0 < widths[to] < widths[row] and lives.last[row] >= live.now:
+            rows[row] = live.size[to]
+    if not rows:
+        return
+    main = max(rows, key=lambda row: live.size[row])
+    to = live.copied_to(main)
+    where = live.last_place(main)
+    yield Excess(
+        Answer(
+            "narrowed-later",
+            f"{human_bytes(live.bytes_of(rows))}{of_names(live, rows)} from "
+            f"{live.place(main)} are only converted to a type of {widths[to or 0]} instead of "
+            f"{widths[main]} bytes, at {where}",
+            "make them in the type in which they are used: a model is built, or converted with "
+            ".half(), before moving it to the GPU",
+        ),
+        main,
+        list(rows),
+        "in the type to which they are converted",
+        sizes={
+            **rows,
+            **{row: 0 for row in live.rows if row in {live.copied_to(r) for r in rows}},
+        },
+    )

@@ -1,0 +1,60 @@
+"""Copies that DistributedDataParallel makes: of outputs, and of gradients in its buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer, EditKind
+from gpuprobe.causes.live_memory import Excess, LiveMemory
+from gpuprobe.model.memory import Category
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import Made
+
+_DDP = "torch/nn/parallel/distributed.py"
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """Outputs that are cloned to find unused parameters, and buckets of gradients."""
+    clones = [
+        row
+        for row in live.rows
+        if live.how(row) is Made.COPY
+        and live.functions(row, _DDP)
+        and live.category(row) is not Category.GRADIENT_BUCKET
+    ]
+    if clones:
+        main = max(clones, key=lambda row: live.size[row])
+        yield Excess(
+            Answer(
+                "ddp-unused-parameters",
+                f"{human_bytes(live.bytes_of(clones))} are copies of the model's outputs: "
+                "DistributedDataParallel makes them to find parameters without a gradient",
+                "if every parameter gets a gradient in each step: find_unused_parameters=False",
+                code="DistributedDataParallel(model, find_unused_parameters=False)",
+                edit=EditKind.ALL_USED,
+            ),
+            main,
+            clones,
+            "without the copies",
+            sizes=dict.fromkeys(live.alike(clones), 0),
+        )
+    buckets = [row for row in live.rows if live.category(row) is Category.GRADIENT_BUCKET]
+    gradients = [row for row in live.rows if live.category(row) is Category.GRADIENT]
+    if not buckets or not gradients:
+        return
+    main = max(buckets, key=lambda row: live.size[row])
+    both = min(live.bytes_of(gradients) / live.bytes_of(buckets), 1.0)
+    yield Excess(
+        Answer(
+            "ddp-buckets",
+            f"{human_bytes(live.bytes_of(buckets))} are buckets in which "
+            "DistributedDataParallel copies the gradients, which exist twice then",
+            "let gradients be views of the buckets",
+            code="DistributedDataParallel(model, gradient_as_bucket_view=True)",
+            edit=EditKind.BUCKET_VIEW,
+        ),
+        main,
+        buckets,
+        "with gradients as views of them",
+        sizes={row: int(live.size[row] * (1 - both)) for row in buckets},
+    )

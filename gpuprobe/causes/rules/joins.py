@@ -1,0 +1,97 @@
+"""Tensors that are joined while their parts are alive, and tensors that grow by joining."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.live_memory import Excess, LiveMemory
+from gpuprobe.causes.wording import of_names
+from gpuprobe.model.text import human_bytes
+
+_JOINS = ("cat", "stack")
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """Results of cat and stack that are alive together with their parts."""
+    seen: set[int] = set()
+    for row in sorted(live.rows, key=lambda row: -live.size[row]):
+        if row in seen or live.text("made_name", row) not in _JOINS:
+            continue
+        parts = [one for one in live.rows if live.copied_to(one) == row and one != row]
+        both = min(live.size[row], live.bytes_of(parts))
+        if not parts or 2 * both < live.size[row]:
+            continue
+        largest = max(parts, key=lambda one: live.size[one])
+        if live.ledger.stack[largest] == live.ledger.stack[row]:
+            yield _grown(live, row, seen)
+        else:
+            yield _joined(live, row, parts)
+        seen.add(row)
+
+
+def _grown(live: LiveMemory, row: int, seen: set[int]) -> Excess:
+    """A tensor that is joined with a new part in each pass of a loop."""
+    names = live.column("made_name")
+    lines = {live.ledger.stack[row]}
+    now = [one for one in live.rows if live.text("made_name", one) in _JOINS]
+    for one in now:  # keys, and values on the next line
+        source = live.source(one)
+        if source is not None and live.ledger.stack[source] == live.ledger.stack[one]:
+            lines.add(live.ledger.stack[one])
+    rows = [one for one in now if live.ledger.stack[one] in lines]
+    seen.update(rows)
+    ends = {}
+    read = False
+    for one in range(len(live.ledger)):
+        if live.ledger.stack[one] in lines and names[one]:
+            to = live.copied_to(one)
+            if to is not None:
+                ends[one] = live.ledger.start[to]
+                read = read or live.lives.first[one] != live.lives.last[one]
+    size = human_bytes(live.bytes_of(rows))
+    remedy = (
+        "preallocate it with its final size, and write each part into it"
+        if read
+        else "keep only what is read of it later, such as an argmax, or move each part to the CPU "
+        "before keeping it in a list; or preallocate it"
+    )
+    return Excess(
+        Answer(
+            "grown-by-joining",
+            f"{size}{of_names(live, rows)} grow by {live.text('made_name', row)} at "
+            f"{live.place(row)}: at each call the whole exists twice, and blocks of every size "
+            "stay in the cache",
+            remedy,
+        ),
+        row,
+        rows,
+        "with each part written into memory that is allocated once",
+        ends=ends,
+        sizes={} if not ends else {r: live.size[r] for r in rows if r not in ends},
+    )
+
+
+def _joined(live: LiveMemory, row: int, parts: list[int]) -> Excess:
+    kept = all(live.lives.last[one] > live.now for one in parts)
+    remedy = (
+        "work on the parts, or on one bounded bucket of them after the other"
+        if kept
+        else "write each part into a preallocated result as soon as it is computed"
+    )
+    return Excess(
+        Answer(
+            "joined-with-parts",
+            f"{human_bytes(live.size[row])}{of_names(live, [row])} are joined by "
+            f"{live.text('made_name', row)} at {live.place(row)} while the parts are alive"
+            f"{of_names(live, parts, ' in ')}: the same values twice",
+            remedy,
+        ),
+        row,
+        [row, *parts],
+        "without the second copy",
+        sizes={
+            **dict.fromkeys(live.alike([row]), 0),
+            **{one: live.size[one] for one in parts},
+        },
+    )

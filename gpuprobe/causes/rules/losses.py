@@ -1,0 +1,50 @@
+"""Graphs of several losses that are alive until one backward pass of their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer
+from gpuprobe.causes.live_memory import Excess, LiveMemory
+from gpuprobe.causes.wording import of_names
+from gpuprobe.model.text import human_bytes
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """What was saved by the same lines for graphs that only a sum of numbers connects."""
+    numbers, stacks = live.column("graph"), live.ledger.stack
+    graphs: dict[int, list[int]] = {}
+    for row in live.rows:
+        forward = not live.text("made_phase", row).startswith("backward")
+        if numbers[row] and forward and live.for_backward(row):
+            graphs.setdefault(numbers[row], []).append(row)
+    lines = {number: {stacks[row] for row in rows} for number, rows in graphs.items()}
+    alike = [
+        number
+        for number in graphs
+        if any(
+            2 * len(lines[number] & lines[other]) >= len(lines[number])
+            for other in graphs
+            if other != number
+        )
+    ]
+    if len(alike) < 2:
+        return
+    rows = [row for number in alike for row in graphs[number]]
+    largest = max(alike, key=lambda number: live.bytes_of(graphs[number]))
+    main = max(graphs[largest], key=lambda row: live.size[row])
+    size = human_bytes(live.bytes_of(rows))
+    yield Excess(
+        Answer(
+            "summed-losses",
+            f"{size}{of_names(live, rows)} from {live.place(main)} are the graphs of "
+            f"{len(alike)} forward passes, which are alive at once because only the sum of their "
+            "losses has a backward pass",
+            "call backward for each loss, as soon as it is computed: gradients add up",
+            code="loss.backward()",
+        ),
+        main,
+        rows,
+        "with one of the graphs at a time",
+        sizes={row: 0 for row in rows if row not in graphs[largest]},
+    )

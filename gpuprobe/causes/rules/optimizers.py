@@ -1,0 +1,75 @@
+"""What optimizers add to a step: temporaries for all parameters at once, and gradients that are
+zeroed instead of freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer, EditKind
+from gpuprobe.causes.live_memory import Excess, LiveMemory
+from gpuprobe.causes.wording import of_names
+from gpuprobe.model.memory import Category
+from gpuprobe.model.text import human_bytes
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """Temporaries of foreach implementations, and zeroed gradients."""
+    yield from _foreach(live)
+    yield from _zeroed(live)
+
+
+def _foreach(live: LiveMemory) -> Iterator[Excess]:
+    rows = [
+        row
+        for row in live.rows
+        if live.text("made_name", row).startswith("_foreach_")
+        and not live.lives.survives(row)
+        and live.text("made_phase", row).startswith("optimizer")
+    ]
+    if len(rows) < 2:
+        return
+    main = max(rows, key=lambda row: live.size[row])
+    alike = live.alike(rows)
+    yield Excess(
+        Answer(
+            "foreach-temporaries",
+            f"{human_bytes(live.bytes_of(rows))} are temporaries of the optimizer at "
+            f"{live.place(main)}, which computes all parameters at once",
+            "create the optimizer with foreach=False, or fused=True where it has that",
+            code="foreach=False",
+            edit=EditKind.FOREACH,
+        ),
+        main,
+        rows,
+        "with the temporaries of one parameter at a time",
+        sizes={row: 0 for row in alike if row != main},
+    )
+
+
+def _zeroed(live: LiveMemory) -> Iterator[Excess]:
+    filled, until = live.column("filled"), live.column("filled_until")
+    rows = [
+        row
+        for row in live.rows
+        if live.category(row) is Category.GRADIENT
+        and 0 < filled[row] <= live.now
+        and (until[row] > live.now or not until[row])
+    ]
+    if not rows:
+        return
+    main = max(rows, key=lambda row: live.size[row])
+    yield Excess(
+        Answer(
+            "zeroed-gradients",
+            f"{human_bytes(live.bytes_of(rows))} of gradients{of_names(live, rows)} are zeros: "
+            "they were set to zero, not freed, before the forward pass",
+            "free them: optimizer.zero_grad(set_to_none=True), which is the default",
+            code="optimizer.zero_grad(set_to_none=True)",
+            edit=EditKind.SET_TO_NONE,
+        ),
+        main,
+        rows,
+        "without the zeros until the backward pass adds to them",
+        sizes=dict.fromkeys(rows, 0),
+    )

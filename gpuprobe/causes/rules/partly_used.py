@@ -1,0 +1,161 @@
+"""Blocks of which operators read a small part: a view that keeps its base, logits of a whole
+sequence for its last token, a data set on the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer, EditKind
+from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
+from gpuprobe.causes.wording import of_names
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import Made
+
+_MOST = 0.5
+_ROW_WISE = frozenset(("_log_softmax", "_softmax", "gather", "squeeze", "log_softmax", "softmax"))
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """Blocks that are read in half or less."""
+    read = live.column("read")
+    partly = [
+        row
+        for row in live.rows
+        if 0 < read[row] <= _MOST * live.ledger.requested[row]
+        and live.category(row) not in STATE
+        and not live.needs[row].needless
+    ]
+    whole = [row for row in partly if _stays(live, row)]
+    if whole:
+        yield _data_set(live, whole)
+    new = [row for row in partly if row not in whole and live.is_new(row)]
+    old = [
+        row
+        for row in partly
+        if row not in whole and not live.is_new(row) and live.lives.last[row] >= live.now
+    ]
+    if new and not live.bytes_of(old) > live.bytes_of(new):
+        yield _computed_in_whole(live, new)
+    elif old:
+        yield _kept_by_views(live, [*old, *new])
+    yield from _rows_thrown_away(live)
+
+
+def _stays(live: LiveMemory, row: int) -> bool:
+    """Whether it is older than the step, and used in later ones."""
+    return row >= live.ledger.made and live.lives.survives(row)
+
+
+def _sizes(live: LiveMemory, rows: list[int]) -> dict[int, int]:
+    read = live.column("read")
+    return {row: read[row] for row in live.alike(rows) if read[row]}
+
+
+def _share(live: LiveMemory, rows: list[int]) -> str:
+    read = sum(live.column("read")[row] for row in rows)
+    return f"{human_bytes(read)} of {human_bytes(live.bytes_of(rows))}"
+
+
+def _data_set(live: LiveMemory, rows: list[int]) -> Excess:
+    main = max(rows, key=lambda row: live.size[row])
+    return Excess(
+        Answer(
+            "resident-data",
+            f"{_share(live, rows)}{of_names(live, rows)} from {live.place(main)} are read in "
+            "a step: the rest waits on the GPU for other steps",
+            "keep it on the CPU, and move each batch when it is used (with pinned memory and "
+            "non_blocking=True, if the copies take time)",
+        ),
+        main,
+        rows,
+        "with only what this step reads on the GPU",
+        sizes=_sizes(live, rows),
+    )
+
+
+def _kept_by_views(live: LiveMemory, rows: list[int]) -> Excess:
+    main = max(rows, key=lambda row: live.size[row])
+    return Excess(
+        Answer(
+            "view-keeps-base",
+            f"only {_share(live, rows)}{of_names(live, rows)} from {live.place(main)} are "
+            "read: views of a part keep the whole",
+            "clone the view: its memory is then all that is kept",
+            code=".clone()",
+            edit=EditKind.CLONE,
+        ),
+        main,
+        rows,
+        "with only what is read",
+        sizes=_sizes(live, rows),
+    )
+
+
+def _computed_in_whole(live: LiveMemory, rows: list[int]) -> Excess:
+    main = max(rows, key=lambda row: live.size[row])
+    return Excess(
+        Answer(
+            "computed-in-whole",
+            f"only {_share(live, rows)}{of_names(live, rows)} from {live.place(main)} are "
+            "read: the rest is computed and thrown away",
+            "select the part before this operator instead of after it: of logits, the hidden "
+            "states of the last position only",
+        ),
+        main,
+        rows,
+        "with only what is read",
+        sizes=_sizes(live, rows),
+    )
+
+
+def _rows_thrown_away(live: LiveMemory) -> Iterator[Excess]:
+    """Large blocks whose rows each give one value, of which a part is read."""
+    read, requested = live.column("read"), live.ledger.requested
+    for small in range(len(live.ledger)):
+        if not 0 < read[small] <= _MOST * requested[small] or live.category(small) in STATE:
+            continue
+        if live.text("made_name", small) not in _ROW_WISE:
+            continue
+        group = {small}
+        row: int | None = live.source(small)
+        while row is not None and requested[row] > requested[small]:
+            group.add(row)
+            if live.text("made_name", row) not in _ROW_WISE and (
+                live.how(row) is not Made.POINTWISE
+            ):
+                break
+            row = live.source(row)
+        ready = [one for one in group if one != small]
+        while ready:
+            for product in live.products.get(ready.pop(), ()):
+                if product not in group and 2 * requested[product] >= max(
+                    requested[one] for one in group
+                ):
+                    group.add(product)
+                    ready.append(product)
+        alive = [one for one in group if one in live.needs]
+        if not alive:
+            continue
+        group |= live.internals(group)
+        share = read[small] / requested[small]
+        main = max(
+            (one for one in alive if not live.text("made_phase", one).startswith("backward")),
+            key=lambda one: live.size[one],
+            default=alive[0],
+        )
+        yield Excess(
+            Answer(
+                "computed-in-whole",
+                f"{human_bytes(live.bytes_of(alive))}{of_names(live, alive)} from "
+                f"{live.place(main)} are rows of which {share:.0%} are read at the end "
+                f"({live.last_place(small) or live.place(small)})",
+                "select the rows before this operator instead of after it: of logits, those of the "
+                "completion only",
+            ),
+            main,
+            alive,
+            "with only the rows that are read",
+            sizes={one: int(live.size[one] * share) for one in live.alike(group)},
+        )
+        return

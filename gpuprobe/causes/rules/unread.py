@@ -1,0 +1,60 @@
+"""Gradients that nothing reads, and what is kept to compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.causes.answer import Answer, EditKind
+from gpuprobe.causes.live_memory import STATE, Excess, LiveMemory
+from gpuprobe.causes.wording import of_names
+from gpuprobe.model.place import Place
+from gpuprobe.model.text import human_bytes
+
+
+def diagnose(live: LiveMemory) -> Iterator[Excess]:
+    """What only serves gradients that neither an optimizer nor the program reads."""
+    lives, wasted, useful = live.lives, live.column("wasted"), live.column("useful")
+    if not any(wasted):
+        return
+    gradients = [row for row, value in enumerate(wasted) if value]
+    if any(lives.survives(row) and lives.used_later(row) for row in gradients):
+        return  # a later step reads them
+    kept = {}
+    for row in range(len(live.ledger)):
+        if wasted[row] or not useful[row] < lives.last[row] or not live.is_temporary(row):
+            continue
+        if live.category(row) not in STATE:
+            kept[row] = live.end_after(useful[row] or lives.made[row])
+    saved = [row for row in live.rows if kept.get(row, live.event + 1) <= live.event]
+    here = [row for row in live.rows if wasted[row]]
+    rows = [*saved, *here]
+    if not rows:
+        return
+    main = max(saved or here, key=lambda row: live.size[row])
+    computed = max(here or gradients, key=lambda row: live.size[row])
+    at = live.place(computed)
+    size = human_bytes(live.bytes_of(rows))
+    graph = (
+        f": {human_bytes(live.bytes_of(saved))} of it is kept by the autograd graph from "
+        f"{live.place(main)} on"
+        if saved
+        else ""
+    )
+    yield Excess(
+        Answer(
+            "unread-gradients",
+            f"{size}{of_names(live, here or rows)} are gradients that nothing reads, and what "
+            f"their computation at {at} needs{graph}",
+            "do not compute them: run this part under torch.no_grad() or detach its result; where "
+            "gradients pass through it, requires_grad_(False) for its parameters, or "
+            "torch.autograd.grad for the tensors whose gradients are used",
+            code="with torch.no_grad():",
+            edit=EditKind.NO_GRAD,
+        ),
+        main,
+        rows,
+        "without these gradients and their graph",
+        sizes=dict.fromkeys(gradients, 0),
+        ends=kept,
+        kept_at=at if isinstance(at, Place) else None,
+    )
