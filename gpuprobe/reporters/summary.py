@@ -537,4 +537,5 @@ def pinned_memory(rank: RankRecording) -> PinnedMemory | None:
     step = rank.steps[row] if row >= 0 else None
     if step is None or isinstance(step.host.pinned, Unavailable):
         return None
-    return PinnedMemory(step.index, step.host.pinned, step.host.pinned_held)
+    lines = () if rank.end is None else rank.end.pinned
+    return PinnedMemory(step.index, step.host.pinned, step.host.pinned_held, lines)

@@ -322,6 +322,7 @@ class Recorder:
                     compiled=compile_notes.since(self._compiled_before),
                     gpus=environment.gpu_names(),
                     holders=held,
+                    pinned=() if self._traces.uses is None else self._traces.uses.pinned.lines,
                     incomplete_processes=tuple(self.incomplete_processes[:MOST_INCOMPLETE]),
                 )
             )

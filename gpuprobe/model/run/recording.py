@@ -169,7 +169,7 @@ History:
 * 2.6: ``SessionEnd.gpus``, ``SessionEnd.holders``.
 * 2.7: `Gap`, ``SessionEnd.incomplete_processes``.
 * 2.8: `LaterUses`; the path of a ``Holder``, and where it begins.
-* 2.9: `HeldRows`.
+* 2.9: `HeldRows`; ``SessionEnd.pinned``.
 """
 
 

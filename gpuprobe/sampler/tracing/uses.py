@@ -28,6 +28,7 @@ from gpuprobe.patching import Patches
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.calls import now_us
 from gpuprobe.sampler.tracing.inspection import requested
+from gpuprobe.sampler.tracing.pinned import PinnedTensors, pins
 from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
@@ -114,6 +115,7 @@ class Uses:
         self._later: dict[str, tuple[list[int], list[int]]] = {}
         self._capturing: set[int] | None = None
         self._in_graph = 0  # where the uses by the compiled graph that runs begin in the log
+        self.pinned = PinnedTensors(lambda place: places.places[place][0])
         self.traces_now: Callable[[], list[MemoryTrace]] = list
         """Returns the traces of the step so far, for an inspection."""
         self._begin_log()
@@ -230,6 +232,8 @@ class Uses:
                 self._note(value, number, _USE)
         if about.makes and result is not None:
             self._note(result, number, _MADE)
+            if pins(about.name, kwargs):
+                self.pinned.made(result, self._place[at])
         if self._inspection is not None and number >= self._inspection.operator:
             self._inspection.search_and_exit(self.traces_now)
 
