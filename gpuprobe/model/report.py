@@ -599,13 +599,16 @@ class BlindSpotRow:
 
 @record(frozen=True)
 class Suggestion:
-    """One thing to try. ``bytes`` is the memory it is about (not a promise to save it all)."""
+    """One thing to try. ``bytes`` is the memory it is about (not a promise to save it all);
+    ``saves``: what it saves, replayed; "" if it was not tried.
+    """
 
     id: str
     text: str
     code: str
     evidence: str
     bytes: int
+    saves: str = ""
 
 
 @record(frozen=True)

@@ -21,10 +21,12 @@ from gpuprobe.causes.rules import (
     graphs,
     holders,
     optimizer_state,
+    replays,
     replicas,
 )
 
 RULES: Final[tuple[Callable[[HeldGroup], Answer | None], ...]] = (
+    replays.diagnose,
     early.diagnose,
     gradients.diagnose,
     cycles.diagnose,

@@ -23,7 +23,14 @@ from torch._ops import OpOverload
 
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.run.session import LaterUses
-from gpuprobe.model.trace import GRAD_OFF, GRAD_ON, USE_COLUMNS, EventColumns, MemoryTrace
+from gpuprobe.model.trace import (
+    GRAD_OFF,
+    GRAD_ON,
+    GRAPH_REPLAY,
+    USE_COLUMNS,
+    EventColumns,
+    MemoryTrace,
+)
 from gpuprobe.patching import Patches
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.calls import now_us
@@ -320,7 +327,7 @@ class Uses:
 
     def _replayed(self, graph: Any) -> None:
         number = self._begins(self._places.here())
-        self._name[-1], self._phase[-1] = "replay of a CUDA graph", self._path()
+        self._name[-1], self._phase[-1] = GRAPH_REPLAY, self._path()
         for address in sorted(getattr(graph, "_gpuprobe_addresses", ())):
             self._noted(address, number, _USE)
 

@@ -364,6 +364,7 @@ def _advice(report: Report, *, full: bool) -> list[Section]:
             evidence = f"{evidence} ({about})" if evidence else about
         if evidence:
             parts.append(Line(evidence, indent=5))
+        parts.append(Line(f"saves {item.saves}" if item.saves else "not tried", indent=5))
         before = item.evidence
     if not parts and full:
         parts.append(Line("No suggestions: no rule found enough evidence."))

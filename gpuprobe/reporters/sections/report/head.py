@@ -138,7 +138,7 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     """Cause, fix and effect if no memory is known to be there without need."""
     first = report.advice[0] if report.advice else None
     fix = "" if first is None else first.text + (f" {first.code}" if first.code else "")
-    saves = "not tried" if fix else ""
+    saves = "" if first is None else first.saves or "not tried"
     if ran_out(report) and report.out_of_memory:
         failure = report.out_of_memory[-1]
         if not isinstance(failure.fits_with, Unavailable) and failure.fits_with:
@@ -158,7 +158,8 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     if needless:
         text += f" ({human_bytes(needless)} in all are not used again)"
     text = f"{text}; {_largest(report)}"
-    return text, fix or "smaller work, fewer bytes for each value, or recomputation", "not tried"
+    smaller = "smaller work, fewer bytes for each value, or recomputation"
+    return text, fix or smaller, saves or "not tried"
 
 
 def _largest(report: Report) -> str:
