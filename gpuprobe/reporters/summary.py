@@ -45,6 +45,8 @@ from gpuprobe.causes.recorded import (
     evaluation_cause,
     gradients_cause,
     growth_cause,
+    kept_causes,
+    waits_for_collector,
 )
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.causes import MemoryCause
@@ -417,8 +419,12 @@ def _causes(
         return _NOT_MEASURED
     causes = shown if isinstance(shown, Unavailable) else causes_in(site, shown)
     traced = not isinstance(causes, Unavailable)
-    if not isinstance(causes, Unavailable) and causes:
-        return causes
+    if not isinstance(causes, Unavailable):
+        causes = (*causes, *kept_causes(site, causes))
+        if causes:
+            return causes
+        if growth is not None and 2 * waits_for_collector(site.rank) > growth.bytes:
+            growth = None  # it ends with the collector's next run
     rows = () if isinstance(found.leaks, Unavailable) else found.leaks.rows
     most_kept = max(rows, key=lambda row: row.bytes_per_step, default=None)
     seen = [evaluation_cause(site), *growth_cause(site, growth, most_kept)]

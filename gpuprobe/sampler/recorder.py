@@ -341,7 +341,7 @@ class Recorder:
                     from gpuprobe.sampler.tracing.held import frames_of
 
                     running = () if error is None else frames_of(error)
-                    self._traces.held.search(self._index, frames=running, error=error)
+                    self._traces.held.search(self._index, frames=running, error=error, ended=True)
                 return with_earlier(largest_holders(error, frames=()), self._held)
         except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
             self.fault(fault)

@@ -29,6 +29,8 @@ STATUS = {
 }
 
 _WIDTH = 7
+_WORTH = 0.01
+"""The share of the peak from which a cause is that of the peak. Smaller ones may grow."""
 
 
 def head_section(report: Report) -> Section:
@@ -55,9 +57,13 @@ def head_of(report: Report) -> Head:
 
 
 def main_cause(report: Report) -> MemoryCause | None:
-    """The cause with the most memory; None if there is none, or if it is unknown."""
-    causes = report.causes
-    return None if isinstance(causes, Unavailable) or not causes else causes[0]
+    """The cause with the most memory; None if it is unknown, or if there is none that is worth a
+    part of the peak.
+    """
+    if isinstance(report.causes, Unavailable):
+        return None
+    worth = (one for one in report.causes if one.bytes >= _WORTH * one.effect.before)
+    return next(worth, None)
 
 
 def effect_text(effect: Effect) -> str:
