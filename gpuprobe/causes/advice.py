@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
 from gpuprobe.analysis.peak.needs import Biographies, needed_at
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
+from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place, SourceLine
@@ -21,12 +22,14 @@ from gpuprobe.model.report import Suggestion
 from gpuprobe.model.rules import define
 from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 
 RULES = tuple(
     define(id, "suggestion", Level.NOTE, title)
     for id, title in (
         ("expandable-segments", "Much reserved memory is not allocated"),
+        ("graph-pools", "Free memory is in private pools of CUDA graphs"),
         ("checkpoint", "Activations dominate the peak, and none are recomputed"),
         ("smaller-batch", "Activations dominate the peak"),
         ("temporaries", "Temporary tensors take a large part of the peak"),
@@ -148,13 +151,94 @@ def _fragmented(evidence: AdviceFacts) -> Iterator[Suggestion]:
     )
     if not isinstance(window.activity, Unavailable) and window.activity.alloc_retries:
         reason += f"; the allocator emptied its cache {window.activity.alloc_retries}× in that step"
+    private = _private_pools(evidence)
+    held = sum(private.values())
+    if 2 * held > unused:
+        # Expandable segments do not join the pools of graphs: each would have its own.
+        if len(private) > 1:
+            yield Suggestion(
+                "graph-pools",
+                "Let the CUDA graphs share one memory pool, if they are replayed one after the "
+                "other in the order in which they were captured.",
+                "torch.cuda.graph(graph, pool=first_graph.pool())",
+                f"{reason}; {human_bytes(held)} are free in {len(private)} private pools",
+                held,
+            )
+        return
+    saves = ""
+    replayed = _replayed(evidence.site)
+    if replayed is not None:
+        before, after = replayed
+        if before - after < max(_GAIN * before, _GAIN_BYTES):
+            return
+        saves = (
+            f"{human_bytes(before - after)} of reserved memory: the traced steps reserve "
+            f"{human_bytes(after)} instead of {human_bytes(before)} (replayed)"
+        )
     yield Suggestion(
         "expandable-segments",
         "Use expandable segments, which let free blocks of different sizes merge.",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" + (f",{others}" if others else ""),
         reason,
         unused,
+        saves,
     )
+
+
+def _private_pools(evidence: AdviceFacts) -> dict[tuple[int, int], int]:
+    """The free bytes of each private pool when the trace of the peak ended."""
+    if isinstance(evidence.mark, Unavailable):
+        return {}
+    free: dict[tuple[int, int], int] = {}
+    for segment in evidence.mark.ledger.trace.segments:
+        if segment.pool_id != (0, 0):
+            unused = segment.total_size - segment.allocated_size
+            free[segment.pool_id] = free.get(segment.pool_id, 0) + unused
+    return free
+
+
+_GAIN = 0.02
+_GAIN_BYTES = 20 * 1024 * 1024
+"""The share of reserved memory, and the bytes, from which a setting is worth it."""
+
+_MOST_EVENTS = 200_000
+"""Events that are replayed for a report, which has to be quick."""
+
+
+def _replayed(site: PeakSite) -> tuple[int, int] | None:
+    """The peak of reserved memory with the recorded settings and with expandable segments, in the
+    traced steps without a gap that reserve the most; None if it cannot be replayed.
+    """
+    # 15 ms: the simulator; only recordings with much unused memory need it.
+    from gpuprobe.allocator.joined import joined, runs_of
+    from gpuprobe.allocator.replay import replay_trace
+    from gpuprobe.allocator.whatif import what_if
+
+    traced = site.rank.traced_steps()
+    if not traced:
+        return None
+    traces: list[MemoryTrace] = []
+    try:
+        for step in traced:
+            traces += [t for t in site.rank.traces_of(step) if t.device == site.device]
+            if sum(len(trace.events) for trace in traces) > _MOST_EVENTS:
+                return None
+    except DataError:
+        return None
+    runs = [[traces[at] for at in run] for run in runs_of(traces)]
+    if not runs:
+        return None
+    trace = joined(max(runs, key=lambda run: max(_reserved(trace) for trace in run)))
+    recorded = replay_trace(trace)
+    if not recorded.exact:
+        return None
+    settings = replace(recorded.settings, expandable_segments=True)
+    before, after = (what_if(trace, recorded, one) for one in (recorded.settings, settings))
+    return before.peak_reserved.least, after.peak_reserved.most
+
+
+def _reserved(trace: MemoryTrace) -> int:
+    return sum(segment.total_size for segment in trace.segments)
 
 
 def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:

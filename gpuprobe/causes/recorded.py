@@ -7,9 +7,10 @@ and tries the remedies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final, NamedTuple
 
 from gpuprobe.analysis.evaluation import WITH_GRADIENTS
 from gpuprobe.analysis.growth import MINIMUM_SHARE, Growth, keeper
@@ -19,6 +20,7 @@ from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.causes.answer import Answer
 from gpuprobe.causes.find import Diagnosed, causes_at
 from gpuprobe.causes.groups import HeldGroup
+from gpuprobe.causes.wording import kept_in
 from gpuprobe.errors import DataError
 from gpuprobe.model.causes import Certainty, Effect, MemoryCause
 from gpuprobe.model.findings import Finding
@@ -27,7 +29,8 @@ from gpuprobe.model.needs import Need
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import LeakRow
 from gpuprobe.model.run.columns import INDEX
-from gpuprobe.model.run.holders import Holder
+from gpuprobe.model.run.holders import Holder, HolderRoot, Kept
+from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 
@@ -193,6 +196,83 @@ def _unneeded(group: HeldGroup) -> Answer | None:
         "them is not in the recording: gpuprobe explain finds it",
         f"find what keeps the tensors of {main.made_at} alive, and drop them after their last use",
     )
+
+
+# -- what grows, by what is kept
+
+_BORN_IN: Final = 3
+"""The traced steps, at least, of which a holder keeps something, if it grows."""
+
+_NAMED: Final = frozenset(HolderRoot) - {
+    HolderRoot.CYCLE,  # which ends with the collector's next run
+    HolderRoot.EXCEPTION,
+    HolderRoot.AUTOCAST,
+    HolderRoot.DDP,
+    HolderRoot.OUTSIDE,
+}
+"""Where a path begins that the program keeps."""
+
+
+class _KeptBy(NamedTuple):
+    holder: Holder
+    steps: dict[int, int]
+    """By traced step: how many blocks are kept that it made."""
+
+
+def _kept(rank: RankRecording) -> list[_KeptBy]:
+    """What each holder keeps that no later step has used, by the step that made it."""
+    step_of = {name: step.index for step in rank.traced_steps() for name in step.traces}
+    found: dict[tuple[object, ...], _KeptBy] = {}
+    for name, held in rank.held.items():
+        for rows in held:
+            holder = rows.holder
+            key = holder.root, holder.name, holder.function, holder.kept
+            kept = found.setdefault(key, _KeptBy(holder, {}))
+            if rows.events and name in step_of:
+                step = step_of[name]
+                kept.steps[step] = kept.steps.get(step, 0) + len(rows.events)
+    return list(found.values())
+
+
+def kept_causes(site: PeakSite, known: Sequence[MemoryCause]) -> Iterator[MemoryCause]:
+    """The holders that keep something of step after step, early and late, though it may be a small
+    part of the peak: it has no end. Those of ``known`` causes are left out.
+    """
+    traced = [step.index for step in site.rank.traced_steps() if step.traces]
+    names = {cause.holder.name for cause in known if cause.holder is not None}
+    peak = 0 if isinstance(site.amount, Unavailable) else site.amount.at_least
+    for holder, steps in sorted(_kept(site.rank), key=lambda one: -one.holder.bytes):
+        if holder.root not in _NAMED or holder.name in names or holder.kept is Kept.GRAD:
+            continue
+        # A window over the last steps keeps none of the first ones.
+        if len(steps) < _BORN_IN or min(steps) > traced[len(traced) // 3]:
+            continue
+        if max(steps) <= traced[(len(traced) - 1) // 2]:
+            continue
+        remedy, code = _keep_none(holder)
+        yield MemoryCause(
+            rule=GROWTH,
+            bytes=holder.bytes,
+            blocks=holder.tensors,
+            made_at=NoPlace.UNKNOWN,
+            last_use=None,
+            holder=holder,
+            kept_at=None,
+            sentence=(
+                f"{kept_in(holder)} keeps more with the steps, and nothing uses it again: "
+                f"{holder.contents}, of {len(steps)} traced steps ({min(steps)} to {max(steps)})"
+            ),
+            remedy=remedy,
+            code=code,
+            effect=Effect(
+                Certainty.UNTRIED, peak, Unavailable("it depends on the number of steps")
+            ),
+        )
+
+
+def waits_for_collector(rank: RankRecording) -> int:
+    """The bytes that only reference cycles held when the program, or a step, ended."""
+    return sum(one.holder.bytes for one in _kept(rank) if one.holder.root is HolderRoot.CYCLE)
 
 
 # -- recordings without uses

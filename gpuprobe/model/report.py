@@ -21,7 +21,7 @@ from gpuprobe.model.run.communication import Communication
 from gpuprobe.model.run.holders import Holder
 from gpuprobe.model.run.launches import LaunchReport
 from gpuprobe.model.run.recording import ChildRow, Status, StepRows
-from gpuprobe.model.run.session import Collective, Environment, Placed, Session
+from gpuprobe.model.run.session import Collective, Environment, PinnedLine, Placed, Session
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Displayed, OneOf, Peak, Unavailable
 
@@ -387,12 +387,14 @@ class DeviceUsage:
 @record(frozen=True)
 class PinnedMemory:
     """Pinned memory of the host at the end of the last step with readings: in use, and held by
-    torch's cache (which never releases it automatically).
+    torch's cache (which never releases it automatically). ``lines``: what the program asked for,
+    when that was the most; torch rounds each request up to a power of two.
     """
 
     step: int
     in_use: Bytes
     held: Bytes | Unavailable
+    lines: tuple[PinnedLine, ...] = ()
 
 
 @record(frozen=True)
@@ -597,13 +599,16 @@ class BlindSpotRow:
 
 @record(frozen=True)
 class Suggestion:
-    """One thing to try. ``bytes`` is the memory it is about (not a promise to save it all)."""
+    """One thing to try. ``bytes`` is the memory it is about (not a promise to save it all);
+    ``saves``: what it saves, replayed; "" if it was not tried.
+    """
 
     id: str
     text: str
     code: str
     evidence: str
     bytes: int
+    saves: str = ""
 
 
 @record(frozen=True)

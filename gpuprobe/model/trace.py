@@ -180,6 +180,9 @@ COLUMNS: dict[str, str] = {
     "padded": "Q",
 }
 
+GRAPH_REPLAY: Final = "replay of a CUDA graph"
+"""The name of the operator that a replay counts as."""
+
 GRAD_ON: Final = 1
 GRAD_OFF: Final = 2
 """The grad mode of an allocation. Custom functions of autograd run without gradients."""

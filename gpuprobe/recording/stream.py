@@ -195,6 +195,7 @@ class StreamParser:
                 load(name) for step in traced_steps(steps) for name in step.traces
             ),
             load_trace=load,
+            held={name: tuple(rows) for name, rows in self._held.items()},
             truncated=self.truncated,
         )
 

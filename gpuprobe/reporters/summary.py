@@ -46,6 +46,8 @@ from gpuprobe.causes.recorded import (
     evaluation_cause,
     gradients_cause,
     growth_cause,
+    kept_causes,
+    waits_for_collector,
 )
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.causes import MemoryCause
@@ -424,8 +426,12 @@ def _causes(
         return _NOT_MEASURED
     causes = shown if isinstance(shown, Unavailable) else causes_in(site, shown)
     traced = not isinstance(causes, Unavailable)
-    if not isinstance(causes, Unavailable) and causes:
-        return causes
+    if not isinstance(causes, Unavailable):
+        causes = (*causes, *kept_causes(site, causes))
+        if causes:
+            return causes
+        if growth is not None and 2 * waits_for_collector(site.rank) > growth.bytes:
+            growth = None  # it ends with the collector's next run
     rows = () if isinstance(found.leaks, Unavailable) else found.leaks.rows
     most_kept = max(rows, key=lambda row: row.bytes_per_step, default=None)
     seen = [evaluation_cause(site), *growth_cause(site, growth, most_kept)]
@@ -544,4 +550,5 @@ def pinned_memory(rank: RankRecording) -> PinnedMemory | None:
     step = rank.steps[row] if row >= 0 else None
     if step is None or isinstance(step.host.pinned, Unavailable):
         return None
-    return PinnedMemory(step.index, step.host.pinned, step.host.pinned_held)
+    lines = () if rank.end is None else rank.end.pinned
+    return PinnedMemory(step.index, step.host.pinned, step.host.pinned_held, lines)

@@ -324,6 +324,7 @@ class Recorder:
                     compiled=compile_notes.since(self._compiled_before),
                     gpus=environment.gpu_names(),
                     holders=held,
+                    pinned=() if self._traces.uses is None else self._traces.uses.pinned.lines,
                     incomplete_processes=tuple(self.incomplete_processes[:MOST_INCOMPLETE]),
                 )
             )
@@ -342,7 +343,7 @@ class Recorder:
                     from gpuprobe.sampler.tracing.held import frames_of
 
                     running = () if error is None else frames_of(error)
-                    self._traces.held.search(self._index, frames=running, error=error)
+                    self._traces.held.search(self._index, frames=running, error=error, ended=True)
                 return with_earlier(largest_holders(error, frames=()), self._held)
         except Exception as fault:  # noqa: BLE001 - the program's objects may be in any state
             self.fault(fault)

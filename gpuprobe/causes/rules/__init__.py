@@ -39,6 +39,7 @@ from gpuprobe.causes.rules import (
     partly_used,
     recomputed,
     repeats,
+    replays,
     replicas,
     streams,
     unread,
@@ -46,6 +47,7 @@ from gpuprobe.causes.rules import (
 )
 
 RULES: Final[tuple[Callable[[HeldGroup], Answer | Expected | None], ...]] = (
+    replays.diagnose,
     early.diagnose,
     gradients.diagnose,
     cycles.diagnose,

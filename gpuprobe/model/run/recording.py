@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, overload
@@ -16,6 +16,7 @@ from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
     Gap,
+    HeldRows,
     ProgramError,
     Session,
     SessionEnd,
@@ -169,7 +170,7 @@ History:
 * 2.6: ``SessionEnd.gpus``, ``SessionEnd.holders``.
 * 2.7: `Gap`, ``SessionEnd.incomplete_processes``.
 * 2.8: `LaterUses`; the path of a ``Holder``, and where it begins.
-* 2.9: `HeldRows`.
+* 2.9: `HeldRows`; ``SessionEnd.pinned``.
 """
 
 
@@ -193,6 +194,8 @@ class RankRecording:
     damaged: int = 0
     end: SessionEnd | None = None
     load_traces: Callable[[], Iterator[MemoryTrace]] = field(default=lambda: iter(()))
+    held: Mapping[str, Sequence[HeldRows]] = field(default_factory=dict)
+    """What held memory that later steps did not use, by the name of the trace."""
     truncated: bool = False  # the last line has no end: the writer is writing, or did not finish
     load_trace: Callable[[str], MemoryTrace] | None = None  # one chunk by its name
     _columns: StepColumns | None = field(default=None, init=False, repr=False, compare=False)

@@ -327,6 +327,17 @@ class Gap:
         return f"{self.contents} could not be written: {self.reason}"
 
 
+@record(frozen=True, slots=True)
+class PinnedLine:
+    """Pinned host memory that a line asked for, in ``tensors`` tensors, when the program had asked
+    for the most. torch's allocator holds more: it rounds each request up to a power of two.
+    """
+
+    place: str
+    bytes: Bytes
+    tensors: Count
+
+
 MOST_INCOMPLETE: Final = 1_000
 """Processes that `SessionEnd.incomplete_processes` has at most."""
 
@@ -347,5 +358,6 @@ class SessionEnd:
     # The names of the GPUs by index, as torch reports them; none if CUDA was not in use.
     gpus: Annotated[tuple[str, ...], AtMost(MOST_DEVICES)] = ()
     holders: tuple[Holder, ...] = ()  # at level trace: what may keep memory that grows
+    pinned: tuple[PinnedLine, ...] = ()  # at level trace, on simulated GPUs
     # Processes that the program started and whose recordings have gaps, or could not be created.
     incomplete_processes: Annotated[tuple[ProcessId, ...], AtMost(MOST_INCOMPLETE)] = ()

@@ -319,7 +319,8 @@ DOCUMENT: Final = Document(
         "2.11": "needs Holder.root Holder.path Holder.kept Holder.node Holder.file Holder.line "
         "Holder.error Holder.via Holder.cycle Holder.inferred "
         "Holder.saved_tensors Holder.saved_bytes",
-        "2.12": "head causes LineNeed.later_step NeedRow.modules NeedRow.more_modules lifespans",
+        "2.12": "head causes LineNeed.later_step NeedRow.modules NeedRow.more_modules lifespans "
+        "Suggestion.saves OutOfMemory.could_use OutOfMemory.limited PinnedMemory.lines",
     },
     # A damaged recording, or another clock, can make differences negative.
     bounded=False,
@@ -346,8 +347,9 @@ DOCUMENT: Final = Document(
 * 2.10: ``recording.missing``; the status ``killed`` is called ``incomplete``.
 * 2.11: ``needs``; the path of each of ``holders``, and where it begins; variables with a
   growing graph.
-* 2.12: ``head``; ``causes``, which have what ``advice`` said of memory that is not needed.
-  ``needs`` by module, ``later_step`` of each of its lines; ``lifespans``.
+* 2.12: ``advice.saves``; ``out_of_memory.could_use`` and ``.limited``; the ``lines`` of pinned
+  memory; ``needs`` by module, ``later_step`` of each of its lines; ``lifespans``; ``head``;
+  ``causes``, which have what ``advice`` said of memory that is not needed.
 """
 
 to_document = DOCUMENT.plain

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from gpuprobe.model.trace import EventColumns, Made, MemoryTrace
+from gpuprobe.model.trace import GRAPH_REPLAY, EventColumns, Made, MemoryTrace
 
 USE, OVERWRITE, MADE, CHANGE = range(4)
 """Kinds of notes: values were read; all of them were replaced; a tensor was made; values were read
 and changed."""
 KINDS: Final = 4
 
-GRAPHS: Final = ("compiled graph", "replay of a CUDA graph")
+COMPILED_GRAPH: Final = "compiled graph"
+GRAPHS: Final = (COMPILED_GRAPH, GRAPH_REPLAY)
 """Names of what runs many operators at once: nothing of it is taken for waste."""
 
 _MOST_PARTS: Final = 1 << 16

@@ -56,11 +56,15 @@ class HeldMemory:
         *,
         frames: Iterable[FrameType] = (),
         error: BaseException | None = None,
+        ended: bool = False,
     ) -> None:
         """Search for what holds the blocks that nothing has used since a step before ``before``
         ended. ``frames``: the functions that run; ``error``: an exception whose frames are
-        searched too.
+        searched too. ``ended``: the program has ended, and an earlier search found what functions
+        had that have returned; otherwise the search replaces earlier ones.
         """
+        if not ended:
+            self._found = {}
         followed = self._uses.followed(self._steps, before)
         sizes: dict[_Place, int] = {}
         for device, alive in self._alive.items():

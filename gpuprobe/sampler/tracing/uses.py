@@ -23,13 +23,20 @@ from torch._ops import OpOverload
 
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.run.session import LaterUses
-from gpuprobe.model.trace import GRAD_OFF, GRAD_ON, USE_COLUMNS, Made, MemoryTrace
+from gpuprobe.model.trace import (
+    GRAD_OFF,
+    GRAD_ON,
+    GRAPH_REPLAY,
+    USE_COLUMNS,
+    Made,
+    MemoryTrace,
+)
 from gpuprobe.patching import Patches
 from gpuprobe.sampler.failures import from_program
 from gpuprobe.sampler.tracing.calls import now_us
 from gpuprobe.sampler.tracing.flow import (
     CHANGE,
-    GRAPHS,
+    COMPILED_GRAPH,
     KINDS,
     MADE,
     OVERWRITE,
@@ -40,6 +47,7 @@ from gpuprobe.sampler.tracing.flow import (
 )
 from gpuprobe.sampler.tracing.flow import Operator as Done
 from gpuprobe.sampler.tracing.inspection import requested
+from gpuprobe.sampler.tracing.pinned import PinnedTensors, pins
 from gpuprobe.sampler.tracing.places import OperatorPlaces
 from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.compiled_calls import follow_compiled_calls
@@ -169,6 +177,7 @@ class Uses:
         self._later: dict[str, tuple[list[int], list[int]]] = {}
         self._capturing: set[int] | None = None
         self._in_graph = 0  # where the uses by the compiled graph that runs begin in the log
+        self.pinned = PinnedTensors(lambda place: places.places[place][0])
         self.traces_now: Callable[[], list[MemoryTrace]] = list
         """Returns the traces of the step so far, for an inspection."""
         self._begin_log()
@@ -291,11 +300,23 @@ class Uses:
             for value in kwargs.values():
                 self._note(value, number, USE)
         if about.makes and result is not None:
-            self._note(result, number, MADE)
-            if about.how == Made.COPY and args and isinstance(result, torch.Tensor):
-                self._note_padding(args[0], result, number)
+            self._note_made(about, args, kwargs, result, number)
         if self._inspection is not None and number >= self._inspection.operator:
             self._inspection.search_and_exit(self.traces_now)
+
+    def _note_made(
+        self,
+        about: _Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: object,
+        number: int,
+    ) -> None:
+        self._note(result, number, MADE)
+        if about.how == Made.COPY and args and isinstance(result, torch.Tensor):
+            self._note_padding(args[0], result, number)
+        if pins(about.name, kwargs):
+            self.pinned.made(result, self._place[number - self._base - 1])
 
     def _note(self, value: object, number: int, kind: int) -> None:
         """Note the memory of a tensor, or of those in lists of them."""
@@ -381,7 +402,7 @@ class Uses:
 
     def _use_by_graph(self, inputs: list[object]) -> None:
         number = self._begins(self._places.here())
-        self._name[-1], self._phase[-1] = GRAPHS[0], self._path()
+        self._name[-1], self._phase[-1] = COMPILED_GRAPH, self._path()
         self._in_graph = len(self._address)
         self._note(inputs, number, USE)
 
@@ -410,7 +431,7 @@ class Uses:
 
     def _replayed(self, graph: Any) -> None:
         number = self._begins(self._places.here())
-        self._name[-1], self._phase[-1] = GRAPHS[1], self._path()
+        self._name[-1], self._phase[-1] = GRAPH_REPLAY, self._path()
         for address in sorted(getattr(graph, "_gpuprobe_addresses", ())):
             self._noted(address, number, USE)
 

@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 _FEW_ADVICE = 3
-_FEW_CAUSES = 3
+_FEW_CAUSES = 2
 _FEW_MISSING = 3
 
 _MOST_LINES = 20
@@ -333,16 +333,20 @@ def _causes(report: Report, *, full: bool) -> list[Section]:
     if isinstance(report.causes, Unavailable):
         return []
     parts: list[Part] = []
-    for cause in report.causes if full else report.causes[1:_FEW_CAUSES]:
+    first = main_cause(report)
+    others = [cause for cause in report.causes if cause is not first]
+    for cause in report.causes if full else others[:_FEW_CAUSES]:
         parts.append(Line(cause.sentence, "numbered", code=True))
         parts.append(Line(cause.remedy, label="fix", indent=5))
         if cause.code:
             parts.append(Code(cause.code))
         parts.append(Line(effect_text(cause.effect), label="saves", indent=5))
-    more = len(report.causes) - _FEW_CAUSES
+    more = len(others) - _FEW_CAUSES
     if more > 0 and not full:
         parts.append(Line(f"… {more} more: -v shows them"))
-    title = "Memory that is not needed" if full else "More memory that is not needed"
+    title = "Memory that is not needed"
+    if first is not None and not full:
+        title = "More memory that is not needed"
     return [Section(title, tuple(parts), "causes", "Causes")] if parts else []
 
 
@@ -364,6 +368,7 @@ def _advice(report: Report, *, full: bool) -> list[Section]:
             evidence = f"{evidence} ({about})" if evidence else about
         if evidence:
             parts.append(Line(evidence, indent=5))
+        parts.append(Line(f"saves {item.saves}" if item.saves else "not tried", indent=5))
         before = item.evidence
     if not parts and full:
         parts.append(Line("No suggestions: no rule found enough evidence."))

@@ -29,6 +29,8 @@ STATUS = {
 }
 
 _WIDTH = 7
+_WORTH = 0.01
+"""The share of the peak from which a cause is that of the peak. Smaller ones may grow."""
 
 
 def head_section(report: Report) -> Section:
@@ -55,9 +57,13 @@ def head_of(report: Report) -> Head:
 
 
 def main_cause(report: Report) -> MemoryCause | None:
-    """The cause with the most memory; None if there is none, or if it is unknown."""
-    causes = report.causes
-    return None if isinstance(causes, Unavailable) or not causes else causes[0]
+    """The cause with the most memory; None if it is unknown, or if there is none that is worth a
+    part of the peak.
+    """
+    if isinstance(report.causes, Unavailable):
+        return None
+    worth = (one for one in report.causes if one.bytes >= _WORTH * one.effect.before)
+    return next(worth, None)
 
 
 def effect_text(effect: Effect) -> str:
@@ -138,7 +144,7 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     """Cause, fix and effect if no memory is known to be there without need."""
     first = report.advice[0] if report.advice else None
     fix = "" if first is None else first.text + (f" {first.code}" if first.code else "")
-    saves = "not tried" if fix else ""
+    saves = "" if first is None else first.saves or "not tried"
     if ran_out(report) and report.out_of_memory:
         failure = report.out_of_memory[-1]
         if not isinstance(failure.fits_with, Unavailable) and failure.fits_with:
@@ -158,7 +164,8 @@ def _without_cause(report: Report) -> tuple[str, str, str]:
     if needless:
         text += f" ({human_bytes(needless)} in all are not used again)"
     text = f"{text}; {_largest(report)}"
-    return text, fix or "smaller work, fewer bytes for each value, or recomputation", "not tried"
+    smaller = "smaller work, fewer bytes for each value, or recomputation"
+    return text, fix or smaller, saves or "not tried"
 
 
 def _largest(report: Report) -> str:

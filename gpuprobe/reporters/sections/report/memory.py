@@ -485,7 +485,14 @@ def non_tensor_sections(report: Report, *, full: bool) -> list[Section]:
         of = f"rank {report.session.rank}, " if several else ""
         at = f", step {pinned.step}" if full else ""
         text = f"{of}pinned memory of the host{at}: {human_bytes(pinned.in_use)} in use{more}"
+        if pinned.lines:
+            asked = sum(line.bytes for line in pinned.lines)
+            text += f"; the program asked for {human_bytes(asked)}, rounded up"
         parts.append(Line(text, "item"))
+        for line in pinned.lines[: None if full else _FEW_HOLDERS]:
+            tensors = plural(line.tensors, "tensor")
+            text = f"{human_bytes(line.bytes)} in {tensors} from {line.place}"
+            parts.append(Line(text, "item", indent=4))
     if not parts:
         return []
     return [Section("Non-tensor memory", tuple(parts), "non-tensor", "Non-tensor")]
