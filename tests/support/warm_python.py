@@ -440,6 +440,7 @@ def _begin(request: Request, streams: list[int]) -> None:
     os.environ.update(request.environment)
     if request.command and NESTED.items() <= os.environ.items():
         sys.executable = request.command
+    sys.argv, sys.orig_argv = request.argv, [sys.executable, *request.argv]
     _begin_python(request)
     if request.command and warm_client.inherits(request.argv) and "GPUPROBE_NATIVE" in os.environ:
         from gpuprobe.api.inherited import follow_torch
@@ -524,8 +525,12 @@ def _reported(error: BaseException) -> object:
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
     try:
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.excepthook(type(error), error, trace)
     except SystemExit as ended:
         return ended.code
     except BaseException as second:  # noqa: BLE001 - as Python does
